@@ -1,0 +1,1 @@
+"""Quantizing drafts: families, plan, numerics, backends, layouts, writer and verification."""

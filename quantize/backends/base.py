@@ -1,0 +1,45 @@
+"""What computes the codes: one protocol for our torch numerics and the vendor toolkits.
+
+A backend sees one weight (or a block of its rows) and gives codes and scales. It never sees embeddings,
+heads or files, and it never stores anything: layouts and the writer do.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from ...recipes.schema import BackendName, WeightFormat
+from ..numerics import QuantizedWeight
+
+
+class Backend(Protocol):
+    """One way to compute codes and scales."""
+
+    name: BackendName
+    streams_rows: bool
+    """True if blocks of rows may be quantized one by one; False if the whole weight is needed."""
+
+    def check(self, weights: WeightFormat) -> None:
+        """Fail before any work if this backend cannot run here or cannot express the format.
+
+        Raises:
+            BackendError: the toolkit is missing or unusable, or does not know the format.
+        """
+
+    def quantize(
+        self, weight: Tensor, weights: WeightFormat, absmax: Tensor | None = None
+    ) -> QuantizedWeight:
+        """Quantize a weight, or a block of its rows if `streams_rows`.
+
+        Args:
+            weight: [rows, in_features] bfloat16, float16 or float32, finite.
+            weights: the recipe's format.
+            absmax: [1, 1], largest magnitude of the *whole* weight, given only for blocks of rows with
+                per-tensor scales.
+
+        Raises:
+            BackendError: the toolkit failed on this weight.
+        """
+
+    def versions(self) -> dict[str, str]:
+        """Package versions that the result depends on, for provenance."""

@@ -1,0 +1,68 @@
+"""Typed reading of a draft's config.json: each key checked once, errors that name file and key."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import CheckpointError
+
+_REQUIRED = object()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigReader:
+    """Reads keys of one JSON object. `where` is named in errors."""
+
+    config: Mapping[str, Any]
+    where: object
+
+    def positive(self, key: str, default: Any = _REQUIRED) -> int:
+        """A whole number of at least 1; a missing or null key gives `default`."""
+        value = self._get(key, default)
+        if type(value) is not int or value < 1:
+            raise self._wrong(key, "a positive whole number", value)
+        return value
+
+    def number(self, key: str, default: Any = _REQUIRED) -> float:
+        """A finite positive number; a missing or null key gives `default`."""
+        value = self._get(key, default)
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            raise self._wrong(key, "a positive number", value)
+        return float(value)
+
+    def flag(self, key: str, default: Any = _REQUIRED) -> bool:
+        """True or false; a missing or null key gives `default`."""
+        value = self._get(key, default)
+        if type(value) is not bool:
+            raise self._wrong(key, "true or false", value)
+        return value
+
+    def section(self, key: str) -> "ConfigReader":
+        """A nested object; a missing or null key gives an empty one."""
+        value = self._get(key, {})
+        if not isinstance(value, dict):
+            raise self._wrong(key, "an object", value)
+        return ConfigReader(value, f"{self.where}: {key}")
+
+    def layer_ids(self, key: str) -> tuple[int, ...] | None:
+        """A list of distinct layer numbers in ascending order; None where the key is missing."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        good = isinstance(value, list) and value and all(type(i) is int and i >= 0 for i in value)
+        if not good or sorted(set(value)) != value:
+            raise self._wrong(key, "distinct layer numbers in ascending order", value)
+        return tuple(value)
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.config.get(key)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise CheckpointError(self.where, f"{key}: missing key",
+                                  fix=f"add {key!r} as the draft was trained with it")  # fmt: skip
+        return default
+
+    def _wrong(self, key: str, expected: str, got: Any) -> CheckpointError:
+        return CheckpointError(self.where, f"{key}: expected {expected}, got {got!r}",
+                               fix=f"correct {key!r}")  # fmt: skip

@@ -1,0 +1,122 @@
+"""The one interface behind which all draft families stand.
+
+A family knows names, roles, shapes and maths of its drafts. It does not know recipes or layouts.
+Names are normalised to canonical ones (`layers.0.self_attn.q_proj.weight`) for reasoning only; what
+is written keeps the name that was read.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ...recipes.schema import Role
+from ..checkpoint import Checkpoint, TensorInfo
+
+if TYPE_CHECKING:
+    import torch
+
+    from .forward import ChainForward, OnInput
+
+
+class Dim(NamedTuple):
+    """One expected dimension and the config keys that it follows from."""
+
+    size: int
+    follows_from: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """What a family expects of one canonical tensor name."""
+
+    role: Role
+    shape: tuple[Dim, ...]
+    dtypes: tuple[str, ...] = ("BF16", "F16", "F32")
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One tensor of a draft, with its canonical name and its role."""
+
+    tensor: TensorInfo
+    canonical: str
+    role: Role
+
+
+class Geometry(Protocol):
+    """The part of a family's config that every family has."""
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers of the draft."""
+
+    @property
+    def aux_layer_ids(self) -> tuple[int, ...] | None:
+        """Target layers whose outputs the draft reads (0-based, after the layer); None = default."""
+
+
+class Family(ABC):
+    """A kind of draft: `LlamaForCausalLMEagle3` and its kin are one family."""
+
+    name: str
+    architectures: tuple[str, ...]
+    prefixes: tuple[tuple[str, str], ...]
+    """Name prefixes to replace, in order, to reach the canonical name."""
+    fused_linears: tuple[tuple[str, ...], ...]
+    """Linears (by the last part of their module name) that engines fuse into one."""
+
+    def canonical_name(self, name: str) -> str:
+        """The name that this family's table uses for a tensor spelled `name` on disk."""
+        for prefix, replacement in self.prefixes:
+            if name.startswith(prefix):
+                name = replacement + name[len(prefix) :]
+        return name
+
+    @abstractmethod
+    def recognises(self, canonical_names: Collection[str]) -> bool:
+        """True if these tensors have the marks of this family."""
+
+    @abstractmethod
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> Geometry:
+        """Read the config keys that shapes and maths follow from.
+
+        Raises:
+            CheckpointError: a key is missing, of the wrong type or out of range.
+        """
+
+    @abstractmethod
+    def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
+        """Every tensor that a draft of this geometry may have, by canonical name."""
+
+    @abstractmethod
+    def forward(
+        self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
+    ) -> "ChainForward":
+        """The forward maths over weights given by canonical name; imports torch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A checkpoint that a family has read: every tensor has a role and the expected shape."""
+
+    checkpoint: Checkpoint
+    family: Family
+    geometry: Geometry
+    rows: tuple[Row, ...]
+
+    def row(self, canonical: str) -> Row | None:
+        """The row of a canonical name, None where the draft does not have that tensor."""
+        return next((row for row in self.rows if row.canonical == canonical), None)
+
+    def fused_groups(self) -> tuple[tuple[str, ...], ...]:
+        """Groups of on-disk module names that engines fuse, present members only."""
+        groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for row in self.rows:
+            parent, _, leaf = row.canonical.removesuffix(".weight").rpartition(".")
+            for members in self.family.fused_linears:
+                if leaf in members:
+                    module = row.tensor.name.removesuffix(".weight")
+                    groups.setdefault((parent, members), []).append(module)
+        return tuple(tuple(group) for group in groups.values())

@@ -1,0 +1,106 @@
+"""Which family a draft belongs to, and the draft's table checked tensor by tensor."""
+
+import difflib
+
+from ..checkpoint import CONFIG_FILE, Checkpoint, TensorInfo
+from ..errors import CheckpointError
+from .eagle3_llama import Eagle3Llama
+from .family import Draft, Family, Row, TensorSpec
+
+FAMILIES: tuple[Family, ...] = (Eagle3Llama(),)
+
+
+def read_draft(checkpoint: Checkpoint) -> Draft:
+    """Recognise the family of a draft and give every tensor its role.
+
+    Raises:
+        CheckpointError: no family fits, config and tensors name different ones, or a tensor is
+            absent, extra, doubled, or of another shape or dtype than the config implies.
+    """
+    family = _recognise(checkpoint)
+    geometry = family.read_geometry(checkpoint.config, checkpoint.folder / CONFIG_FILE)
+    specs = family.tensor_specs(geometry)
+    rows: dict[str, Row] = {}
+    for name, tensor in checkpoint.tensors.items():
+        canonical = family.canonical_name(name)
+        if canonical not in specs:
+            raise _unknown(checkpoint, family, name, canonical, list(specs))
+        if canonical in rows:
+            raise CheckpointError(
+                checkpoint.folder,
+                f"{name} and {rows[canonical].tensor.name} are the same tensor of {family.name}",
+                fix="remove one of the two spellings",
+            )
+        _check(checkpoint, tensor, specs[canonical])
+        rows[canonical] = Row(tensor=tensor, canonical=canonical, role=specs[canonical].role)
+    missing = [c for c, spec in specs.items() if not spec.optional and c not in rows]
+    if missing:
+        raise CheckpointError(
+            checkpoint.folder,
+            f"{len(missing)} tensor(s) of {family.name} are missing, first {missing[0]}",
+            fix="export the draft again, or correct num_hidden_layers in config.json",
+        )
+    ordered = tuple(sorted(rows.values(), key=lambda row: row.tensor.name))
+    return Draft(checkpoint=checkpoint, family=family, geometry=geometry, rows=ordered)
+
+
+def _recognise(checkpoint: Checkpoint) -> Family:
+    where = checkpoint.folder / CONFIG_FILE
+    declared = checkpoint.config.get("architectures")
+    if not isinstance(declared, list) or len(declared) != 1:
+        raise CheckpointError(where, f"architectures: expected one name in a list, got {declared!r}",
+                              fix="add the architecture that the draft was trained as")  # fmt: skip
+    known = [name for family in FAMILIES for name in family.architectures]
+    by_config = [family for family in FAMILIES if declared[0] in family.architectures]
+    if not by_config:
+        raise CheckpointError(where, f"architectures: {declared[0]!r} is no draft family",
+                              fix=f"supported: {', '.join(known)}")  # fmt: skip
+    by_tensors = [
+        family
+        for family in FAMILIES
+        if family.recognises({family.canonical_name(name) for name in checkpoint.tensors})
+    ]
+    if by_config[0] not in by_tensors:
+        found = ", ".join(family.name for family in by_tensors) or "no known family"
+        raise CheckpointError(
+            where,
+            f"config.json says {by_config[0].name}, the tensors are those of {found}",
+            fix="use the config.json that belongs to these tensors",
+        )
+    return by_config[0]
+
+
+def _check(checkpoint: Checkpoint, tensor: TensorInfo, spec: TensorSpec) -> None:
+    expected = tuple(dim.size for dim in spec.shape)
+    if tensor.shape != expected:
+        keys = next(
+            (
+                d.follows_from
+                for d, got in zip(spec.shape, tensor.shape, strict=False)
+                if d.size != got
+            ),
+            spec.shape[0].follows_from,
+        )
+        raise CheckpointError(
+            checkpoint.folder / tensor.file,
+            f"{tensor.name}: expected shape {list(expected)}, got {list(tensor.shape)}"
+            f" (disagrees with {keys} of config.json)",
+            fix="use the config.json that belongs to these tensors",
+        )
+    if tensor.dtype not in spec.dtypes:
+        raise CheckpointError(
+            checkpoint.folder / tensor.file,
+            f"{tensor.name}: expected {' or '.join(spec.dtypes)}, got {tensor.dtype}",
+            fix="quantization starts from a floating-point draft, not from a quantized one",
+        )
+
+
+def _unknown(
+    checkpoint: Checkpoint, family: Family, name: str, canonical: str, known: list[str]
+) -> CheckpointError:
+    near = difflib.get_close_matches(canonical, known, n=3)
+    return CheckpointError(
+        checkpoint.folder,
+        f"{name}: no tensor of {family.name} has this name; nearest: {', '.join(near) or 'none'}",
+        fix="remove the tensor, or correct num_hidden_layers or architectures in config.json",
+    )

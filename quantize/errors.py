@@ -1,0 +1,27 @@
+"""The errors of this package; see `recipes.errors` for their form."""
+
+from ..recipes.errors import DraftQuantError
+
+
+class CheckpointError(DraftQuantError):
+    """A draft folder, its config, its index or a safetensors header is not what it claims."""
+
+
+class PlanError(DraftQuantError):
+    """The recipe and the draft do not fit each other."""
+
+
+class LayoutError(DraftQuantError):
+    """A layout cannot express the recipe's formats."""
+
+
+class BackendError(DraftQuantError):
+    """A vendor toolkit is missing, unusable, or refused a weight."""
+
+
+class OutputError(DraftQuantError):
+    """The output folder cannot be written: it exists, overlaps the input, or the disk is full."""
+
+
+class VerifyError(DraftQuantError):
+    """The folder to verify cannot even be read as a quantized draft."""

@@ -1,0 +1,31 @@
+"""Recipes: what becomes of each tensor of a draft, as data. Imports nothing else of draftquant."""
+
+from .errors import DraftQuantError, RecipeError
+from .library import built_in_recipes, load_recipe
+from .schema import (
+    ActivationFormat,
+    Algorithm,
+    Expectation,
+    GateChoice,
+    Recipe,
+    Rule,
+    WeightFormat,
+    recipe_sha256,
+    to_mapping,
+)
+
+__all__ = [
+    "ActivationFormat",
+    "Algorithm",
+    "DraftQuantError",
+    "Expectation",
+    "GateChoice",
+    "Recipe",
+    "RecipeError",
+    "Rule",
+    "WeightFormat",
+    "built_in_recipes",
+    "load_recipe",
+    "recipe_sha256",
+    "to_mapping",
+]

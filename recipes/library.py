@@ -1,0 +1,90 @@
+"""Finding recipes: the built-in ones by name, a user's own by path, and `extends` one level deep."""
+
+import difflib
+from pathlib import Path
+
+from yaml.nodes import MappingNode, ScalarNode
+
+from .decode import Problem, RecipeProblems, compose, decode, merge
+from .errors import RecipeError
+from .schema import Recipe
+
+_FOLDER = Path(__file__).parent
+
+
+def built_in_recipes() -> tuple[str, ...]:
+    """Names of the shipped recipes, sorted."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+
+def load_recipe(reference: str | Path) -> Recipe:
+    """Load a recipe by built-in name (`mi325x-w4a8`) or by path (`mine.yaml`).
+
+    Raises:
+        RecipeError: no such recipe; RecipeProblems with every fault of the file if it is wrong.
+    """
+    path = _locate(reference)
+    node = _extended(compose(path), path)
+    recipe = decode(Recipe, node)
+    if recipe.name != path.stem:
+        line = _find(node, "name")[1].start_mark.line
+        raise RecipeProblems(
+            [
+                Problem(
+                    str(path),
+                    line + 1,
+                    f"name: expected {path.stem!r}, got {recipe.name!r}",
+                    "name the recipe as its file",
+                )
+            ]  # fmt: skip
+        )
+    return recipe
+
+
+def _locate(reference: str | Path) -> Path:
+    text = str(reference)
+    if text in built_in_recipes():
+        return _FOLDER / f"{text}.yaml"
+    if text.endswith((".yaml", ".yml")) or "/" in text:
+        path = Path(text)
+        if path.is_file():
+            return path
+        raise RecipeError(text, "no such recipe file", fix="check the path")
+    close = difflib.get_close_matches(text, built_in_recipes(), n=1)
+    fix = f"did you mean {close[0]!r}?" if close else f"use one of: {', '.join(built_in_recipes())}"
+    raise RecipeError(text, "no built-in recipe has this name", fix=f"{fix} (or give a .yaml path)")
+
+
+def _extended(node: MappingNode, path: Path) -> MappingNode:
+    key, value = _find(node, "extends")
+    if key is None:
+        return node
+    if not isinstance(value, ScalarNode):
+        raise _at(
+            path, value.start_mark.line, "extends: expected one recipe name", "name one recipe"
+        )
+    base_path = _locate(
+        value.value if value.value in built_in_recipes() else path.parent / value.value
+    )
+    base = compose(base_path)
+    if _find(base, "extends")[0] is not None:
+        raise _at(path, value.start_mark.line, f"extends: {value.value!r} itself extends another recipe",
+                  "extend that one directly: one level is allowed")  # fmt: skip
+    own = MappingNode(
+        node.tag,
+        [(k, v) for k, v in node.value if k.value != "extends"],
+        node.start_mark,
+        node.end_mark,
+    )
+    return merge(base, own)
+
+
+def _find(node: MappingNode, name: str) -> tuple[ScalarNode, ScalarNode] | tuple[None, ScalarNode]:
+    for key, value in node.value:
+        if key.value == name:
+            return key, value
+    return None, ScalarNode("", "", node.start_mark)
+
+
+def _at(path: Path, line: int, what: str, fix: str) -> RecipeProblems:
+    return RecipeProblems([Problem(str(path), line + 1, what, fix)])
