@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from ...recipes.schema import WeightFormat
+from ...recipes.schema import BackendName, WeightFormat
 from ..numerics import QuantizedWeight, fp8_codes, fp8_scale, int4_codes, int4_scale, row_absmax
 
 
 class TorchBackend:
     """The fast path and the independent oracle of the vendor backends."""
 
-    name = "torch"
+    name: BackendName = "torch"
     streams_rows = True
 
     def check(self, weights: WeightFormat) -> None:

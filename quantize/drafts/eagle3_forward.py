@@ -37,7 +37,7 @@ class Eagle3Geometry(Protocol):
 
 
 class Attention(Protocol):
-    """The projections of one family: input [B, T, W_in] -> rotated q, k, v and the softmax scale."""
+    """The projections of a family: input [B, T, W_in] -> rotated q, k, v and the softmax scale."""
 
     def project(
         self, prefix: str, x: Tensor, positions: Tensor, linear: Linear
@@ -59,7 +59,7 @@ class LlamaAttention:
 
         def heads(name: str) -> Tensor:
             flat = linear(prefix + name, x)
-            return flat.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            return flat.view(*flat.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
         q = rotate(heads("q_proj"), positions, self.rope)
         k = rotate(heads("k_proj"), positions, self.rope)
@@ -69,9 +69,9 @@ class LlamaAttention:
 class Eagle3Forward:
     """One EAGLE-3 draft over weights given by canonical name.
 
-    Row t pairs the fused feature of position t with token t+1 and has position id t. The hidden state
-    fed into the next step is the residual stream before the final norm (after it with `norm_output`,
-    the EAGLE-3.1 option).
+    Row t pairs the fused feature of position t with token t+1 and has position id t. The hidden
+    state fed into the next step is the residual stream before the final norm (after it with
+    `norm_output`, the EAGLE-3.1 option).
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Eagle3Forward:
             self.target_ids = torch.arange(offsets.numel()) + offsets.to(torch.int64)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """g_t = fc(features), with input_norm or one fc_norm per target layer before it if asked."""
+        """g_t = fc(features), input_norm or one fc_norm per target layer before it if asked."""
         if self.geometry.norm_before_fc:
             features = self._norm(features, "input_norm")
         if self.geometry.fc_norm:

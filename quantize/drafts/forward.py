@@ -1,7 +1,7 @@
 """Building blocks of the drafts' forward maths, in torch.
 
-Shapes: B sequences, T rows, H heads, D head width, W hidden width. Everything runs in the dtype of the
-weights that it is given; norms and softmax in at least float32.
+Shapes: B sequences, T rows, H heads, D head width, W hidden width. Everything runs in the dtype of
+the weights that it is given; norms and softmax in at least float32.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from torch import Tensor
 from .rope import RopeConfig, rope_frequencies
 
 OnInput = Callable[[str, Tensor], Tensor]
-"""Called with (canonical module name, input [..., in_features]) before every attention and MLP linear;
-what it returns is multiplied by the weight. Rounds activations, or observes them."""
+"""Called with (canonical module name, input [..., in_features]) before every attention and MLP
+linear; what it returns is multiplied by the weight. Rounds activations, or observes them."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """Attention over whatever keys the caller keeps: (layer, q [B,H,T,D], k [B,KV,T,D], v [B,KV,T,D'],
@@ -22,7 +22,7 @@ softmax scale) -> [B,H,T,D']."""
 
 
 class ChainForward(Protocol):
-    """A draft that proposes a chain: each step reads a token and the hidden state of the step before."""
+    """A draft that proposes a chain: a step reads a token and the hidden state of the last step."""
 
     def fuse(self, features: Tensor) -> Tensor:
         """Target features [B, T, num_aux * W_target] -> first hidden states [B, T, W]."""
@@ -57,7 +57,9 @@ def rotate(x: Tensor, positions: Tensor, rope: RopeConfig) -> Tensor:
     """Rotary embedding with rotated halves (neox style).
 
     Args:
-        x: [B, H, T, D]. positions: [T] int64.
+        x: [B, H, T, D].
+        positions: [T] int64.
+        rope: base and scaling of the frequencies.
 
     Returns:
         [B, H, T, D]: pair (i, i + D/2) turned by the angle positions * frequency_i.
@@ -73,7 +75,10 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Te
     """softmax(q k^T * scale) v, key-value heads repeated to the number of query heads.
 
     Args:
-        q: [B, H, T, D]. k: [B, KV, S, D]. v: [B, KV, S, D'].
+        q: [B, H, T, D].
+        k: [B, KV, S, D].
+        v: [B, KV, S, D'].
+        scale: multiplies q k^T.
         visible: [T, S] bool, True where a query may look.
     """
     groups = q.shape[1] // k.shape[1]

@@ -1,7 +1,8 @@
 """Rotary position embedding: reading its config, and its frequencies (default and yarn).
 
 Sources: transformers `modeling_rope_utils`, vLLM 0.33 `yarn_scaling_rope.py`. Both spellings of the
-config are read: `rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
+config are read: `rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters`
+(transformers 5).
 """
 
 import math
@@ -27,6 +28,8 @@ class Yarn:
     mscale: float | None
     mscale_all_dim: float | None
     attention_factor: float | None
+    truncate: bool = True
+    """Round the ends of the ramp to whole pairs; gpt-oss style configs say false."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,7 @@ def read_rope(config: Mapping[str, Any], where: object) -> RopeConfig:
         mscale=_optional(scaling, "mscale"),
         mscale_all_dim=_optional(scaling, "mscale_all_dim"),
         attention_factor=_optional(scaling, "attention_factor"),
+        truncate=scaling.flag("truncate", True),
     )
     return RopeConfig(theta=theta, yarn=yarn)
 
@@ -73,8 +77,8 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 def rope_frequencies(rope: RopeConfig, dim: int) -> "tuple[torch.Tensor, float]":
     """Angular frequencies of the dim/2 rotated pairs and the factor on cos and sin.
 
-    default: f_i = theta^(-2i/dim). yarn blends f_i (fast pairs) and f_i / factor (slow pairs) linearly
-    between the pairs that turn beta_fast and beta_slow times within the original context.
+    default: f_i = theta^(-2i/dim). yarn blends f_i (fast pairs) and f_i / factor (slow pairs)
+    linearly between the pairs that turn beta_fast and beta_slow times within the original context.
 
     Returns:
         ([dim / 2] float64, attention factor).
@@ -90,9 +94,12 @@ def rope_frequencies(rope: RopeConfig, dim: int) -> "tuple[torch.Tensor, float]"
         wavelength = yarn.original_max_positions / (turns * 2 * math.pi)
         return dim * math.log(wavelength) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(pair_turning(yarn.beta_fast)), 0)
-    high = min(math.ceil(pair_turning(yarn.beta_slow)), dim - 1)
-    ramp = (torch.arange(dim // 2, dtype=torch.float64) - low) / max(high - low, 0.001)
+    first, last = pair_turning(yarn.beta_fast), pair_turning(yarn.beta_slow)
+    if yarn.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, dim - 1)
+    # An empty ramp becomes a step, as in transformers; a reversed one keeps every pair fast.
+    ramp = (torch.arange(dim // 2, dtype=torch.float64) - low) / ((high - low) or 0.001)
     slow = ramp.clamp(0, 1)
     blended = frequencies * (1 - slow) + frequencies / yarn.factor * slow
     return blended, _attention_factor(yarn)

@@ -1,0 +1,89 @@
+"""What a draft reads of a trace, and whether the trace is one that this draft can read.
+
+Wrong features do not crash a draft, they only lower its acceptance: every mismatch that can be seen
+is an error here.
+"""
+
+import torch
+from torch import Tensor
+
+from ..quantize.loading import LoadedDraft
+from .errors import TraceError
+from .traces import PromptTrace, TraceFolder
+
+
+def default_aux_layer_ids(num_layers: int) -> tuple[int, ...]:
+    """The layers that EAGLE-3 drafts read unless they say otherwise: [1, L/2 - 1, L - 4].
+
+    Post-layer ids; the same tensors as the "input of layer" ids (2, L/2, L - 3) of vLLM and EAGLE.
+    Source: TorchSpec `misc.py`, ModelOpt `hf_eagle.py`, SpecForge `model_providers.py`.
+
+    Args:
+        num_layers: decoder layers of the target, L.
+
+    Raises:
+        TraceError: the target is too shallow for three distinct layers (L < 7).
+    """
+    ids = (1, num_layers // 2 - 1, num_layers - 4)
+    if not 1 < ids[1] < ids[2]:
+        raise TraceError(
+            f"target of {num_layers} layers",
+            f"the default aux layers [1, L/2 - 1, L - 4] = {list(ids)} are not ascending",
+            fix="name the layers: --aux-layers, 0-based, counted after the layer",
+        )
+    return ids
+
+
+def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
+    """Check that the recorded features are the ones that the draft was trained to read.
+
+    Raises:
+        TraceError: other target layers, another width, another vocabulary, or features fused with
+            other weights.
+    """
+    problem = _misfit(draft, traces)
+    if problem:
+        what, fix = problem
+        raise TraceError(traces.folder, f"does not fit the draft {draft.name}: {what}", fix=fix)
+
+
+def first_hidden(draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace) -> Tensor:
+    """The draft's hidden state before its first step, for every position with a feature.
+
+    Returns:
+        [N - 1, W] in the dtype of the draft's weights.
+    """
+    features = trace.features.to(draft.weights["fc.weight"].dtype)
+    if traces.manifest.features.kind == "fused":
+        return features
+    with torch.inference_mode():
+        return draft.forward.fuse(features[None])[0]
+
+
+def _misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
+    features, target, geometry = traces.manifest.features, traces.manifest.target, draft.geometry
+    ids = geometry.aux_layer_ids or default_aux_layer_ids(target.num_layers)
+    if tuple(ids) != features.aux_layer_ids:
+        return (
+            f"it reads the target layers {list(ids)} (after the layer), recorded are"
+            f" {list(features.aux_layer_ids)}",
+            f"record with --aux-layers {' '.join(map(str, ids))}",
+        )
+    aux_width = geometry.num_aux_layers * geometry.target_hidden_size
+    width = aux_width if features.kind == "aux" else geometry.hidden_size
+    if features.width != width:
+        return (
+            f"expected {features.kind} features of width {width}, recorded are {features.width}",
+            "record traces of the target that this draft was trained for",
+        )
+    if features.kind == "fused" and features.fusion_sha256 != draft.fusion_sha256:
+        return (
+            "the features were fused with the fc of another draft (fusion_sha256 differs)",
+            "record aux features, which fit every draft of this target, or fuse with this draft",
+        )
+    if geometry.vocab_size != target.vocab_size:
+        return (
+            f"its vocabulary has {geometry.vocab_size} tokens, the target's {target.vocab_size}",
+            "record traces of the target that this draft was trained for",
+        )
+    return None

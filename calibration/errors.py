@@ -1,0 +1,15 @@
+"""The errors of this package; see `recipes.errors` for their form."""
+
+from ..recipes.errors import DraftQuantError
+
+
+class TraceError(DraftQuantError):
+    """A trace folder is not what it claims, cannot be recorded, or does not fit a draft."""
+
+
+class PromptError(DraftQuantError):
+    """A prompt file has lines that are no prompts."""
+
+
+class CalibrationError(DraftQuantError):
+    """Statistics of a draft's activations cannot be taken."""

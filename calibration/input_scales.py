@@ -1,0 +1,119 @@
+"""Static activation scales: the largest input of every quantized linear, along the whole chain.
+
+Steps 2 .. K feed the draft's own hidden states, not the target's, so the first step alone gives
+scales that clip the later ones.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..quantize.loading import LoadedDraft
+from ..quantize.numerics import fp8_scale
+from .chain import chain_predictions
+from .draft_inputs import check_trace_fits, first_hidden
+from .errors import CalibrationError
+from .traces import TraceFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputScale:
+    """Statistics of one linear's input: `absmax`, and the FP8 `scale` = absmax / 448 in float32.
+
+    Linears that engines fuse (q/k/v, gate/up) read one tensor and get one scale.
+    """
+
+    absmax: float
+    scale: float
+
+
+class _AbsmaxObserver:
+    """`OnInput` that keeps the largest magnitude per linear and changes nothing."""
+
+    def __init__(self) -> None:
+        self.absmax: dict[str, float] = {}
+
+    def __call__(self, name: str, x: Tensor) -> Tensor:
+        low, high = x.aminmax()
+        # max() drops a NaN that comes second: keep it for the check at the end.
+        found = [self.absmax.get(name, 0.0), float(high), -float(low)]
+        self.absmax[name] = math.nan if any(map(math.isnan, found)) else max(found)
+        return x
+
+
+def measure_input_scales(
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    *,
+    num_draft_tokens: int,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Mapping[str, InputScale]:
+    """Take the absmax of every attention and MLP input over steps 1 .. K of all traces.
+
+    The draft runs without activation rounding, on every position of the prompts and continuations,
+    teacher-forced exactly as replay does it.
+
+    Args:
+        draft: the draft to quantize, in BF16 or wider values.
+        traces: recorded for calibration, not the ones that the gate judges on.
+        num_draft_tokens: K, as it will be served.
+        on_progress: called with (prompts done, prompts).
+
+    Returns:
+        Canonical module name -> scale, for every linear of `draft.linears`.
+
+    Raises:
+        TraceError: the traces do not fit the draft.
+        CalibrationError: no trace is long enough, or an input is NaN or infinite.
+    """
+    if num_draft_tokens < 1:
+        raise CalibrationError("num_draft_tokens", f"expected at least 1, got {num_draft_tokens}",
+                               fix="give the number that will be served")  # fmt: skip
+    check_trace_fits(draft, traces)
+    observer = _AbsmaxObserver()
+    forward = draft.family.forward(draft.geometry, draft.weights, observer)
+    for done, trace in enumerate(traces, start=1):
+        chain_predictions(
+            forward,
+            first_hidden(draft, traces, trace),
+            trace.token_ids,
+            first_row=trace.prompt_length - 1,
+            num_draft_tokens=num_draft_tokens,
+        )
+        on_progress(done, len(traces))
+    absmax = {name: observer.absmax.get(name) for name in draft.linears}
+    for name, value in absmax.items():
+        if value is None:
+            raise CalibrationError(
+                traces.folder,
+                f"{name} was never run: no continuation is longer than {num_draft_tokens} tokens",
+                fix="record longer continuations",
+            )
+        if not math.isfinite(value):
+            raise CalibrationError(draft.name, f"{name}: an input is NaN or infinite",
+                                   fix="inspect the draft's weights")  # fmt: skip
+    found = {name: value for name, value in absmax.items() if value is not None}
+    return _with_scales(found, draft.family.fused_linears)
+
+
+def _with_scales(
+    absmax: Mapping[str, float], fused: Sequence[tuple[str, ...]]
+) -> Mapping[str, InputScale]:
+    """One scale per group of fused linears, the largest of its members."""
+    largest: dict[tuple[str, ...], float] = {}
+    for name, value in absmax.items():
+        group = _group(name, fused)
+        largest[group] = max(largest.get(group, 0.0), value)
+    scales: dict[str, InputScale] = {}
+    for name in absmax:
+        value = largest[_group(name, fused)]
+        scales[name] = InputScale(absmax=value, scale=float(fp8_scale(torch.tensor(value))))
+    return scales
+
+
+def _group(name: str, fused: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    parent, _, leaf = name.rpartition(".")
+    return next(((parent, *members) for members in fused if leaf in members), (name,))

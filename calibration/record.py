@@ -1,0 +1,294 @@
+"""Recording: run a transformers target greedily and keep what its drafts see.
+
+It knows the target; of drafts it knows only which layers they read and how they fuse them.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from ..quantize.loading import LoadedDraft
+from .draft_inputs import default_aux_layer_ids
+from .errors import TraceError
+from .prompts import Prompt
+from .trace_manifest import FeatureDtype, FeatureSpec, TargetIdentity
+from .trace_writer import check_new_output, trace_output
+from .traces import FEATURE_DTYPES, PromptTrace, TraceFolder, file_sha256
+
+_MAX_LOGITS = 2**26  # elements of one logits tensor while reading prompts: 256 MB in float32
+
+
+def record_traces(
+    target: Path,
+    prompts: Sequence[Prompt],
+    out: Path,
+    *,
+    max_new_tokens: int,
+    aux_layer_ids: Sequence[int] | None = None,
+    fuse_with: LoadedDraft | None = None,
+    dtype: FeatureDtype = "float32",
+    batch_size: int = 32,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> TraceFolder:
+    """Continue every prompt greedily and write the trace folder `out`.
+
+    Args:
+        target: local folder of a causal language model with safetensors weights; no remote code.
+        prompts: at least one; prompts of equal length are run together.
+        out: folder to create.
+        max_new_tokens: tokens to add; a prompt ends earlier at the target's end-of-text token.
+        aux_layer_ids: layers whose outputs are recorded, 0-based, ascending. None = those of
+            `fuse_with`, else [1, L/2 - 1, L - 4].
+        fuse_with: store this draft's fused features, narrower but of use for drafts with the same
+            fc only; its weights must be in `dtype`.
+        dtype: the target computes in, and features are stored in.
+        batch_size: prompts run together.
+        on_progress: called with (prompts done, prompts).
+
+    Returns:
+        The written folder, opened. Two runs with the same arguments write the same bytes.
+
+    Raises:
+        TraceError: the target cannot be loaded or run, or an argument does not fit it.
+        OutputError: `out` exists already, or its parent does not.
+    """
+    check_new_output(out)
+    for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
+        if value < 1:
+            raise TraceError(name, f"expected at least 1, got {value}", fix="give a larger number")
+    model = _load_target(target, FEATURE_DTYPES[dtype][0])
+    layers = _decoder_layers(model, target)
+    identity = _identity(model, target, len(layers))
+    _check_prompts(prompts, identity, model, max_new_tokens)
+    ids = _chosen_layers(aux_layer_ids, fuse_with, len(layers))
+    spec = _feature_spec(model, ids, fuse_with, dtype)
+    done = 0
+    with trace_output(out, identity, spec) as writer, _Recorder(model, layers, ids) as recorder:
+        for positions in _batches(prompts, batch_size):
+            batch = [prompts[i] for i in positions]
+            for position, trace in zip(
+                positions, recorder.run(batch, max_new_tokens, fuse_with), strict=True
+            ):
+                writer.add(trace, position=position)
+            done += len(batch)
+            on_progress(done, len(prompts))
+    return TraceFolder.open(out)
+
+
+@dataclass(slots=True)
+class _Fed:
+    """Features [B, t, width] and argmax [B, t] of the positions fed in one go."""
+
+    features: Tensor
+    top1: Tensor
+
+
+class _Recorder:
+    """The target with hooks behind its aux layers; hooks are removed on leaving the block."""
+
+    def __init__(self, model: Any, layers: nn.ModuleList, aux_layer_ids: tuple[int, ...]) -> None:
+        self._model = model
+        self._layers = layers
+        self._ids = aux_layer_ids
+        self._captured: dict[int, Tensor] = {}
+        self._hooks = ExitStack()
+        ends = model.generation_config.eos_token_id if model.generation_config else None
+        ends = model.config.get_text_config().eos_token_id if ends is None else ends
+        self._ends = torch.tensor(
+            ends if isinstance(ends, list) else [] if ends is None else [ends]
+        )
+
+    def __enter__(self) -> "_Recorder":
+        for i in self._ids:
+            handle = self._layers[i].register_forward_hook(self._keep(i))
+            self._hooks.callback(handle.remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hooks.close()
+
+    @torch.inference_mode()
+    def run(
+        self, prompts: Sequence[Prompt], max_new_tokens: int, fuse_with: LoadedDraft | None
+    ) -> Iterator[PromptTrace]:
+        """Continue prompts of equal length together."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self._model.config)
+        token_ids = unread = torch.tensor([prompt.token_ids for prompt in prompts])
+        length = token_ids.shape[1]
+        ended = torch.zeros(len(prompts), dtype=torch.bool)
+        fed: list[_Fed] = []
+        for _ in range(max_new_tokens):
+            fed.extend(self._feed(unread, cache))
+            unread = fed[-1].top1[:, -1:]
+            token_ids = torch.cat((token_ids, unread), dim=1)
+            ended |= torch.isin(unread[:, 0], self._ends)
+            if bool(ended.all()):
+                break
+        features = torch.cat([part.features for part in fed], dim=1)
+        top1 = torch.cat([part.top1 for part in fed], dim=1)
+        for i, prompt in enumerate(prompts):
+            count = length + self._num_new_tokens(token_ids[i, length:])
+            kept = features[i, : count - 1]
+            yield PromptTrace(
+                id=prompt.id,
+                category=prompt.category,
+                prompt_length=length,
+                token_ids=token_ids[i, :count],
+                features=fuse_with.forward.fuse(kept[None])[0] if fuse_with else kept.clone(),
+                target_top1=top1[i, : count - 1],
+            )
+
+    def _feed(self, token_ids: Tensor, cache: Any) -> Iterator[_Fed]:
+        """Run the target, in pieces short enough that their logits fit in memory."""
+        vocab_size = self._model.config.get_text_config().vocab_size
+        piece = max(1, _MAX_LOGITS // (len(token_ids) * vocab_size))
+        for part in torch.split(token_ids, piece, dim=1):
+            logits = self._model(input_ids=part, past_key_values=cache, use_cache=True).logits
+            features = torch.cat([self._captured[i] for i in self._ids], dim=-1)
+            yield _Fed(features, logits.argmax(-1))
+
+    def _num_new_tokens(self, continuation: Tensor) -> int:
+        """Up to and with the first end-of-text token."""
+        ends = torch.isin(continuation, self._ends).nonzero()
+        return int(ends[0]) + 1 if len(ends) else len(continuation)
+
+    def _keep(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            # A Tensor in transformers 5, a tuple before. Returning None leaves it unchanged.
+            self._captured[layer] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+
+def _load_target(target: Path, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    if not (target / "config.json").is_file():
+        raise TraceError(target, "no config.json in this folder", fix="give a local target folder")
+    try:
+        # transformers 5.23 does not annotate the pair that output_loading_info gives.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            target,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as exc:
+        first = (str(exc).strip() or repr(exc)).splitlines()[0]
+        raise TraceError(
+            target,
+            f"transformers cannot load this target: {first}",
+            fix="give a local causal language model in safetensors",
+        ) from exc
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would go on with random weights
+        raise TraceError(target, f"{len(missing)} weight(s) are missing, first {missing[0]}",
+                         fix="download the target again")  # fmt: skip
+    return model.eval()
+
+
+def _decoder_layers(model: Any, target: Path) -> nn.ModuleList:
+    layers = getattr(model.get_decoder(), "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise TraceError(target, f"{type(model).__name__} has no list of decoder layers",
+                         fix="record with a server, or convert a dump")  # fmt: skip
+    return layers
+
+
+def _identity(model: Any, target: Path, num_layers: int) -> TargetIdentity:
+    weights = hashlib.sha256()
+    for path in sorted(target.glob("*.safetensors")):
+        weights.update(f"{path.name} {file_sha256(path)}\n".encode())
+    return TargetIdentity(
+        name=target.resolve().name,
+        config_sha256=file_sha256(target / "config.json"),
+        weights_sha256=weights.hexdigest(),
+        num_layers=num_layers,
+        vocab_size=model.config.get_text_config().vocab_size,
+    )
+
+
+def _check_prompts(
+    prompts: Sequence[Prompt], target: TargetIdentity, model: Any, max_new_tokens: int
+) -> None:
+    if not prompts:
+        raise TraceError("prompts", "expected at least one", fix="give a prompt file")
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for prompt in prompts:
+        if not prompt.token_ids or max(prompt.token_ids) >= target.vocab_size:
+            raise TraceError(
+                f"prompt {prompt.id}",
+                f"expected token ids below {target.vocab_size}, the target's vocabulary",
+                fix="tokenize the prompts with this target's tokenizer",
+            )
+        total = len(prompt.token_ids) + max_new_tokens
+        if longest is not None and total > longest:
+            raise TraceError(
+                f"prompt {prompt.id}",
+                f"{total} tokens, prompt and continuation, exceed the target's {longest} positions",
+                fix="shorten the prompt or max_new_tokens",
+            )
+
+
+def _chosen_layers(
+    asked: Sequence[int] | None, draft: LoadedDraft | None, num_layers: int
+) -> tuple[int, ...]:
+    if asked is not None:
+        ids = tuple(asked)
+    elif draft is not None and draft.geometry.aux_layer_ids:
+        ids = tuple(draft.geometry.aux_layer_ids)
+    else:
+        ids = default_aux_layer_ids(num_layers)
+    if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= num_layers:
+        raise TraceError(
+            "aux layers",
+            f"expected ascending ids in [0, {num_layers}), got {list(ids)}",
+            fix="give 0-based layers of this target: their outputs are recorded",
+        )
+    return ids
+
+
+def _feature_spec(
+    model: Any, ids: tuple[int, ...], draft: LoadedDraft | None, dtype: FeatureDtype
+) -> FeatureSpec:
+    width = len(ids) * int(model.config.get_text_config().hidden_size)
+    if draft is None:
+        return FeatureSpec(
+            kind="aux", width=width, dtype=dtype, aux_layer_ids=ids, fusion_sha256=None
+        )
+    fc = draft.weights["fc.weight"]
+    if fc.shape[1] != width or fc.dtype != FEATURE_DTYPES[dtype][0]:
+        raise TraceError(
+            f"draft {draft.name}",
+            f"its fc reads {fc.shape[1]} {fc.dtype} values, the target gives {width} in {dtype}",
+            fix="load the draft in the dtype of the recording, and give the draft of this target",
+        )
+    return FeatureSpec(
+        kind="fused",
+        width=fc.shape[0],
+        dtype=dtype,
+        aux_layer_ids=ids,
+        fusion_sha256=draft.fusion_sha256,
+    )
+
+
+def _batches(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[int]]:
+    """Positions of prompts to run together: equal lengths only, so that nothing is padded."""
+    by_length: dict[int, list[int]] = {}
+    for position, prompt in enumerate(prompts):
+        by_length.setdefault(len(prompt.token_ids), []).append(position)
+    for _, positions in sorted(by_length.items()):
+        for start in range(0, len(positions), batch_size):
+            yield positions[start : start + batch_size]

@@ -1,0 +1,199 @@
+"""trace.json: what a trace folder says about itself. Knows fields and their sense, not tensors."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from .errors import TraceError
+from .strict_json import JsonProblem, decode, parse_object
+
+MANIFEST_FILE = "trace.json"
+FeatureKind = Literal["aux", "fused"]
+FeatureDtype = Literal["float32", "float64", "bfloat16", "float16"]
+
+_SHARD_FILE = re.compile(r"traces-\d{5}\.safetensors")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LONGEST_ID = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetIdentity:
+    """The target that was recorded.
+
+    Attributes:
+        name: folder name or Hub id, for reports.
+        config_sha256: over the bytes of its config.json.
+        weights_sha256: over the names and bytes of its safetensors files.
+        num_layers: decoder layers. vocab_size: token ids lie in [0, vocab_size).
+    """
+
+    name: str
+    config_sha256: str
+    weights_sha256: str
+    num_layers: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureSpec:
+    """What stands in every `features` tensor.
+
+    Attributes:
+        kind: "aux" = outputs of the aux layers side by side, in ascending layer order; "fused" =
+            what the draft's fc makes of them, narrower but bound to one fc.
+        width: elements per position.
+        dtype: the dtype that the target computed in, and that the features are stored in.
+        aux_layer_ids: 0-based target layers, ascending.
+        aux_semantics: "post_layer" = output of the layer (id i equals hidden_states[i + 1] of
+            transformers); never the final norm.
+        fusion_sha256: the draft's fusion weights for "fused", None for "aux".
+    """
+
+    kind: FeatureKind
+    width: int
+    dtype: FeatureDtype
+    aux_layer_ids: tuple[int, ...]
+    aux_semantics: Literal["post_layer"] = "post_layer"
+    fusion_sha256: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEntry:
+    """One prompt: `num_tokens` N counts prompt and continuation, `file` is the shard it is in."""
+
+    id: str
+    category: str
+    prompt_length: int
+    num_tokens: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One safetensors file beside trace.json."""
+
+    file: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceManifest:
+    """The whole of trace.json. `num_tokens` is the sum over the prompts."""
+
+    format: Literal["draftquant-trace"] = "draftquant-trace"
+    version: Literal[1] = 1
+    temperature: Literal[0] = 0
+    target: TargetIdentity
+    features: FeatureSpec
+    num_tokens: int
+    prompts: tuple[TraceEntry, ...]
+    shards: tuple[Shard, ...]
+
+
+def manifest_text(manifest: TraceManifest) -> str:
+    """The bytes of trace.json: equal manifests give equal text."""
+    return json.dumps(asdict(manifest), indent=1, ensure_ascii=False) + "\n"
+
+
+def parse_manifest(text: str, where: Path) -> TraceManifest:
+    """Decode and check the text of a trace.json.
+
+    Raises:
+        TraceError: a key is unknown, missing, doubled, mistyped, or contradicts another.
+    """
+    try:
+        manifest = decode(TraceManifest, parse_object(text))
+    except JsonProblem as exc:
+        raise TraceError(where, str(exc), fix="record the traces again with this version") from exc
+    check_manifest(manifest, where)
+    return manifest
+
+
+def check_manifest(manifest: TraceManifest, where: Path) -> None:
+    """Check what the types alone do not say.
+
+    Raises:
+        TraceError: the first contradiction.
+    """
+    problem = (
+        _target_problem(manifest.target)
+        or _feature_problem(manifest.features, manifest.target.num_layers)
+        or _shard_problem(manifest.shards)
+        or _prompt_problem(manifest)
+    )
+    if problem:
+        raise TraceError(where, problem, fix="record the traces again")
+
+
+def _target_problem(target: TargetIdentity) -> str | None:
+    for name in ("config_sha256", "weights_sha256"):
+        if not _SHA256.fullmatch(getattr(target, name)):
+            return f"target.{name}: expected 64 hex digits, got {getattr(target, name)!r}"
+    if target.num_layers < 1 or target.vocab_size < 1:
+        return "target: num_layers and vocab_size: expected at least 1"
+    return None
+
+
+def _feature_problem(features: FeatureSpec, num_layers: int) -> str | None:
+    ids = features.aux_layer_ids
+    if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= num_layers:
+        return (
+            f"features.aux_layer_ids: expected ascending ids within the {num_layers} layers of the"
+            f" target, got {list(ids)}"
+        )
+    if features.width < 1 or (features.kind == "aux" and features.width % len(ids)):
+        return f"features.width: {features.width} cannot be {len(ids)} layers side by side"
+    digest = features.fusion_sha256
+    if (features.kind == "fused") != (digest is not None):
+        return f"features.fusion_sha256: {digest!r} contradicts kind {features.kind!r}"
+    if digest is not None and not _SHA256.fullmatch(digest):
+        return f"features.fusion_sha256: expected 64 hex digits, got {digest!r}"
+    return None
+
+
+def _shard_problem(shards: tuple[Shard, ...]) -> str | None:
+    for i, shard in enumerate(shards):
+        if not _SHARD_FILE.fullmatch(shard.file):
+            return f"shards[{i}].file: expected traces-00001.safetensors, got {shard.file!r}"
+        if shard.nbytes < 0 or not _SHA256.fullmatch(shard.sha256):
+            return f"shards[{i}]: nbytes or sha256 is malformed"
+    doubled = _first_double(shard.file for shard in shards)
+    return f"shards: {doubled!r} is listed twice" if doubled else None
+
+
+def _prompt_problem(manifest: TraceManifest) -> str | None:
+    if not manifest.prompts:
+        return "prompts: expected at least one"
+    files = {shard.file for shard in manifest.shards}
+    for i, entry in enumerate(manifest.prompts):
+        if not is_prompt_id(entry.id):
+            return f"prompts[{i}].id: expected 1 to {_LONGEST_ID} printable characters"
+        if not 1 <= entry.prompt_length < entry.num_tokens:
+            return (
+                f"prompts[{i}] ({entry.id}): expected 1 <= prompt_length < num_tokens, got"
+                f" {entry.prompt_length} and {entry.num_tokens}"
+            )
+        if entry.file not in files:
+            return f"prompts[{i}] ({entry.id}): {entry.file!r} is not listed in shards"
+    doubled = _first_double(entry.id for entry in manifest.prompts)
+    if doubled:
+        return f"prompts: id {doubled!r} is given twice"
+    total = sum(entry.num_tokens for entry in manifest.prompts)
+    if total != manifest.num_tokens:
+        return f"num_tokens: {manifest.num_tokens}, but the prompts add up to {total}"
+    return None
+
+
+def is_prompt_id(text: str) -> bool:
+    """True if `text` can name a prompt: 1 to 200 printable characters."""
+    return 0 < len(text) <= _LONGEST_ID and text.isprintable()
+
+
+def _first_double(names: Iterable[str]) -> str | None:
+    counts = Counter(names)
+    return next((name for name, count in counts.items() if count > 1), None)

@@ -1,0 +1,165 @@
+"""Writing a trace folder: shards of bounded size, then trace.json, published by one rename.
+
+The folder appears whole or not at all. What the traces mean is `traces.py`.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..quantize.errors import OutputError
+from .errors import TraceError
+from .trace_manifest import (
+    MANIFEST_FILE,
+    FeatureSpec,
+    Shard,
+    TargetIdentity,
+    TraceEntry,
+    TraceManifest,
+    check_manifest,
+    manifest_text,
+)
+from .traces import PromptTrace, check_trace, file_sha256
+
+SHARD_BYTES = 512 * 2**20
+
+
+class TraceWriter:
+    """Collects traces into shards below a staging folder; made by `trace_output`."""
+
+    def __init__(
+        self, staging: Path, target: TargetIdentity, features: FeatureSpec, shard_bytes: int
+    ) -> None:
+        self._staging = staging
+        self._target = target
+        self._features = features
+        self._shard_bytes = shard_bytes
+        self._pending: dict[str, Tensor] = {}
+        self._entries: dict[int, TraceEntry] = {}
+        self._shards: list[Shard] = []
+
+    def add(self, trace: PromptTrace, *, position: int) -> None:
+        """Write one trace.
+
+        Args:
+            trace: checked like on reading.
+            position: place of the prompt in trace.json, whatever the order of writing.
+
+        Raises:
+            TraceError: the trace contradicts itself, or the position is taken.
+        """
+        if position in self._entries:
+            taken_by = self._entries[position].id
+            raise TraceError(trace.id, f"position {position} is taken by {taken_by}",
+                             fix="number the prompts")  # fmt: skip
+        check_trace(trace, self._target, self._features, self._staging.name)
+        tensors = {
+            f"{trace.id}.token_ids": trace.token_ids.to(torch.int32),
+            f"{trace.id}.features": trace.features.contiguous(),
+            f"{trace.id}.target_top1": trace.target_top1.to(torch.int32),
+        }
+        if self._pending and _nbytes(self._pending) + _nbytes(tensors) > self._shard_bytes:
+            self._flush()
+        # A second prompt of the same id is refused by check_manifest; it must not hide the first.
+        self._entries[position] = TraceEntry(
+            id=trace.id,
+            category=trace.category,
+            prompt_length=trace.prompt_length,
+            num_tokens=trace.num_tokens,
+            file=self._next_file(),
+        )
+        self._pending |= tensors
+
+    def finish(self) -> None:
+        """Write the last shard and trace.json.
+
+        Raises:
+            TraceError: no trace was added, or two have the same id.
+        """
+        if self._pending:
+            self._flush()
+        entries = tuple(entry for _, entry in sorted(self._entries.items()))
+        manifest = TraceManifest(
+            target=self._target,
+            features=self._features,
+            num_tokens=sum(entry.num_tokens for entry in entries),
+            prompts=entries,
+            shards=tuple(self._shards),
+        )
+        check_manifest(manifest, self._staging / MANIFEST_FILE)
+        path = self._staging / MANIFEST_FILE
+        path.write_text(manifest_text(manifest), encoding="utf-8")
+        _sync(path)
+
+    def _flush(self) -> None:
+        path = self._staging / self._next_file()
+        save_file(self._pending, path)
+        _sync(path)
+        self._shards.append(
+            Shard(file=path.name, nbytes=path.stat().st_size, sha256=file_sha256(path))
+        )
+        self._pending = {}
+
+    def _next_file(self) -> str:
+        return f"traces-{len(self._shards) + 1:05d}.safetensors"
+
+
+@contextmanager
+def trace_output(
+    out: Path, target: TargetIdentity, features: FeatureSpec, *, shard_bytes: int = SHARD_BYTES
+) -> Iterator[TraceWriter]:
+    """Write a trace folder; leaving the block without an exception publishes it.
+
+    Args:
+        out: folder to create; its parent exists.
+        target: what was recorded.
+        features: what the features are.
+        shard_bytes: a new shard starts before tensors of one grow beyond this.
+
+    Raises:
+        OutputError: `out` exists, or its parent does not.
+        TraceError: nothing was added, or ids are doubled.
+    """
+    check_new_output(out)
+    staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".staging", dir=out.parent))
+    try:
+        writer = TraceWriter(staging, target, features, shard_bytes)
+        yield writer
+        writer.finish()
+        staging.chmod(0o755)  # mkdtemp makes it private
+        check_new_output(out)
+        staging.rename(out)
+        _sync(out.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def check_new_output(out: Path) -> None:
+    """Fail before any work if a folder cannot be created.
+
+    Raises:
+        OutputError: `out` exists, or its parent does not.
+    """
+    if out.exists() or out.is_symlink():
+        raise OutputError(out, "exists already", fix="remove it or name another folder")
+    if not out.parent.is_dir():
+        raise OutputError(out, f"{out.parent} is not a folder", fix="create it first")
+
+
+def _nbytes(tensors: dict[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

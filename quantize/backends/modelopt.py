@@ -1,0 +1,185 @@
+"""NVIDIA ModelOpt 0.47 as a backend: FP8 by the toolkit's own calibration and export, per linear.
+
+ModelOpt is imported only inside `quantize`. Its export packing is private API, hence the pinned
+version and a contract test.
+"""
+
+import contextlib
+import importlib.metadata
+import io
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...recipes.schema import BackendName, WeightFormat
+from ..errors import BackendError
+from ..numerics import QuantizedWeight, fp8_codes, fp8_scale, row_absmax
+
+TESTED_SERIES = "0.47"
+WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+TOOLKIT_ERRORS = (
+    ImportError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+)
+
+
+class ModelOptBackend:
+    """FP8 weights, equal to `TorchBackend` bit for bit; ModelOpt cannot export INT4 per channel."""
+
+    name: BackendName = "modelopt"
+    streams_rows = False
+
+    def check(self, weights: WeightFormat) -> None:
+        """Fail unless ModelOpt 0.47 is here and the format is FP8; see `Backend.check`."""
+        if weights.dtype != "fp8_e4m3":
+            raise BackendError(
+                "backend modelopt",
+                f"expected weights dtype fp8_e4m3, got {weights.dtype} per {weights.granularity}: "
+                f"ModelOpt {TESTED_SERIES} calibrates it, but its export cannot pack it",
+                fix="use 'backend: quark' or 'backend: torch'",
+            )
+        _require_version()
+
+    def quantize(
+        self, weight: Tensor, weights: WeightFormat, absmax: Tensor | None = None
+    ) -> QuantizedWeight:
+        """Quantize one whole weight with ModelOpt's calibration and export; see `Backend.quantize`.
+
+        Args:
+            weight: [rows, in_features] bfloat16, float16 or float32; not changed.
+            weights: the recipe's format, FP8.
+            absmax: expected None, since ModelOpt needs the whole weight.
+
+        Returns:
+            codes float8_e4m3fn, scale [rows, 1] or [1, 1] float32.
+
+        Raises:
+            BackendError: the weight or format is not usable, or ModelOpt is missing or failed.
+        """
+        rows = _finite_absmax(weight, absmax)
+        self.check(weights)
+        try:
+            with torch.no_grad(), _modelopt_process_state():
+                codes, scale = _run_modelopt(weight, per_channel=weights.granularity == "channel")
+        except TOOLKIT_ERRORS as exc:
+            raise BackendError(
+                f"backend modelopt, weight {list(weight.shape)} {weight.dtype}",
+                f"NVIDIA ModelOpt failed: {type(exc).__name__}: {exc}",
+                fix="use 'backend: torch', which gives the same bits",
+            ) from exc
+        if weights.granularity == "tensor":
+            rows = rows.amax(dim=0, keepdim=True)
+        return _with_vanishing_rows(weight, rows.float(), codes, scale)
+
+    def versions(self) -> dict[str, str]:
+        """See `Backend.versions`."""
+        return {"nvidia-modelopt": _require_version(), "torch": torch.__version__}
+
+
+def _require_version() -> str:
+    try:
+        version = importlib.metadata.version("nvidia-modelopt")
+    except importlib.metadata.PackageNotFoundError as exc:
+        raise BackendError(
+            "backend modelopt",
+            "expected the package nvidia-modelopt, which is not installed",
+            fix="pip install 'draftquant[modelopt]', or use 'backend: torch'",
+        ) from exc
+    if not version.startswith(f"{TESTED_SERIES}."):
+        raise BackendError(
+            "backend modelopt",
+            f"expected nvidia-modelopt {TESTED_SERIES}.*, got {version}: its bits are not verified",
+            fix=f"pip install 'nvidia-modelopt=={TESTED_SERIES}.*', or use 'backend: torch'",
+        )
+    return version
+
+
+def _finite_absmax(weight: Tensor, absmax: Tensor | None) -> Tensor:
+    """Largest magnitude per row, [rows, 1], of a weight that ModelOpt may be given."""
+    where = f"backend modelopt, weight {list(weight.shape)} {weight.dtype}"
+    if absmax is not None:
+        raise BackendError(
+            where,
+            "expected a whole weight, got a block of rows with the absmax of the whole",
+            fix="pass the whole weight, or use 'backend: torch', which streams",
+        )
+    if weight.ndim != 2 or weight.numel() == 0 or weight.dtype not in WEIGHT_DTYPES:
+        raise BackendError(
+            where,
+            "expected a non-empty matrix [rows, in_features] of bfloat16, float16 or float32",
+            fix="keep this tensor: only weights of linear layers are quantized",
+        )
+    rows = row_absmax(weight)
+    if not rows.isfinite().all():
+        raise BackendError(
+            where, "expected finite values, got NaN or inf", fix="repair the source checkpoint"
+        )
+    return rows
+
+
+@contextlib.contextmanager
+def _modelopt_process_state() -> Iterator[None]:
+    """Nothing of ModelOpt on stdout; environment and warning filters are put back afterwards."""
+    before = dict(os.environ)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _run_modelopt(weight: Tensor, *, per_channel: bool) -> tuple[Tensor, Tensor]:
+    """Codes and scale of one linear, from ModelOpt's max calibration and its export packing."""
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.export.unified_export_hf import _process_quantized_modules
+
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    # In float32: ModelOpt floors an absmax at the smallest normal number of its dtype, which is
+    # 6e-5 in float16, and its export divides in the dtype of the weight.
+    linear.weight = nn.Parameter(weight.float(), requires_grad=False)
+    # With a single row both granularities are one scale, and the per-channel export fails.
+    axis = 0 if per_channel and weight.shape[0] > 1 else None
+    config = {
+        "quant_cfg": [
+            {"quantizer_name": "*", "enable": False},
+            {"quantizer_name": "*weight_quantizer", "cfg": {"num_bits": (4, 3), "axis": axis}},
+        ],
+        "algorithm": "max",
+    }
+    model = mtq.quantize(nn.Sequential(linear), config, forward_loop=None)
+    # The default, the checkpoint's dtype, rounds twice: in bfloat16 first, then to FP8.
+    _process_quantized_modules(model, torch.float32)
+    packed: Any = model[0]
+    return packed.weight.data, packed.weight_scale.reshape(-1, 1)
+
+
+def _with_vanishing_rows(
+    weight: Tensor, absmax: Tensor, codes: Tensor, scale: Tensor
+) -> QuantizedWeight:
+    """Round with our own numerics what is below ModelOpt's range.
+
+    ModelOpt 0.47 gives scale 0 and NaN codes for an all-zero weight per tensor, and floors the
+    absmax of a channel at 2^-126, so that a row of subnormal numbers gets a scale far too large.
+    """
+    vanishing = absmax < SMALLEST_NORMAL
+    rows = vanishing.expand(weight.shape[0], 1).flatten()
+    if rows.any():
+        ours = fp8_scale(absmax)
+        scale = torch.where(vanishing, ours, scale)
+        row_scale = ours.expand(weight.shape[0], 1)[rows]
+        codes.view(torch.uint8)[rows] = fp8_codes(weight[rows], row_scale).view(torch.uint8)
+    return QuantizedWeight(codes=codes, scale=scale)

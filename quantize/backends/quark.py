@@ -1,0 +1,261 @@
+"""AMD Quark 0.13 as a backend: the toolkit itself calibrates and rounds, one linear at a time.
+
+Quark is imported only inside `quantize`. It wants `ninja` at every import and a C++ compiler at the
+first one, writes a log to stderr, and reads environment variables while it is imported: all of that
+stays in here.
+"""
+
+import contextlib
+import importlib.metadata
+import io
+import logging
+import os
+import shutil
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...recipes.schema import BackendName, WeightFormat
+from ..errors import BackendError
+from ..numerics import FP8, FP8_MAX, QuantizedWeight, row_absmax
+
+TESTED_VERSION = "0.13"
+WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+EXTENSION = "quark_hw_emulation_stable_abi"
+BLOCK_ELEMENTS = 1 << 24
+"""Elements that Quark rounds at a time: it holds about five float32 copies of what it is given."""
+TOOLKIT_ERRORS = (
+    ImportError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+)
+
+
+class QuarkBackend:
+    """Every format of the schema, equal to `TorchBackend` bit for bit."""
+
+    name: BackendName = "quark"
+    streams_rows = False
+
+    def check(self, weights: WeightFormat) -> None:
+        """Fail unless Quark 0.13 and what its import needs are here; see `Backend.check`."""
+        problem = weights.problem()
+        if problem is not None:
+            raise BackendError("backend quark", problem, fix="correct 'weights' of the recipe")
+        _require_version()
+        _path_with_ninja()
+        _require_compiler()
+
+    def quantize(
+        self, weight: Tensor, weights: WeightFormat, absmax: Tensor | None = None
+    ) -> QuantizedWeight:
+        """Quantize one whole weight with Quark's own observer and rounding; see `Backend.quantize`.
+
+        Args:
+            weight: [rows, in_features] bfloat16, float16 or float32; not changed.
+            weights: the recipe's format.
+            absmax: expected None, since Quark needs the whole weight.
+
+        Returns:
+            codes int8 and scale [rows, 1] in the weight's dtype (INT4), or codes float8_e4m3fn and
+            scale [rows, 1] or [1, 1] float32 (FP8).
+
+        Raises:
+            BackendError: the weight is not usable, or Quark is missing or failed.
+        """
+        rows = _finite_absmax(weight, absmax)
+        self.check(weights)
+        try:
+            with torch.no_grad(), _quark_process_state():
+                codes, scale = _run_quark(weight, weights)
+        except TOOLKIT_ERRORS as exc:
+            raise BackendError(
+                f"backend quark, weight {list(weight.shape)} {weight.dtype}",
+                f"AMD Quark failed: {type(exc).__name__}: {exc}",
+                fix="use 'backend: torch', which gives the same bits; if it is the extension that "
+                "was not built, install g++ and ninja",
+            ) from exc
+        if weights.dtype == "fp8_e4m3":
+            if weights.granularity == "tensor":
+                rows = rows.amax(dim=0, keepdim=True)
+            # Where the scale would be zero Quark 0.13 stores 2^-23, draftquant 1: all codes are 0.
+            scale = scale.masked_fill(rows.float() / FP8_MAX == 0, 1.0)
+        return QuantizedWeight(codes=codes, scale=scale)
+
+    def versions(self) -> dict[str, str]:
+        """See `Backend.versions`."""
+        return {"amd-quark": _require_version(), "torch": torch.__version__}
+
+
+def _require_version() -> str:
+    try:
+        version = importlib.metadata.version("amd-quark")
+    except importlib.metadata.PackageNotFoundError as exc:
+        raise BackendError(
+            "backend quark",
+            "expected the package amd-quark, which is not installed",
+            fix="pip install 'draftquant[quark]', or use 'backend: torch'",
+        ) from exc
+    if version != TESTED_VERSION:
+        raise BackendError(
+            "backend quark",
+            f"expected amd-quark {TESTED_VERSION}, got {version}: its bits are not verified",
+            fix=f"pip install 'amd-quark=={TESTED_VERSION}', or use 'backend: torch'",
+        )
+    return version
+
+
+def _path_with_ninja() -> str:
+    """PATH on which `ninja` is found: Quark misses the one of a venv that is not activated."""
+    path = os.environ.get("PATH", "")
+    if shutil.which("ninja"):
+        return path
+    scripts = sysconfig.get_path("scripts")
+    if shutil.which("ninja", path=scripts):
+        return os.pathsep.join((scripts, path))
+    raise BackendError(
+        "backend quark",
+        f"AMD Quark needs 'ninja' at every import: not found on PATH, nor in {scripts}",
+        fix="pip install ninja, or use 'backend: torch'",
+    )
+
+
+def _require_compiler() -> None:
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) or _extension_is_built():
+        return
+    raise BackendError(
+        "backend quark",
+        f"AMD Quark builds a C++ extension at its first import: no compiler {compiler!r} found",
+        fix="install g++ (or set CXX), or use 'backend: torch'",
+    )
+
+
+def _extension_is_built() -> bool:
+    # Not at the top: it imports setuptools, which no other backend needs.
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
+    return any(Path(root).rglob(f"{EXTENSION}/*.so"))
+
+
+def _finite_absmax(weight: Tensor, absmax: Tensor | None) -> Tensor:
+    """Largest magnitude per row, [rows, 1], of a weight that Quark may be given."""
+    where = f"backend quark, weight {list(weight.shape)} {weight.dtype}"
+    if absmax is not None:
+        raise BackendError(
+            where,
+            "expected a whole weight, got a block of rows with the absmax of the whole",
+            fix="pass the whole weight, or use 'backend: torch', which streams",
+        )
+    if weight.ndim != 2 or weight.numel() == 0 or weight.dtype not in WEIGHT_DTYPES:
+        raise BackendError(
+            where,
+            "expected a non-empty matrix [rows, in_features] of bfloat16, float16 or float32",
+            fix="keep this tensor: only weights of linear layers are quantized",
+        )
+    rows = row_absmax(weight)
+    if not rows.isfinite().all():
+        # Quark 0.13 turns inf into NaN, and in FP8 also NaN into NaN, without a word.
+        raise BackendError(
+            where, "expected finite values, got NaN or inf", fix="repair the source checkpoint"
+        )
+    return rows
+
+
+@contextlib.contextmanager
+def _quark_process_state() -> Iterator[None]:
+    """What Quark needs of the process, put back afterwards, and nothing of it on stdout."""
+    before = dict(os.environ)
+    # Read at import: with torch.compile the same bits take 15 s longer.
+    os.environ.update(PATH=_path_with_ninja(), QUARK_DISABLE_COMPILE="1")
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            # Warnings stay: they say why the extension was not built. Not by Quark's own switch,
+            # which walks every logger of the process, 30 ms each time.
+            disabled = logging.root.manager.disable
+            logging.disable(max(disabled, logging.INFO))
+            try:
+                yield
+            finally:
+                logging.disable(disabled)
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _run_quark(weight: Tensor, weights: WeightFormat) -> tuple[Tensor, Tensor]:
+    """Codes and scale of one linear, from Quark's observer and its exporter's quantizer."""
+    from quark.torch import ModelQuantizer
+    from quark.torch.quantization.config.config import QConfig, QLayerConfig
+
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    config = QConfig(global_quant_config=QLayerConfig(weight=_weight_spec(weights)))
+    # Progress bars go to stderr. Only now: Quark's loggers keep the stderr of their import.
+    with contextlib.redirect_stderr(io.StringIO()):
+        model = ModelQuantizer(config).quantize_model(nn.Sequential(linear), None)
+        # quantize=True would write rounded values into the caller's weight if it is a view.
+        frozen: Any = ModelQuantizer.freeze(model, quantize=False)[0]
+        return _exported_codes(frozen, weight, weights)
+
+
+def _weight_spec(weights: WeightFormat) -> Any:
+    from quark.torch.quantization.config import config
+
+    if weights.dtype == "int4":
+        spec = config.Int4PerChannelSpec(
+            symmetric=True,
+            scale_type="float",
+            round_method="half_even",
+            ch_axis=0,
+            is_dynamic=False,
+        )
+    elif weights.granularity == "tensor":
+        spec = config.FP8E4M3PerTensorSpec(
+            observer_method="min_max", scale_type="float32", is_dynamic=False
+        )
+    else:
+        spec = config.FP8E4M3PerChannelSpec(ch_axis=0, scale_type="float32", is_dynamic=False)
+    return spec.to_quantization_spec()
+
+
+def _exported_codes(frozen: Any, weight: Tensor, weights: WeightFormat) -> tuple[Tensor, Tensor]:
+    """Round as Quark's export does, in blocks of rows, before it packs."""
+    from quark.torch.export.nn.modules.realquantizer import get_real_quantizer
+    from quark.torch.utils.pack import PackMethod
+
+    real = get_real_quantizer(
+        qspec=frozen.weight_qspec,
+        quantizer=frozen.weight_quantizer,
+        reorder=False,
+        real_quantized=True,
+        device=weight.device,
+        float_dtype=torch.float32,
+    )
+    # The base class packs nothing: packing is the layout's work, and Quark's is slow.
+    real.pack_method = PackMethod(None, real.qspec.dtype.value)
+    scale, zero_point = real.scale, getattr(real, "zero_point", None)
+    codes = torch.empty(weight.shape, dtype=torch.int8 if weights.dtype == "int4" else FP8)
+    step = max(1, BLOCK_ELEMENTS // weight.shape[1])
+    for start in range(0, weight.shape[0], step):
+        rows = slice(start, start + step)
+        if weights.granularity == "channel":
+            real.scale = scale[rows]
+            if zero_point is not None:
+                real.zero_point = zero_point[rows]
+        # In float32: FP8 codes of a bfloat16 weight would be rounded to bfloat16 first.
+        codes[rows] = real.to_real_quantize_params(weight[rows].float())
+    return codes, scale.detach().reshape(-1, 1).clone()

@@ -1,0 +1,78 @@
+"""The training loop that targets and drafts share: AdamW, warm-up, cosine decay.
+
+The number of steps is fixed in advance and never follows the clock, so a seed gives one result.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+_PROGRESS = Console(stderr=True)
+_REPORT_EVERY = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How long and how fast one model trains."""
+
+    num_steps: int
+    batch_size: int
+    max_learning_rate: float
+    weight_decay: float = 0.1
+    warmup_share: float = 0.1
+
+    def factor(self, step: int) -> float:
+        """Share of the maximal learning rate at a step: linear rise, then half a cosine to 0."""
+        progress = (step + 1) / (self.num_steps + 1)
+        if progress < self.warmup_share:
+            return progress / self.warmup_share
+        return 0.5 + 0.5 * math.cos(
+            math.pi * (progress - self.warmup_share) / (1 - self.warmup_share)
+        )
+
+
+def minimise(
+    loss_of_step: Callable[[], Tensor],
+    parameters: Iterable[nn.Parameter],
+    schedule: Schedule,
+    *,
+    label: str,
+) -> tuple[float, ...]:
+    """Take `schedule.num_steps` optimizer steps.
+
+    Args:
+        loss_of_step: draws a batch and returns its loss, a scalar float32 tensor.
+        parameters: what to train.
+        schedule: length and learning rate.
+        label: name of the model in the progress lines.
+
+    Returns:
+        Mean loss of each report interval, in order.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained,
+        lr=schedule.max_learning_rate,
+        betas=(0.9, 0.95),
+        weight_decay=schedule.weight_decay,
+    )
+    learning_rate = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.factor)
+    means: list[float] = []
+    recent: list[float] = []
+    for step in range(1, schedule.num_steps + 1):
+        loss = loss_of_step()
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(trained, max_norm=1.0)
+        optimizer.step()
+        learning_rate.step()
+        recent.append(loss.item())
+        if step % _REPORT_EVERY == 0 or step == schedule.num_steps:
+            means.append(sum(recent) / len(recent))
+            recent.clear()
+            _PROGRESS.print(f"{label} step {step}/{schedule.num_steps} loss {means[-1]:.3f}")
+    return tuple(means)

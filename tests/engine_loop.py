@@ -1,0 +1,119 @@
+"""Greedy speculative decoding as an engine does it: a real target, real KV caches, round by round.
+
+Nothing of `calibration/` or `validate/` is used here: it is what replay is checked against. After
+each verification the target's cache is cropped to the committed tokens; the draft's cache is
+cropped to the rows with true features, and the rows of the newly committed tokens are computed from
+true features.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from reference_draft import ReferenceDraft
+from torch import Tensor
+from transformers import DynamicCache, LlamaForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRun:
+    """Committed tokens (prompt first), and per verify step its row and its accepted tokens."""
+
+    token_ids: tuple[int, ...]
+    steps: tuple[tuple[int, int], ...]
+
+
+class CachedTarget:
+    """The target with its KV cache and hooks behind the aux layers."""
+
+    def __init__(self, model: LlamaForCausalLM, aux_layer_ids: Sequence[int]) -> None:
+        self.model = model
+        self.cache = DynamicCache(config=model.config)
+        self.captured: dict[int, Tensor] = {}
+        self.ids = tuple(aux_layer_ids)
+        self.hooks = ExitStack()
+        for i in self.ids:
+            handle = model.model.layers[i].register_forward_hook(self._hook(i))
+            self.hooks.callback(handle.remove)
+
+    def feed(self, token_ids: Sequence[int]) -> tuple[list[int], Tensor]:
+        """Argmax after each fed token, and their features [t, width]."""
+        ids = torch.tensor([list(token_ids)])
+        logits = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True).logits
+        features = torch.cat([self.captured[i][0] for i in self.ids], dim=-1)
+        return logits[0].argmax(-1).tolist(), features
+
+    def crop(self, length: int) -> None:
+        self.cache.crop(length - self.cache.get_seq_length())
+
+    def _hook(self, layer: int) -> Any:
+        def keep(_module: Any, _inputs: Any, output: Any) -> None:
+            self.captured[layer] = output if isinstance(output, Tensor) else output[0]
+
+        return keep
+
+
+@torch.no_grad()
+def speculative_decode(
+    model: LlamaForCausalLM,
+    draft: ReferenceDraft,
+    prompt: Sequence[int],
+    *,
+    aux_layer_ids: Sequence[int],
+    num_draft_tokens: int,
+    num_tokens: int,
+) -> EngineRun:
+    """Decode until at least `num_tokens` tokens, prompt included, are committed."""
+    target = CachedTarget(model, aux_layer_ids)
+    with target.hooks:
+        top1, features = target.feed(prompt)
+        committed = [*prompt, top1[-1]]
+        true_rows, steps = 0, []
+        while len(committed) < num_tokens:
+            last = len(committed) - 1  # features are known for positions 0 .. last - 1
+            drafted = _draft_chain(draft, committed, features, true_rows, num_draft_tokens)
+            true_rows = last
+            top1, verified = target.feed([committed[-1], *drafted])
+            accepted = 0
+            while accepted < num_draft_tokens and drafted[accepted] == top1[accepted]:
+                accepted += 1
+            committed += [*drafted[:accepted], top1[accepted]]
+            features = torch.cat((features, verified[: accepted + 1]))
+            target.crop(len(committed) - 1)
+            steps.append((last - 1, accepted))
+    return EngineRun(tuple(committed), tuple(steps))
+
+
+def _draft_chain(
+    draft: ReferenceDraft,
+    committed: Sequence[int],
+    features: Tensor,
+    true_rows: int,
+    num_draft_tokens: int,
+) -> list[int]:
+    draft.crop(true_rows)  # the rows after it were computed from the draft's own hidden states
+    tokens = torch.tensor([committed[true_rows + 1 :]])
+    logits, hidden = draft.extend(tokens, draft.fuse(features[None, true_rows:]), true_rows)
+    drafted = [draft.target_id(int(logits[0, -1].argmax()))]
+    while len(drafted) < num_draft_tokens:
+        position = len(committed) - 2 + len(drafted)
+        logits, hidden = draft.extend(torch.tensor([[drafted[-1]]]), hidden[:, -1:], position)
+        drafted.append(draft.target_id(int(logits[0, -1].argmax())))
+    return drafted
+
+
+@torch.no_grad()
+def greedy_decode(
+    model: LlamaForCausalLM, prompt: Sequence[int], num_tokens: int
+) -> tuple[int, ...]:
+    """The target alone, one token at a time."""
+    target = CachedTarget(model, ())
+    unread, committed = list(prompt), list(prompt)
+    while len(committed) < num_tokens:
+        ids = torch.tensor([unread])
+        logits = model(input_ids=ids, past_key_values=target.cache, use_cache=True).logits
+        unread = [int(logits[0, -1].argmax())]
+        committed += unread
+    return tuple(committed)

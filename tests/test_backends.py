@@ -1,0 +1,257 @@
+"""Vendor backends from outside: lazy imports, early failures, refused weights, a clean process."""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import io
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.quantize.backends import get_backend, quark
+from draftquant.quantize.errors import BackendError
+from draftquant.recipes.schema import BackendName, WeightFormat
+
+INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
+FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
+FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
+DISTRIBUTIONS = {"quark": "amd-quark", "modelopt": "nvidia-modelopt"}
+VENDORS = [
+    pytest.param(
+        name,
+        marks=[
+            pytest.mark.vendor,
+            pytest.mark.skipif(
+                importlib.util.find_spec(name) is None, reason=f"{name} is not installed"
+            ),
+        ],
+    )
+    for name in ("quark", "modelopt")
+]
+
+
+def report_version(monkeypatch: pytest.MonkeyPatch, distribution: str, version: str | None) -> None:
+    real = importlib.metadata.version
+
+    def reported(name: str) -> str:
+        if name != distribution:
+            return real(name)
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", reported)
+
+
+def hide_programs(monkeypatch: pytest.MonkeyPatch, *hidden: str) -> None:
+    real = shutil.which
+
+    def which(cmd: str, mode: int = os.F_OK | os.X_OK, path: str | None = None) -> str | None:
+        return None if cmd in hidden else real(cmd, mode, path)
+
+    monkeypatch.setattr(shutil, "which", which)
+
+
+def install_scripts_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `folder` the place where this interpreter's packages put their programs."""
+    real = sysconfig.get_path
+
+    def get_path(name: str, *args: Any, **options: Any) -> str:
+        return str(folder) if name == "scripts" else real(name, *args, **options)
+
+    monkeypatch.setattr(sysconfig, "get_path", get_path)
+
+
+def test_backends_are_constructed_without_their_toolkit() -> None:
+    program = (
+        "import sys\n"
+        "from draftquant.quantize.backends import get_backend\n"
+        "names = [get_backend(name).name for name in ('torch', 'quark', 'modelopt')]\n"
+        "loaded = {name.split('.')[0] for name in sys.modules} & {'quark', 'modelopt'}\n"
+        "print(names, sorted(loaded))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['torch', 'quark', 'modelopt'] []"
+
+
+@pytest.mark.parametrize("name", ["quark", "modelopt"])
+def test_missing_toolkit_names_the_extra(
+    name: BackendName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report_version(monkeypatch, DISTRIBUTIONS[name], None)
+    with pytest.raises(BackendError, match="not installed") as caught:
+        get_backend(name).check(FP8_TENSOR)
+    assert f"pip install 'draftquant[{name}]'" in caught.value.fix
+    with pytest.raises(BackendError, match="not installed"):
+        get_backend(name).versions()
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("quark", "0.11.1"), ("quark", "0.13.1"), ("modelopt", "0.470.0")]
+)
+def test_untested_version_is_refused(
+    name: BackendName, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report_version(monkeypatch, DISTRIBUTIONS[name], other)
+    with pytest.raises(BackendError, match=f"got {other}: its bits are not verified"):
+        get_backend(name).check(FP8_TENSOR)
+
+
+def test_modelopt_refuses_int4_and_names_who_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    report_version(monkeypatch, "nvidia-modelopt", "0.47.0")
+    with pytest.raises(BackendError, match="got int4 per channel") as caught:
+        get_backend("modelopt").check(INT4)
+    assert "backend: quark" in caught.value.fix
+    assert "backend: torch" in caught.value.fix
+
+
+def test_quark_refuses_a_format_that_no_layout_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    report_version(monkeypatch, "amd-quark", "0.13")
+    per_tensor = WeightFormat(dtype="int4", granularity="tensor", symmetric=True)
+    with pytest.raises(BackendError, match="int4 needs 'channel'"):
+        get_backend("quark").check(per_tensor)
+
+
+def test_quark_without_any_ninja_fails_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    report_version(monkeypatch, "amd-quark", "0.13")
+    hide_programs(monkeypatch, "ninja")
+    with pytest.raises(BackendError, match="needs 'ninja' at every import") as caught:
+        get_backend("quark").check(INT4)
+    assert "pip install ninja" in caught.value.fix
+
+
+def test_quark_finds_the_ninja_of_a_venv_that_is_not_activated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scripts, empty = tmp_path / "scripts", tmp_path / "empty"
+    for folder in (scripts, empty):
+        folder.mkdir()
+    (scripts / "ninja").touch(mode=0o755)
+    report_version(monkeypatch, "amd-quark", "0.13")
+    monkeypatch.setenv("PATH", str(empty))
+    monkeypatch.setenv("CXX", sys.executable)
+    install_scripts_in(scripts, monkeypatch)
+    get_backend("quark").check(INT4)
+    assert os.environ["PATH"] == str(empty)
+
+
+def test_quark_needs_a_compiler_only_until_its_extension_is_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    report_version(monkeypatch, "amd-quark", "0.13")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ninja").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CXX", raising=False)
+    cache = tmp_path / "extensions"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(cache))
+    with pytest.raises(BackendError, match=r"no compiler 'c\+\+' found") as caught:
+        get_backend("quark").check(INT4)
+    assert "install g++" in caught.value.fix
+    built = cache / quark.EXTENSION / f"{quark.EXTENSION}.so"
+    built.parent.mkdir(parents=True)
+    built.touch()
+    get_backend("quark").check(INT4)
+
+
+REFUSED = {
+    "nan": (torch.tensor([[1.0, float("nan")]]), None, "got NaN or inf"),
+    "inf": (torch.tensor([[1.0, 2.0], [float("inf"), 0.0]]), None, "got NaN or inf"),
+    "minus inf": (torch.tensor([[-float("inf"), 1.0]]), None, "got NaN or inf"),
+    "vector": (torch.ones(8), None, "expected a non-empty matrix"),
+    "no rows": (torch.ones(0, 8), None, "expected a non-empty matrix"),
+    "no columns": (torch.ones(8, 0), None, "expected a non-empty matrix"),
+    "integers": (torch.ones(2, 8, dtype=torch.int32), None, "bfloat16, float16 or float32"),
+    "float64": (torch.ones(2, 8, dtype=torch.float64), None, "bfloat16, float16 or float32"),
+    "block of rows": (torch.ones(2, 8), torch.ones(1, 1), "expected a whole weight"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("weights", [INT4, FP8_TENSOR, FP8_CHANNEL], ids=str)
+@pytest.mark.parametrize("name", ["quark", "modelopt"])
+def test_unusable_weight_is_refused_before_the_toolkit_sees_it(
+    name: BackendName, weights: WeightFormat, case: str
+) -> None:
+    weight, absmax, message = REFUSED[case]
+    with pytest.raises(BackendError, match=message):
+        get_backend(name).quantize(weight, weights, absmax)
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_first_use_leaves_the_process_as_it_was(
+    name: BackendName, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The import really happens here; Quark's without ninja on PATH, as in a venv not activated."""
+    programs, scripts = tmp_path / "programs", tmp_path / "scripts"
+    for folder, names in ((programs, ("c++", "g++", "gcc", "as", "ld")), (scripts, ("ninja",))):
+        folder.mkdir()
+        for program in names:
+            found = shutil.which(program)
+            if found is not None:
+                (folder / program).symlink_to(found)
+    # The same ninja: another version would rebuild the extension.
+    if (scripts / "ninja").exists():
+        install_scripts_in(scripts, monkeypatch)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.delenv("QUARK_DISABLE_COMPILE", raising=False)
+
+    def process_state() -> dict[str, object]:
+        return {
+            "environment": dict(os.environ),
+            "warning filters": list(warnings.filters),
+            "root logger": (logging.root.level, list(logging.root.handlers)),
+            "logging disabled": logging.root.manager.disable,
+            "threads": torch.get_num_threads(),
+            "default dtype": torch.get_default_dtype(),
+            "gradients": torch.is_grad_enabled(),
+            "streams": (sys.stdout, sys.stderr),
+        }
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        before = process_state()
+        get_backend(name).quantize(torch.eye(8), FP8_TENSOR)
+        after = process_state()
+    assert after == before
+    assert printed.getvalue() == ""
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_later_use_is_silent_on_both_streams(
+    name: BackendName, capfd: pytest.CaptureFixture[str]
+) -> None:
+    backend = get_backend(name)
+    backend.quantize(torch.eye(8), FP8_TENSOR)
+    capfd.readouterr()
+    backend.quantize(torch.zeros(8, 8), FP8_CHANNEL)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_toolkit_failure_becomes_a_backend_error(
+    name: BackendName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A meta tensor passes no toolkit; our own checks, which need values, are bypassed."""
+    module = sys.modules[f"draftquant.quantize.backends.{name}"]
+    monkeypatch.setattr(module, "_finite_absmax", lambda _weight, _absmax: torch.ones(8, 1))
+    with pytest.raises(BackendError, match="failed: ") as caught:
+        get_backend(name).quantize(torch.ones(8, 8, device="meta"), FP8_TENSOR)
+    assert caught.value.__cause__ is not None
+    assert "backend: torch" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_versions_name_the_toolkit(name: BackendName) -> None:
+    versions = get_backend(name).versions()
+    assert versions[DISTRIBUTIONS[name]] == importlib.metadata.version(DISTRIBUTIONS[name])
+    assert versions["torch"] == torch.__version__

@@ -1,0 +1,212 @@
+"""EAGLE-3 forward maths against an independent draft made of transformers' modules.
+
+Tolerance: both sides compute in float64 throughout (`transformers_in_float64`). A logit is a chain
+of about 10 dot products of at most 200 terms, layers and chain steps included some 1e4 roundings of
+2^-53 = 1.1e-16 on values of order 1 to 10, amplified by norms of rows of order 0.1: at most
+1e4 * 1.1e-16 * 100 = 1e-10. A wrong term (a dropped norm, an angle off by one position) moves
+logits by more than 1e-3.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from draftquant.quantize.drafts.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
+from draftquant.quantize.drafts.forward import ChainForward, softmax_attention
+from draftquant.quantize.drafts.rope import RopeConfig, rope_frequencies
+from reference_draft import ReferenceDraft, random_weights, transformers_in_float64
+from torch import Tensor
+
+TOLERANCE = 1e-10
+CONFIG: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,  # q is 64 wide, not hidden_size, as in the Kimi draft
+    "vocab_size": 96,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "mha": {},
+    "gqa": {"num_key_value_heads": 2},
+    "mqa": {"num_key_value_heads": 1},
+    "yarn": {"rope_scaling": YARN},
+    "yarn-mscale": {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    "yarn-attention-factor": {"rope_scaling": YARN | {"attention_factor": 1.3}},
+    "yarn-untruncated": {"rope_scaling": YARN | {"truncate": False}},
+    # No pair turns even once within 4 (1) positions: the ramp is empty (reversed).
+    "yarn-empty-ramp": {"rope_scaling": YARN | {"original_max_position_embeddings": 4}},
+    "yarn-reversed-ramp": {"rope_scaling": YARN | {"original_max_position_embeddings": 1}},
+    "kimi-rope": {"rope_theta": 50000.0, "rope_scaling": YARN | {"factor": 64.0}},
+    "norm-before-residual": {"norm_before_residual": True},
+    "norm-output": {"norm_output": True},
+    "norm-before-fc": {"norm_before_fc": True},
+    "fc-norm": {"fc_norm": True},
+    "eagle-3.1": {"fc_norm": True, "norm_output": True, "num_key_value_heads": 2},
+    "pruned-vocabulary": {"draft_vocab_size": 24},
+    "two-layers": {"num_hidden_layers": 2, "num_key_value_heads": 2},
+    "other-target-width": {"target_hidden_size": 40},
+    "eps": {"rms_norm_eps": 1e-2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Iterator[None]:
+    with transformers_in_float64():
+        yield
+
+
+class CachedAttention:
+    """Attention over all keys seen so far, per layer: the caller's side of `ChainForward.step`."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        if layer in self.keys:
+            k, v = (torch.cat(pair, 2) for pair in zip(self.keys[layer], (k, v), strict=True))
+        self.keys[layer] = (k, v)
+        new, total = q.shape[2], k.shape[2]
+        visible = torch.ones(new, total, dtype=torch.bool).tril(total - new)
+        return softmax_attention(q, k, v, scale, visible)
+
+
+def build(case: str) -> tuple[Eagle3LlamaGeometry, dict[str, Tensor], ChainForward]:
+    family = Eagle3Llama()
+    geometry = family.read_geometry(CONFIG | CASES[case], "config.json")
+    weights = random_weights(geometry)
+    return geometry, weights, family.forward(geometry, weights, lambda _name, x: x)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_extend_and_chain_equal_the_transformers_modules(case: str) -> None:
+    geometry, weights, forward = build(case)
+    reference = ReferenceDraft(geometry, weights)
+    generator = torch.Generator().manual_seed(1)
+    count, num_draft_tokens = 37, 4
+    tokens = torch.randint(geometry.vocab_size, (2, count), generator=generator)
+    width = geometry.num_aux_layers * geometry.target_hidden_size
+    features = torch.randn((2, count, width), generator=generator, dtype=torch.float64)
+    assert_close(forward.fuse(features), reference.fuse(features))
+
+    attend = CachedAttention()
+    ours, our_hidden = forward.step(tokens, forward.fuse(features), torch.arange(count), attend)
+    theirs, their_hidden = reference.extend(tokens, reference.fuse(features), 0)
+    assert ours.shape == (2, count, geometry.draft_vocab_size)
+    for depth in range(1, num_draft_tokens):
+        assert_close(ours, theirs)
+        assert_close(our_hidden, their_hidden)
+        position = count - 1 + depth
+        next_tokens = forward.to_target(ours[:, -1:].argmax(-1))
+        ours, our_hidden = forward.step(
+            next_tokens, our_hidden[:, -1:], torch.tensor([position]), attend
+        )
+        theirs, their_hidden = reference.extend(next_tokens, their_hidden[:, -1:], position)
+    assert_close(ours, theirs)
+
+
+def test_the_reference_notices_each_option() -> None:
+    """The comparison has teeth: each option moves the logits far beyond the tolerance."""
+    for option in ("norm_before_residual", "norm_output"):
+        geometry, weights, _ = build("gqa")
+        changed = {name: getattr(geometry, name) for name in geometry.__slots__} | {option: True}
+        ours = Eagle3Llama().forward(Eagle3LlamaGeometry(**changed), weights, lambda _name, x: x)
+        reference = ReferenceDraft(geometry, weights)
+        tokens = torch.arange(6)[None]
+        hidden = torch.randn(1, 6, 32, dtype=torch.float64, generator=torch.manual_seed(0))
+        attend = CachedAttention()
+        logits, fed = ours.step(tokens, hidden, torch.arange(6), attend)
+        logits, _ = ours.step(tokens[:, -1:], fed[:, -1:], torch.tensor([6]), attend)
+        _, reference_fed = reference.extend(tokens, hidden, 0)
+        expected, _ = reference.extend(tokens[:, -1:], reference_fed[:, -1:], 6)
+        assert (logits - expected).abs().max() > 1e-3, option
+
+
+def test_positions_shift_the_rope() -> None:
+    """Rope is relative: moving all rows changes nothing, moving one row does."""
+    geometry, _, forward = build("mha")
+    hidden = torch.randn(1, 5, geometry.hidden_size, dtype=torch.float64)
+    tokens = torch.arange(5)[None]
+
+    def logits(positions: list[int]) -> Tensor:
+        return forward.step(tokens, hidden, torch.tensor(positions), CachedAttention())[0]
+
+    assert_close(logits([0, 1, 2, 3, 4]), logits([7, 8, 9, 10, 11]))
+    assert (logits([0, 1, 2, 3, 4]) - logits([0, 1, 2, 3, 5])).abs().max() > 1e-3
+
+
+def test_on_input_sees_each_linear_once_and_its_result_is_used() -> None:
+    geometry, weights, _ = build("two-layers")
+    seen: list[tuple[str, tuple[int, ...]]] = []
+
+    def zero_first_gate(name: str, x: Tensor) -> Tensor:
+        seen.append((name, tuple(x.shape)))
+        return torch.zeros_like(x) if name == "layers.0.mlp.gate_proj" else x
+
+    hidden = torch.randn(1, 3, geometry.hidden_size, dtype=torch.float64)
+    changed = Eagle3Llama().forward(geometry, weights, zero_first_gate)
+    tokens, positions = torch.arange(3)[None], torch.arange(3)
+    got, _ = changed.step(tokens, hidden, positions, CachedAttention())
+    suffixes = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+    assert [name for name, _ in seen] == [f"layers.{i}.{s}" for i in range(2) for s in suffixes]
+    widths = dict(seen)
+    assert widths["layers.0.self_attn.q_proj"] == (1, 3, 64)
+    assert widths["layers.1.self_attn.q_proj"] == (1, 3, 32)
+    # A zero gate silences the MLP: the same as down_proj = 0.
+    silent = weights | {
+        "layers.0.mlp.down_proj.weight": torch.zeros_like(weights["layers.0.mlp.down_proj.weight"])
+    }
+    expected, _ = ReferenceDraft(geometry, silent).extend(tokens, hidden, 0)
+    assert_close(got, expected)
+
+
+def test_d2t_is_an_offset() -> None:
+    _, weights, forward = build("pruned-vocabulary")
+    ids = torch.arange(24)
+    assert torch.equal(forward.to_target(ids), ids + weights["d2t"])
+    _, _, full = build("mha")
+    assert torch.equal(full.to_target(ids), ids)
+
+
+def test_default_frequencies_by_hand() -> None:
+    frequencies, factor = rope_frequencies(RopeConfig(theta=10000.0, yarn=None), 8)
+    assert factor == 1.0
+    torch.testing.assert_close(frequencies, torch.tensor([1.0, 0.1, 0.01, 0.001]).double())
+
+
+def test_bfloat16_stays_close_to_float64() -> None:
+    """Same rounding points as transformers in bfloat16, up to the order of sums.
+
+    bfloat16 has 8 significant bits; a few roundings of 2^-9 relative on logits up to 10 stay under
+    0.25, an order of magnitude under the spread of the logits.
+    """
+    geometry, weights, _ = build("gqa")
+    low = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    forward = Eagle3Llama().forward(geometry, low, lambda _name, x: x)
+    exact = Eagle3Llama().forward(
+        geometry, {n: t.double() for n, t in low.items()}, lambda _name, x: x
+    )
+    tokens, positions = torch.arange(8)[None], torch.arange(8)
+    hidden = torch.randn(1, 8, geometry.hidden_size, generator=torch.manual_seed(3)).bfloat16()
+    got, fed = forward.step(tokens, hidden, positions, CachedAttention())
+    expected, _ = exact.step(tokens, hidden.double(), positions, CachedAttention())
+    assert got.dtype == fed.dtype == torch.bfloat16
+    assert expected.std() > 1
+    assert (got - expected).abs().max() < 0.25
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    assert got.dtype == expected.dtype == torch.float64
+    torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE)

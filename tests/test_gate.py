@@ -1,0 +1,245 @@
+"""The gate: each verdict is reachable, the limit is where the policy says, the report is JSON."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+from draftquant.recipes.schema import PolicyName
+from draftquant.validate.errors import GateError
+from draftquant.validate.gate import GateReport, judge
+from draftquant.validate.policy import POLICIES, Policy, resolve_policy
+from draftquant.validate.replay import DraftReplay, FirstStepAgreement, PromptReplay
+from draftquant.validate.statistics import AcceptanceCounts, paired_change
+
+RELEASE = POLICIES["release"]
+
+
+def replay(
+    histograms: list[tuple[int, ...]], *, name: str = "draft", categories: str = "a", **changes: Any
+) -> DraftReplay:
+    prompts = tuple(
+        PromptReplay(
+            id=f"p{i}",
+            category=categories[i % len(categories)],
+            counts=AcceptanceCounts(histogram=histogram),
+            every_position=AcceptanceCounts(histogram=histogram),
+        )
+        for i, histogram in enumerate(histograms)
+    )
+    result = DraftReplay(
+        name=name,
+        trace_sha256="0" * 64,
+        num_draft_tokens=len(histograms[0]) - 1,
+        prompts=prompts,
+        first_step=FirstStepAgreement(
+            num_rows=10, num_equal=9, num_only_reference_hits=1, num_only_this_hits=0
+        ),
+        repeated_8gram_share=0.1,
+    )
+    return dataclasses.replace(result, **changes)
+
+
+def spread(base: int, count: int = 40) -> list[tuple[int, ...]]:
+    """K = 1 prompts of 1000 steps that differ: accept base, base + 1, ... base + 4 of them."""
+    return [(1000 - base - i % 5, base + i % 5) for i in range(count)]
+
+
+BASELINE = spread(600)  # mean acceptance length 1.602
+
+
+def noisy(drop: int, noise: int, count: int = 40) -> list[tuple[int, ...]]:
+    """The baseline with `drop` fewer accepted tokens per prompt, alternating by +-noise."""
+    signs = [noise if i % 2 else -noise for i in range(count)]
+    return [
+        (rejected + drop + sign, accepted - drop - sign)
+        for (rejected, accepted), sign in zip(spread(600, count), signs, strict=True)
+    ]
+
+
+def test_pass_when_the_lower_bound_clears_the_limit() -> None:
+    report = judge(replay(BASELINE), replay(noisy(3, 4)), RELEASE)
+    assert (report.verdict, report.exit_code, report.action) == ("PASS", 0, None)
+    assert report.change is not None
+    assert report.change.relative_change == pytest.approx(-0.003 / 1.602)
+    assert "the lower bound clears the limit" in report.reason
+
+
+def test_fail_when_the_upper_bound_is_beyond_the_limit() -> None:
+    report = judge(replay(BASELINE), replay(noisy(40, 4)), RELEASE)
+    assert (report.verdict, report.exit_code) == ("FAIL", 1)
+    assert report.action is not None
+    assert "wider format" in report.action
+
+
+def test_inconclusive_between_and_how_many_prompts_would_do() -> None:
+    report = judge(replay(BASELINE), replay(noisy(10, 60)), RELEASE)
+    assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", 3)
+    assert report.required_num_prompts is not None
+    assert report.required_num_prompts > 40
+    assert report.action == f"Record traces of about {report.required_num_prompts} prompts."
+
+
+def test_inconclusive_beyond_the_limit_asks_for_no_prompts() -> None:
+    report = judge(replay(BASELINE), replay(noisy(17, 60)), RELEASE)
+    assert report.verdict == "INCONCLUSIVE"
+    assert report.required_num_prompts is None
+    assert report.action is not None
+    assert "improve the draft" in report.action
+
+
+def test_the_limit_is_exactly_the_margin() -> None:
+    """The margin just above, at and just below the drop that the lower (upper) bound shows."""
+    candidate = noisy(8, 20)
+    change = paired_change(
+        [AcceptanceCounts(histogram=h) for h in BASELINE],
+        [AcceptanceCounts(histogram=h) for h in candidate],
+        confidence=RELEASE.confidence,
+    )
+    passing, failing = -math.expm1(change.lower), -math.expm1(change.upper)
+    assert 0 < failing < passing
+
+    def verdict(margin: float) -> str:
+        policy = dataclasses.replace(RELEASE, max_relative_drop=margin)
+        return judge(replay(BASELINE), replay(candidate), policy).verdict
+
+    assert verdict(passing * (1 + 1e-9)) == "PASS"
+    assert verdict(passing * (1 - 1e-9)) == "INCONCLUSIVE"
+    assert verdict(failing * (1 + 1e-9)) == "INCONCLUSIVE"
+    assert verdict(failing * (1 - 1e-9)) == "FAIL"
+
+
+def test_a_point_estimate_above_the_limit_is_not_a_pass() -> None:
+    """-0.6 % measured, limit -1 %, but the bound reaches beyond: the naive rule would pass this."""
+    report = judge(replay(BASELINE), replay(noisy(10, 60)), RELEASE)
+    assert report.change is not None
+    assert report.change.relative_change > -RELEASE.max_relative_drop
+    assert report.verdict == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(29, "INCONCLUSIVE"), (30, "PASS")])
+def test_too_few_prompts_are_inconclusive(count: int, verdict: str) -> None:
+    report = judge(replay(spread(600, count)), replay(spread(600, count)), RELEASE)
+    assert report.verdict == verdict
+    if verdict == "INCONCLUSIVE":
+        assert report.required_num_prompts == 30
+        assert "29 prompts are fewer than the 30" in report.reason
+
+
+@pytest.mark.parametrize("drop", [0, 200])
+def test_one_prompt_has_no_bound(drop: int) -> None:
+    report = judge(replay([(400, 600)]), replay([(400 + drop, 600 - drop)]), RELEASE)
+    assert report.verdict == "INCONCLUSIVE"
+    assert report.change is None
+    assert report.to_mapping()["relative_change"] is None
+
+
+def test_a_lost_draft_is_a_broken_load() -> None:
+    report = judge(replay(BASELINE), replay([(990, 10)] * 40), RELEASE)
+    assert (report.verdict, report.exit_code) == ("ANOMALOUS", 3)
+    assert "The candidate accepts next to nothing (mean acceptance length 1.0100)" in report.reason
+    assert "broken load" in report.reason
+    report = judge(replay([(990, 10)] * 40), replay([(990, 10)] * 40), RELEASE)
+    assert "The baseline accepts next to nothing" in report.reason
+
+
+def test_an_acceptance_near_the_ceiling_is_not_believed() -> None:
+    """K = 3: 0.97 * 4 = 3.88; the published 3.97 of 4 would be questioned."""
+    normal, suspicious = [(100, 100, 100, 700)] * 40, [(0, 0, 30, 970)] * 40
+    assert judge(replay(normal), replay(normal), RELEASE).verdict == "PASS"
+    report = judge(replay(normal), replay(suspicious), RELEASE)
+    assert report.verdict == "ANOMALOUS"
+    assert "3.9700, is above 3.8800, 97% of the possible 4" in report.reason
+
+
+def test_an_implausible_gain_is_anomalous_and_a_plausible_one_passes() -> None:
+    report = judge(replay(BASELINE), replay(noisy(-90, 4)), RELEASE)
+    assert report.verdict == "ANOMALOUS"
+    assert "+5.62%" in report.reason
+    assert judge(replay(BASELINE), replay(noisy(-60, 4)), RELEASE).verdict == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trace_sha256": "1" * 64}, "different traces"),
+        ({"prompts": replay(BASELINE).prompts[::-1]}, "different prompts"),
+        ({"prompts": replay(BASELINE).prompts[1:]}, "different prompts"),
+    ],
+)
+def test_different_things_are_not_compared(changes: dict[str, Any], message: str) -> None:
+    report = judge(replay(BASELINE), replay(BASELINE, **changes), RELEASE)
+    assert (report.verdict, report.exit_code) == ("ANOMALOUS", 3)
+    assert message in report.reason
+    assert report.change is None
+    assert report.categories == ()
+
+
+def test_different_numbers_of_draft_tokens_are_not_compared() -> None:
+    report = judge(replay(BASELINE), replay([(400, 300, 300)] * 40), RELEASE)
+    assert "drafted 1 and 2 tokens per step" in report.reason
+    assert report.verdict == "ANOMALOUS"
+
+
+def test_prompts_without_a_round_are_left_out() -> None:
+    report = judge(replay([*BASELINE, (0, 0)]), replay([*BASELINE, (0, 0)]), RELEASE)
+    assert (report.num_prompts, report.num_short_prompts) == (40, 1)
+    assert report.verdict == "PASS"
+
+
+def test_categories_are_reported() -> None:
+    report = judge(
+        replay(BASELINE, categories="ab"), replay(noisy(0, 20), categories="ab"), RELEASE
+    )
+    low, high = report.categories
+    assert (low.category, low.num_prompts) == ("a", 20)
+    assert low.change is not None
+    assert high.change is not None
+    assert low.change.log_ratio > 0 > high.change.log_ratio
+
+
+def test_the_report_is_json_with_every_field() -> None:
+    report: GateReport = judge(replay(BASELINE, name="bf16"), replay(noisy(3, 4)), RELEASE)
+    mapping = json.loads(json.dumps(report.to_mapping(), allow_nan=False))
+    assert mapping["exit_code"] == 0
+    assert mapping["policy"]["max_relative_drop"] == 0.01
+    assert mapping["baseline"]["name"] == "bf16"
+    assert mapping["baseline"]["survival"] == [pytest.approx(0.602)]
+    assert mapping["change"]["num_prompts"] == mapping["num_prompts"] == 40
+    assert mapping["first_step"]["num_only_reference_hits"] == 1
+    assert mapping["relative_change"] == pytest.approx(-0.003 / 1.602)
+    assert {f.name for f in dataclasses.fields(GateReport)} < set(mapping)
+
+
+def test_policies() -> None:
+    release, screening = POLICIES["release"], POLICIES["screening"]
+    assert (release.max_relative_drop, release.confidence, release.min_prompts) == (0.01, 0.95, 30)
+    assert (screening.max_relative_drop, screening.min_prompts) == (0.03, 10)
+    assert set(POLICIES) == set(PolicyName.__args__)  # type: ignore[attr-defined]
+    assert all(policy.name == name for name, policy in POLICIES.items())
+
+
+def test_overrides() -> None:
+    assert resolve_policy("release") == RELEASE
+    got = resolve_policy("screening", max_relative_drop=0.02, confidence=0.9, min_prompts=5)
+    expected: Policy = dataclasses.replace(
+        POLICIES["screening"], max_relative_drop=0.02, confidence=0.9, min_prompts=5
+    )
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "strict"}, "no policy 'strict'"),
+        ({"max_relative_drop": 0.0}, "max_relative_drop: expected a share"),
+        ({"max_relative_drop": 1.0}, "max_relative_drop: expected a share"),
+        ({"confidence": 0.5}, "confidence: expected a share"),
+        ({"confidence": 95}, "write 95 % as 0.95"),
+        ({"min_prompts": 1}, "min_prompts: expected at least 2"),
+    ],
+)
+def test_impossible_policies(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(GateError, match=message):
+        resolve_policy(**({"name": "release"} | arguments))

@@ -1,0 +1,130 @@
+"""Static activation scales are taken along the whole chain, shared by fused linears."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.calibration.errors import CalibrationError, TraceError
+from draftquant.calibration.input_scales import InputScale, measure_input_scales
+from draftquant.calibration.prompts import Prompt, read_prompts
+from draftquant.calibration.record import record_traces
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.loading import LoadedDraft, load_draft
+from safetensors.torch import load_file, save_file
+from tied_pair import prompt_tokens, save_draft, save_target
+
+PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
+ATTENTION = "layers.0.self_attn."
+MLP = "layers.0.mlp."
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scales")
+    save_target(folder / "target")
+    save_draft(folder / "draft", folder / "target")
+    prompts = [
+        Prompt(id=f"p{i}", category="a", token_ids=tokens)
+        for i, tokens in enumerate(prompt_tokens(4, 8))
+    ]
+    record_traces(folder / "target", prompts, folder / "traces", max_new_tokens=24)
+    return folder
+
+
+@pytest.fixture
+def draft(folder: Path) -> LoadedDraft:
+    return load_draft(folder / "draft")
+
+
+@pytest.fixture
+def traces(folder: Path) -> TraceFolder:
+    return TraceFolder.open(folder / "traces")
+
+
+def test_every_linear_has_a_scale_and_fused_ones_share_it(
+    draft: LoadedDraft, traces: TraceFolder
+) -> None:
+    scales = measure_input_scales(draft, traces, num_draft_tokens=3)
+    assert sorted(scales) == sorted(draft.linears)
+    assert len({scales[ATTENTION + name] for name in ("q_proj", "k_proj", "v_proj")}) == 1
+    assert scales[MLP + "gate_proj"] == scales[MLP + "up_proj"]
+    assert len({scale.absmax for scale in scales.values()}) == 4
+    for scale in scales.values():
+        assert scale.scale == float(torch.tensor(scale.absmax, dtype=torch.float32) / 448)
+
+
+def test_the_first_step_alone_would_clip_the_later_ones(tmp_path: Path) -> None:
+    """On a trained draft the input of down_proj is half as large again at the later steps."""
+    prompts = read_prompts(PAIR / "calibration.jsonl")[:8]
+    traces = record_traces(
+        PAIR / "target", prompts, tmp_path / "traces", max_new_tokens=64, aux_layer_ids=(0, 1, 2)
+    )
+    draft = load_draft(PAIR / "draft")
+    first = measure_input_scales(draft, traces, num_draft_tokens=1)
+    chain = measure_input_scales(draft, traces, num_draft_tokens=3)
+    down = MLP + "down_proj"
+    assert chain[down].absmax > 1.2 * first[down].absmax
+    # K = 3 leaves out two rows of depth 0 that K = 1 sees, hence not quite "at least".
+    assert all(chain[name].absmax > 0.95 * first[name].absmax for name in draft.linears)
+
+
+def test_absmax_by_an_observer_of_ones_own(draft: LoadedDraft, traces: TraceFolder) -> None:
+    """K = 1 is one ordinary pass over each sequence: checked with plain causal attention."""
+    seen: dict[str, float] = {}
+
+    def observe(name: str, x: torch.Tensor) -> torch.Tensor:
+        seen[name] = max(seen.get(name, 0.0), float(x.abs().max()))
+        return x
+
+    def attend(
+        _layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=True
+        )
+
+    forward = draft.family.forward(draft.geometry, draft.weights, observe)
+    for trace in traces:
+        rows = trace.num_tokens - 2
+        hidden = forward.fuse(trace.features[None, :rows])
+        forward.step(trace.token_ids[None, 1 : rows + 1], hidden, torch.arange(rows), attend)
+    measured = measure_input_scales(draft, traces, num_draft_tokens=1)
+    for name, scale in measured.items():
+        assert scale.absmax == pytest.approx(seen[name], rel=1e-5)  # float32, other order of sums
+
+
+def test_all_zero_inputs_get_scale_one(folder: Path, tmp_path: Path, traces: TraceFolder) -> None:
+    silent = save_draft(tmp_path / "draft", folder / "target")
+    tensors = load_file(silent / "model.safetensors")
+    tensors["midlayer.mlp.up_proj.weight"].zero_()
+    save_file(tensors, silent / "model.safetensors")
+    scales = measure_input_scales(load_draft(silent), traces, num_draft_tokens=2)
+    assert scales[MLP + "down_proj"] == InputScale(absmax=0.0, scale=1.0)
+
+
+def test_no_data_or_broken_data(
+    folder: Path, tmp_path: Path, draft: LoadedDraft, traces: TraceFolder
+) -> None:
+    with pytest.raises(CalibrationError, match="num_draft_tokens: expected at least 1, got 0"):
+        measure_input_scales(draft, traces, num_draft_tokens=0)
+    with pytest.raises(CalibrationError, match="was never run: no continuation is longer than 40"):
+        measure_input_scales(draft, traces, num_draft_tokens=40)
+    broken = save_draft(tmp_path / "draft", folder / "target")
+    tensors = load_file(broken / "model.safetensors")
+    tensors["midlayer.mlp.up_proj.weight"][0, 0] = torch.nan
+    save_file(tensors, broken / "model.safetensors")
+    with pytest.raises(CalibrationError, match="NaN or infinite"):
+        measure_input_scales(load_draft(broken), traces, num_draft_tokens=2)
+    other = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
+    shifted = load_draft(save_draft(tmp_path / "ids", folder / "target", eagle_config=other))
+    with pytest.raises(TraceError, match="does not fit"):
+        measure_input_scales(shifted, traces, num_draft_tokens=2)

@@ -1,0 +1,219 @@
+"""Numerics against numbers worked by hand, against compressed-tensors, and their bounds."""
+
+import pytest
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.utils import calculate_qparams
+from draftquant.quantize.backends import get_backend
+from draftquant.quantize.numerics import (
+    FP8,
+    QuantizedWeight,
+    fp8_codes,
+    fp8_rounded,
+    fp8_scale,
+    int4_codes,
+    int4_scale,
+    row_absmax,
+)
+from draftquant.recipes.schema import WeightFormat
+from torch import Tensor
+
+INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
+FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
+FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
+FORMATS = [INT4, FP8_TENSOR, FP8_CHANNEL]
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def gaussian(rows: int, columns: int, seed: int) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def quantized(weight: Tensor, weights: WeightFormat) -> QuantizedWeight:
+    return get_backend("torch").quantize(weight, weights)
+
+
+# Rows whose largest magnitude is 7.5, so that the scale is exactly 1.
+GOLDEN_INT4 = {
+    "both ends": ([7.5, -7.5, 3.0, 0.4], [7, -8, 3, 0]),
+    "ties go to even": ([7.5, 0.5, 1.5, 2.5, 3.5], [7, 0, 2, 2, 4]),
+    "negative ties go to even": ([-7.5, -0.5, -1.5, -2.5, -6.5], [-8, 0, -2, -2, -6]),
+    "just beside a tie": ([7.5, 0.50390625, 0.498046875, -2.515625], [7, 1, 0, -3]),
+    "the clamp": ([7.5, 7.46875, -7.46875], [7, 7, -7]),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", GOLDEN_INT4)
+def test_int4_by_hand(case: str, dtype: torch.dtype) -> None:
+    row, codes = GOLDEN_INT4[case]
+    result = quantized(torch.tensor([row], dtype=dtype), INT4)
+    assert result.scale.dtype == dtype
+    assert result.scale.tolist() == [[1.0]]
+    assert result.codes.dtype == torch.int8
+    assert result.codes.tolist() == [codes]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_int4_scale_of_an_all_zero_row(dtype: torch.dtype) -> None:
+    result = quantized(torch.tensor([[0.0, -0.0], [15.0, 0.0]], dtype=dtype), INT4)
+    assert result.scale.tolist() == [[2.0**-23], [2.0]]
+    assert result.codes.tolist() == [[0, 0], [7, 0]]
+
+
+def test_int4_scale_rounds_to_the_dtype_of_the_weight() -> None:
+    """7 / 7.5 = 0.9333…: 0x3F6EEEEF in float32, 0x3F6F in bfloat16."""
+    row = torch.tensor([[7.0, -3.0, 1.0, 0.5]])
+    assert int4_scale(row).view(torch.int32).item() == 0x3F6EEEEF
+    assert int4_scale(row.bfloat16()).view(torch.int16).item() == 0x3F6F
+
+
+def test_int4_multiplies_by_the_reciprocal() -> None:
+    """45.5 / 7 is the tie 6.5 and goes to 6; float32(1 / 7) lies above 1/7 and leads to 7."""
+    value, scale = torch.tensor([[45.5]]), torch.tensor([[7.0]])
+    assert torch.round(value / scale).item() == 6
+    assert int4_codes(value, scale).tolist() == [[7]]
+
+
+# value / scale with scale 1 -> byte: sign, 4 exponent bits (bias 7), 3 mantissa bits.
+GOLDEN_FP8 = [
+    (0.0, 0x00),
+    (-0.0, 0x80),
+    (1.0, 0x38),
+    (-1.0, 0xB8),
+    (1.125, 0x39),
+    (447.0, 0x7E),
+    (448.0, 0x7E),
+    (449.0, 0x7E),
+    (-449.0, 0xFE),
+    (1e30, 0x7E),
+    (432.0, 0x7E),  # half way between 416 (0x7D) and 448 (0x7E): to even
+    (400.0, 0x7C),  # half way between 384 (0x7C) and 416 (0x7D): to even
+    (17.0, 0x58),  # half way between 16 (0x58) and 18 (0x59): to even
+    (19.0, 0x5A),  # half way between 18 (0x59) and 20 (0x5A): to even
+    (2.0**-6, 0x08),  # smallest normal
+    (2.0**-9, 0x01),  # smallest subnormal
+    (-(2.0**-9), 0x81),
+    (7 * 2.0**-9, 0x07),
+    (2.0**-10, 0x00),  # half of the smallest subnormal: to even, which is zero
+    (-(2.0**-10), 0x80),
+    (3 * 2.0**-10, 0x02),  # half way between 0x01 and 0x02: to even
+    (1.0625, 0x38),  # half way between 1 and 1.125: to even
+    (1.1875, 0x3A),  # half way between 1.125 and 1.25: to even
+]
+
+
+@pytest.mark.parametrize(("value", "byte"), GOLDEN_FP8)
+def test_fp8_byte_by_hand(value: float, byte: int) -> None:
+    codes = fp8_codes(torch.tensor([[value]]), torch.tensor([[1.0]]))
+    assert codes.dtype == FP8
+    assert codes.view(torch.uint8).item() == byte
+
+
+def test_fp8_scale_is_a_448th_in_float32() -> None:
+    """1 / 448 = 0x3B124925, the float32 nearest to 0.002232142857…"""
+    result = quantized(torch.tensor([[1.0, -0.5, 0.0]], dtype=torch.bfloat16), FP8_TENSOR)
+    assert result.scale.dtype == torch.float32
+    assert result.scale.view(torch.int32).tolist() == [[0x3B124925]]
+    assert result.codes.view(torch.uint8).tolist() == [[0x7E, 0xF6, 0x00]]
+
+
+def test_fp8_tensor_scale_covers_every_row_and_channel_scales_their_own() -> None:
+    weight = torch.tensor([[448.0, 1.0], [-896.0, 2.0]])
+    assert quantized(weight, FP8_TENSOR).scale.tolist() == [[2.0]]
+    assert quantized(weight, FP8_CHANNEL).scale.tolist() == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize("weights", [FP8_TENSOR, FP8_CHANNEL], ids=["tensor", "channel"])
+def test_fp8_all_zero_weight_keeps_its_signs_and_gets_scale_one(weights: WeightFormat) -> None:
+    result = quantized(torch.tensor([[0.0, -0.0]]), weights)
+    assert result.scale.tolist() == [[1.0]]
+    assert result.codes.view(torch.uint8).tolist() == [[0x00, 0x80]]
+
+
+def test_fp8_scale_that_underflows_becomes_one() -> None:
+    assert fp8_scale(torch.tensor([2.0**-149, 0.0, 448.0])).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_fp8_is_rounded_once() -> None:
+    """3.21875 / 3.0282 = 1.06292 goes up to 1.125; in bfloat16 it is the tie 1.0625, down to 1."""
+    weight = torch.tensor([[3.21875]], dtype=torch.bfloat16)
+    scale = torch.tensor([[3.0282]])
+    assert (weight / scale.bfloat16()).to(FP8).view(torch.uint8).item() == 0x38
+    assert fp8_codes(weight, scale).view(torch.uint8).item() == 0x39
+
+
+def test_fp8_rounded_returns_the_dtype_of_its_input() -> None:
+    rounded = fp8_rounded(torch.tensor([[17.0, 3.0]], dtype=torch.bfloat16), torch.tensor([[1.0]]))
+    assert rounded.dtype == torch.bfloat16
+    assert rounded.tolist() == [[16.0, 3.0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_row_absmax_is_exact_and_sees_both_signs(dtype: torch.dtype) -> None:
+    weight = gaussian(33, 57, seed=0).to(dtype)
+    assert torch.equal(row_absmax(weight), weight.abs().amax(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_int4_error_is_at_most_half_a_step(seed: int) -> None:
+    """1/scale and the product round once each, |w/s| <= 8: 2^-20 steps; code 7 may be clamped."""
+    weight = gaussian(16, 64, seed)
+    result = quantized(weight, INT4)
+    scale = result.scale.double()
+    error = (weight.double() - result.codes.double() * scale).abs()
+    assert (error <= scale * (0.5 + 2**-20))[result.codes < 7].all()
+
+
+@pytest.mark.parametrize("weights", [FP8_TENSOR, FP8_CHANNEL], ids=["tensor", "channel"])
+@pytest.mark.parametrize("seed", range(20))
+def test_fp8_error_is_at_most_half_a_step(seed: int, weights: WeightFormat) -> None:
+    """Three mantissa bits: half a step is 2^-4 of the value, or 2^-10 scales below 2^-6."""
+    weight = gaussian(16, 64, seed)
+    result = quantized(weight, weights)
+    scale = result.scale.double()
+    error = (weight.double() - result.codes.double() * scale).abs()
+    bound = torch.maximum(weight.double().abs() * 2**-4, scale * 2**-10)
+    assert (error <= bound * (1 + 2**-20)).all()
+
+
+@pytest.mark.parametrize("weights", FORMATS, ids=["int4", "fp8 tensor", "fp8 channel"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_codes_are_a_fixed_point(weights: WeightFormat, dtype: torch.dtype) -> None:
+    """Quantizing what the codes stand for, with the same scale, gives the codes back."""
+    result = quantized(gaussian(32, 64, seed=3).to(dtype), weights)
+    again = int4_codes if weights.dtype == "int4" else fp8_codes
+    codes = again(result.dequantized(), result.scale)
+    assert torch.equal(codes.view(torch.uint8), result.codes.view(torch.uint8))
+
+
+@pytest.mark.parametrize("block", [1, 3, 16, 50, 64])
+@pytest.mark.parametrize("weights", FORMATS, ids=["int4", "fp8 tensor", "fp8 channel"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_blocks_of_rows_give_the_bits_of_the_whole(
+    weights: WeightFormat, dtype: torch.dtype, block: int
+) -> None:
+    weight = gaussian(50, 48, seed=5).to(dtype)
+    whole = quantized(weight, weights)
+    per_tensor = weights.granularity == "tensor"
+    absmax = weight.abs().amax().reshape(1, 1) if per_tensor else None
+    parts = [
+        get_backend("torch").quantize(rows, weights, absmax) for rows in torch.split(weight, block)
+    ]
+    codes = torch.cat([part.codes.view(torch.uint8) for part in parts])
+    assert torch.equal(codes, whole.codes.view(torch.uint8))
+    scales = [part.scale for part in parts]
+    if per_tensor:
+        assert all(torch.equal(scale, whole.scale) for scale in scales)
+    else:
+        assert torch.equal(torch.cat(scales), whole.scale)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_int4_scale_is_that_of_compressed_tensors(seed: int) -> None:
+    weight = gaussian(24, 40, seed)
+    args = QuantizationArgs(num_bits=4, type="int", strategy="channel", symmetric=True)
+    low, high = weight.aminmax(dim=1, keepdim=True)
+    theirs, zero_point = calculate_qparams(low, high, args)
+    assert torch.equal(int4_scale(weight), theirs)
+    assert not zero_point.any()

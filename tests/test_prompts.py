@@ -1,0 +1,114 @@
+"""Prompt files: the three forms, and every problem with its line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.calibration.errors import PromptError
+from draftquant.calibration.prompts import Prompt, read_prompts
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+WORDS = ["<s>", "[unk]", "a", "b", "c", "user", "assistant"]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A folder with a word tokenizer that puts <s> first, and a chat template."""
+    vocabulary = {word: i for i, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[unk]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
+    wrapped.chat_template = (
+        "{{ bos_token }}{% for m in messages %} {{ m.role }} {{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %} assistant{% endif %}"
+    )
+    wrapped.save_pretrained(tmp_path / "target")
+    return tmp_path / "target"
+
+
+def write(folder: Path, *lines: Any) -> Path:
+    path = folder / "prompts.jsonl"
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def test_the_three_forms(tmp_path: Path, target: Path) -> None:
+    path = write(
+        tmp_path,
+        {"id": "ids", "category": "code", "token_ids": [5, 4], "text": "for readers"},
+        "",
+        {"id": "text", "text": "a b"},
+        {"id": "chat", "messages": [{"role": "user", "content": "c"}]},
+    )
+    assert read_prompts(path, target=target) == (
+        Prompt(id="ids", category="code", token_ids=(5, 4)),
+        Prompt(id="text", category="all", token_ids=(0, 2, 3)),  # <s> as the tokenizer adds it
+        Prompt(id="chat", category="all", token_ids=(0, 5, 4, 6)),  # <s> once, from the template
+    )
+
+
+def test_line_separators_inside_strings_end_no_line(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"id": "a", "token_ids": [1], "text": "x\u2028y"}')
+    assert len(read_prompts(path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "expected a JSON object"),
+        ({"id": "x", "tokens": [1]}, "unknown key 'tokens'"),
+        ({"token_ids": [1]}, "id: expected"),
+        ({"id": "x\n", "token_ids": [1]}, "printable"),
+        ({"id": "x", "token_ids": []}, "at least one whole number"),
+        ({"id": "x", "token_ids": [1, True]}, "whole number"),
+        ({"id": "x", "token_ids": [-1]}, ">= 0"),
+        ({"id": "x", "category": 3, "token_ids": [1]}, "category: expected text"),
+        ({"id": "x"}, "one of token_ids, text, messages"),
+        ({"id": "x", "text": 1}, "text: expected a string"),
+        ({"id": "x", "text": "a", "messages": []}, "one of token_ids, text, messages"),
+        ({"id": "x", "messages": [{"role": "user"}]}, "role and content"),
+        ({"id": "x", "text": "a"}, "need the target's tokenizer"),
+        ({"id": "good", "token_ids": [1]}, "'good' stands on an earlier line"),
+    ],
+)
+def test_each_problem_has_its_line(tmp_path: Path, line: Any, message: str) -> None:
+    path = write(tmp_path, {"id": "good", "token_ids": [1]}, line)
+    with pytest.raises(PromptError, match=message) as caught:
+        read_prompts(path)
+    assert f"{path}:2: " in str(caught.value)
+
+
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path, "{", {"id": "a", "token_ids": [1]}, "[]")
+    with pytest.raises(PromptError, match="2 line") as caught:
+        read_prompts(path)
+    assert f"{path}:1: " in str(caught.value)
+    assert f"{path}:3: " in str(caught.value)
+
+
+def test_files_that_hold_no_prompt(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="cannot be read"):
+        read_prompts(tmp_path / "none.jsonl")
+    with pytest.raises(PromptError, match="holds no prompt"):
+        read_prompts(write(tmp_path, ""))
+
+
+def test_a_target_without_tokenizer_or_template(tmp_path: Path, target: Path) -> None:
+    path = write(tmp_path, {"id": "a", "messages": [{"role": "user", "content": "c"}]})
+    for template in target.glob("chat_template*"):
+        template.unlink()
+    config = json.loads((target / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (target / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(PromptError, match="no chat template"):
+        read_prompts(path, target=target)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PromptError, match="no tokenizer can be loaded"):
+        read_prompts(path, target=tmp_path / "empty")

@@ -1,0 +1,278 @@
+"""Recording from a transformers target: features, greedy tokens, ends, determinism, refusals."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.draft_inputs import check_trace_fits, default_aux_layer_ids
+from draftquant.calibration.errors import TraceError
+from draftquant.calibration.prompts import Prompt
+from draftquant.calibration.record import record_traces
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.errors import OutputError
+from draftquant.quantize.loading import load_draft
+from safetensors.torch import load_file, save_file
+from tied_pair import AUX_LAYER_IDS, HIDDEN, VOCAB, prompt_tokens, save_draft, save_target
+from transformers import LlamaForCausalLM
+
+PROMPTS = [
+    Prompt(id=f"p{i}", category="abc"[i % 3], token_ids=tokens)
+    for i, tokens in enumerate(
+        [*prompt_tokens(3, 9), *prompt_tokens(2, 5, seed=1), *prompt_tokens(2, 1)]
+    )
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny tensors are slower on two threads, much slower when the cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("record") / "target")
+
+
+@pytest.fixture(scope="module")
+def model(target: Path) -> LlamaForCausalLM:
+    loaded: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(target, dtype=torch.float64)
+    return loaded
+
+
+@pytest.fixture
+def traces(target: Path, tmp_path: Path) -> TraceFolder:
+    return record_traces(
+        target, PROMPTS, tmp_path / "out", max_new_tokens=12, dtype="float64", batch_size=2
+    )
+
+
+@torch.no_grad()
+def test_features_and_tokens_are_those_of_one_full_forward(
+    traces: TraceFolder, model: LlamaForCausalLM
+) -> None:
+    """Recorded a token at a time in batches; checked against one pass over the whole sequence.
+
+    transformers rounds norms and softmax to float32 inside a float64 model, and the order of sums
+    differs between the two: 1e-5 on features of order 10.
+    """
+    assert [trace.id for trace in traces] == [prompt.id for prompt in PROMPTS]
+    for trace, prompt in zip(traces, PROMPTS, strict=True):
+        assert trace.token_ids[: trace.prompt_length].tolist() == list(prompt.token_ids)
+        assert trace.category == prompt.category
+        assert trace.num_tokens == len(prompt.token_ids) + 12
+        output = model(input_ids=trace.token_ids[None, :-1], output_hidden_states=True)
+        # hidden_states[0] is the embedding: the output of layer i is entry i + 1.
+        expected = torch.cat([output.hidden_states[i + 1] for i in AUX_LAYER_IDS], dim=-1)[0]
+        torch.testing.assert_close(trace.features, expected, rtol=0, atol=1e-5)
+        assert torch.equal(trace.target_top1, output.logits[0].argmax(-1))
+
+
+@torch.no_grad()
+def test_tokens_are_those_of_generate(traces: TraceFolder, model: LlamaForCausalLM) -> None:
+    for trace in traces:
+        prompt = trace.token_ids[None, : trace.prompt_length]
+        expected = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=12,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        assert trace.token_ids.tolist() == expected[0].tolist()
+
+
+def test_the_manifest_identifies_the_target(traces: TraceFolder) -> None:
+    identity = traces.manifest.target
+    assert (identity.name, identity.num_layers, identity.vocab_size) == ("target", 8, VOCAB)
+    features = traces.manifest.features
+    assert (features.kind, features.width, features.dtype) == ("aux", 3 * HIDDEN, "float64")
+    assert features.aux_layer_ids == AUX_LAYER_IDS
+
+
+def test_two_runs_write_the_same_bytes(target: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        record_traces(target, PROMPTS, tmp_path / name, max_new_tokens=5)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+def test_a_prompt_ends_with_the_first_end_of_text(
+    traces: TraceFolder, target: Path, tmp_path: Path
+) -> None:
+    first = next(iter(traces))
+    end = first.continuation[4]
+    ending = tmp_path / "ending"
+    shutil.copytree(target, ending)
+    for name in ("config.json", "generation_config.json"):
+        keys = json.loads((ending / name).read_text())
+        (ending / name).write_text(json.dumps(keys | {"eos_token_id": [end, VOCAB - 1]}))
+    cut = record_traces(ending, PROMPTS, tmp_path / "cut", max_new_tokens=12, dtype="float64")
+    shorter = 0
+    for got, full in zip(cut, traces, strict=True):
+        ends = [i for i, token in enumerate(full.continuation) if token in (end, VOCAB - 1)]
+        count = ends[0] + 1 if ends else 12
+        shorter += count < 12
+        assert got.continuation == full.continuation[:count]
+        assert got.features.shape[0] == got.num_tokens - 1
+    assert shorter >= 1
+
+
+def test_bfloat16_is_computed_and_stored(target: Path, tmp_path: Path) -> None:
+    low = record_traces(target, PROMPTS[:2], tmp_path / "low", max_new_tokens=4, dtype="bfloat16")
+    trace = next(iter(low))
+    assert trace.features.dtype == torch.bfloat16
+    assert low.manifest.features.dtype == "bfloat16"
+
+
+def test_long_prompts_are_read_in_pieces(
+    target: Path, tmp_path: Path, traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftquant.calibration.record._MAX_LOGITS", 2 * VOCAB * 3)
+    pieces = record_traces(
+        target, PROMPTS, tmp_path / "pieces", max_new_tokens=12, dtype="float64", batch_size=2
+    )
+    for got, expected in zip(pieces, traces, strict=True):
+        assert torch.equal(got.token_ids, expected.token_ids)
+        torch.testing.assert_close(got.features, expected.features, rtol=0, atol=1e-5)
+
+
+def test_fused_features_are_fc_of_the_aux_features(
+    target: Path, tmp_path: Path, traces: TraceFolder
+) -> None:
+    draft = load_draft(save_draft(tmp_path / "draft", target), dtype=torch.float64)
+    fused = record_traces(
+        target, PROMPTS, tmp_path / "fused", max_new_tokens=12, fuse_with=draft, dtype="float64"
+    )
+    assert fused.manifest.features.kind == "fused"
+    assert fused.manifest.features.fusion_sha256 == draft.fusion_sha256
+    for got, aux in zip(fused, traces, strict=True):
+        expected = aux.features @ draft.weights["fc.weight"].T
+        torch.testing.assert_close(got.features, expected, rtol=0, atol=1e-4)
+    check_trace_fits(draft, fused)
+    check_trace_fits(draft, traces)
+    other = load_draft(save_draft(tmp_path / "other", target, seed=5), dtype=torch.float64)
+    with pytest.raises(TraceError, match="fused with the fc of another draft"):
+        check_trace_fits(other, fused)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}},
+         r"reads the target layers \[2, 4, 5\] .*recorded are \[1, 3, 4\]"),
+        ({"target_hidden_size": 32}, "expected aux features of width 96, recorded are 192"),
+        ({"vocab_size": 128, "draft_vocab_size": 96}, "vocabulary has 128 tokens, the target's 96"),
+    ],
+)  # fmt: skip
+def test_traces_that_do_not_fit_a_draft(
+    target: Path, tmp_path: Path, traces: TraceFolder, config: dict[str, Any], message: str
+) -> None:
+    folder = save_draft(tmp_path / "draft", target, **config)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["fc.weight"] = tensors["fc.weight"][:, : 3 * config.get("target_hidden_size", HIDDEN)]
+    if "vocab_size" in config:
+        embedding = tensors["embed_tokens.weight"]
+        tensors["embed_tokens.weight"] = torch.cat((embedding, embedding[:32]))
+        tensors["d2t"] = torch.zeros(96, dtype=torch.int64)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors")
+    with pytest.raises(TraceError, match=message) as caught:
+        check_trace_fits(load_draft(folder), traces)
+    assert "fix: record" in str(caught.value)
+
+
+def test_a_draft_without_layer_ids_means_the_default(
+    target: Path, tmp_path: Path, traces: TraceFolder
+) -> None:
+    draft = load_draft(save_draft(tmp_path / "draft", target, eagle_config={}))
+    check_trace_fits(draft, traces)
+    shifted = record_traces(
+        target, PROMPTS[:1], tmp_path / "shifted", max_new_tokens=2, aux_layer_ids=(2, 4, 5)
+    )
+    with pytest.raises(TraceError, match="reads the target layers"):
+        check_trace_fits(draft, shifted)
+
+
+def test_default_layers() -> None:
+    assert default_aux_layer_ids(61) == (1, 29, 57)
+    assert default_aux_layer_ids(8) == (1, 3, 4)
+    assert default_aux_layer_ids(7) == (1, 2, 3)
+    with pytest.raises(TraceError, match="not ascending") as caught:
+        default_aux_layer_ids(6)
+    assert "--aux-layers" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
+        ({"batch_size": 0}, "batch_size: expected at least 1"),
+        ({"prompts": []}, "prompts: expected at least one"),
+        ({"prompts": [Prompt(id="x", category="a", token_ids=(VOCAB,))]}, f"ids below {VOCAB}"),
+        ({"max_new_tokens": 510}, "519 tokens, prompt and continuation, exceed the target's 512"),
+        ({"aux_layer_ids": (1, 8)}, r"ascending ids in \[0, 8\)"),
+        ({"aux_layer_ids": (3, 1)}, "ascending"),
+        ({"aux_layer_ids": ()}, "ascending"),
+    ],
+)
+def test_arguments_that_do_not_fit_the_target(
+    target: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    arguments: dict[str, Any] = {"prompts": PROMPTS, "max_new_tokens": 3} | changes
+    prompts = arguments.pop("prompts")
+    with pytest.raises(TraceError, match=message):
+        record_traces(target, prompts, tmp_path / "out", **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_exists_is_refused_before_work(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="exists already"):
+        record_traces(target / "no such target", PROMPTS, tmp_path, max_new_tokens=3)
+    with pytest.raises(OutputError, match="is not a folder"):
+        record_traces(target, PROMPTS, tmp_path / "a" / "b", max_new_tokens=3)
+
+
+def test_targets_that_cannot_be_loaded(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"no config\.json"):
+        record_traces(tmp_path, PROMPTS, tmp_path / "out", max_new_tokens=3)
+    for name, message in (("missing", "1 weight.* missing, first model.norm"),
+                          ("remote", "cannot load this target")):  # fmt: skip
+        folder = tmp_path / name
+        shutil.copytree(target, folder)
+        if name == "missing":
+            tensors = load_file(folder / "model.safetensors")
+            del tensors["model.norm.weight"]
+            save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        else:
+            (folder / "config.json").write_text('{"model_type": "no such model"}')
+        with pytest.raises(TraceError, match=message):
+            record_traces(folder, PROMPTS, tmp_path / "out", max_new_tokens=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_draft_in_another_dtype_is_refused(target: Path, tmp_path: Path) -> None:
+    draft = load_draft(save_draft(tmp_path / "draft", target), dtype=torch.float32)
+    with pytest.raises(TraceError, match="load the draft in the dtype"):
+        record_traces(
+            target, PROMPTS, tmp_path / "out", max_new_tokens=3, fuse_with=draft, dtype="float64"
+        )
+
+
+def test_progress_is_reported(target: Path, tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    record_traces(
+        target,
+        PROMPTS,
+        tmp_path / "out",
+        max_new_tokens=2,
+        batch_size=2,
+        on_progress=lambda *call: calls.append(call),
+    )
+    assert calls == [(2, 7), (4, 7), (6, 7), (7, 7)]

@@ -1,0 +1,294 @@
+"""The trace format: round trip, and an error for every way in which a folder can lie."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.errors import TraceError
+from draftquant.calibration.trace_manifest import FeatureSpec, TargetIdentity
+from draftquant.calibration.trace_writer import trace_output
+from draftquant.calibration.traces import PromptTrace, TraceFolder
+from draftquant.quantize.errors import OutputError
+from safetensors.torch import load_file, save_file
+
+TARGET = TargetIdentity(
+    name="tiny", config_sha256="a" * 64, weights_sha256="b" * 64, num_layers=8, vocab_size=50
+)
+WIDTH = 12
+AUX = FeatureSpec(
+    kind="aux", width=WIDTH, dtype="bfloat16", aux_layer_ids=(1, 3, 4), fusion_sha256=None
+)
+
+
+def make_trace(
+    name: str, prompt_length: int = 4, new_tokens: int = 6, seed: int = 0
+) -> PromptTrace:
+    generator = torch.Generator().manual_seed(seed)
+    count = prompt_length + new_tokens
+    token_ids = torch.randint(50, (count,), generator=generator)
+    top1 = torch.randint(50, (count - 1,), generator=generator)
+    top1[prompt_length - 1 :] = token_ids[prompt_length:]
+    return PromptTrace(
+        id=name,
+        category="code" if seed % 2 else "chat",
+        prompt_length=prompt_length,
+        token_ids=token_ids,
+        features=torch.randn((count - 1, WIDTH), generator=generator).bfloat16(),
+        target_top1=top1,
+    )
+
+
+TRACES = [make_trace("json/tool.py:12"), make_trace("b", 1, 3, seed=1), make_trace("ü", 9, seed=2)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with trace_output(tmp_path / "traces", TARGET, AUX) as writer:
+        for position, trace in reversed(list(enumerate(TRACES))):
+            writer.add(trace, position=position)
+    return tmp_path / "traces"
+
+
+def same(got: PromptTrace, expected: PromptTrace) -> bool:
+    fields = ("id", "category", "prompt_length")
+    tensors = ("token_ids", "features", "target_top1")
+    return all(getattr(got, f) == getattr(expected, f) for f in fields) and all(
+        torch.equal(getattr(got, t), getattr(expected, t)) for t in tensors
+    )
+
+
+def test_what_is_written_is_read(folder: Path) -> None:
+    traces = TraceFolder.open(folder)
+    assert len(traces) == 3
+    assert traces.manifest.target == TARGET
+    assert traces.manifest.features == AUX
+    assert all(same(got, expected) for got, expected in zip(traces, TRACES, strict=True))
+    assert traces.sha256 == hashlib.sha256((folder / "trace.json").read_bytes()).hexdigest()
+    assert [len(trace.continuation) for trace in traces] == [6, 3, 6]
+
+
+def test_the_file_says_what_the_docstring_says(folder: Path) -> None:
+    manifest = json.loads((folder / "trace.json").read_text())
+    assert set(manifest) == {"format", "version", "temperature", "target", "features",
+                             "num_tokens", "prompts", "shards"}  # fmt: skip
+    assert (manifest["format"], manifest["version"]) == ("draftquant-trace", 1)
+    assert manifest["features"]["aux_semantics"] == "post_layer"
+    file = "traces-00001.safetensors"
+    assert manifest["prompts"][1] == {"id": "b", "category": "code", "prompt_length": 1,
+                                      "num_tokens": 4, "file": file}  # fmt: skip
+    tensors = load_file(folder / "traces-00001.safetensors")
+    assert tensors["b.token_ids"].dtype == torch.int32
+    assert tensors["b.token_ids"].shape == (4,)
+    assert tensors["b.features"].shape == (3, WIDTH)
+    assert tensors["b.target_top1"].shape == (3,)
+    assert len(tensors) == 9
+
+
+def test_two_writes_give_the_same_bytes_and_shards_are_bounded(tmp_path: Path) -> None:
+    one_trace = sum(t.nbytes for t in (TRACES[0].features,)) + 4 * 10 + 4 * 9
+    for name in ("a", "b"):
+        with trace_output(tmp_path / name, TARGET, AUX, shard_bytes=one_trace) as writer:
+            for position, trace in enumerate(TRACES):
+                writer.add(trace, position=position)
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert files == ["trace.json", *(f"traces-0000{i}.safetensors" for i in (1, 2, 3))]
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    traces = TraceFolder.open(tmp_path / "a")
+    assert all(same(got, expected) for got, expected in zip(traces, TRACES, strict=True))
+
+
+def test_an_existing_output_is_refused_and_left_alone(folder: Path) -> None:
+    before = (folder / "trace.json").read_bytes()
+    with pytest.raises(OutputError, match="exists already"):
+        write(folder, (TRACES[0], 0))
+    assert (folder / "trace.json").read_bytes() == before
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    def fail_after_one() -> None:
+        with trace_output(tmp_path / "out", TARGET, AUX) as writer:
+            writer.add(TRACES[0], position=0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_after_one()
+    assert list(tmp_path.iterdir()) == []
+
+
+def write(out: Path, *traces: tuple[PromptTrace, int]) -> None:
+    with trace_output(out, TARGET, AUX) as writer:
+        for trace, position in traces:
+            writer.add(trace, position=position)
+
+
+def test_nothing_or_doubled_ids_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="at least one"):
+        write(tmp_path / "out")
+    with pytest.raises(TraceError, match="'b' is given twice"):
+        write(tmp_path / "out", (TRACES[1], 0), (TRACES[1], 1))
+    with pytest.raises(TraceError, match="position 0 is taken by b"):
+        write(tmp_path / "out", (TRACES[1], 0), (TRACES[0], 0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_that_contradicts_itself_is_not_written(tmp_path: Path) -> None:
+    sampled = dataclasses.replace(TRACES[1], token_ids=(TRACES[1].token_ids + 1) % 50)
+    with pytest.raises(TraceError, match="not greedy"):
+        write(tmp_path / "out", (sampled, 0))
+    narrow = dataclasses.replace(TRACES[1], features=TRACES[1].features[:, 1:])
+    with pytest.raises(TraceError, match=r"expected features \[3, 12\].* got \[3, 11\]"):
+        write(tmp_path / "out", (narrow, 0))
+    wide = dataclasses.replace(TRACES[1], features=TRACES[1].features.float())
+    with pytest.raises(TraceError, match="expected bfloat16 features, got"):
+        write(tmp_path / "out", (wide, 0))
+    assert list(tmp_path.iterdir()) == []
+
+
+Edit = Callable[[dict[str, Any]], object]
+BAD_MANIFESTS: dict[str, tuple[Edit, str]] = {
+    "other format": (lambda m: m.update(format="zip"), "format: expected 'draftquant-trace'"),
+    "newer version": (lambda m: m.update(version=2), "version: expected 1, got 2"),
+    "true is not 1": (lambda m: m.update(version=True), "version: expected 1, got True"),
+    "sampled": (lambda m: m.update(temperature=1), "temperature: expected 0, got 1"),
+    "unknown key": (lambda m: m.update(note="x"), "note: unknown key"),
+    "missing key": (lambda m: m.pop("target"), "target: missing key"),
+    "nested unknown": (lambda m: m["target"].update(x=1), "target.x: unknown key"),
+    "mistyped": (lambda m: m["prompts"][0].update(num_tokens="10"), "expected int, got '10'"),
+    "float": (lambda m: m.update(num_tokens=27.0), "num_tokens: expected int"),
+    "not a list": (lambda m: m.update(prompts={}), "prompts: expected a list, got an object"),
+    "before-layer ids": (
+        lambda m: m["features"].update(aux_semantics="pre_layer"),
+        "expected 'post_layer', got 'pre_layer'",
+    ),
+    "ids descend": (lambda m: m["features"].update(aux_layer_ids=[4, 3, 1]), "ascending"),
+    "ids beyond": (lambda m: m["features"].update(aux_layer_ids=[1, 3, 8]), "8 layers"),
+    "width": (lambda m: m["features"].update(width=13), "13 cannot be 3 layers"),
+    "fused without hash": (lambda m: m["features"].update(kind="fused"), "contradicts kind"),
+    "aux with hash": (
+        lambda m: m["features"].update(fusion_sha256="c" * 64),
+        "contradicts kind 'aux'",
+    ),
+    "hash": (lambda m: m["target"].update(config_sha256="zz"), "64 hex digits"),
+    "no prompts": (lambda m: m.update(prompts=[], num_tokens=0), "at least one"),
+    "doubled id": (lambda m: m["prompts"][0].update(id="b"), "'b' is given twice"),
+    "control character": (lambda m: m["prompts"][0].update(id="a\nb"), "printable"),
+    "traversal": (
+        lambda m: m["shards"][0].update(file="../traces-00001.safetensors"),
+        "expected traces-00001.safetensors",
+    ),
+    "absolute": (lambda m: m["shards"][0].update(file="/etc/passwd"), "got '/etc/passwd'"),
+    "unlisted shard": (
+        lambda m: m["prompts"][0].update(file="traces-00002.safetensors"),
+        "not listed in shards",
+    ),
+    "missing shard": (
+        lambda m: m["shards"].append(m["shards"][0] | {"file": "traces-00002.safetensors"}),
+        "cannot be read",
+    ),
+    "doubled shard": (lambda m: m["shards"].append(m["shards"][0]), "listed twice"),
+    "sum": (lambda m: m.update(num_tokens=1), "add up to"),
+    "no continuation": (lambda m: m["prompts"][0].update(prompt_length=10), "prompt_length"),
+    "other shape": (
+        lambda m: (m["prompts"][0].update(num_tokens=11), m.update(num_tokens=m["num_tokens"] + 1)),
+        r"expected BF16 \[10, 12\], got BF16 \[9, 12\]",
+    ),
+    "other dtype": (lambda m: m["features"].update(dtype="float16"), "expected F16"),
+    "other id": (lambda m: m["prompts"][0].update(id="c"), "got no such tensor"),
+    "size": (lambda m: m["shards"][0].update(nbytes=1), "expected 1 bytes"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MANIFESTS)
+def test_a_manifest_that_lies_is_refused(folder: Path, case: str) -> None:
+    edit, message = BAD_MANIFESTS[case]
+    manifest = json.loads((folder / "trace.json").read_text())
+    edit(manifest)
+    (folder / "trace.json").write_text(json.dumps(manifest))
+    with pytest.raises(TraceError, match=message) as caught:
+        TraceFolder.open(folder)
+    assert "fix: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[", "not JSON"), ("[]", "expected a JSON object"), ('{"a": 1, "a": 2}', "'a' given twice"),
+     ("[" * 100_000, "not JSON"), ("\xff", "not JSON")],
+)  # fmt: skip
+def test_trace_json_that_is_not_json(folder: Path, text: str, message: str) -> None:
+    (folder / "trace.json").write_text(text, encoding="utf-8")
+    with pytest.raises(TraceError, match=message):
+        TraceFolder.open(folder)
+
+
+def test_no_folder_and_bytes_that_are_no_text(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read"):
+        TraceFolder.open(tmp_path / "nothing")
+    (folder / "trace.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(TraceError, match="cannot be read"):
+        TraceFolder.open(folder)
+
+
+def test_changed_tensor_bytes_are_noticed(folder: Path) -> None:
+    path = folder / "traces-00001.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    traces = TraceFolder.open(folder)
+    with pytest.raises(TraceError, match="sha256 differs"):
+        next(iter(traces))
+
+
+def test_a_truncated_shard_is_noticed(folder: Path) -> None:
+    path = folder / "traces-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(TraceError, match="bytes, got"):
+        TraceFolder.open(folder)
+
+
+def rewrite(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> TraceFolder:
+    """Change one tensor and make sizes and hashes agree again: only the contents contradict."""
+    path = folder / "traces-00001.safetensors"
+    tensors = load_file(path)
+    tensors[name] = change(tensors[name].clone())
+    save_file(tensors, path)
+    manifest = json.loads((folder / "trace.json").read_text())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest["shards"][0] |= {"nbytes": path.stat().st_size, "sha256": digest}
+    (folder / "trace.json").write_text(json.dumps(manifest))
+    return TraceFolder.open(folder)
+
+
+def test_a_sampled_trace_is_not_greedy(folder: Path) -> None:
+    def change(top1: torch.Tensor) -> torch.Tensor:
+        top1[2] = (top1[2] + 1) % 50
+        return top1
+
+    traces = rewrite(folder, "b.target_top1", change)
+    with pytest.raises(TraceError, match="prompt b: the trace is not greedy: token 3 is") as caught:
+        list(traces)
+    assert "fix: record at temperature 0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("b.token_ids", 50, r"token_ids: expected ids in \[0, 50\)"),
+        ("b.token_ids", -1, r"token_ids: expected ids in \[0, 50\)"),
+        ("b.target_top1", 2**31 - 1, r"target_top1: expected ids in \[0, 50\)"),
+        ("b.features", float("nan"), "NaN or infinity"),
+        ("b.features", float("inf"), "NaN or infinity"),
+    ],
+)
+def test_values_out_of_range(folder: Path, name: str, value: float, message: str) -> None:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        tensor.view(-1)[0] = value
+        return tensor
+
+    with pytest.raises(TraceError, match=message):
+        list(rewrite(folder, name, change))

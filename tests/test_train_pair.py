@@ -1,0 +1,279 @@
+"""The trainer of the shipped pairs: layout, splits, reproducibility, and the figures it reached."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name every torch program uses
+from draftquant.scripts.train_pair import FAMILIES, main
+from draftquant.scripts.training.acceptance import accepted_by_row, repeated_ngram_share, replay
+from draftquant.scripts.training.corpus import SourceFile, standard_library
+from draftquant.scripts.training.draft import Draft, predicted, rows
+from draftquant.scripts.training.eagle3 import Eagle3Draft, Eagle3Size
+from draftquant.scripts.training.optimisation import Schedule
+from draftquant.scripts.training.pair import PairPlan, train_pair
+from draftquant.scripts.training.rounding import fp8_per_channel, int4_per_channel, rounded
+from draftquant.scripts.training.target import TargetSize, Traces
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+SHIPPED = Path(__file__).parent / "pairs" / "eagle3-llama"
+TINY_SIZE = TargetSize(
+    vocab_size=320,
+    hidden_size=64,
+    intermediate_size=64,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
+TINY_PLAN = PairPlan(
+    target=TINY_SIZE,
+    target_schedule=Schedule(num_steps=2, batch_size=2, max_learning_rate=1e-3),
+    sequence_length=32,
+    prompt_length=8,
+    num_new_tokens=12,
+    num_training_prompts=4,
+    draft_schedule=Schedule(num_steps=2, batch_size=2, max_learning_rate=1e-3),
+    num_gate_prompts=6,
+    num_calibration_prompts=5,
+    num_candidates_per_prompt=1,
+    max_repeated_8gram_share=1.0,
+    num_threads=1,
+)
+DRAFT_NAMES = {
+    "embed_tokens.weight",
+    "fc.weight",
+    "lm_head.weight",
+    "norm.weight",
+    *(f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    *(
+        f"midlayer.{name}.weight"
+        for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch_settings() -> Iterator[None]:
+    """The trainer fixes torch's threads and algorithms; other test modules keep theirs."""
+    num_threads, deterministic = (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    torch.set_num_threads(TINY_PLAN.num_threads)
+    yield
+    torch.set_num_threads(num_threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture(scope="module")
+def files() -> tuple[SourceFile, ...]:
+    """A corner of the standard library with files of every split."""
+    return tuple(file for file in standard_library() if len(file.text) < 10_000)[:80]
+
+
+@pytest.fixture(scope="module")
+def pair(files: tuple[SourceFile, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "pair"
+    train_pair(FAMILIES["eagle3-llama"], TINY_PLAN, files, out, seed=0)
+    return out
+
+
+@pytest.fixture
+def traces() -> Traces:
+    """Two sequences with random features: a prompt of 4 tokens and 12 more."""
+    generator = torch.Generator().manual_seed(1)
+    hidden = TINY_SIZE.hidden_size
+    return Traces(
+        token_ids=torch.randint(TINY_SIZE.vocab_size, (2, 16), generator=generator),
+        features=torch.randn(2, 16, 3 * hidden, generator=generator),
+        final_hidden=torch.randn(2, 16, hidden, generator=generator),
+        prompt_length=4,
+    )
+
+
+@pytest.fixture
+def draft(pair: Path) -> Eagle3Draft:
+    target = LlamaForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
+    torch.manual_seed(0)
+    return Eagle3Draft(target, TINY_SIZE, Eagle3Size(head_dim=16))
+
+
+def read_prompts(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "training.json"
+    }
+
+
+def test_draft_folder_has_published_names_in_bf16(pair: Path) -> None:
+    tensors = load_file(pair / "draft" / "model.safetensors")
+    assert set(tensors) == DRAFT_NAMES
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    config = json.loads((pair / "draft" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+    head_rows = config["num_key_value_heads"] * config["head_dim"]
+    key_weight = tensors["midlayer.self_attn.k_proj.weight"]
+    assert key_weight.shape == (head_rows, 2 * config["hidden_size"])
+
+
+def test_target_folder_loads_and_its_tokenizer_reproduces_every_prompt(pair: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
+    target = LlamaForCausalLM.from_pretrained(pair / "target")
+    assert target.dtype == torch.bfloat16
+    for prompt in read_prompts(pair / "prompts.jsonl") + read_prompts(pair / "calibration.jsonl"):
+        assert tokenizer.encode(prompt["text"]) == prompt["token_ids"]
+        assert len(tokenizer.encode(prompt["text"])) == TINY_PLAN.prompt_length
+
+
+def test_prompts_are_disjoint_and_not_in_training_text(
+    pair: Path, files: tuple[SourceFile, ...]
+) -> None:
+    gate = read_prompts(pair / "prompts.jsonl")
+    calibration = read_prompts(pair / "calibration.jsonl")
+    assert (len(gate), len(calibration)) == (6, 5)
+    splits = {file.name: file.split for file in files}
+    assert {splits[str(prompt["id"]).rpartition(":")[0]] for prompt in gate} == {"gate"}
+    assert {splits[str(prompt["id"]).rpartition(":")[0]] for prompt in calibration} == {
+        "calibration"
+    }
+    texts = [str(prompt["text"]) for prompt in gate + calibration]
+    assert len(set(texts)) == len(texts)
+    training_text = "\n".join(file.text for file in files if file.split == "training")
+    assert not any(text in training_text for text in texts)
+
+
+def test_same_seed_gives_same_bytes_and_another_seed_does_not(
+    pair: Path, files: tuple[SourceFile, ...], tmp_path: Path
+) -> None:
+    family = FAMILIES["eagle3-llama"]
+    train_pair(family, TINY_PLAN, files, tmp_path / "again", seed=0)
+    train_pair(family, TINY_PLAN, files, tmp_path / "other", seed=1)
+    first, again, other = map(folder_bytes, (pair, tmp_path / "again", tmp_path / "other"))
+    assert first == again
+    assert first["draft/model.safetensors"] != other["draft/model.safetensors"]
+
+
+def test_no_file_names_the_machine(pair: Path) -> None:
+    for folder in (pair, SHIPPED):
+        for name, content in folder_bytes(folder).items():
+            assert str(Path.home()).encode() not in content, name
+        training = (folder / "training.json").read_text()
+        assert str(Path.home()) not in training
+        assert str(folder) not in training
+
+
+def test_existing_output_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--family", "eagle3-llama", "--out", str(tmp_path)]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def live_chain(draft: Eagle3Draft, traces: Traces, row: int, num_draft_tokens: int) -> list[int]:
+    """Draft from one row of sequence 0 as an engine does: feed back what was drafted."""
+    token_ids, chain = traces.token_ids[:1].clone(), list[int]()
+    for depth in range(num_draft_tokens):
+        live = replace(traces, token_ids=token_ids, features=traces.features[:1])
+        logits = draft.chain_logits(live, num_draft_tokens)[depth]
+        chain.append(int(logits[0, row].argmax()))
+        position = rows(traces, num_draft_tokens)[row] + 2 + depth
+        token_ids[0, position] = chain[-1]
+    return chain
+
+
+def test_accepted_counts_equal_a_live_chain(draft: Eagle3Draft, traces: Traces) -> None:
+    chain = live_chain(draft, traces, row=2, num_draft_tokens=3)
+    start = rows(traces, 3)[2] + 2
+    traces.token_ids[0, start : start + 3] = torch.tensor(chain)
+    assert accepted_by_row(draft, traces, 3)[0, 2] == 3
+    traces.token_ids[0, start + 1] += 1
+    assert accepted_by_row(draft, traces, 3)[0, 2] == 1
+
+
+def test_chain_does_not_see_the_future(draft: Eagle3Draft, traces: Traces) -> None:
+    before = draft.chain_logits(traces, 3)
+    row = 2
+    token = rows(traces, 3)[row]
+    features = traces.features.clone()
+    features[:, token + 1 :] += 1
+    token_ids = traces.token_ids.clone()
+    token_ids[:, token + 4 :] = 0
+    after = draft.chain_logits(replace(traces, features=features, token_ids=token_ids), 3)
+    for depth in range(3):
+        assert torch.equal(before[depth][:, row], after[depth][:, row])
+        assert not torch.equal(before[depth][:, row + 2], after[depth][:, row + 2])
+
+
+class ScriptedDraft(Draft):
+    """Drafts the recorded tokens, except that each row errs after a given number of them."""
+
+    def __init__(self, accepted: list[int]) -> None:
+        super().__init__()
+        self.accepted = torch.tensor(accepted)
+
+    def chain_logits(self, traces: Traces, num_draft_tokens: int) -> list[Tensor]:
+        logits = []
+        for depth in range(num_draft_tokens):
+            right = predicted(traces.token_ids, rows(traces, num_draft_tokens), depth)
+            wrong = (right + 1) % TINY_SIZE.vocab_size
+            drafted = torch.where(self.accepted > depth, right, wrong)
+            logits.append(F.one_hot(drafted, TINY_SIZE.vocab_size).float())
+        return logits
+
+    def published_config(self) -> Mapping[str, object]:
+        return {}
+
+    def quantized_weights(self) -> tuple[str, ...]:
+        return ()
+
+
+def test_replay_walks_from_step_to_step_and_pools(traces: Traces) -> None:
+    # Steps start at rows 0, 3, 5, 7, 8 and 9 of 10, in both sequences.
+    draft = ScriptedDraft([2, 0, 0, 1, 0, 1, 2, 0, 0, 0])
+    counts = replay(draft, traces, num_draft_tokens=2)
+    assert counts.num_steps == 2 * 6
+    assert counts.num_accepted_by_position == (2 * 3, 2 * 1)
+    assert counts.mean_acceptance_length() == pytest.approx(1 + 4 / 6)
+
+
+def test_repeated_ngram_share() -> None:
+    fresh, loop = torch.arange(12)[None], torch.tensor([[1, 2] * 6])
+    assert repeated_ngram_share(fresh) == 0
+    assert repeated_ngram_share(loop) == pytest.approx(3 / 5)
+    assert repeated_ngram_share(torch.cat((fresh, loop))) == pytest.approx(3 / 10)
+
+
+def test_int4_codes_and_fp8_values() -> None:
+    weight = torch.tensor([[7.5, -7.5, 3.0, 0.4]])
+    assert torch.equal(int4_per_channel(weight), torch.tensor([[7.0, -8.0, 3.0, 0.0]]))
+    assert torch.equal(
+        fp8_per_channel(torch.tensor([[448.0, 17.5]])), torch.tensor([[448.0, 18.0]])
+    )
+
+
+def test_rounding_touches_the_seven_projections_only(draft: Eagle3Draft) -> None:
+    before = draft.state_dict()
+    after = rounded(draft, int4_per_channel).state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in DRAFT_NAMES if "_proj" in name}
+
+
+def test_shipped_pair_meets_its_requirement() -> None:
+    figures = json.loads((SHIPPED / "training.json").read_text())["figures"]
+    lengths = {
+        name: figures[name]["mean_acceptance_length"]
+        for name in ("bf16", "int4_per_channel_absmax", "fp8_per_channel")
+    }
+    assert figures["num_prompts"] >= 64
+    assert lengths["bf16"] > 2.5
+    assert 0.95 * lengths["bf16"] < lengths["int4_per_channel_absmax"] < 0.99 * lengths["bf16"]
+    assert abs(lengths["fp8_per_channel"] / lengths["bf16"] - 1) < 0.005

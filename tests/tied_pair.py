@@ -1,0 +1,115 @@
+"""A tiny target and a draft that is tied to it by construction, so that it accepts something.
+
+The target is nearly a Markov chain: its logits depend mostly on the current token's embedding, a
+little on the context through random layers. The draft reads the embedding of the token that it is
+given through an attention that looks at its own row, cancels most of its hidden state, and has the
+target's head; so it is right about as often as the target's context does not matter.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+HIDDEN, VOCAB, NUM_LAYERS = 64, 96, 8
+AUX_LAYER_IDS = (1, 3, 4)  # the default rule for 8 layers
+
+
+def save_target(folder: Path, *, eos_token_id: int | None = None, seed: int = 0) -> Path:
+    """Write the target (float32 safetensors)."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=None,
+        eos_token_id=eos_token_id,
+        pad_token_id=None,
+    )
+    target = LlamaForCausalLM(config)
+    weights = target.state_dict()
+    for name, weight in weights.items():
+        if "layers" in name and weight.dim() == 2:
+            weight.copy_(torch.randn_like(weight) * 1.35 / weight.shape[1] ** 0.5)
+    weights["model.embed_tokens.weight"].copy_(torch.randn(VOCAB, HIDDEN) * 2.2)
+    head = weights["model.embed_tokens.weight"][torch.randperm(VOCAB)]
+    weights["lm_head.weight"].copy_(head + 0.3 * torch.randn_like(head))
+    target.save_pretrained(folder)
+    return folder
+
+
+def save_draft(folder: Path, target: Path, *, seed: int = 1, **config: Any) -> Path:
+    """Write a draft of the target (bfloat16 safetensors); `config` overrides config.json."""
+    model = LlamaForCausalLM.from_pretrained(target)
+    keys = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "vocab_size": VOCAB,
+        "draft_vocab_size": VOCAB,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "norm_before_residual": True,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(AUX_LAYER_IDS)},
+        **config,
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(keys))
+    weights = _draft_weights(model, torch.Generator().manual_seed(seed))
+    save_file(
+        {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()},
+        folder / "model.safetensors",
+    )
+    return folder
+
+
+def _draft_weights(target: LlamaForCausalLM, generator: torch.Generator) -> dict[str, Tensor]:
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * 0.5 / shape[-1] ** 0.5
+
+    eye, zero = torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)
+    prefix = "midlayer."
+    weights = {
+        "embed_tokens.weight": target.model.embed_tokens.weight,
+        "fc.weight": noise(HIDDEN, 3 * HIDDEN) * 2,
+        # Query and key are the embedding: a row attends to itself (and to equal tokens).
+        f"{prefix}self_attn.q_proj.weight": torch.cat(
+            [torch.cat([0.7 * eye, zero], 1), torch.cat([0.7 * eye, zero], 1)]
+        )
+        + noise(2 * HIDDEN, 2 * HIDDEN),
+        f"{prefix}self_attn.k_proj.weight": torch.cat([eye, zero], 1) + noise(HIDDEN, 2 * HIDDEN),
+        # The value adds the embedding and removes most of the residual.
+        f"{prefix}self_attn.v_proj.weight": torch.cat([eye, -0.75 * eye], 1)
+        + noise(HIDDEN, 2 * HIDDEN),
+        f"{prefix}self_attn.o_proj.weight": torch.cat([0.5 * eye, 0.5 * eye], 1)
+        + noise(HIDDEN, 2 * HIDDEN),
+        f"{prefix}mlp.gate_proj.weight": noise(48, HIDDEN),
+        f"{prefix}mlp.up_proj.weight": noise(48, HIDDEN),
+        f"{prefix}mlp.down_proj.weight": noise(HIDDEN, 48),
+        "norm.weight": target.model.norm.weight,
+        "lm_head.weight": target.lm_head.weight,
+    }
+    for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+        weights[f"{prefix}{name}.weight"] = torch.ones(HIDDEN)
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def prompt_tokens(count: int, length: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """Random prompts; token 0 is left out."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, VOCAB, (count, length), generator=generator)
+    return [tuple(row) for row in ids.tolist()]

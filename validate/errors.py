@@ -1,0 +1,11 @@
+"""The errors of this package; see `recipes.errors` for their form."""
+
+from ..recipes.errors import DraftQuantError
+
+
+class ReplayError(DraftQuantError):
+    """Drafts cannot be replayed on these traces."""
+
+
+class GateError(DraftQuantError):
+    """The gate was asked for something that no policy allows; a verdict is never an error."""
