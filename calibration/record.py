@@ -15,11 +15,12 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..quantize.loading import LoadedDraft
+from ..quantize.staging import check_output
 from .draft_inputs import default_aux_layer_ids
 from .errors import TraceError
 from .prompts import Prompt
 from .trace_manifest import FeatureDtype, FeatureSpec, TargetIdentity
-from .trace_writer import check_new_output, trace_output
+from .trace_writer import trace_output
 from .traces import FEATURE_DTYPES, PromptTrace, TraceFolder, file_sha256
 
 _MAX_LOGITS = 2**26  # elements of one logits tensor while reading prompts: 256 MB in float32
@@ -59,7 +60,7 @@ def record_traces(
         TraceError: the target cannot be loaded or run, or an argument does not fit it.
         OutputError: `out` exists already, or its parent does not.
     """
-    check_new_output(out)
+    check_output(out)
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         if value < 1:
             raise TraceError(name, f"expected at least 1, got {value}", fix="give a larger number")

@@ -3,9 +3,6 @@
 The folder appears whole or not at all. What the traces mean is `traces.py`.
 """
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..quantize.errors import OutputError
+from ..quantize.staging import check_output, staged_output, sync
 from .errors import TraceError
 from .trace_manifest import (
     MANIFEST_FILE,
@@ -96,12 +93,12 @@ class TraceWriter:
         check_manifest(manifest, self._staging / MANIFEST_FILE)
         path = self._staging / MANIFEST_FILE
         path.write_text(manifest_text(manifest), encoding="utf-8")
-        _sync(path)
+        sync(path)
 
     def _flush(self) -> None:
         path = self._staging / self._next_file()
         save_file(self._pending, path)
-        _sync(path)
+        sync(path)
         self._shards.append(
             Shard(file=path.name, nbytes=path.stat().st_size, sha256=file_sha256(path))
         )
@@ -127,39 +124,12 @@ def trace_output(
         OutputError: `out` exists, or its parent does not.
         TraceError: nothing was added, or ids are doubled.
     """
-    check_new_output(out)
-    staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".staging", dir=out.parent))
-    try:
+    check_output(out)
+    with staged_output(out) as staging:
         writer = TraceWriter(staging, target, features, shard_bytes)
         yield writer
         writer.finish()
-        staging.chmod(0o755)  # mkdtemp makes it private
-        check_new_output(out)
-        staging.rename(out)
-        _sync(out.parent)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def check_new_output(out: Path) -> None:
-    """Fail before any work if a folder cannot be created.
-
-    Raises:
-        OutputError: `out` exists, or its parent does not.
-    """
-    if out.exists() or out.is_symlink():
-        raise OutputError(out, "exists already", fix="remove it or name another folder")
-    if not out.parent.is_dir():
-        raise OutputError(out, f"{out.parent} is not a folder", fix="create it first")
 
 
 def _nbytes(tensors: dict[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

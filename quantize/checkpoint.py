@@ -1,7 +1,7 @@
 """A checkpoint: a draft folder seen through its config, its index and its headers.
 
-Opening one reads no tensor data, so a 6 GB draft opens in milliseconds. It knows bytes and names, not
-what a tensor is for (`drafts/` does) nor what becomes of it (`plan.py` does).
+Opening one reads no tensor data, so a 6 GB draft opens in milliseconds. It knows bytes and names,
+not what a tensor is for (`drafts/` does) nor what becomes of it (`plan.py` does).
 """
 
 import json
@@ -16,6 +16,7 @@ from .safetensors_header import Header, TensorInfo, read_header
 
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
+PROVENANCE_FILE = "draftquant.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class Checkpoint:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def side_files(self) -> tuple[str, ...]:
-        """Every other file of the folder (tokenizer, mask_embedding.pt, README), relative, sorted."""
+        """Every other file of the folder (tokenizer, mask_embedding.pt), relative, sorted."""
         own = {CONFIG_FILE, INDEX_FILE, *self.headers}
         found = []
         for path in sorted(self.folder.rglob("*")):
@@ -101,8 +102,11 @@ def pread_exactly(descriptor: int, buffer: memoryview, offset: int, where: objec
     while done < len(buffer):
         count = os.preadv(descriptor, [buffer[done:]], offset + done)
         if count == 0:
-            raise CheckpointError(where, f"ends before byte {offset + len(buffer)}",
-                                  fix="the file changed while it was read: run again")  # fmt: skip
+            raise CheckpointError(
+                where,
+                f"ends before byte {offset + len(buffer)}",
+                fix="the file changed while it was read: run again",
+            )
         done += count
 
 
@@ -128,8 +132,11 @@ def _single_file(folder: Path) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise CheckpointError(folder, f"{len(found)} safetensors files but no {INDEX_FILE}",
-                              fix="add the index, or keep one file")  # fmt: skip
+        raise CheckpointError(
+            folder,
+            f"{len(found)} safetensors files but no {INDEX_FILE}",
+            fix="add the index, or keep one file",
+        )
     others = sorted(
         p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}
     )
@@ -148,15 +155,24 @@ def _files_of_index(folder: Path, index: Mapping[str, Any]) -> list[str]:
     files = sorted({str(file) for file in weight_map.values()})
     for file in files:
         if Path(file).name != file or not file.endswith(".safetensors"):
-            raise CheckpointError(where, f"weight_map names {file!r}, not a safetensors file beside it",
-                                  fix="export the index again")  # fmt: skip
+            raise CheckpointError(
+                where,
+                f"weight_map: {file!r} is no safetensors file beside it",
+                fix="export the index again",
+            )
         if not (folder / file).is_file():
-            raise CheckpointError(where, f"weight_map names {file!r}, which is not in the folder",
-                                  fix="download the missing shard")  # fmt: skip
+            raise CheckpointError(
+                where,
+                f"weight_map names {file!r}, which is not in the folder",
+                fix="download the missing shard",
+            )
     unlisted = sorted({p.name for p in folder.glob("*.safetensors")} - set(files))
     if unlisted:
-        raise CheckpointError(where, f"the shard {unlisted[0]!r} is missing from the index",
-                              fix="add its tensors to weight_map, or remove the shard")  # fmt: skip
+        raise CheckpointError(
+            where,
+            f"the shard {unlisted[0]!r} is missing from the index",
+            fix="add its tensors to weight_map, or remove the shard",
+        )
     return files
 
 
@@ -170,6 +186,6 @@ def _check_index(
         if weight_map.get(name) != tensors[name].file:
             raise CheckpointError(
                 where,
-                f"{name}: weight_map says {weight_map.get(name)!r}, found in {tensors[name].file!r}",
+                f"{name}: expected in {weight_map.get(name)!r}, found in {tensors[name].file!r}",
                 fix="export the index again",
             )

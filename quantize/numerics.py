@@ -1,7 +1,7 @@
-"""Numerics: from a weight to codes and scales, in torch. Knows tensors, not names, files or layouts.
+"""Numerics: from a weight to codes and scales, in torch. Knows tensors, not names or files.
 
-The rules are those of AMD Quark 0.13 for INT4 and correctly rounded FP8, bit for bit; the differential
-tests hold them against the real toolkits.
+The rules are those of AMD Quark 0.13 for INT4 and correctly rounded FP8, bit for bit; the
+differential tests hold them against the real toolkits.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class QuantizedWeight:
     scale: Tensor
 
     def dequantized(self) -> Tensor:
-        """codes * scale in float32, [rows, in_features]."""
+        """Codes * scale in float32, [rows, in_features]."""
         return self.codes.float() * self.scale.float()
 
 
@@ -56,12 +56,13 @@ def int4_scale(weight: Tensor) -> Tensor:
 
 
 def int4_codes(weight: Tensor, scale: Tensor) -> Tensor:
-    """codes = clamp(round(weight * (1 / scale)), -8, 7), ties to even, in float32.
+    """Codes = clamp(round(weight * (1 / scale)), -8, 7), ties to even, in float32.
 
     Multiplies by the reciprocal, as Quark 0.13 does; dividing gives other codes at ties.
 
     Args:
-        weight: [rows, in_features]. scale: [rows, 1].
+        weight: [rows, in_features].
+        scale: [rows, 1].
 
     Returns:
         [rows, in_features] int8.
@@ -71,7 +72,7 @@ def int4_codes(weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def fp8_scale(absmax: Tensor) -> Tensor:
-    """scale = absmax / 448 in float32; an all-zero weight gets 1, so that nothing divides by zero.
+    """Scale = absmax / 448 in float32; an all-zero weight gets 1, so that nothing divides by zero.
 
     Args:
         absmax: any shape, the largest magnitude that the scale must cover.
@@ -84,13 +85,14 @@ def fp8_scale(absmax: Tensor) -> Tensor:
 
 
 def fp8_codes(weight: Tensor, scale: Tensor) -> Tensor:
-    """codes = e4m3(clamp(weight / scale, -448, 448)), rounded once, to nearest even.
+    """Codes = e4m3(clamp(weight / scale, -448, 448)), rounded once, to nearest even.
 
     The division is in float32: dividing in bfloat16 first rounds twice and changes 3 % of the codes
     (ModelOpt 0.47 default export). The clamp makes the saturation explicit.
 
     Args:
-        weight: [rows, in_features], finite. scale: float32, broadcastable.
+        weight: [rows, in_features], finite.
+        scale: float32, broadcastable.
 
     Returns:
         [rows, in_features] float8_e4m3fn.
@@ -99,5 +101,5 @@ def fp8_codes(weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def fp8_rounded(x: Tensor, scale: Tensor) -> Tensor:
-    """x rounded to FP8 and back, in x's dtype: what a W8A8 kernel sees of an activation."""
+    """X rounded to FP8 and back, in x's dtype: what a W8A8 kernel sees of an activation."""
     return (fp8_codes(x, scale).float() * scale).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Strict decoding of a recipe file: every problem with its `file:line: key: what / fix`, all at once.
+"""Strict decoding of a recipe file: every problem as `file:line: key: what / fix`, all at once.
 
 Decoding works on the YAML node tree, so that each value still knows its file and line, also after
 `extends` merged two files. It knows the schema only through its type annotations.
@@ -38,7 +38,7 @@ class Problem:
         return f"{self.file}:{self.line}: {self.what}\n  fix: {self.fix}"
 
 
-class RecipeProblems(RecipeError):
+class RecipeFileError(RecipeError):
     """Every problem of a recipe file, in the order of its lines."""
 
     def __init__(self, problems: list[Problem]) -> None:
@@ -63,8 +63,12 @@ def compose(path: Path) -> MappingNode:
     try:
         for event in yaml.parse(text):
             if getattr(event, "anchor", None) is not None:
-                raise _one(path, event.start_mark.line, "anchors and aliases are not allowed",
-                           "write the value out")  # fmt: skip
+                raise _one(
+                    path,
+                    event.start_mark.line if event.start_mark else 0,
+                    "anchors and aliases are not allowed",
+                    "write the value out",
+                )
         loader = yaml.SafeLoader(text)
         loader.name = str(path)
         node = loader.get_single_node()
@@ -74,13 +78,30 @@ def compose(path: Path) -> MappingNode:
     except yaml.YAMLError as exc:
         raise RecipeError(path, f"not YAML: {exc}", fix="save it as UTF-8 text") from exc
     if not isinstance(node, MappingNode):
-        raise _one(path, 0, "expected a mapping of recipe keys",
-                   "start from 'draftquant recipes show NAME'")  # fmt: skip
+        raise _one(
+            path,
+            0,
+            "expected a mapping of recipe keys",
+            "start from 'draftquant recipes show NAME'",
+        )
+    _check_keys(path, node)
     return node
 
 
+def _check_keys(path: Path, node: Node) -> None:
+    """Keys are plain words: YAML also allows lists and mappings as keys."""
+    if isinstance(node, SequenceNode):
+        for item in node.value:
+            _check_keys(path, item)
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if not isinstance(key, ScalarNode):
+                raise _one(path, key.start_mark.line, "a key is not a word", "quote the key")
+            _check_keys(path, value)
+
+
 def merge(base: MappingNode, override: MappingNode) -> MappingNode:
-    """`extends`: keys of `override` replace those of `base`; mappings merge key by key, lists do not."""
+    """`extends`: keys of `override` replace those of `base`; mappings merge, lists do not."""
     merged: dict[str, tuple[Node, Node]] = {key.value: (key, value) for key, value in base.value}
     for key, value in override.value:
         inherited = merged.get(key.value, (None, None))[1]
@@ -94,25 +115,26 @@ def decode(cls: type[DataclassT], node: Node) -> DataclassT:
     """Decode a YAML node into the dataclass `cls`, following its type annotations.
 
     Raises:
-        RecipeProblems: every unknown, missing, doubled or wrongly typed key found.
+        RecipeFileError: every unknown, missing, doubled or wrongly typed key found.
     """
     decoder = _Decoder()
     value = decoder.mapping(cls, node, "")
     if decoder.problems:
-        raise RecipeProblems(decoder.problems)
+        raise RecipeFileError(decoder.problems)
     return typing.cast(DataclassT, value)
 
 
 class _Decoder:
-    """Walks nodes and annotations together and collects problems instead of stopping at the first."""
+    """Walks nodes and annotations together, and collects problems instead of stopping."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
     def mapping(self, cls: type, node: Node, key: str) -> object:
         if not isinstance(node, MappingNode):
-            return self._report(node, key, f"expected a mapping, got {_got(node)}",
-                                "indent its keys below it")  # fmt: skip
+            return self._report(
+                node, key, f"expected a mapping, got {_got(node)}", "indent its keys below it"
+            )
         hints = typing.get_type_hints(cls)
         fields = {f.name: f for f in dataclasses.fields(cls)}
         values: dict[str, object] = {}
@@ -146,8 +168,9 @@ class _Decoder:
             return self.mapping(typing.cast(type, hint), node, key)
         tag, wanted = _SCALARS[hint]
         if not isinstance(node, ScalarNode) or node.tag != tag:
-            return self._report(node, key, f"expected {wanted}, got {_got(node)}",
-                                f"write {wanted}")  # fmt: skip
+            return self._report(
+                node, key, f"expected {wanted}, got {_got(node)}", f"write {wanted}"
+            )
         return yaml.SafeLoader("").construct_object(node)
 
     def _optional(self, hint: Any, node: Node, key: str) -> object:
@@ -165,8 +188,12 @@ class _Decoder:
             if value in choices:
                 return value
         expected = ", ".join(map(repr, choices))
-        return self._report(node, key, f"expected one of {expected}, got {_got(node)}",
-                            _nearest(getattr(node, "value", ""), choices))  # fmt: skip
+        return self._report(
+            node,
+            key,
+            f"expected one of {expected}, got {_got(node)}",
+            _nearest(getattr(node, "value", ""), choices),
+        )
 
     def _list(self, inner: Any, node: Node, key: str) -> object:
         items = node.value if isinstance(node, SequenceNode) else [node]
@@ -174,15 +201,16 @@ class _Decoder:
             return self._report(node, key, "empty list", "remove the key or fill the list")
         return tuple(self._value(inner, item, f"{key}[{i}]") for i, item in enumerate(items))
 
-    def _report(self, node: Node, key: str, what: str, fix: str) -> None:
+    def _report(self, node: Node, key: str, what: str, fix: str) -> object:
+        """Collect a problem; returns None, in the place of the value that could not be decoded."""
         mark = node.start_mark
-        self.problems.append(
-            Problem(mark.name, mark.line + 1, f"{key}: {what}" if key else what, fix)
-        )
+        what = f"{key}: {what}" if key else what
+        self.problems.append(Problem(mark.name, mark.line + 1, what, fix))
+        return None
 
 
-def _one(path: Path, line: int, what: str, fix: str) -> RecipeProblems:
-    return RecipeProblems([Problem(str(path), line + 1, what, fix)])
+def _one(path: Path, line: int, what: str, fix: str) -> RecipeFileError:
+    return RecipeFileError([Problem(str(path), line + 1, what, fix)])
 
 
 def _join(key: str, name: str) -> str:

@@ -1,11 +1,11 @@
-"""Finding recipes: the built-in ones by name, a user's own by path, and `extends` one level deep."""
+"""Finding recipes: built-in ones by name, a user's own by path, and `extends` one level deep."""
 
 import difflib
 from pathlib import Path
 
 from yaml.nodes import MappingNode, ScalarNode
 
-from .decode import Problem, RecipeProblems, compose, decode, merge
+from .decode import Problem, RecipeFileError, compose, decode, merge
 from .errors import RecipeError
 from .schema import Recipe
 
@@ -21,14 +21,14 @@ def load_recipe(reference: str | Path) -> Recipe:
     """Load a recipe by built-in name (`mi325x-w4a8`) or by path (`mine.yaml`).
 
     Raises:
-        RecipeError: no such recipe; RecipeProblems with every fault of the file if it is wrong.
+        RecipeError: no such recipe; RecipeFileError with every fault of the file if it is wrong.
     """
     path = _locate(reference)
     node = _extended(compose(path), path)
     recipe = decode(Recipe, node)
     if recipe.name != path.stem:
         line = _find(node, "name")[1].start_mark.line
-        raise RecipeProblems(
+        raise RecipeFileError(
             [
                 Problem(
                     str(path),
@@ -36,7 +36,7 @@ def load_recipe(reference: str | Path) -> Recipe:
                     f"name: expected {path.stem!r}, got {recipe.name!r}",
                     "name the recipe as its file",
                 )
-            ]  # fmt: skip
+            ]
         )
     return recipe
 
@@ -68,8 +68,12 @@ def _extended(node: MappingNode, path: Path) -> MappingNode:
     )
     base = compose(base_path)
     if _find(base, "extends")[0] is not None:
-        raise _at(path, value.start_mark.line, f"extends: {value.value!r} itself extends another recipe",
-                  "extend that one directly: one level is allowed")  # fmt: skip
+        raise _at(
+            path,
+            value.start_mark.line,
+            f"extends: {value.value!r} extends another recipe itself",
+            "extend that one directly: one level is allowed",
+        )
     own = MappingNode(
         node.tag,
         [(k, v) for k, v in node.value if k.value != "extends"],
@@ -86,5 +90,5 @@ def _find(node: MappingNode, name: str) -> tuple[ScalarNode, ScalarNode] | tuple
     return None, ScalarNode("", "", node.start_mark)
 
 
-def _at(path: Path, line: int, what: str, fix: str) -> RecipeProblems:
-    return RecipeProblems([Problem(str(path), line + 1, what, fix)])
+def _at(path: Path, line: int, what: str, fix: str) -> RecipeFileError:
+    return RecipeFileError([Problem(str(path), line + 1, what, fix)])

@@ -1,6 +1,6 @@
 """The recipe: frozen dataclasses whose fields are exactly the keys of a recipe file.
 
-The schema knows formats and roles; it knows neither tensor names of a family nor how a layout packs.
+The schema knows formats and roles; it knows neither the names of a family nor how a layout packs.
 """
 
 import dataclasses

@@ -1,0 +1,1 @@
+"""The command line of draftquant, the trainer of the shipped pairs, and the benchmarks."""

@@ -1,7 +1,7 @@
 """What computes the codes: one protocol for our torch numerics and the vendor toolkits.
 
-A backend sees one weight (or a block of its rows) and gives codes and scales. It never sees embeddings,
-heads or files, and it never stores anything: layouts and the writer do.
+A backend sees one weight (or a block of its rows) and gives codes and scales. It never sees
+embeddings, heads or files, and it never stores anything: layouts and the writer do.
 """
 
 from typing import Protocol
@@ -34,8 +34,8 @@ class Backend(Protocol):
         Args:
             weight: [rows, in_features] bfloat16, float16 or float32, finite.
             weights: the recipe's format.
-            absmax: [1, 1], largest magnitude of the *whole* weight, given only for blocks of rows with
-                per-tensor scales.
+            absmax: [1, 1], largest magnitude of the *whole* weight, given only for blocks of rows
+                with per-tensor scales.
 
         Raises:
             BackendError: the toolkit failed on this weight.

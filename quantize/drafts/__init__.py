@@ -1,4 +1,4 @@
-"""Draft families: what each tensor of a draft is, which shape it must have, and its forward maths."""
+"""Draft families: what each tensor of a draft is, its expected shape, and the forward maths."""
 
 from .family import Draft, Family, Row
 from .registry import FAMILIES, read_draft

@@ -59,10 +59,14 @@ class ConfigReader:
         if value is not None:
             return value
         if default is _REQUIRED:
-            raise CheckpointError(self.where, f"{key}: missing key",
-                                  fix=f"add {key!r} as the draft was trained with it")  # fmt: skip
+            raise CheckpointError(
+                self.where,
+                f"{key}: missing key",
+                fix=f"add {key!r} as the draft was trained with it",
+            )
         return default
 
     def _wrong(self, key: str, expected: str, got: Any) -> CheckpointError:
-        return CheckpointError(self.where, f"{key}: expected {expected}, got {got!r}",
-                               fix=f"correct {key!r}")  # fmt: skip
+        return CheckpointError(
+            self.where, f"{key}: expected {expected}, got {got!r}", fix=f"correct {key!r}"
+        )

@@ -1,6 +1,6 @@
 """EAGLE-3 with Llama layers: `LlamaForCausalLMEagle3`, the kind of kimi-k2.5-eagle3.
 
-Sources: SpecForge and TorchSpec exports, vLLM 0.33 `llama_eagle3.py`, SGLang 0.5.23 `llama_eagle3.py`.
+Sources: SpecForge and TorchSpec exports, `llama_eagle3.py` of vLLM 0.33 and of SGLang 0.5.23.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,8 +24,8 @@ class Eagle3LlamaGeometry:
 
     Attributes:
         num_aux_layers: how many target layers are concatenated into the input of fc.
-        norm_before_residual, norm_before_fc, fc_norm, norm_output: EAGLE-3.1 and speculators options;
-            all False in the published Kimi drafts.
+        norm_before_residual, norm_before_fc, fc_norm, norm_output: EAGLE-3.1 and speculators
+            options; all False in the published Kimi drafts.
     """
 
     hidden_size: int
@@ -54,6 +54,7 @@ class Eagle3Llama(Family):
     architectures = ("LlamaForCausalLMEagle3",)
     prefixes = (("model.", ""), ("midlayer.", "layers.0."))
     fused_linears = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+    served_unquantized = ("embed_tokens", "fc", "lm_head")
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
         """Fc over target features, plain q_proj attention, no per-head norms (those are DFlash)."""
@@ -103,14 +104,22 @@ class Eagle3Llama(Family):
             g.num_aux_layers * g.target_hidden_size, "target_hidden_size x aux layer ids"
         )
         table = {
-            "embed_tokens.weight": TensorSpec(role="embedding", shape=(vocab, hidden), optional=True),
+            "embed_tokens.weight": TensorSpec(
+                role="embedding", shape=(vocab, hidden), optional=True
+            ),
             "lm_head.weight": TensorSpec(role="head", shape=(draft_vocab, hidden), optional=True),
             "fc.weight": TensorSpec(role="fusion", shape=(hidden, features)),
             "norm.weight": TensorSpec(role="norm", shape=(hidden,)),
-            "d2t": TensorSpec(role="vocabulary_map", shape=(draft_vocab,), dtypes=("I64", "I32"),
-                              optional=g.draft_vocab_size == g.vocab_size),
-            "t2d": TensorSpec(role="vocabulary_map", shape=(vocab,), dtypes=("BOOL",), optional=True),
-        }  # fmt: skip
+            "d2t": TensorSpec(
+                role="vocabulary_map",
+                shape=(draft_vocab,),
+                dtypes=("I64", "I32"),
+                optional=g.draft_vocab_size == g.vocab_size,
+            ),
+            "t2d": TensorSpec(
+                role="vocabulary_map", shape=(vocab,), dtypes=("BOOL",), optional=True
+            ),
+        }
         if g.norm_before_fc:
             table["input_norm.weight"] = TensorSpec(role="norm", shape=(features,))
         if g.fc_norm:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...recipes.schema import Role
-from ..checkpoint import Checkpoint, TensorInfo
+from ..checkpoint import Checkpoint
+from ..safetensors_header import TensorInfo
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ class Geometry(Protocol):
 
     @property
     def aux_layer_ids(self) -> tuple[int, ...] | None:
-        """Target layers whose outputs the draft reads (0-based, after the layer); None = default."""
+        """Target layers that the draft reads (0-based, after the layer); None = default."""
 
 
 class Family(ABC):
@@ -66,6 +67,8 @@ class Family(ABC):
     """Name prefixes to replace, in order, to reach the canonical name."""
     fused_linears: tuple[tuple[str, ...], ...]
     """Linears (by the last part of their module name) that engines fuse into one."""
+    served_unquantized: tuple[str, ...]
+    """Modules that an engine builds for every draft, also where the draft does not ship them."""
 
     def canonical_name(self, name: str) -> str:
         """The name that this family's table uses for a tensor spelled `name` on disk."""
@@ -109,6 +112,10 @@ class Draft:
     def row(self, canonical: str) -> Row | None:
         """The row of a canonical name, None where the draft does not have that tensor."""
         return next((row for row in self.rows if row.canonical == canonical), None)
+
+    def linears(self) -> tuple[Row, ...]:
+        """The 2-D weights, in the order of `rows`."""
+        return tuple(row for row in self.rows if len(row.tensor.shape) == 2)
 
     def fused_groups(self) -> tuple[tuple[str, ...], ...]:
         """Groups of on-disk module names that engines fuse, present members only."""

@@ -2,8 +2,9 @@
 
 import difflib
 
-from ..checkpoint import CONFIG_FILE, Checkpoint, TensorInfo
+from ..checkpoint import CONFIG_FILE, Checkpoint
 from ..errors import CheckpointError
+from ..safetensors_header import TensorInfo
 from .eagle3_llama import Eagle3Llama
 from .family import Draft, Family, Row, TensorSpec
 
@@ -48,13 +49,19 @@ def _recognise(checkpoint: Checkpoint) -> Family:
     where = checkpoint.folder / CONFIG_FILE
     declared = checkpoint.config.get("architectures")
     if not isinstance(declared, list) or len(declared) != 1:
-        raise CheckpointError(where, f"architectures: expected one name in a list, got {declared!r}",
-                              fix="add the architecture that the draft was trained as")  # fmt: skip
+        raise CheckpointError(
+            where,
+            f"architectures: expected a list of one name, got {declared!r}",
+            fix="add the architecture that the draft was trained as",
+        )
     known = [name for family in FAMILIES for name in family.architectures]
     by_config = [family for family in FAMILIES if declared[0] in family.architectures]
     if not by_config:
-        raise CheckpointError(where, f"architectures: {declared[0]!r} is no draft family",
-                              fix=f"supported: {', '.join(known)}")  # fmt: skip
+        raise CheckpointError(
+            where,
+            f"architectures: {declared[0]!r} is no draft family",
+            fix=f"supported: {', '.join(known)}",
+        )
     by_tensors = [
         family
         for family in FAMILIES

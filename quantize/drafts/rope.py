@@ -54,8 +54,11 @@ def read_rope(config: Mapping[str, Any], where: object) -> RopeConfig:
     if kind in (None, "default"):
         return RopeConfig(theta=theta, yarn=None)
     if kind != "yarn":
-        raise CheckpointError(scaling.where, f"rope type {kind!r} is not one of 'default', 'yarn'",
-                              fix="only these two are known to be served for drafts")  # fmt: skip
+        raise CheckpointError(
+            scaling.where,
+            f"rope type {kind!r} is not one of 'default', 'yarn'",
+            fix="only these two are known to be served for drafts",
+        )
     yarn = Yarn(
         factor=scaling.number("factor"),
         original_max_positions=scaling.positive("original_max_position_embeddings"),

@@ -1,0 +1,168 @@
+"""Decoding of stored tensors in numpy: floats, FP8 by the format's definition, packed INT4.
+
+The independent counterpart of the writing side: it shares no code with it and does not import
+torch. Everything works on blocks of rows, so memory stays bounded.
+"""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .checkpoint import Checkpoint, pread_exactly
+from .declared import DeclaredScheme
+from .errors import CheckpointError
+from .safetensors_header import TensorInfo
+from .stored import FP8_DTYPE, weight_name
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+COLUMN_OF_NIBBLE = {"order": (0, 1, 2, 3, 4, 5, 6, 7), "reorder": (0, 2, 4, 6, 1, 3, 5, 7)}
+"""Nibble i (bits 4i .. 4i+3) of word c holds column 8c + COLUMN_OF_NIBBLE[pack_method][i]."""
+
+
+def _e4m3_table() -> Floats:
+    """The 256 values of F8_E4M3 (the "fn" variant: no infinities, two NaN codes).
+
+    Sign bit, 4 exponent bits with bias 7, 3 mantissa bits: 2^(e-7) (1 + m/8), and 2^-6 m/8 for
+    e = 0; S.1111.111 is NaN. Source: OCP 8-bit floating point specification, table 1.
+    """
+    values = np.empty(256, np.float32)
+    for code in range(256):
+        exponent, mantissa = code >> 3 & 15, code & 7
+        size = 2.0 ** (exponent - 7) * (1 + mantissa / 8) if exponent else 2.0**-6 * mantissa / 8
+        if exponent == 15 and mantissa == 7:
+            size = np.nan
+        values[code] = -size if code & 128 else size
+    return values
+
+
+E4M3 = _e4m3_table()
+# Two codes at a time: half as many look-ups, each of them a gather.
+_E4M3_PAIRS = np.stack([np.tile(E4M3, 256), np.repeat(E4M3, 256)], axis=1).view(np.complex64)[:, 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedWeight:
+    """A block of rows of a quantized linear: w ≈ codes * scale.
+
+    Attributes:
+        codes: [rows, in_features] float32, INT4 in -8 .. 7 or FP8 values.
+        scale: [rows, 1] (channel) or [1, 1] (tensor) float32.
+    """
+
+    codes: Floats
+    scale: Floats
+
+    def dequantized(self) -> Floats:
+        """The product codes * scale, [rows, in_features] float32."""
+        return self.codes * self.scale
+
+
+def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int) -> Bytes:
+    """The bytes of rows `first` .. `stop` - 1 of a tensor; a tensor without axes is one row.
+
+    Raises:
+        CheckpointError: the file shrank or vanished while being read.
+    """
+    rows = tensor.shape[0] if tensor.shape else 1
+    row_bytes = tensor.nbytes // rows if rows else 0
+    block = np.empty((stop - first) * row_bytes, np.uint8)
+    path = checkpoint.folder / tensor.file
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as exc:
+        raise CheckpointError(path, f"cannot be read: {exc}", fix="check the folder") from exc
+    try:
+        pread_exactly(descriptor, memoryview(block), tensor.start + first * row_bytes, path)
+    finally:
+        os.close(descriptor)
+    return block
+
+
+def read_whole(checkpoint: Checkpoint, tensor: TensorInfo) -> Bytes:
+    """All bytes of a tensor."""
+    return read_rows(checkpoint, tensor, 0, tensor.shape[0] if tensor.shape else 1)
+
+
+def floats(block: Bytes, dtype: str) -> Floats:
+    """BF16, F16, F32 or F8_E4M3 bytes -> their exact values, [number of elements] float32.
+
+    Raises:
+        ValueError: another dtype.
+    """
+    if dtype == "BF16":
+        return (block.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if dtype == "F16":
+        return block.view(np.float16).astype(np.float32)
+    if dtype == "F32":
+        return block.view(np.float32)
+    if dtype == "F8_E4M3":
+        if block.size % 2:
+            return E4M3[block]
+        return _E4M3_PAIRS[block.view(np.uint16)].view(np.float32)
+    raise ValueError(f"{dtype} holds no floating-point values")
+
+
+def unpack_int4(words: npt.NDArray[np.int32], pack_method: str, *, offset: int) -> Floats:
+    """INT4 codes of packed words.
+
+    Args:
+        words: [rows, words per row] int32.
+        pack_method: a key of `COLUMN_OF_NIBBLE`.
+        offset: 0 for two's complement nibbles, 8 for unsigned ones that store code + 8.
+
+    Returns:
+        [rows, 8 * words per row] float32, -8 .. 7.
+    """
+    bits = words.view(np.uint32)
+    codes = np.empty((*words.shape, 8), np.float32)
+    # Flipping the sign bit turns two's complement into code + 8.
+    flipped = bits if offset else bits ^ np.uint32(0x88888888)
+    for nibble, column in enumerate(COLUMN_OF_NIBBLE[pack_method]):
+        codes[..., column] = (flipped >> np.uint32(4 * nibble)) & np.uint32(15)
+    codes -= 8
+    return codes.reshape(words.shape[0], -1)
+
+
+def decode_codes(scheme: DeclaredScheme, block: Bytes, rows: int, in_features: int) -> Floats:
+    """The stored bytes of `rows` rows of a weight -> its codes, [rows, in_features] float32."""
+    if scheme.pack_method is None:
+        return floats(block, FP8_DTYPE).reshape(rows, in_features)
+    offset = 8 if scheme.layout == "compressed-tensors" else 0
+    words = block.view(np.int32).reshape(rows, -1)
+    return unpack_int4(words, scheme.pack_method, offset=offset)[:, :in_features]
+
+
+def read_scale(checkpoint: Checkpoint, module: str) -> Floats:
+    """All weight scales of a quantized linear, [out_features, 1] or [1, 1] float32."""
+    tensor = checkpoint.tensors[f"{module}.weight_scale"]
+    return floats(read_whole(checkpoint, tensor), tensor.dtype).reshape(-1, 1)
+
+
+def decode_linear(
+    checkpoint: Checkpoint,
+    scheme: DeclaredScheme,
+    module: str,
+    *,
+    in_features: int,
+    rows: range | None = None,
+) -> DecodedWeight:
+    """Decode a quantized linear, or a block of its rows, as the folder declares it.
+
+    Args:
+        checkpoint: the quantized folder.
+        scheme: its declaration.
+        module: on-disk name, for example "midlayer.self_attn.q_proj".
+        in_features: columns of the weight; the padding of the last packed word is dropped.
+        rows: consecutive rows, None for all.
+    """
+    tensor = checkpoint.tensors[weight_name(scheme, module)]
+    rows = range(tensor.shape[0]) if rows is None else rows
+    block = read_rows(checkpoint, tensor, rows.start, rows.stop)
+    scale = read_scale(checkpoint, module)
+    if scheme.granularity == "channel":
+        scale = scale[rows.start : rows.stop]
+    return DecodedWeight(codes=decode_codes(scheme, block, len(rows), in_features), scale=scale)

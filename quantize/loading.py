@@ -1,0 +1,265 @@
+"""Loading a draft into torch for replay: BF16 or quantized, always as dequantized weights.
+
+What an engine would compute with a folder is reproduced here from what the folder declares and
+stores; it shares no code with the side that wrote it.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .checkpoint import Checkpoint
+from .declared import Activations, DeclaredScheme, declared_scheme
+from .decode import decode_linear, floats, read_whole
+from .drafts import FAMILIES, Draft, Family, Row, read_draft
+from .drafts.forward import ChainForward, OnInput
+from .errors import CheckpointError
+from .safetensors_header import TensorInfo
+from .stored import FLOAT_DTYPES, quantized_looking, stored_parts
+
+_FP8_MAX = 448.0  # largest value of F8_E4M3
+_TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32,
+                 "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}  # fmt: skip
+_BEFORE_FUSION = ("fc.", "fc_norm.", "input_norm.")  # canonical names of what makes fused features
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedDraft:
+    """A draft that can be run.
+
+    Attributes:
+        name: of the folder.
+        weights: by canonical name, dequantized; d2t and t2d keep their dtype.
+        quantized: canonical module names of the linears stored quantized; empty for BF16.
+        linears: canonical module names of every attention and MLP linear.
+        forward: the maths over `weights`, rounding activations as the folder declares.
+        fusion_sha256: over fc and the norms before it, which fused features depend on.
+    """
+
+    name: str
+    family: Family
+    geometry: Any
+    weights: Mapping[str, Tensor]
+    quantized: tuple[str, ...]
+    linears: tuple[str, ...]
+    forward: ChainForward
+    fusion_sha256: str
+
+
+def load_draft(
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    on_input: OnInput | None = None,
+    shared: Mapping[str, Tensor] | None = None,
+) -> LoadedDraft:
+    """Load a BF16 folder, or a quantized one of any layout that `declared` understands.
+
+    Args:
+        folder: the draft.
+        dtype: of the weights and of the computation.
+        on_input: sees the input of every attention and MLP linear before it is rounded; what it
+            returns goes on.
+        shared: the target's "embed_tokens.weight" [vocabulary, W] and "lm_head.weight"
+            [draft vocabulary, W], for drafts stored without them.
+
+    Raises:
+        CheckpointError: the folder is not a draft, a stored tensor is not as declared, or an
+            embedding or head is neither stored nor given.
+        VerifyError: its quantization_config is not understood.
+    """
+    checkpoint = Checkpoint.open(folder)
+    scheme = declared_scheme(checkpoint)
+    modules = quantized_looking(checkpoint.tensors.values()) if scheme else set()
+    draft = read_draft(_as_if_unquantized(checkpoint, scheme, modules) if scheme else checkpoint)
+    weights = {
+        row.canonical: _weight(checkpoint, draft, row, scheme, modules, dtype) for row in draft.rows
+    }
+    weights |= _from_target(draft, shared or {}, dtype)
+    linears = tuple(_module(r.canonical) for r in draft.rows if r.role in ("attention", "mlp"))
+    quantized = {_module(r.canonical): r for r in draft.rows if _module(r.tensor.name) in modules}
+    rounding = _InputRounding(
+        scheme.activations if scheme else "none",
+        {name: _input_scale(checkpoint, row) for name, row in quantized.items()},
+        on_input,
+    )
+    return LoadedDraft(
+        name=folder.name,
+        family=draft.family,
+        geometry=draft.geometry,
+        weights=weights,
+        quantized=tuple(sorted(quantized)),
+        linears=linears,
+        forward=draft.family.forward(draft.geometry, weights, rounding),
+        fusion_sha256=_fusion_sha256(checkpoint, draft),
+    )
+
+
+class _InputRounding:
+    """`OnInput` that rounds the inputs of quantized linears to FP8 and back.
+
+    Args:
+        activations: as declared.
+        scales: canonical module name of every quantized linear -> its static scale, if any.
+        before: sees the input first.
+    """
+
+    def __init__(
+        self,
+        activations: Activations,
+        scales: Mapping[str, Tensor | None],
+        before: OnInput | None,
+    ) -> None:
+        self._activations = activations
+        self._scales = scales
+        self._before = before
+
+    def __call__(self, name: str, x: Tensor) -> Tensor:
+        if self._before is not None:
+            x = self._before(name, x)
+        if self._activations == "none" or name not in self._scales:
+            return x
+        wide = x.to(torch.float32)
+        scale = self._scales[name]
+        if scale is None:
+            absmax = wide.abs().amax(-1, keepdim=True)
+            scale = torch.where(absmax > 0, absmax / _FP8_MAX, 1.0)  # a zero token stays zero
+        codes = (wide / scale).clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
+        return (codes.to(torch.float32) * scale).to(x.dtype)
+
+
+def _as_if_unquantized(
+    checkpoint: Checkpoint, scheme: DeclaredScheme, modules: set[str]
+) -> Checkpoint:
+    """The same headers with every quantized linear spelled as the one weight that it stands for.
+
+    So the family's own table recognises the draft and checks names and shapes.
+    """
+    shapes = _family_shapes(checkpoint)
+    tensors = dict(checkpoint.tensors)
+    for module in sorted(modules):
+        name = f"{module}.weight"
+        shape = shapes.get(name)
+        if shape is None or len(shape) != 2:
+            raise CheckpointError(
+                checkpoint.folder,
+                f"{module} is stored quantized, but is no linear of this draft's family",
+                fix="quantize the draft again",
+            )
+        parts = stored_parts(scheme, *shape)
+        stored = [tensors.pop(f"{module}.{suffix}", None) for suffix in parts]
+        for tensor, (suffix, part) in zip(stored, parts.items(), strict=True):
+            if tensor is None or tensor.dtype not in part.dtypes or tensor.shape != part.shape:
+                got = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
+                raise CheckpointError(
+                    checkpoint.folder,
+                    f"{module}.{suffix}: {scheme} needs {' or '.join(part.dtypes)}"
+                    f" {list(part.shape)}, got {got}",
+                    fix="run `draftquant verify`, then quantize the draft again",
+                )
+        tensors[name] = TensorInfo(
+            name=name, dtype=FLOAT_DTYPES[0], shape=shape, file="", start=0, stop=0
+        )
+    return dataclasses.replace(checkpoint, tensors=tensors)
+
+
+def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """On-disk weight name -> unquantized shape, for every module of the folder."""
+    declared = checkpoint.config.get("architectures")
+    shapes = {}
+    for family in FAMILIES:
+        if isinstance(declared, list) and set(declared) & set(family.architectures):
+            geometry = family.read_geometry(checkpoint.config, checkpoint.folder)
+            specs = family.tensor_specs(geometry)
+            for module in {name.rpartition(".")[0] for name in checkpoint.tensors}:
+                spec = specs.get(family.canonical_name(f"{module}.weight"))
+                if spec is not None:
+                    shapes[f"{module}.weight"] = tuple(dim.size for dim in spec.shape)
+    return shapes
+
+
+def _weight(
+    checkpoint: Checkpoint,
+    draft: Draft,
+    row: Row,
+    scheme: DeclaredScheme | None,
+    modules: set[str],
+    dtype: torch.dtype,
+) -> Tensor:
+    module = _module(row.tensor.name)
+    if scheme is not None and module in modules:
+        if row.role not in ("attention", "mlp"):
+            raise CheckpointError(
+                draft.checkpoint.folder,
+                f"{module} is quantized; engines keep the {row.role} in floating point",
+                fix="quantize attention and MLP linears only",
+            )
+        in_features = row.tensor.shape[1]
+        decoded = decode_linear(checkpoint, scheme, module, in_features=in_features)
+        return torch.from_numpy(decoded.dequantized()).to(dtype)
+    tensor, block = row.tensor, read_whole(checkpoint, row.tensor)
+    if tensor.dtype in FLOAT_DTYPES:
+        return torch.from_numpy(floats(block, tensor.dtype)).reshape(tensor.shape).to(dtype)
+    if tensor.dtype == "BOOL":
+        return torch.from_numpy(block != 0).reshape(tensor.shape)
+    return torch.from_numpy(block).view(_TORCH_DTYPES[tensor.dtype]).reshape(tensor.shape)
+
+
+def _input_scale(checkpoint: Checkpoint, row: Row) -> Tensor | None:
+    """The static scale of a linear's input, [] float32; None where it is not stored."""
+    tensor = checkpoint.tensors.get(f"{_module(row.tensor.name)}.input_scale")
+    if tensor is None:
+        return None
+    scale = float(floats(read_whole(checkpoint, tensor), tensor.dtype)[0])
+    if not 0 < scale < float("inf"):
+        raise CheckpointError(
+            checkpoint.folder,
+            f"{tensor.name}: expected a positive scale, got {scale}",
+            fix="quantize again with calibration traces",
+        )
+    return torch.tensor(scale)
+
+
+def _from_target(
+    draft: Draft, shared: Mapping[str, Tensor], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The embedding and the head that the draft does not store itself."""
+    specs = draft.family.tensor_specs(draft.geometry)
+    found = {}
+    for name, spec in specs.items():
+        if spec.role not in ("embedding", "head") or draft.row(name) is not None:
+            continue
+        shape = tuple(dim.size for dim in spec.shape)
+        if name not in shared:
+            raise CheckpointError(
+                draft.checkpoint.folder,
+                f"{name} is not stored: the draft shares the target's",
+                fix="give the target as well, whose embedding and head it uses",
+            )
+        if tuple(shared[name].shape) != shape:
+            raise CheckpointError(
+                draft.checkpoint.folder,
+                f"{name}: expected shape {list(shape)}, the target's is {list(shared[name].shape)}",
+                fix="give the target that this draft was trained for",
+            )
+        found[name] = shared[name].to(dtype)
+    return found
+
+
+def _fusion_sha256(checkpoint: Checkpoint, draft: Draft) -> str:
+    digest = hashlib.sha256()
+    for row in sorted(draft.rows, key=lambda row: row.canonical):
+        if row.canonical.startswith(_BEFORE_FUSION):
+            digest.update(row.canonical.encode())
+            digest.update(memoryview(read_whole(checkpoint, row.tensor)))
+    return digest.hexdigest()
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight")

@@ -1,0 +1,38 @@
+"""Packing INT4 codes into 32-bit words, in torch."""
+
+import torch
+from torch import Tensor
+
+
+def int4_words(codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
+    """Pack INT4 codes, eight to an int32 word; the last word of a row is padded with code 0.
+
+    Args:
+        codes: [rows, in_features] int8 in [-8, 7].
+        interleaved: nibble i (bits 4i .. 4i + 3) holds column 8c + (0, 2, 4, 6, 1, 3, 5, 7)[i], the
+            order of AWQ and Quark's `reorder`; else column 8c + i.
+        offset: added to each code before its low four bits are taken (8 = unsigned nibbles).
+
+    Returns:
+        [rows, ceil(in_features / 8)] int32.
+    """
+    padding = -codes.shape[1] % 8
+    if padding:
+        codes = torch.nn.functional.pad(codes, (0, padding))
+    nibbles = codes + offset if offset else codes
+    lanes = nibbles.contiguous().view(torch.int64)  # byte i of a lane: column 8c + i
+    if interleaved:
+        even = _gather_even_nibbles(lanes)
+        odd = _gather_even_nibbles(lanes >> 8)
+        return (even | odd << 16).to(torch.int32)
+    lanes = lanes & 0x0F0F0F0F0F0F0F0F
+    lanes = (lanes | lanes >> 4) & 0x00FF00FF00FF00FF
+    lanes = (lanes | lanes >> 8) & 0x0000FFFF0000FFFF
+    return (lanes | lanes >> 16).to(torch.int32)
+
+
+def _gather_even_nibbles(lanes: Tensor) -> Tensor:
+    """Low nibbles of bytes 0, 2, 4, 6 of each lane -> bits 0 .. 15."""
+    lanes = lanes & 0x000F000F000F000F
+    lanes = (lanes | lanes >> 12) & 0x000000FF000000FF
+    return (lanes | lanes >> 24) & 0xFFFF

@@ -1,0 +1,245 @@
+"""The plan: a recipe applied to a draft's headers, one row per tensor. Pure: it reads no data.
+
+Every tensor is claimed once, every rule that is not `optional` must match, and the number of
+quantized linears must be what the recipe expects; anything else stops here.
+"""
+
+import difflib
+import fnmatch
+from dataclasses import dataclass
+from typing import Any
+
+from ..recipes.schema import Action, Recipe, Rule
+from .drafts.family import Draft, Row
+from .errors import PlanError
+from .layouts import StoredTensor, get_layout
+from .safetensors_header import DTYPE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What happens to one tensor, and which rule said so.
+
+    Attributes:
+        rule: index into the recipe's rules.
+        stored: what the tensor becomes in the output.
+    """
+
+    row: Row
+    action: Action
+    rule: int
+    stored: tuple[StoredTensor, ...]
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the source tensor."""
+        return self.row.tensor.nbytes
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of everything that it becomes."""
+        return sum(tensor.nbytes for tensor in self.stored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All steps, sorted by tensor name, with the recipe and the draft that they follow from."""
+
+    recipe: Recipe
+    draft: Draft
+    steps: tuple[Step, ...]
+
+    @property
+    def quantized(self) -> tuple[Step, ...]:
+        """The steps that quantize."""
+        return tuple(step for step in self.steps if step.action == "quantize")
+
+    @property
+    def bytes_before(self) -> int:
+        """Tensor bytes of the source, headers not counted."""
+        return sum(step.bytes_before for step in self.steps)
+
+    @property
+    def bytes_after(self) -> int:
+        """Tensor bytes of the output, headers not counted."""
+        return sum(step.bytes_after for step in self.steps)
+
+    def overhead(self) -> dict[str, int]:
+        """Bytes that scales, zero points and shapes add, by the last part of their name."""
+        added: dict[str, int] = {}
+        for step in self.quantized:
+            for tensor in step.stored[1:]:
+                kind = tensor.name.rpartition(".")[2]
+                added[kind] = added.get(kind, 0) + tensor.nbytes
+        return added
+
+    def kept_modules(self) -> tuple[str, ...]:
+        """On-disk names of the 2-D modules that stay floating-point, for the exclude list."""
+        kept = [step.row for step in self.steps if step.action == "keep"]
+        names = {
+            row.tensor.name.removesuffix(".weight") for row in kept if len(row.tensor.shape) == 2
+        }
+        missing = set(self.draft.family.served_unquantized) - {
+            name.rpartition(".")[2] for name in names
+        }
+        return tuple(sorted(names | missing))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The plan as plain data, for `--json`."""
+        return {
+            "recipe": self.recipe.name,
+            "draft": str(self.draft.checkpoint.folder),
+            "family": self.draft.family.name,
+            "layout": self.recipe.layout,
+            "backend": self.recipe.backend,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "overhead_bytes": self.overhead(),
+            "tensors": [_step_mapping(step, self.recipe.rules[step.rule]) for step in self.steps],
+        }
+
+
+def make_plan(recipe: Recipe, draft: Draft) -> Plan:
+    """Apply a recipe to a draft.
+
+    Raises:
+        PlanError: a tensor is unclaimed or claimed twice, a rule matches nothing or something that
+            cannot be quantized, or the count differs from the recipe's `expect`.
+        LayoutError: the layout cannot express the formats, or cannot store one of the shapes.
+    """
+    layout = get_layout(recipe.layout)
+    layout.check(recipe)
+    steps = []
+    for row in draft.rows:
+        index = _claim(recipe, draft, row)
+        action = recipe.rules[index].action
+        if action == "quantize":
+            _check_quantizable(recipe, draft, row)
+            stored = layout.stored(row.tensor, recipe)
+        else:
+            tensor = row.tensor
+            stored = (StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),)
+        steps.append(Step(row=row, action=action, rule=index, stored=stored))
+    plan = Plan(recipe=recipe, draft=draft, steps=tuple(steps))
+    _check_rules_used(plan)
+    _check_count(plan)
+    _check_fused(plan)
+    _check_names(plan)
+    return plan
+
+
+def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
+    """Index of the rule that claims a tensor: patterns (exceptions) go before roles."""
+    by_name = [i for i, rule in enumerate(recipe.rules) if _names(rule, row)]
+    by_role = [i for i, rule in enumerate(recipe.rules) if row.role in rule.role]
+    for claims in (by_name, by_role):
+        if len(claims) > 1:
+            raise PlanError(
+                f"recipe {recipe.name}",
+                f"{row.tensor.name} is claimed by rules[{claims[0]}] and rules[{claims[1]}]",
+                fix="narrow one of the two patterns",
+            )
+    claims = by_name or by_role
+    if not claims:
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"no rule claims {row.tensor.name} (role {row.role}) of {draft.checkpoint.folder}",
+            fix=f"add a rule for role {row.role!r}",
+        )
+    return claims[0]
+
+
+def _names(rule: Rule, row: Row) -> bool:
+    """True if one of the rule's patterns matches the tensor's on-disk or canonical name."""
+    return any(
+        fnmatch.fnmatchcase(name, pattern)
+        for pattern in rule.tensor
+        for name in (row.tensor.name, row.canonical)
+    )
+
+
+def _check_quantizable(recipe: Recipe, draft: Draft, row: Row) -> None:
+    if row.role not in ("attention", "mlp") or len(row.tensor.shape) != 2:
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} (role {row.role}, shape {list(row.tensor.shape)}) cannot be"
+            f" quantized: engines serve {draft.family.name} with it in floating point",
+            fix="quantize roles attention and mlp only",
+        )
+
+
+def _check_rules_used(plan: Plan) -> None:
+    used = {step.rule for step in plan.steps}
+    for index, rule in enumerate(plan.recipe.rules):
+        if index in used or rule.optional:
+            continue
+        names = [step.row.tensor.name for step in plan.steps]
+        near = [n for pattern in rule.tensor for n in difflib.get_close_matches(pattern, names, 3)]
+        roles = sorted({step.row.role for step in plan.steps})
+        hint = f"nearest: {', '.join(near) or names[0]}" if rule.tensor else f"roles here: {roles}"
+        raise PlanError(
+            f"recipe {plan.recipe.name}",
+            f"rules[{index}] ({rule}) claims no tensor of {plan.draft.checkpoint.folder}"
+            f" ({plan.draft.family.name}, {len(names)} tensors); {hint}",
+            fix="correct the rule, mark it 'optional: true', or use the recipe for this family",
+        )
+
+
+def _check_count(plan: Plan) -> None:
+    layers = plan.draft.geometry.num_layers
+    expected = plan.recipe.expect.quantized_per_layer * layers
+    if len(plan.quantized) != expected:
+        raise PlanError(
+            f"recipe {plan.recipe.name}",
+            f"expect: {plan.recipe.expect.quantized_per_layer} quantized linears in each of"
+            f" {layers} layer(s) = {expected}, the rules quantize {len(plan.quantized)}",
+            fix="correct the rules or 'expect'",
+        )
+
+
+def _check_fused(plan: Plan) -> None:
+    """Engines load fused linears with one scheme: all members are quantized, or none."""
+    quantized = {step.row.tensor.name.removesuffix(".weight") for step in plan.quantized}
+    for group in plan.draft.fused_groups():
+        if 0 < len(quantized.intersection(group)) < len(group):
+            raise PlanError(
+                f"recipe {plan.recipe.name}",
+                f"{', '.join(group)} are fused by every engine, but only"
+                f" {', '.join(sorted(quantized.intersection(group)))} would be quantized",
+                fix="quantize all of them or none",
+            )
+
+
+def _check_names(plan: Plan) -> None:
+    """No stored tensor may take the name of another one."""
+    owners: dict[str, str] = {}
+    for step in plan.steps:
+        for tensor in step.stored:
+            if tensor.name in owners:
+                raise PlanError(
+                    plan.draft.checkpoint.folder,
+                    f"{step.row.tensor.name} and {owners[tensor.name]} would both be stored as"
+                    f" {tensor.name}",
+                    fix="rename the stray tensor of the source",
+                )
+            owners[tensor.name] = step.row.tensor.name
+
+
+def _step_mapping(step: Step, rule: Rule) -> dict[str, Any]:
+    tensor = step.row.tensor
+    return {
+        "name": tensor.name,
+        "role": step.row.role,
+        "rule": step.rule,
+        "action": step.action,
+        "why": rule.why,
+        "dtype": tensor.dtype,
+        "bits": 8 * DTYPE_BYTES[tensor.dtype],
+        "shape": list(tensor.shape),
+        "bytes_before": step.bytes_before,
+        "bytes_after": step.bytes_after,
+        "stored": [
+            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
+            for t in step.stored
+        ],
+    }

@@ -1,0 +1,184 @@
+"""`quantize_draft`: plan in, published folder out. It appears whole and verified, or not at all."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..recipes.schema import recipe_sha256, to_mapping
+from .backends import Backend, get_backend
+from .checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE
+from .errors import BackendError, CheckpointError, VerifyError
+from .execute import execute
+from .hub import DraftSource
+from .layouts import get_layout
+from .plan import Plan, Step
+from .staging import check_output, staged_output, sync, write_text
+from .verify import VerifyReport, verify
+from .versions import package_version
+
+PROVENANCE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeReport:
+    """What a run wrote, and what verification found in it."""
+
+    out: Path
+    plan: Plan
+    verification: VerifyReport
+
+
+def quantize_draft(
+    plan: Plan,
+    out: Path,
+    *,
+    source: DraftSource,
+    argv: Sequence[str] = (),
+    input_scales: Mapping[str, float] | None = None,
+    input_scale_origin: str | None = None,
+    allow_zero_rows: bool = False,
+    on_progress: Callable[[Step], None] = lambda _step: None,
+    on_stage: Callable[[str], None] = lambda _stage: None,
+) -> QuantizeReport:
+    """Quantize a draft into a new folder: write, verify by re-reading, rename.
+
+    Args:
+        plan: from `make_plan`; its recipe names backend and layout.
+        out: folder to create.
+        source: where the draft came from, for provenance.
+        argv: the command line, for provenance.
+        input_scales: static activation scale per on-disk module name; needed exactly where the
+            recipe's activations are static.
+        input_scale_origin: where they came from, for provenance.
+        allow_zero_rows: store all-zero rows instead of refusing them.
+        on_progress: called after each tensor written.
+        on_stage: called with "write" and "verify" when they begin.
+
+    Raises:
+        DraftQuantError: of the stage that failed; nothing is left behind.
+    """
+    backend = get_backend(plan.recipe.backend)
+    backend.check(plan.recipe.weights)
+    scales = _checked_scales(plan, input_scales)
+    folder = plan.draft.checkpoint.folder
+    side_files = plan.draft.checkpoint.side_files()
+    _check_side_files(plan, side_files)
+    side_bytes = sum((folder / file).stat().st_size for file in side_files)
+    check_output(out, folder, needed_bytes=plan.bytes_after + side_bytes + _SPARE_BYTES)
+    with staged_output(out) as staging:
+        on_stage("write")
+        execute(
+            plan,
+            staging,
+            backend,
+            input_scales=scales,
+            allow_zero_rows=allow_zero_rows,
+            on_progress=on_progress,
+        )
+        _copy_side_files(folder, staging, side_files)
+        _write_config(plan, staging)
+        on_stage("verify")
+        report = verify(staging, folder)
+        if not report.ok:
+            faults = "\n  ".join(str(fault) for fault in report.faults[:10])
+            raise VerifyError(
+                out,
+                f"the written folder does not pass verification, and is not published:\n  {faults}",
+                fix="report this with the recipe and the draft's config.json",
+            )
+        origin = {"input_scales": scales, "input_scale_origin": input_scale_origin}
+        provenance = _provenance(plan, backend, source, argv, report) | (origin if scales else {})
+        write_text(staging / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
+    return QuantizeReport(out=out, plan=plan, verification=report)
+
+
+_SPARE_BYTES = 16 << 20  # headers, config, provenance
+
+
+def _checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:
+    """Static input scales are given exactly where the recipe needs them."""
+    modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
+    if not plan.recipe.needs_input_scales:
+        if scales:
+            raise BackendError(
+                f"recipe {plan.recipe.name}",
+                "activations are not static, but input scales were given",
+                fix="drop --traces or --input-scale, or use a recipe with static activations",
+            )
+        return {}
+    missing = [module for module in modules if module not in (scales or {})]
+    if scales is None or missing:
+        raise BackendError(
+            f"recipe {plan.recipe.name}",
+            f"static activations need an input scale per linear; missing: {', '.join(missing)}",
+            fix="record traces ('draftquant record') and pass --traces, or use a dynamic recipe"
+            " (fp8-ptpc), or pass --input-scale 1.0",
+        )
+    return {module: scales[module] for module in modules}
+
+
+def _check_side_files(plan: Plan, side_files: Sequence[str]) -> None:
+    """What this run writes must not collide with a file that it copies."""
+    folder = plan.draft.checkpoint.folder
+    for file in (PROVENANCE_FILE, "hf_quant_config.json"):
+        if file in side_files:
+            raise CheckpointError(
+                folder / file,
+                "the source is already the result of a quantization",
+                fix="start from the BF16 draft",
+            )
+    if "quantization_config" in plan.draft.checkpoint.config:
+        raise CheckpointError(
+            folder / CONFIG_FILE,
+            "declares a quantization_config: the source is already quantized",
+            fix="start from the BF16 draft",
+        )
+
+
+def _copy_side_files(folder: Path, staging: Path, side_files: Sequence[str]) -> None:
+    for file in side_files:
+        (staging / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / file, staging / file)
+        sync(staging / file)
+
+
+def _write_config(plan: Plan, staging: Path) -> None:
+    """config.json with the layout's declaration, the layout's own files, and the index."""
+    checkpoint = plan.draft.checkpoint
+    layout = get_layout(plan.recipe.layout)
+    declared = layout.declare(plan.recipe, plan.kept_modules())
+    for file, content in layout.side_files(declared).items():
+        write_text(staging / file, json.dumps(content, indent=2) + "\n")
+    if checkpoint.index is not None:
+        files = {t.name: step.row.tensor.file for step in plan.steps for t in step.stored}
+        metadata = {**checkpoint.index.get("metadata", {}), "total_size": plan.bytes_after}
+        index = {"metadata": metadata, "weight_map": dict(sorted(files.items()))}
+        write_text(staging / INDEX_FILE, json.dumps(index, indent=2) + "\n")
+    config = {**checkpoint.config, "quantization_config": declared}
+    write_text(staging / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def _provenance(
+    plan: Plan, backend: Backend, source: DraftSource, argv: Sequence[str], report: VerifyReport
+) -> dict[str, Any]:
+    """Who made this folder, from what, how; no time stamp, so that equal runs give equal files."""
+    return {
+        "format": "draftquant-provenance",
+        "version": PROVENANCE_VERSION,
+        "draftquant": package_version("draftquant"),
+        "backend_versions": backend.versions(),
+        "argv": list(argv),
+        "source": {
+            "hub_id": source.hub_id,
+            "revision": source.revision,
+            "family": plan.draft.family.name,
+            "tensor_sha256": dict(report.source_sha256),
+        },
+        "recipe": to_mapping(plan.recipe),
+        "recipe_sha256": recipe_sha256(plan.recipe),
+        "tensor_sha256": dict(report.output_sha256),
+        "tensor_bytes": {"before": plan.bytes_before, "after": plan.bytes_after},
+    }

@@ -1,0 +1,78 @@
+"""The command `draftquant`: parse, run one command, turn errors into exit codes.
+
+Exit codes: 0 done or PASS, 1 verify or gate says no, 2 bad input or usage, 3 INCONCLUSIVE or
+ANOMALOUS.
+"""
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from ..quantize.errors import VerifyError
+from ..quantize.versions import package_version
+from ..recipes.errors import DraftQuantError
+from .console import stderr
+
+COMMANDS = {
+    "recipes": "list, show or check recipes",
+    "inspect": "what a draft is, and what quantization can save",
+    "plan": "what a recipe would do to every tensor; writes nothing",
+    "quantize": "quantize a draft into a new, verified folder",
+    "verify": "re-read a quantized draft with an independent decoder",
+    "record": "record what a target does on prompts",
+    "replay": "acceptance length of drafts over recorded traces",
+    "gate": "may the quantized draft replace the BF16 one?",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser(arguments)
+    options = parser.parse_args(arguments)
+    options.argv = ["draftquant", *arguments]
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        command = importlib.import_module(f".commands.{options.command}", __package__)
+        return int(command.run(options))
+    except (DraftQuantError, OSError) as exc:
+        if options.debug:
+            raise
+        stderr().print(f"[bold red]error:[/] {_escaped(exc)}")
+        return 1 if isinstance(exc, VerifyError) else 2
+    except KeyboardInterrupt:
+        stderr().print("interrupted: nothing was published")
+        return 130
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="draftquant",
+        description="Quantize speculative-decoding drafts, verify every byte, gate on acceptance.",
+        epilog="exit codes: 0 done or PASS, 1 verify or gate says no, 2 bad input, "
+        "3 INCONCLUSIVE or ANOMALOUS",
+    )
+    parser.add_argument("--version", action="version", version=package_version("draftquant"))
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        sub = commands.add_parser(name, help=summary, description=summary.capitalize())
+        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        if name in arguments:  # the arguments of the other commands are not needed
+            module = importlib.import_module(f".commands.{name}", __package__)
+            module.add_arguments(sub)
+    return parser
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(143)  # unwinds, so that the staging folder is removed
+
+
+def _escaped(exc: BaseException) -> str:
+    return str(exc).replace("[", r"\[")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

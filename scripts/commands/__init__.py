@@ -1,0 +1,1 @@
+"""One module per command. Each has `add_arguments` and `run`; importing one imports no torch."""

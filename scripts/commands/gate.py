@@ -1,0 +1,101 @@
+"""`draftquant gate`: judge a quantized draft against its BF16 source on the same traces."""
+
+import argparse
+import json
+import math
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...quantize.checkpoint import PROVENANCE_FILE, read_json_object
+from ...quantize.hub import resolve_draft
+from ...quantize.staging import check_output, write_text
+from ...recipes.schema import PolicyName
+from ..console import print_json, stdout, table
+from .common import add_replay_arguments
+from .replay import print_replays, replay_with_progress
+
+if TYPE_CHECKING:
+    from ...validate.gate import GateReport
+
+COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "ANOMALOUS": "magenta"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`gate BF16 QUANT --traces T --policy P`."""
+    parser.add_argument("baseline", metavar="BF16", help="the draft as released")
+    parser.add_argument("candidate", metavar="QUANT", help="the quantized draft")
+    add_replay_arguments(parser)
+    parser.add_argument(
+        "--policy",
+        choices=typing.get_args(PolicyName),
+        help="default: that of QUANT's recipe, else release",
+    )
+    parser.add_argument(
+        "--max-relative-drop",
+        type=float,
+        metavar="X",
+        help="margin instead of the policy's, 1 %% = 0.01",
+    )
+    parser.add_argument("--confidence", type=float, metavar="C", help="instead of the policy's")
+    parser.add_argument("--min-prompts", type=int, metavar="N", help="instead of the policy's")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="also write the JSON report here"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """See `add_arguments`."""
+    from ...validate.gate import judge
+    from ...validate.policy import resolve_policy
+
+    policy = resolve_policy(
+        options.policy or _policy_of(options.candidate),
+        max_relative_drop=options.max_relative_drop,
+        confidence=options.confidence,
+        min_prompts=options.min_prompts,
+    )
+    if options.report:
+        check_output(options.report)
+    options.drafts = [options.baseline, options.candidate]
+    replays = replay_with_progress(options)
+    report = judge(replays[0], replays[1], policy)
+    if options.report:
+        write_text(options.report, json.dumps(report.to_mapping(), indent=2) + "\n")
+    if options.json:
+        print_json(report.to_mapping())
+    else:
+        print_replays(replays)
+        print_gate(report)
+    return report.exit_code
+
+
+def print_gate(report: "GateReport") -> None:
+    """Print the statistic and the verdict."""
+    out = stdout()
+    if report.change is not None:
+        found = table("Gate", "policy", "limit", "change", "lower bound", "upper bound", "prompts")
+        found.add_row(
+            report.policy.name,
+            f"{-report.policy.max_relative_drop:+.2%}",
+            f"{report.change.relative_change:+.2%}",
+            f"{math.expm1(report.change.lower):+.2%}",
+            f"{math.expm1(report.change.upper):+.2%}",
+            str(report.num_prompts),
+        )
+        out.print(found)
+    colour = COLOURS[report.verdict]
+    out.print(f"[bold {colour}]{report.verdict}[/]: {report.reason}")
+    if report.action:
+        out.print(f"  {report.action}")
+
+
+def _policy_of(candidate: str) -> PolicyName:
+    """The policy that the candidate's recipe asks for; `release` for folders not made here."""
+    path = resolve_draft(candidate).folder / PROVENANCE_FILE
+    if not path.exists():
+        return "release"
+    recipe = read_json_object(path, "quantize the draft again").get("recipe")
+    name = (recipe or {}).get("gate", {}).get("policy")
+    return typing.cast(PolicyName, name) if name in typing.get_args(PolicyName) else "release"

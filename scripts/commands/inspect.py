@@ -1,0 +1,95 @@
+"""`draftquant inspect`: what a draft is, what quantization can save, what could hurt."""
+
+import argparse
+from typing import Any
+
+from ...quantize.concat import HalfRatio, half_ratios
+from ...quantize.drafts import Draft
+from ...quantize.errors import LayoutError, PlanError
+from ...quantize.plan import make_plan
+from ...recipes import built_in_recipes, load_recipe
+from ..console import megabytes, print_json, stdout, table
+from .common import open_draft
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`inspect DRAFT`."""
+    parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """See `add_arguments`."""
+    _, draft = open_draft(options.draft)
+    found = _summary(draft, half_ratios(draft))
+    if options.json:
+        print_json(found)
+    else:
+        _print(found)
+    return 0
+
+
+def _summary(draft: Draft, ratios: tuple[HalfRatio, ...]) -> dict[str, Any]:
+    tensors = [
+        {
+            "name": row.tensor.name,
+            "role": row.role,
+            "dtype": row.tensor.dtype,
+            "shape": list(row.tensor.shape),
+            "bytes": row.tensor.nbytes,
+        }
+        for row in draft.rows
+    ]
+    return {
+        "draft": str(draft.checkpoint.folder),
+        "family": draft.family.name,
+        "architecture": draft.checkpoint.config["architectures"][0],
+        "num_layers": draft.geometry.num_layers,
+        "aux_layer_ids": draft.geometry.aux_layer_ids,
+        "parameters": sum(row.tensor.numel for row in draft.rows if row.role != "vocabulary_map"),
+        "bytes": draft.checkpoint.nbytes,
+        "tensors": tensors,
+        "bytes_after": {name: _bytes_after(name, draft) for name in built_in_recipes()},
+        "concat_half_ratio": [
+            {"name": r.name, "ratio": r.ratio, "rows": r.num_rows, "harmful": r.harmful}
+            for r in ratios
+        ],
+    }
+
+
+def _bytes_after(name: str, draft: Draft) -> int | str:
+    """Tensor bytes under a built-in recipe, or why it does not fit this draft."""
+    try:
+        return make_plan(load_recipe(name), draft).bytes_after
+    except (PlanError, LayoutError) as exc:
+        return exc.what
+
+
+def _print(found: dict[str, Any]) -> None:
+    out = stdout()
+    out.print(
+        f"[bold]{found['draft']}[/]: {found['family']} ({found['architecture']}),"
+        f" {found['num_layers']} layer(s), {found['parameters']:,} parameters,"
+        f" {found['bytes']:,} bytes of tensors"
+    )
+    layers = found["aux_layer_ids"] or "default (no eagle_config)"
+    out.print(f"reads the outputs of target layers {layers}")
+    tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",))
+    for t in found["tensors"]:
+        tensors.add_row(t["name"], t["role"], t["dtype"], str(t["shape"]), f"{t['bytes']:,}")
+    out.print(tensors)
+    savings = table("What recipes make of it", "recipe", "size", "share", right=("size", "share"))
+    for name, after in found["bytes_after"].items():
+        if isinstance(after, str):
+            savings.add_row(name, after, "")
+        else:
+            savings.add_row(name, megabytes(after), f"{after / found['bytes']:.1%}")
+    out.print(savings)
+    for ratio in found["concat_half_ratio"]:
+        advice = "balanced enough for one scale per row"
+        if ratio["harmful"]:
+            advice = "one INT4 scale per row would round the smaller half to zero: use FP8"
+        out.print(
+            f"{ratio['name']}: hidden half / embedding half = {ratio['ratio']:.2f}"
+            f" ({ratio['rows']} rows): {advice}"
+        )

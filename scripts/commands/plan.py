@@ -1,0 +1,67 @@
+"""`draftquant plan`: every tensor with rule, action and bytes; nothing is written."""
+
+import argparse
+
+from ...quantize.plan import Plan, make_plan
+from ..console import print_json, stdout, table
+from .common import add_recipe_arguments, chosen_recipe, open_draft
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`plan DRAFT --recipe R`."""
+    parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
+    add_recipe_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """See `add_arguments`."""
+    _, draft = open_draft(options.draft)
+    plan = make_plan(chosen_recipe(options), draft)
+    if options.json:
+        print_json(plan.to_mapping())
+    else:
+        print_plan(plan)
+    return 0
+
+
+def print_plan(plan: Plan) -> None:
+    """Print a plan as a table with its sums."""
+    recipe = plan.recipe
+    columns = ("tensor", "role", "rule", "action", "shape", "before", "after")
+    found = table(
+        f"Plan: {recipe.name} on {plan.draft.checkpoint.folder} ({plan.draft.family.name}),"
+        f" layout {recipe.layout}, backend {recipe.backend}",
+        *columns,
+        right=("rule", "before", "after"),
+    )
+    for step in plan.steps:
+        style = "green" if step.action == "quantize" else ""
+        found.add_row(
+            step.row.tensor.name,
+            step.row.role,
+            str(step.rule),
+            step.action,
+            str(list(step.row.tensor.shape)),
+            f"{step.bytes_before:,}",
+            f"{step.bytes_after:,}",
+            style=style,
+        )
+    found.add_section()
+    found.add_row(
+        "total",
+        "",
+        "",
+        f"{len(plan.quantized)} quantized",
+        "",
+        f"{plan.bytes_before:,}",
+        f"{plan.bytes_after:,}",
+        style="bold",
+    )
+    out = stdout()
+    out.print(found)
+    added = ", ".join(f"{kind} {nbytes:,}" for kind, nbytes in plan.overhead().items())
+    out.print(
+        f"of these, bytes added by the layout: {added};"
+        f" output is {plan.bytes_after / plan.bytes_before:.1%} of the source"
+    )

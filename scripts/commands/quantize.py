@@ -1,0 +1,158 @@
+"""`draftquant quantize`: plan, write, verify, publish."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...quantize.errors import BackendError
+from ...quantize.plan import Plan, Step, make_plan
+from ..console import megabytes, print_json, progress_bar, stderr, stdout
+from .common import (
+    add_num_draft_tokens,
+    add_recipe_arguments,
+    chosen_recipe,
+    open_draft,
+    target_tables,
+)
+
+if TYPE_CHECKING:
+    from ...quantize.run import QuantizeReport
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`quantize DRAFT --recipe R --out O [--traces T]`."""
+    parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
+    add_recipe_arguments(parser)
+    parser.add_argument("--out", required=True, type=Path, metavar="O", help="folder to create")
+    scales = parser.add_mutually_exclusive_group()
+    scales.add_argument(
+        "--traces", type=Path, metavar="T", help="calibration traces for static activation scales"
+    )
+    scales.add_argument(
+        "--input-scale", type=float, metavar="X", help="one static activation scale for all linears"
+    )
+    add_num_draft_tokens(parser)
+    parser.add_argument(
+        "--target",
+        type=Path,
+        metavar="M",
+        help="target folder, to calibrate drafts without embedding or head",
+    )
+    parser.add_argument(
+        "--allow-zero-rows",
+        action="store_true",
+        help="store all-zero rows instead of refusing them",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """See `add_arguments`."""
+    from ...quantize.run import quantize_draft
+
+    source, draft = open_draft(options.draft)
+    plan = make_plan(chosen_recipe(options), draft)
+    scales, origin = _input_scales(plan, options)
+    seconds = _Stopwatch()
+    with progress_bar("quantize", plan.bytes_before) as bar:
+
+        def advance(step: Step) -> None:
+            bar.advance(step.bytes_before)
+
+        report = quantize_draft(
+            plan,
+            options.out,
+            source=source,
+            argv=options.argv,
+            input_scales=scales,
+            input_scale_origin=origin,
+            allow_zero_rows=options.allow_zero_rows,
+            on_progress=advance,
+            on_stage=seconds.start,
+        )
+    seconds.start("")
+    if options.json:
+        print_json(_mapping(report, seconds.spent))
+    else:
+        print_report(report, seconds.spent)
+    return 0
+
+
+def print_report(report: "QuantizeReport", seconds: dict[str, float]) -> None:
+    """Print what was written and what verification found."""
+    plan = report.plan
+    times = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items())
+    stdout().print(
+        f"[bold]{report.out}[/]: {len(plan.quantized)} linears quantized, "
+        f"{len(plan.steps) - len(plan.quantized)} tensors kept byte for byte, "
+        f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}, verified ({times})"
+    )
+
+
+def _input_scales(
+    plan: Plan, options: argparse.Namespace
+) -> tuple[dict[str, float] | None, str | None]:
+    """Static activation scales by on-disk module name, and where they come from."""
+    modules = {
+        step.row.canonical.removesuffix(".weight"): step.row.tensor.name.removesuffix(".weight")
+        for step in plan.quantized
+    }
+    if options.input_scale is not None:
+        if not 0 < options.input_scale < float("inf"):
+            raise BackendError(
+                "--input-scale",
+                f"expected a positive number, got {options.input_scale}",
+                fix="1.0 is a safe choice",
+            )
+        return dict.fromkeys(modules.values(), options.input_scale), "--input-scale"
+    if options.traces is None or not plan.recipe.needs_input_scales:
+        return ({}, "--traces") if options.traces else (None, None)
+    return _calibrated(plan, options, modules)
+
+
+def _calibrated(
+    plan: Plan, options: argparse.Namespace, modules: dict[str, str]
+) -> tuple[dict[str, float], str]:
+    from ...calibration.input_scales import measure_input_scales
+    from ...calibration.traces import TraceFolder
+    from ...quantize.loading import load_draft
+
+    traces = TraceFolder.open(options.traces)
+    shared = target_tables(options.target) if options.target else None
+    draft = load_draft(plan.draft.checkpoint.folder, shared=shared)
+    with progress_bar("calibrate", len(traces)) as bar:
+        found = measure_input_scales(
+            draft, traces, num_draft_tokens=options.num_draft_tokens, on_progress=bar.set
+        )
+    stderr().print(f"input scales from {len(traces)} traces, steps 1..{options.num_draft_tokens}")
+    scales = {modules[name]: scale.scale for name, scale in found.items() if name in modules}
+    return scales, f"traces sha256 {traces.sha256}, num_draft_tokens {options.num_draft_tokens}"
+
+
+class _Stopwatch:
+    """Wall seconds per stage; a stage ends when the next one starts."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+        self._stage = ""
+        self._since = time.perf_counter()
+
+    def start(self, stage: str) -> None:
+        """End the running stage and begin the next ("" for none)."""
+        now = time.perf_counter()
+        if self._stage:
+            self.spent[self._stage] = now - self._since
+        self._stage, self._since = stage, now
+
+
+def _mapping(report: "QuantizeReport", seconds: dict[str, float]) -> dict[str, Any]:
+    return {
+        "out": str(report.out),
+        "recipe": report.plan.recipe.name,
+        "bytes_before": report.plan.bytes_before,
+        "bytes_after": report.plan.bytes_after,
+        "quantized": [step.row.tensor.name for step in report.plan.quantized],
+        "seconds": seconds,
+        "verification": report.verification.to_mapping(),
+    }

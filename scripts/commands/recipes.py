@@ -1,0 +1,50 @@
+"""`draftquant recipes`: list the built-in ones, show one resolved, check a file."""
+
+import argparse
+import sys
+
+import yaml
+
+from ...recipes import built_in_recipes, load_recipe, recipe_sha256, to_mapping
+from ..console import print_json, stdout, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`recipes [list | show NAME | check FILE]`."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    listing = actions.add_parser("list", help="the built-in recipes")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    show = actions.add_parser("show", help="one recipe, resolved: what is hashed and stored")
+    show.add_argument("recipe", help="name or .yaml path")
+    check = actions.add_parser("check", help="report every problem of a recipe file")
+    check.add_argument("recipe", help="name or .yaml path")
+
+
+def run(options: argparse.Namespace) -> int:
+    """See `add_arguments`."""
+    if options.action == "show":
+        recipe = load_recipe(options.recipe)
+        sys.stdout.write(f"# sha256 of the resolved recipe: {recipe_sha256(recipe)}\n")
+        sys.stdout.write(yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100))
+    elif options.action == "check":
+        recipe = load_recipe(options.recipe)
+        sys.stdout.write(f"{options.recipe}: good ({recipe.name}, {len(recipe.rules)} rules)\n")
+    else:
+        _list(as_json=getattr(options, "json", False))
+    return 0
+
+
+def _list(*, as_json: bool) -> None:
+    recipes = [load_recipe(name) for name in built_in_recipes()]
+    if as_json:
+        print_json([to_mapping(recipe) for recipe in recipes])
+        return
+    found = table("Recipes", "name", "weights", "activations", "layout", "backend", "loads on")
+    for recipe in recipes:
+        weights = f"{recipe.weights.dtype} per {recipe.weights.granularity}"
+        inputs = "none"
+        if recipe.activations:
+            kind = "dynamic" if recipe.activations.dynamic else "static"
+            inputs = f"{recipe.activations.dtype} per {recipe.activations.granularity}, {kind}"
+        found.add_row(recipe.name, weights, inputs, recipe.layout, recipe.backend, recipe.loads_on)
+    stdout().print(found)

@@ -1,0 +1,94 @@
+"""`draftquant replay`: acceptance length of drafts over recorded traces."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..console import print_json, progress_bar, stdout, table
+from .common import add_replay_arguments, load_for_replay
+
+if TYPE_CHECKING:
+    from ...validate.replay import DraftReplay
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`replay DRAFT... --traces T`."""
+    parser.add_argument("drafts", nargs="+", metavar="DRAFT", help="the reference (BF16) first")
+    add_replay_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON, with counts per prompt")
+
+
+def run(options: argparse.Namespace) -> int:
+    """See `add_arguments`."""
+    replays = replay_with_progress(options)
+    if options.json:
+        print_json([_mapping(replay) for replay in replays])
+    else:
+        print_replays(replays)
+    return 0
+
+
+def replay_with_progress(options: argparse.Namespace) -> "Sequence[DraftReplay]":
+    """Load and replay `options.drafts`, with a progress bar."""
+    from ...calibration.traces import TraceFolder
+    from ...validate.replay import replay_drafts
+
+    traces = TraceFolder.open(options.traces)
+    drafts = load_for_replay(options.drafts, options.target)
+    with progress_bar("replay", len(traces)) as bar:
+        return replay_drafts(
+            drafts, traces, num_draft_tokens=options.num_draft_tokens, on_progress=bar.set
+        )
+
+
+def print_replays(replays: "Sequence[DraftReplay]") -> None:
+    """Print one row per draft."""
+    from ...validate.gate import draft_figures
+
+    first = draft_figures(replays[0])
+    num_draft_tokens = replays[0].num_draft_tokens
+    positions = [f"pos {i + 1}" for i in range(num_draft_tokens)]
+    numbers = ("acceptance length", "change", "steps", "accepted", *positions, "agreement")
+    found = table(
+        f"Replay, K = {num_draft_tokens}, {len(replays[0].prompts)} prompts,"
+        f" {replays[0].repeated_8gram_share:.1%} of the 8-grams are repeats",
+        "draft",
+        *numbers,
+        right=numbers,
+    )
+    for replay in replays:
+        figures = draft_figures(replay)
+        change = figures.mean_acceptance_length / first.mean_acceptance_length - 1
+        found.add_row(
+            replay.name,
+            f"{figures.mean_acceptance_length:.4f}",
+            "" if replay is replays[0] else f"{change:+.2%}",
+            f"{figures.num_steps:,}",
+            f"{replay.counts.num_accepted_draft_tokens:,}",
+            *(f"{share:.3f}" for share in figures.survival),
+            f"{replay.first_step.share:.2%}",
+        )
+    stdout().print(found)
+
+
+def _mapping(replay: "DraftReplay") -> dict[str, object]:
+    from ...validate.gate import draft_figures
+
+    prompts = [
+        {
+            "id": p.id,
+            "category": p.category,
+            "num_steps": p.counts.num_steps,
+            "histogram": list(p.counts.histogram),
+        }
+        for p in replay.prompts
+    ]
+    return {
+        **dataclasses.asdict(draft_figures(replay)),
+        "num_draft_tokens": replay.num_draft_tokens,
+        "trace_sha256": replay.trace_sha256,
+        "repeated_8gram_share": replay.repeated_8gram_share,
+        "first_step_agreement": replay.first_step.share,
+        "prompts": prompts,
+    }

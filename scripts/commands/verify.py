@@ -1,0 +1,30 @@
+"""`draftquant verify`: re-read a quantized draft and compare it with its source."""
+
+import argparse
+
+from ...quantize.hub import resolve_draft
+from ...quantize.verify import VerifyReport, verify
+from ..console import print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`verify O --against DRAFT`."""
+    parser.add_argument("output", metavar="O", help="quantized draft folder or Hub id")
+    parser.add_argument("--against", required=True, metavar="DRAFT", help="its BF16 source")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """See `add_arguments`."""
+    output, source = resolve_draft(options.output), resolve_draft(options.against)
+    report = verify(output.folder, source.folder)
+    if options.json:
+        print_json(report.to_mapping())
+    else:
+        print_verification(report)
+    return 0 if report.ok else 1
+
+
+def print_verification(report: VerifyReport) -> None:
+    """Print the linears with their errors, then the verdict or the faults."""
+    raise AssertionError(report)

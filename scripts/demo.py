@@ -1,0 +1,106 @@
+"""The demo: quantize the shipped pair, verify it, replay acceptance, print the gate's verdict.
+
+`./scripts/demo` sets everything up and runs this. Each step is one `draftquant` command, printed as
+a user would type it; everything runs offline, in a folder that is removed at the end.
+"""
+
+import argparse
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from ..quantize.backends import get_backend
+from ..quantize.errors import BackendError
+from ..recipes import load_recipe
+from .cli import main as draftquant
+from .console import stdout
+
+PAIR = Path(__file__).resolve().parent.parent / "tests" / "pairs" / "eagle3-llama"
+RECIPES = {"int4": "mi325x-w4a8", "fp8": "blackwell-fp8"}
+VERDICTS = {0: "PASS", 1: "FAIL", 3: "INCONCLUSIVE or ANOMALOUS"}
+
+
+def main() -> int:
+    """Run every step; returns 0 when all of them ran, whatever the verdicts are."""
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="work in DIR and leave it there")
+    parser.add_argument("--pair", type=Path, default=PAIR, help="folder of a trained pair")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    if options.keep:
+        options.keep.mkdir(parents=True)
+        verdicts = _steps(options.pair, options.keep)
+    else:
+        with tempfile.TemporaryDirectory(prefix="draftquant-demo-") as folder:
+            verdicts = _steps(options.pair, Path(folder))
+    out = stdout()
+    out.rule("verdicts")
+    for name, code in verdicts.items():
+        out.print(f"{name} ({RECIPES[name]}): exit code {code}, {VERDICTS[code]}")
+    out.print(f"finished in {time.perf_counter() - began:.0f} s")
+    return 0
+
+
+def _steps(pair: Path, work: Path) -> dict[str, int]:
+    """The demo's commands; returns the gate's exit code per quantized draft."""
+    draft, target = str(pair / "draft"), str(pair / "target")
+    traces, calibration = str(work / "traces"), str(work / "calibration")
+    _run("inspect", draft)
+    _run("plan", draft, "--recipe", RECIPES["int4"])
+    record = ("record", "--target", target, "--draft", draft)
+    _run(*record, "--prompts", str(pair / "prompts.jsonl"), "--out", traces)
+    _run(*record, "--prompts", str(pair / "calibration.jsonl"), "--out", calibration)
+    quantized = {name: str(work / name) for name in RECIPES}
+    _run(
+        "quantize",
+        draft,
+        "--recipe",
+        RECIPES["int4"],
+        *_backend(RECIPES["int4"]),
+        "--out",
+        quantized["int4"],
+    )
+    _run(
+        "quantize",
+        draft,
+        "--recipe",
+        RECIPES["fp8"],
+        *_backend(RECIPES["fp8"]),
+        "--out",
+        quantized["fp8"],
+        "--traces",
+        calibration,
+    )
+    for folder in quantized.values():
+        _run("verify", folder, "--against", draft)
+    _run("replay", draft, *quantized.values(), "--traces", traces)
+    return {
+        name: _run("gate", draft, folder, "--traces", traces, expected=VERDICTS)
+        for name, folder in quantized.items()
+    }
+
+
+def _backend(recipe: str) -> tuple[str, ...]:
+    """`--backend torch` where the vendor toolkit cannot run here (Quark needs a C++ compiler)."""
+    chosen = load_recipe(recipe)
+    try:
+        get_backend(chosen.backend).check(chosen.weights)
+    except BackendError as exc:
+        stdout().print(f"\n[yellow]{exc.what}: using our own numerics, which give the same bits[/]")
+        return ("--backend", "torch")
+    return ()
+
+
+def _run(*arguments: str, expected: dict[int, str] | None = None) -> int:
+    """Print and run one `draftquant` command; stop the demo if it fails."""
+    stdout().print(f"\n[bold cyan]$ draftquant {shlex.join(arguments)}[/]")
+    code = draftquant(arguments)
+    if code not in (expected or {0: "done"}):
+        sys.exit(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

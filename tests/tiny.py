@@ -1,0 +1,206 @@
+"""Builders of tiny drafts with real names, byte for byte reproducible, written without safetensors.
+
+A tensor is a `Stored`: safetensors dtype, shape and raw little-endian bytes. Tests that need a
+broken file change these and write again.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+FloatArray = npt.NDArray[np.float32]
+
+
+class Stored(NamedTuple):
+    """One tensor as it lies in a safetensors file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def tiny_eagle3_llama(
+    folder: Path,
+    *,
+    seed: int = 0,
+    hidden: int = 64,
+    intermediate: int = 96,
+    num_layers: int = 1,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    vocab: int = 96,
+    prefix: str = "midlayer.",
+    sharded: bool = False,
+    embed: bool = True,
+    head: bool = True,
+    pruned_vocabulary: bool = False,
+    dtype: str = "BF16",
+    metadata: Mapping[str, str] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a tiny EAGLE-3 Llama draft: config.json, weights and two tokenizer files.
+
+    Args:
+        folder: created; its parent must exist.
+        prefix: of layer 0 ("midlayer.", "layers.0.", "model.layers.0."). Layers after it are
+            "layers.1." and so on. With a "model." prefix, fc, norm and embed_tokens have it too.
+        sharded: two shards and an index.
+        embed: with embed_tokens. head: with lm_head.
+        pruned_vocabulary: half of the vocabulary, with d2t and t2d.
+        dtype: "BF16", "F16" or "F32", of every weight.
+        metadata: `__metadata__` of every file, {"format": "pt"} if not given.
+        config: overrides of config.json.
+    """
+    rng = np.random.default_rng(seed)
+    draft_vocab = vocab // 2 if pruned_vocabulary else vocab
+    keys = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": draft_vocab,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
+        "head_dim": head_dim,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "model_type": "llama",
+        "num_attention_heads": heads,
+        "num_hidden_layers": num_layers,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype],
+        "vocab_size": vocab,
+        **(config or {}),
+    }
+    outer = "model." if prefix.startswith("model.") else ""
+
+    def weight(*shape: int) -> Stored:
+        return store(rng.standard_normal(shape, dtype=np.float32) / shape[-1] ** 0.5, dtype)
+
+    def norm() -> Stored:
+        return store(1 + 0.1 * rng.standard_normal(hidden, dtype=np.float32), dtype)
+
+    tensors = {f"{outer}fc.weight": weight(hidden, 3 * hidden), f"{outer}norm.weight": norm()}
+    if embed:
+        tensors[f"{outer}embed_tokens.weight"] = weight(vocab, hidden)
+    if head:
+        tensors["lm_head.weight"] = weight(draft_vocab, hidden)
+    if pruned_vocabulary:
+        kept = np.sort(rng.permutation(vocab)[:draft_vocab])
+        tensors["d2t"] = Stored("I64", (draft_vocab,), (kept - np.arange(draft_vocab)).tobytes())
+        tensors["t2d"] = Stored("BOOL", (vocab,), np.isin(np.arange(vocab), kept).tobytes())
+    for i in range(num_layers):
+        layer = prefix if i == 0 else f"{outer}layers.{i}."
+        wide = 2 * hidden if i == 0 else hidden
+        queries, keys_width = heads * head_dim, kv_heads * head_dim
+        tensors |= {
+            f"{layer}self_attn.q_proj.weight": weight(queries, wide),
+            f"{layer}self_attn.k_proj.weight": weight(keys_width, wide),
+            f"{layer}self_attn.v_proj.weight": weight(keys_width, wide),
+            f"{layer}self_attn.o_proj.weight": weight(hidden, queries),
+            f"{layer}mlp.gate_proj.weight": weight(intermediate, hidden),
+            f"{layer}mlp.up_proj.weight": weight(intermediate, hidden),
+            f"{layer}mlp.down_proj.weight": weight(hidden, intermediate),
+            f"{layer}input_layernorm.weight": norm(),
+            f"{layer}post_attention_layernorm.weight": norm(),
+        }
+        if i == 0:
+            tensors[f"{layer}hidden_norm.weight"] = norm()
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}\n')
+    (folder / "tokenizer_config.json").write_text("{}\n")
+    write_tensors(folder, tensors, sharded=sharded, metadata=metadata or {"format": "pt"})
+    return folder
+
+
+def store(values: npt.NDArray[Any], dtype: str) -> Stored:
+    """Round float values to BF16 (nearest even), F16 or F32 and keep their bytes."""
+    if dtype == "BF16":
+        return Stored(dtype, values.shape, bf16_bits(values).tobytes())
+    kind = {"F16": np.float16, "F32": np.float32}[dtype]
+    return Stored(dtype, values.shape, values.astype(kind).tobytes())
+
+
+def bf16_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+    """The upper half of the float32 bits, rounded to nearest, ties to even; finite values only."""
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def values_of(tensor: Stored) -> FloatArray:
+    """The exact values of a BF16, F16 or F32 tensor in float32."""
+    if tensor.dtype == "BF16":
+        bits = np.frombuffer(tensor.data, np.uint16).astype(np.uint32) << 16
+        return bits.view(np.float32).reshape(tensor.shape)
+    kind = {"F16": np.float16, "F32": np.float32}[tensor.dtype]
+    return np.frombuffer(tensor.data, kind).astype(np.float32).reshape(tensor.shape)
+
+
+def write_tensors(
+    folder: Path,
+    tensors: Mapping[str, Stored],
+    *,
+    sharded: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write model.safetensors, or two shards (even and odd names) and their index."""
+    if not sharded:
+        write_safetensors(folder / SINGLE_FILE, tensors, metadata)
+        return
+    names = sorted(tensors)
+    files = {f"model-0000{i + 1}-of-00002.safetensors": names[i::2] for i in range(2)}
+    for file, members in files.items():
+        write_safetensors(folder / file, {name: tensors[name] for name in members}, metadata)
+    index = {
+        "metadata": {"total_size": sum(len(tensor.data) for tensor in tensors.values())},
+        "weight_map": {name: file for file, members in files.items() for name in members},
+    }
+    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, Stored], metadata: Mapping[str, str] | None = None
+) -> None:
+    """One safetensors file, tensors in the order given."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, tensor in tensors.items():
+        stop = offset + len(tensor.data)
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, stop],
+        }
+        offset = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            stream.write(tensor.data)
+
+
+def read_tensors(folder: Path) -> dict[str, Stored]:
+    """Every tensor of every safetensors file of a folder, by name."""
+    found: dict[str, Stored] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        content = path.read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        for name, entry in json.loads(content[8:start]).items():
+            if name != "__metadata__":
+                first, stop = (start + offset for offset in entry["data_offsets"])
+                found[name] = Stored(entry["dtype"], tuple(entry["shape"]), content[first:stop])
+    return found
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Replace keys of a JSON object on disk; a change to None removes the key."""
+    value = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in value.items() if v is not None}, indent=2) + "\n")
