@@ -13,8 +13,8 @@ import numpy.typing as npt
 from .checkpoint import Checkpoint, pread_exactly
 from .declared import DeclaredScheme
 from .errors import CheckpointError
-from .safetensors_header import TensorInfo
-from .stored import FP8_DTYPE, weight_name
+from .safetensors_header import DTYPE_BYTES, TensorInfo
+from .stored import FP8_DTYPE, NIBBLES_PER_WORD, weight_name
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -40,8 +40,6 @@ def _e4m3_table() -> Floats:
 
 
 E4M3 = _e4m3_table()
-# Two codes at a time: half as many look-ups, each of them a gather.
-_E4M3_PAIRS = np.stack([np.tile(E4M3, 256), np.repeat(E4M3, 256)], axis=1).view(np.complex64)[:, 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +74,7 @@ def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int)
     except OSError as exc:
         raise CheckpointError(path, f"cannot be read: {exc}", fix="check the folder") from exc
     try:
-        pread_exactly(descriptor, memoryview(block), tensor.start + first * row_bytes, path)
+        pread_exactly(descriptor, block.data, tensor.start + first * row_bytes, path)
     finally:
         os.close(descriptor)
     return block
@@ -87,53 +85,78 @@ def read_whole(checkpoint: Checkpoint, tensor: TensorInfo) -> Bytes:
     return read_rows(checkpoint, tensor, 0, tensor.shape[0] if tensor.shape else 1)
 
 
-def floats(block: Bytes, dtype: str) -> Floats:
-    """BF16, F16, F32 or F8_E4M3 bytes -> their exact values, [number of elements] float32.
+def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:
+    """BF16, F16, F32 or F8_E4M3 bytes -> their exact values.
+
+    Args:
+        block: the bytes.
+        dtype: safetensors spelling.
+        out: contiguous float32 of as many elements, written and returned; without it, a new
+            [number of elements] array.
 
     Raises:
         ValueError: another dtype.
     """
-    if dtype == "BF16":
-        return (block.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    if dtype == "F16":
-        return block.view(np.float16).astype(np.float32)
-    if dtype == "F32":
-        return block.view(np.float32)
-    if dtype == "F8_E4M3":
-        if block.size % 2:
-            return E4M3[block]
-        return _E4M3_PAIRS[block.view(np.uint16)].view(np.float32)
-    raise ValueError(f"{dtype} holds no floating-point values")
+    if out is None:
+        out = np.empty(block.size // DTYPE_BYTES[dtype], np.float32)
+    flat = out.reshape(-1)
+    if dtype == "BF16":  # the upper half of a float32
+        halves = flat.view(np.uint16).reshape(-1, 2)
+        halves[:, 0] = 0
+        halves[:, 1] = block.view(np.uint16)
+    elif dtype in ("F16", "F32"):
+        flat[:] = block.view(np.float16 if dtype == "F16" else np.float32)
+    elif dtype == FP8_DTYPE:
+        np.take(E4M3, block, out=flat, mode="wrap")  # "raise" would copy through a buffer
+    else:
+        raise ValueError(f"{dtype} holds no floating-point values")
+    return out
 
 
-def unpack_int4(words: npt.NDArray[np.int32], pack_method: str, *, offset: int) -> Floats:
+def unpack_int4(
+    words: npt.NDArray[np.int32], pack_method: str, *, offset: int, out: Floats | None = None
+) -> Floats:
     """INT4 codes of packed words.
 
     Args:
         words: [rows, words per row] int32.
         pack_method: a key of `COLUMN_OF_NIBBLE`.
         offset: 0 for two's complement nibbles, 8 for unsigned ones that store code + 8.
+        out: contiguous float32 of as many elements, written and returned.
 
     Returns:
         [rows, 8 * words per row] float32, -8 .. 7.
     """
-    bits = words.view(np.uint32)
-    codes = np.empty((*words.shape, 8), np.float32)
-    # Flipping the sign bit turns two's complement into code + 8.
-    flipped = bits if offset else bits ^ np.uint32(0x88888888)
+    rows, per_row = words.shape
+    if out is None:
+        out = np.empty((rows, per_row * NIBBLES_PER_WORD), np.float32)
+    codes = out.reshape(rows, per_row, NIBBLES_PER_WORD)
+    # Flipping its sign bit turns a two's complement nibble into code + 8.
+    bits = words.view(np.uint32) if offset else words.view(np.uint32) ^ np.uint32(0x88888888)
     for nibble, column in enumerate(COLUMN_OF_NIBBLE[pack_method]):
-        codes[..., column] = (flipped >> np.uint32(4 * nibble)) & np.uint32(15)
-    codes -= 8
-    return codes.reshape(words.shape[0], -1)
+        codes[..., column] = (bits >> np.uint32(4 * nibble)) & np.uint32(15)
+    out -= 8
+    return out
 
 
-def decode_codes(scheme: DeclaredScheme, block: Bytes, rows: int, in_features: int) -> Floats:
-    """The stored bytes of `rows` rows of a weight -> its codes, [rows, in_features] float32."""
+def decode_codes(
+    scheme: DeclaredScheme, block: Bytes, rows: int, in_features: int, *, out: Floats | None = None
+) -> Floats:
+    """The stored bytes of `rows` rows of a weight -> its codes, [rows, in_features] float32.
+
+    `out`, if given, is a contiguous array of that shape; it is used where no padding is in the way.
+    """
     if scheme.pack_method is None:
-        return floats(block, FP8_DTYPE).reshape(rows, in_features)
-    offset = 8 if scheme.layout == "compressed-tensors" else 0
+        return floats(block, FP8_DTYPE, out=out).reshape(rows, in_features)
     words = block.view(np.int32).reshape(rows, -1)
-    return unpack_int4(words, scheme.pack_method, offset=offset)[:, :in_features]
+    padded = words.shape[1] * NIBBLES_PER_WORD != in_features
+    codes = unpack_int4(
+        words,
+        scheme.pack_method,
+        offset=8 if scheme.layout == "compressed-tensors" else 0,
+        out=None if padded else out,
+    )
+    return codes[:, :in_features]
 
 
 def read_scale(checkpoint: Checkpoint, module: str) -> Floats:

@@ -257,7 +257,7 @@ def _fusion_sha256(checkpoint: Checkpoint, draft: Draft) -> str:
     for row in sorted(draft.rows, key=lambda row: row.canonical):
         if row.canonical.startswith(_BEFORE_FUSION):
             digest.update(row.canonical.encode())
-            digest.update(memoryview(read_whole(checkpoint, row.tensor)))
+            digest.update(read_whole(checkpoint, row.tensor).data)
     return digest.hexdigest()
 
 

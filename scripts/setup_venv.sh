@@ -12,7 +12,7 @@ setup_venv() {
     [[ "$(cat "$VENV/.installed-$extra" 2>/dev/null)" == "$hash" ]] || missing=1
   done
   if ((missing)); then
-    if [[ ! -x "$VENV/bin/python" ]]; then
+    if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
       python="$(find_python)"
       "$python" -m venv "$VENV"
     fi

@@ -105,7 +105,7 @@ def test_two_writes_give_the_same_bytes_and_shards_are_bounded(tmp_path: Path) -
 
 def test_an_existing_output_is_refused_and_left_alone(folder: Path) -> None:
     before = (folder / "trace.json").read_bytes()
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         write(folder, (TRACES[0], 0))
     assert (folder / "trace.json").read_bytes() == before
 

@@ -1,0 +1,67 @@
+"""What verification found: faults, errors per linear and hashes, as plain data for JSON."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that is wrong in the output. `where`: a tensor, a module, a file or a config key."""
+
+    where: str
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: expected {self.expected}, got {self.got}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearFinding:
+    """How far a decoded linear is from its source weight w.
+
+    Attributes:
+        module: on-disk name.
+        max_error: largest |w/scale - code| in units of what nearest rounding allows; above 1 is a
+            fault.
+        relative_l2_error: ||w - code * scale|| / ||w||; 0 for an all-zero weight.
+    """
+
+    module: str
+    max_error: float
+    relative_l2_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """The result of one verification.
+
+    Attributes:
+        scheme: what the output declares, None if it declares nothing.
+        kept: tensors compared byte by byte. quantized: linears decoded and compared.
+        bytes_compared: of the source and of the output together.
+        source_sha256: per source tensor. output_sha256: per output tensor.
+        faults: all of them; empty means that every byte is accounted for.
+    """
+
+    output: str
+    source: str
+    scheme: str | None
+    kept: int
+    quantized: int
+    bytes_compared: int
+    linears: tuple[LinearFinding, ...]
+    source_sha256: Mapping[str, str]
+    output_sha256: Mapping[str, str]
+    faults: tuple[Fault, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is wrong."""
+        return not self.faults
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return {"ok": self.ok, **dataclasses.asdict(self)}

@@ -1,0 +1,108 @@
+"""What holds for the source as a whole: installed names, and which module may import what."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAYERS = ("recipes", "quantize", "calibration", "validate", "scripts")  # each imports from the left
+VENDORS = {
+    "quark": "quantize/backends/quark.py",
+    "modelopt": "quantize/backends/modelopt.py",
+    "compressed_tensors": None,
+}
+MAX_LINES = 350
+MODULES = [
+    path.relative_to(ROOT) for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))
+]
+
+Import = ast.Import | ast.ImportFrom
+
+
+def imports(tree: ast.AST, *, in_function: bool = False) -> Iterator[tuple[Import, bool]]:
+    """Every import statement, and whether it stands inside a function."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Import):
+            yield node, in_function
+        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from imports(node, in_function=inside)
+
+
+def imported_names(module: Path, node: Import) -> list[tuple[str, ...]]:
+    """Absolute names of the imported modules, as tuples of their parts."""
+    if isinstance(node, ast.Import):
+        return [tuple(alias.name.split(".")) for alias in node.names]
+    if node.level == 0:
+        return [tuple((node.module or "").split("."))]
+    base = ("draftquant", *module.with_suffix("").parts)[: -node.level]
+    if node.module is None:
+        return [(*base, alias.name) for alias in node.names]
+    return [(*base, *node.module.split("."))]
+
+
+def parsed(module: Path) -> ast.Module:
+    return ast.parse((ROOT / module).read_text(encoding="utf-8"))
+
+
+def project() -> dict[str, dict[str, dict[str, list[str]]]]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_only_the_name_draftquant_is_installed(name: str, tmp_path: Path) -> None:
+    """A second name for a module would give every class twice."""
+    command = (sys.executable, "-c", f"import draftquant.{name}; import {name}")
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert f"No module named '{name}'" in run.stderr
+
+
+def test_pyproject_names_every_package() -> None:
+    folders = {
+        path.parent.relative_to(ROOT) for layer in LAYERS for path in ROOT.glob(f"{layer}/**/*.py")
+    }
+    with_init = {folder for folder in folders if (ROOT / folder / "__init__.py").is_file()}
+    assert folders == with_init
+    declared = project()["tool"]["setuptools"]["packages"]
+    assert sorted(declared) == sorted(".".join(("draftquant", *f.parts)) for f in with_init)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_package_is_typed(layer: str) -> None:
+    assert (ROOT / layer / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_a_module_imports_only_from_layers_below(module: Path) -> None:
+    own = LAYERS.index(module.parts[0])
+    for node, _ in imports(parsed(module)):
+        for name in imported_names(module, node):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert name[0] == "draftquant", f"{module}:{node.lineno} leaves the package"
+                layers = [name[1]] if len(name) > 1 else [alias.name for alias in node.names]
+                assert max(map(LAYERS.index, layers)) <= own, f"{module}:{node.lineno} looks up"
+            else:
+                assert name[0] != "draftquant", f"{module}:{node.lineno} is not relative"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_vendor_toolkits_stay_in_their_backends(module: Path) -> None:
+    for node, in_function in imports(parsed(module)):
+        for name in imported_names(module, node):
+            if name[0] in VENDORS:
+                assert module.as_posix() == VENDORS[name[0]], f"{module}:{node.lineno}"
+                assert in_function, f"{module}:{node.lineno} imports {name[0]} at the top"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_a_module_is_short_and_libraries_do_not_print(module: Path) -> None:
+    assert len((ROOT / module).read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+    if module.parts[0] != "scripts":
+        calls = (node for node in ast.walk(parsed(module)) if isinstance(node, ast.Call))
+        printing = [c.lineno for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
+        assert printing == []

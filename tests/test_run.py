@@ -1,0 +1,250 @@
+"""The whole way of one draft: plan, write, verify, publish; and what is left when a step fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import (
+    BackendError,
+    CheckpointError,
+    OutputError,
+    VerifyError,
+)
+from draftquant.quantize.hub import DraftSource
+from draftquant.quantize.plan import Plan, make_plan
+from draftquant.quantize.run import QuantizeReport, quantize_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.recipes.schema import BackendName
+from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
+
+Q_PROJ = "midlayer.self_attn.q_proj.weight"
+
+
+def plan_of(folder: Path, recipe: str, backend: BackendName = "torch") -> Plan:
+    import dataclasses
+
+    chosen = dataclasses.replace(load_recipe(recipe), backend=backend)
+    return make_plan(chosen, read_draft(Checkpoint.open(folder)))
+
+
+def quantized(
+    folder: Path, recipe: str, out: Path, *, backend: BackendName = "torch", zeros: bool = False
+) -> QuantizeReport:
+    plan = plan_of(folder, recipe, backend)
+    scales = None
+    if plan.recipe.needs_input_scales:
+        scales = {s.row.tensor.name.removesuffix(".weight"): 0.25 for s in plan.quantized}
+    return quantize_draft(
+        plan, out, source=DraftSource(folder=folder), input_scales=scales, allow_zero_rows=zeros
+    )
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+VARIANTS = {
+    "midlayer": {},
+    "layers-0": {"prefix": "layers.0."},
+    "model-prefix": {"prefix": "model.layers.0."},
+    "sharded": {"sharded": True},
+    "no-embedding-no-head": {"embed": False, "head": False},
+    "pruned-vocabulary": {"pruned_vocabulary": True},
+    "two-layers": {"num_layers": 2},
+    "float16": {"dtype": "F16"},
+    "float32": {"dtype": "F32"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("recipe", built_in_recipes())
+def test_every_recipe_on_every_variant_is_written_and_verified(
+    tmp_path: Path, recipe: str, variant: str
+) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft", **VARIANTS[variant])
+    before = files(source)
+    report = quantized(source, recipe, tmp_path / "out")
+    assert report.verification.ok
+    assert verify(tmp_path / "out", source).ok
+    assert files(source) == before
+    assert sum(t.nbytes for t in Checkpoint.open(tmp_path / "out").tensors.values()) == (
+        report.plan.bytes_after
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "out"]
+
+
+@pytest.mark.parametrize("recipe", built_in_recipes())
+def test_two_runs_give_identical_bytes(tmp_path: Path, recipe: str) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft", sharded=True)
+    quantized(source, recipe, tmp_path / "one")
+    quantized(source, recipe, tmp_path / "two")
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+
+
+@pytest.mark.vendor
+@pytest.mark.parametrize(
+    ("recipe", "backend"),
+    [
+        ("mi325x-w4a8", "quark"),
+        ("int4-channel", "quark"),
+        ("fp8-ptpc", "quark"),
+        ("blackwell-fp8", "quark"),
+        ("fp8-ptpc", "modelopt"),
+        ("blackwell-fp8", "modelopt"),
+    ],
+)
+def test_vendor_backends_write_the_same_files(
+    tmp_path: Path, recipe: str, backend: BackendName
+) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    quantized(source, recipe, tmp_path / "ours")
+    quantized(source, recipe, tmp_path / "theirs", backend=backend)
+    ours, theirs = files(tmp_path / "ours"), files(tmp_path / "theirs")
+    made_by = json.loads(theirs.pop("draftquant.json"))["backend_versions"]
+    assert {"quark": "amd-quark", "modelopt": "nvidia-modelopt"}[backend] in made_by
+    del ours["draftquant.json"]
+    assert ours == theirs
+
+
+def test_provenance_names_recipe_source_and_every_tensor(tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    report = quantized(source, "blackwell-fp8", tmp_path / "out")
+    provenance = json.loads((tmp_path / "out" / "draftquant.json").read_text())
+    assert provenance["recipe"]["name"] == "blackwell-fp8"
+    assert provenance["source"]["tensor_sha256"].keys() == read_tensors(source).keys()
+    assert provenance["tensor_sha256"] == dict(report.verification.output_sha256)
+    assert set(provenance["input_scales"].values()) == {0.25}
+
+
+def damage(folder: Path, name: str, value: bytes, *, at: int) -> None:
+    tensors = read_tensors(folder)
+    old = tensors[name]
+    data = old.data[:at] + value + old.data[at + len(value) :]
+    tensors[name] = Stored(old.dtype, old.shape, data)
+    write_tensors(folder, tensors, sharded=False, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("recipe", built_in_recipes())
+@pytest.mark.parametrize(
+    ("value", "row"), [(b"\xc0\x7f", 0), (b"\x80\x7f", 3), (b"\x80\xff", 63)], ids=str
+)
+def test_nan_and_inf_name_tensor_and_row(
+    tmp_path: Path, recipe: str, value: bytes, row: int
+) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    damage(source, Q_PROJ, value, at=row * 128 * 2 + 10)
+    with pytest.raises(BackendError, match=rf"{Q_PROJ}: row {row} holds NaN or inf"):
+        quantized(source, recipe, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+
+
+@pytest.mark.parametrize("recipe", built_in_recipes())
+def test_all_zero_rows_are_refused_unless_allowed(tmp_path: Path, recipe: str) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    damage(source, Q_PROJ, bytes(2 * 128 * 2), at=5 * 128 * 2)
+    with pytest.raises(BackendError, match=r"2 all-zero row\(s\) from row 5[^$]*--allow-zero-rows"):
+        quantized(source, recipe, tmp_path / "out")
+    assert quantized(source, recipe, tmp_path / "out", zeros=True).verification.ok
+
+
+def test_an_existing_output_is_never_touched(tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"out: already exists"):
+        quantized(source, "int4-channel", tmp_path / "out")
+    assert files(tmp_path / "out") == {"notes.txt": b"mine"}
+
+
+def test_output_inside_the_source_is_refused(tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    with pytest.raises(OutputError, match="overlaps the source"):
+        quantized(source, "int4-channel", source / "out")
+
+
+def test_a_quantized_draft_is_not_quantized_again(tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    quantized(source, "fp8-ptpc", tmp_path / "out")
+    with pytest.raises(CheckpointError, match=r"F8_E4M3|weight_scale"):
+        quantized(tmp_path / "out", "fp8-ptpc", tmp_path / "again")
+
+
+def test_a_static_recipe_without_scales_names_the_ways_out(tmp_path: Path) -> None:
+    plan = plan_of(tiny_eagle3_llama(tmp_path / "draft"), "blackwell-fp8")
+    with pytest.raises(BackendError, match=r"--traces.*fp8-ptpc.*--input-scale 1\.0"):
+        quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=tmp_path / "draft"))
+
+
+def test_scales_for_a_dynamic_recipe_are_refused(tmp_path: Path) -> None:
+    plan = plan_of(tiny_eagle3_llama(tmp_path / "draft"), "fp8-ptpc")
+    source = DraftSource(folder=tmp_path / "draft")
+    with pytest.raises(BackendError, match="not static"):
+        quantize_draft(plan, tmp_path / "out", source=source, input_scales={"x": 1.0})
+
+
+def test_what_fails_verification_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that flips one nibble: the independent decoder sees it, and nothing appears."""
+    from draftquant.quantize import packing
+
+    right = packing.int4_words
+    monkeypatch.setattr(packing, "int4_words", lambda *args, **kwargs: right(*args, **kwargs) ^ 1)
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    with pytest.raises(VerifyError, match="not published"):
+        quantized(source, "int4-channel", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    """The kernel refuses the file size, as it refuses a full disk: when space is reserved."""
+    tiny_eagle3_llama(tmp_path / "draft")
+    script = """
+        import resource, signal, sys
+        from draftquant.scripts.cli import main
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+        sys.exit(main(["quantize", "draft", "--recipe", "int4-channel", "--out", "out"]))
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path,
+                         capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "out: cannot be written: File too large" in run.stderr
+    assert "nothing was kept" in run.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
+def test_a_killed_run_publishes_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    tiny_eagle3_llama(tmp_path / "draft")
+    script = """
+        import sys, time
+        from draftquant.quantize import run
+        from draftquant.scripts.cli import main
+        run._copy_side_files = lambda *_: (print("written", flush=True), time.sleep(60))
+        sys.exit(main(["quantize", "draft", "--recipe", "int4-channel", "--out", "out"]))
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        time.sleep(0.1)
+        os.kill(process.pid, number)
+        process.wait(timeout=30)
+    assert not (tmp_path / "out").exists()
+    left = [path for path in tmp_path.iterdir() if path.name != "draft"]
+    if number == signal.SIGTERM:
+        assert left == []
+    else:  # nothing that looks like a checkpoint: no config.json beside the weights
+        assert all(path.name.startswith(".out.") for path in left)
+        assert not any((path / "config.json").exists() for path in left)
