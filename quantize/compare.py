@@ -24,7 +24,7 @@ _BLOCK = 2**17  # weights: three float32 arrays of a block fit the cache of a co
 INT4_MIN, INT4_MAX = -8.0, 7.0
 INT4_HALF_RANGE = 7.5  # scale = absmax / 7.5
 INT4_SMALLEST_SCALE = 2.0**-23
-# w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 relative each, |w/s| <= 8.5.
+# w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 each, |w/s| <= 8.5.
 INT4_BOUND = 0.5 + 2.0**-18
 FP8_MAX = 448.0
 # One rounding of w/s to bfloat16 before the one to FP8 is tolerated: half an ulp of 8 bits.
@@ -63,9 +63,9 @@ def compare_kept(
                 other = digest.copy()
                 first_change = block.start * (tensor.nbytes // rows) + int(different[0])
             changed += len(different)
-        digest.update(a)
+        digest.update(a.data)
         if changed:
-            other.update(b)
+            other.update(b.data)
         on_bytes(2 * a.size)
     found = Compared(
         source_sha256={tensor.name: digest.hexdigest()},
@@ -112,8 +112,8 @@ def compare_linear(
     for rows in _row_blocks(tensor.shape[0], max(1, _BLOCK // max(1, tensor.shape[1]))):
         a = read_rows(source, tensor, rows.start, rows.stop)
         b = read_rows(output, stored, rows.start, rows.stop)
-        digests[0].update(a)
-        digests[1].update(b)
+        digests[0].update(a.data)
+        digests[1].update(b.data)
         errors.add(rows, a, tensor.dtype, b)
         on_bytes(a.size + b.size)
     found.source_sha256[tensor.name] = digests[0].hexdigest()
@@ -132,7 +132,7 @@ def hash_tensor(checkpoint: Checkpoint, tensor: TensorInfo) -> str:
     rows = tensor.shape[0] if tensor.shape else 1
     per_block = max(1, _KEPT_BLOCK // max(1, tensor.nbytes // max(1, rows)))
     for block in _row_blocks(rows, per_block):
-        digest.update(read_rows(checkpoint, tensor, block.start, block.stop))
+        digest.update(read_rows(checkpoint, tensor, block.start, block.stop).data)
     return digest.hexdigest()
 
 

@@ -14,7 +14,13 @@ from .checkpoint import CONFIG_FILE, Checkpoint, read_json_object
 from .declared_json import ObjectReader, not_understood
 
 Layout = Literal["quark", "compressed-tensors", "modelopt"]
+WeightDtype = Literal["int4", "fp8_e4m3"]
+Granularity = Literal["channel", "tensor"]
+PackMethod = Literal["order", "reorder"]
 Activations = Literal["none", "token-dynamic", "tensor-static"]
+PACK_METHODS: tuple[PackMethod, ...] = ("order", "reorder")
+_WEIGHT_DTYPES: tuple[WeightDtype, ...] = ("int4", "fp8_e4m3")
+_GRANULARITIES: tuple[Granularity, ...] = ("channel", "tensor")
 HF_QUANT_CONFIG = "hf_quant_config.json"
 
 
@@ -30,9 +36,9 @@ class DeclaredScheme:
     """
 
     layout: Layout
-    weight_dtype: Literal["int4", "fp8_e4m3"]
-    granularity: Literal["channel", "tensor"]
-    pack_method: Literal["order", "reorder"] | None
+    weight_dtype: WeightDtype
+    granularity: Granularity
+    pack_method: PackMethod | None
     activations: Activations
     excludes: tuple[str, ...]
 
@@ -80,7 +86,17 @@ def declared_scheme(checkpoint: Checkpoint) -> DeclaredScheme | None:
         scheme = _modelopt(keys)
         _check_nested(checkpoint, scheme, str(declared["quant_algo"]))
     keys.finish()
+    _check_patterns(keys, scheme)
     return scheme
+
+
+def _check_patterns(keys: ObjectReader, scheme: DeclaredScheme) -> None:
+    """Every `re:` pattern compiles."""
+    for pattern in scheme.excludes:
+        try:
+            scheme.is_excluded(pattern) if pattern.startswith("re:") else None
+        except re.error as exc:
+            raise not_understood(keys.where, keys.key, (f"a regular expression ({exc})",), pattern) from exc
 
 
 # Keys that say who made the folder or how values were found, never how to decode them.
@@ -109,7 +125,7 @@ def _quark(keys: ObjectReader) -> DeclaredScheme:
         "kv_cache_post_rope",
     )
     export = keys.section("export", ignored={"min_kv_scale"})
-    pack_method = export.choice("pack_method", "order", "reorder")
+    pack_method = export.choice("pack_method", *PACK_METHODS)
     export.choice("weight_format", "real_quantized")
     export.absent("kv_cache_group", "weight_merge_groups")
     export.finish()
@@ -140,10 +156,8 @@ _QUARK_UNUSED = (
 )
 
 
-def _quark_weight(
-    spec: ObjectReader,
-) -> tuple[Literal["int4", "fp8_e4m3"], Literal["channel", "tensor"]]:
-    dtype = spec.choice("dtype", "int4", "fp8_e4m3")
+def _quark_weight(spec: ObjectReader) -> tuple[WeightDtype, Granularity]:
+    dtype = spec.choice("dtype", *_WEIGHT_DTYPES)
     if dtype == "int4":
         spec.choice("qscheme", "per_channel")
         spec.choice("symmetric", True)
@@ -181,11 +195,7 @@ def _compressed_tensors(keys: ObjectReader) -> DeclaredScheme:
     group.absent("output_activations")
     weights = group.section("weights", ignored=_SPEC_NO_MEANING)
     int4 = form == "pack-quantized"
-    granularity: Literal["channel", "tensor"] = (
-        weights.choice("strategy", "channel")
-        if int4
-        else weights.choice("strategy", "channel", "tensor")
-    )
+    granularity = weights.choice("strategy", *(_GRANULARITIES[:1] if int4 else _GRANULARITIES))
     _float_or_int(weights, bits=4 if int4 else 8, kind="int" if int4 else "float")
     weights.absent("dynamic")
     weights.finish()

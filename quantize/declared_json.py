@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from .errors import VerifyError
 
-ChoiceT = TypeVar("ChoiceT", str, int, bool)
+ChoiceT = TypeVar("ChoiceT", bound=str | int | bool)
 
 
 def not_understood(

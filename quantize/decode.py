@@ -101,9 +101,9 @@ def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:
         out = np.empty(block.size // DTYPE_BYTES[dtype], np.float32)
     flat = out.reshape(-1)
     if dtype == "BF16":  # the upper half of a float32
-        halves = flat.view(np.uint16).reshape(-1, 2)
-        halves[:, 0] = 0
-        halves[:, 1] = block.view(np.uint16)
+        bits = flat.view(np.uint32)
+        bits[:] = block.view(np.uint16)
+        np.left_shift(bits, 16, out=bits)
     elif dtype in ("F16", "F32"):
         flat[:] = block.view(np.float16 if dtype == "F16" else np.float32)
     elif dtype == FP8_DTYPE:
@@ -130,13 +130,14 @@ def unpack_int4(
     rows, per_row = words.shape
     if out is None:
         out = np.empty((rows, per_row * NIBBLES_PER_WORD), np.float32)
-    codes = out.reshape(rows, per_row, NIBBLES_PER_WORD)
     # Flipping its sign bit turns a two's complement nibble into code + 8.
     bits = words.view(np.uint32) if offset else words.view(np.uint32) ^ np.uint32(0x88888888)
+    octets = bits.view(np.uint8).reshape(rows, per_row, 4)
+    halves = octets & 15, octets >> 4
+    codes = np.empty((rows, per_row, NIBBLES_PER_WORD), np.uint8)
     for nibble, column in enumerate(COLUMN_OF_NIBBLE[pack_method]):
-        codes[..., column] = (bits >> np.uint32(4 * nibble)) & np.uint32(15)
-    out -= 8
-    return out
+        codes[..., column] = halves[nibble % 2][..., nibble // 2]
+    return np.subtract(codes.reshape(rows, -1), np.float32(8), out=out)
 
 
 def decode_codes(

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that is wrong in the output. `where`: a tensor, a module, a file or a config key."""
+    """One thing that is wrong in the output, at a tensor, a module, a file or a config key."""
 
     where: str
     expected: str

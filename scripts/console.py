@@ -30,7 +30,7 @@ def print_json(value: Any) -> None:
 
 def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
     """An empty table in the house look; columns named in `right` are aligned to the right."""
-    found = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    found = Table(caption=title, caption_justify="left", caption_style="", header_style="bold")
     for column in columns:
         found.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return found
@@ -61,7 +61,9 @@ def progress_bar(label: str, total: int) -> Iterator[Bar]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=stderr(), transient=True) as progress:
+    console = stderr()
+    quiet = not console.is_terminal  # a log wants no bars
+    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
         yield Bar(progress, label, total)
 
 

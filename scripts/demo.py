@@ -5,6 +5,7 @@ a user would type it; everything runs offline, in a folder that is removed at th
 """
 
 import argparse
+import os
 import shlex
 import sys
 import tempfile
@@ -45,6 +46,7 @@ def main() -> int:
 
 def _steps(pair: Path, work: Path) -> dict[str, int]:
     """The demo's commands; returns the gate's exit code per quantized draft."""
+    pair = Path(os.path.relpath(pair))
     draft, target = str(pair / "draft"), str(pair / "target")
     traces, calibration = str(work / "traces"), str(work / "calibration")
     _run("inspect", draft)

@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     import torch
+    from transformers.utils import logging
 
     from ...calibration.errors import TraceError
     from ...calibration.prompts import read_prompts
@@ -61,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
     from ...quantize.hub import resolve_draft
     from ...quantize.loading import load_draft
 
+    logging.disable_progress_bar()  # one bar is enough
     if options.fused and not options.draft:
         raise TraceError("--fused", "needs the draft whose fc is applied", fix="add --draft DRAFT")
     aux_layer_ids, fuse_with = options.aux_layers, None

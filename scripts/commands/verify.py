@@ -4,7 +4,7 @@ import argparse
 
 from ...quantize.hub import resolve_draft
 from ...quantize.verify import VerifyReport, verify
-from ..console import print_json
+from ..console import print_json, stdout, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,12 +19,33 @@ def run(options: argparse.Namespace) -> int:
     output, source = resolve_draft(options.output), resolve_draft(options.against)
     report = verify(output.folder, source.folder)
     if options.json:
-        print_json(report.to_mapping())
+        print_json(report.to_json())
     else:
         print_verification(report)
     return 0 if report.ok else 1
 
 
 def print_verification(report: VerifyReport) -> None:
-    """Print the linears with their errors, then the verdict or the faults."""
-    raise AssertionError(report)
+    """Print the linears with their errors, then the verdict or every fault."""
+    out = stdout()
+    numbers = ("error / allowed", "relative L2 error")
+    found = table(
+        f"Verified: {report.output} against {report.source}, declared"
+        f" {report.scheme or 'as not quantized'}",
+        "linear",
+        *numbers,
+        right=numbers,
+    )
+    for linear in report.linears:
+        found.add_row(linear.module, f"{linear.max_error:.4f}", f"{linear.relative_l2_error:.4f}")
+    out.print(found)
+    if report.ok:
+        out.print(
+            f"[bold green]GOOD[/]: {report.kept} tensors equal byte for byte,"
+            f" {report.quantized} linears within their error bound,"
+            f" {report.bytes_compared:,} bytes compared"
+        )
+        return
+    out.print(f"[bold red]WRONG[/]: {len(report.faults)} fault(s)")
+    for fault in report.faults:
+        out.print(f"  {fault}", markup=False)

@@ -1,0 +1,265 @@
+"""What verification says from headers, configs and small values, without comparing tensor data."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
+from .compare import input_scale
+from .declared import HF_QUANT_CONFIG, DeclaredScheme
+from .drafts import Draft, Row
+from .safetensors_header import TensorInfo
+from .stored import Part, quantized_looking, stored_parts
+from .verify_report import Fault
+
+QUANTIZABLE = ("attention", "mlp")
+# What engines call the linears that they fuse: SGLang 0.5.23 and vLLM 0.33 match excludes on these.
+_FUSED_NAMES = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
+                "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}  # fmt: skip
+_REPLACED_LATER = "README.md"  # `draftquant card` writes its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sorting:
+    """Which tensors are to be compared, and how; what is wrong by header is a fault instead.
+
+    Attributes:
+        kept: same name, dtype and shape on both sides.
+        linears: complete quantized linears, with their stored tensors by suffix.
+        quantized: on-disk names of all modules that look quantized, complete or not.
+    """
+
+    kept: tuple[Row, ...]
+    linears: tuple[tuple[Row, Mapping[str, TensorInfo]], ...]
+    quantized: frozenset[str]
+    faults: tuple[Fault, ...]
+
+
+def sort_tensors(draft: Draft, output: Checkpoint, scheme: DeclaredScheme | None) -> Sorting:
+    """Hold every tensor of the source against the header of the output, and the other way round."""
+    modules = quantized_looking(output.tensors.values())
+    kept, linears, quantized = [], [], set()
+    faults: list[Fault] = []
+    claimed: set[str] = set()
+    for row in draft.rows:
+        module = _module(row)
+        if module not in modules:
+            claimed.add(row.tensor.name)
+            problem = _not_kept(row.tensor, output.tensors.get(row.tensor.name))
+            if problem is None:
+                kept.append(row)
+            else:
+                faults.append(problem)
+            continue
+        quantized.add(module)
+        if scheme is None or row.role not in QUANTIZABLE:
+            claimed |= {n for n in output.tensors if n.rpartition(".")[0] == module}
+            faults.append(_must_not_be_quantized(module, row))
+            continue
+        rows, columns = row.tensor.shape
+        parts = stored_parts(scheme, rows, columns, source_dtypes=(row.tensor.dtype,))
+        claimed |= {f"{module}.{suffix}" for suffix in parts}
+        found = {suffix: output.tensors.get(f"{module}.{suffix}") for suffix in parts}
+        wrong = _wrong_parts(module, parts, found, scheme)
+        faults += wrong
+        if not wrong:
+            linears.append((row, {s: tensor for s, tensor in found.items() if tensor}))
+    for name in sorted(output.tensors.keys() - claimed):
+        faults.append(Fault(where=name, expected="no such tensor", got=_form(output.tensors[name])))
+    return Sorting(
+        kept=tuple(kept),
+        linears=tuple(linears),
+        quantized=frozenset(quantized),
+        faults=tuple(faults),
+    )
+
+
+def fused_faults(
+    draft: Draft, output: Checkpoint, quantized: frozenset[str], complete: frozenset[str]
+) -> list[Fault]:
+    """Linears that engines fuse are quantized together, and share one static input scale."""
+    faults = []
+    for group in draft.fused_groups():
+        members = [module for module in group if module in quantized]
+        if members and len(members) < len(group):
+            left = ", ".join(module for module in group if module not in quantized)
+            faults.append(Fault(where=", ".join(group), expected="all or none of them quantized",
+                                got=f"kept: {left}"))  # fmt: skip
+        names = [f"{module}.input_scale" for module in group if module in complete]
+        scales = {n: input_scale(output, output.tensors[n]) for n in names if n in output.tensors}
+        if len(set(scales.values())) > 1:
+            faults.append(Fault(where=", ".join(scales), expected="one input scale for fused linears",
+                                got=str(list(scales.values()))))  # fmt: skip
+    return faults
+
+
+def exclude_faults(draft: Draft, scheme: DeclaredScheme, quantized: frozenset[str]) -> list[Fault]:
+    """Every kept matrix is excluded, and no quantized one, under each name an engine may ask for."""
+    faults = []
+    for row in draft.rows:
+        module = _module(row)
+        if len(row.tensor.shape) != 2:
+            continue
+        if module in quantized:
+            for name in _runtime_names(row):
+                if scheme.is_excluded(name):
+                    faults.append(
+                        _exclude_fault(scheme, name, f"not to exclude {name} (quantized)")
+                    )
+                    break
+        else:
+            base = module.removeprefix("model.")
+            # The head stands outside `model` at run time.
+            names = {module, base} if row.role == "head" else {module, base, f"model.{base}"}
+            for name in sorted(names):
+                if not scheme.is_excluded(name):
+                    faults.append(_exclude_fault(scheme, name, "excluded: it is kept"))
+    return faults
+
+
+def config_faults(
+    source: Checkpoint, output: Checkpoint, scheme: DeclaredScheme | None
+) -> list[Fault]:
+    """config.json is the source's plus `quantization_config`; ModelOpt's second file is there."""
+    faults = []
+    for key in sorted((source.config.keys() | output.config.keys()) - {"quantization_config"}):
+        expected, got = _json(source.config, key), _json(output.config, key)
+        if expected != got:
+            faults.append(Fault(where=f"{CONFIG_FILE}: {key}", expected=expected, got=got))
+    if scheme and scheme.layout == "modelopt" and not (output.folder / HF_QUANT_CONFIG).is_file():
+        faults.append(
+            Fault(where=HF_QUANT_CONFIG, expected="ModelOpt's own declaration", got="none")
+        )
+    return faults
+
+
+def index_faults(output: Checkpoint) -> list[Fault]:
+    """metadata.total_size of the index; its weight_map is checked on opening."""
+    if output.index is None:
+        return []
+    metadata = output.index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if type(total) is int and total == output.nbytes:
+        return []
+    return [Fault(where=f"{INDEX_FILE}: metadata.total_size", expected=str(output.nbytes),
+                  got=repr(total))]  # fmt: skip
+
+
+def metadata_faults(source: Checkpoint, output: Checkpoint) -> list[Fault]:
+    """The safetensors `__metadata__` of the source is preserved."""
+    stored = {item for header in output.headers.values() for item in header.metadata.items()}
+    wanted = {item for header in source.headers.values() for item in header.metadata.items()}
+    return [
+        Fault(where=f"__metadata__: {key}", expected=repr(value), got="not there")
+        for key, value in sorted(wanted - stored)
+    ]
+
+
+def side_file_faults(source: Checkpoint, output: Checkpoint) -> list[Fault]:
+    """Every other file of the source is there, byte for byte; README.md may be a new card."""
+    faults = []
+    for file in source.side_files():
+        if file == _REPLACED_LATER:
+            continue
+        path = output.folder / file
+        if not path.is_file():
+            faults.append(Fault(where=file, expected="the source's file", got="none"))
+        elif not _same_bytes(source.folder / file, path):
+            faults.append(Fault(where=file, expected="the source's bytes", got="other bytes"))
+    return faults
+
+
+def provenance_faults(
+    recorded: Mapping[str, object], source: Mapping[str, str], output: Mapping[str, str]
+) -> list[Fault]:
+    """The hashes in draftquant.json are those of the tensors on both sides."""
+    faults = []
+    origin = recorded.get("source")
+    sides = (
+        ("source.tensor_sha256", origin.get("tensor_sha256") if isinstance(origin, dict) else None,
+         source),
+        ("tensor_sha256", recorded.get("tensor_sha256"), output),
+    )  # fmt: skip
+    for key, said, computed in sides:
+        where = f"{PROVENANCE_FILE}: {key}"
+        if not isinstance(said, dict):
+            faults.append(Fault(where=where, expected="a hash per tensor", got=repr(said)))
+            continue
+        for name in sorted(said.keys() | computed.keys()):
+            if said.get(name) != computed.get(name):
+                faults.append(Fault(where=f"{where}.{name}", expected=str(computed.get(name)),
+                                    got=str(said.get(name))))  # fmt: skip
+    return faults
+
+
+def _runtime_names(row: Row) -> list[str]:
+    """Names under which an engine may ask whether a quantized linear is excluded."""
+    canonical = row.canonical.removesuffix(".weight")
+    parent, _, leaf = canonical.rpartition(".")
+    block = parent.rpartition(".")[2]  # self_attn or mlp
+    leaves = [leaf, _FUSED_NAMES[leaf]] if leaf in _FUSED_NAMES else [leaf]
+    names = [_module(row), canonical]
+    for part in leaves:
+        # vLLM numbers the draft's layer after the target's; SGLang drops layer and block.
+        names += [part, f"{block}.{part}", f"{parent}.{part}", f"layers.61.{block}.{part}"]
+    return names + [f"model.{name.removeprefix('model.')}" for name in names]
+
+
+def _exclude_fault(scheme: DeclaredScheme, name: str, expected: str) -> Fault:
+    got = f"patterns {list(scheme.excludes)}"
+    return Fault(where=f"{CONFIG_FILE}: {name}", expected=expected, got=got)
+
+
+def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> Fault | None:
+    if stored is None:
+        return Fault(where=tensor.name, expected=_form(tensor), got="none")
+    if (stored.dtype, stored.shape) != (tensor.dtype, tensor.shape):
+        return Fault(where=tensor.name, expected=f"{_form(tensor)} (kept)", got=_form(stored))
+    return None
+
+
+def _must_not_be_quantized(module: str, row: Row) -> Fault:
+    reason = f"{CONFIG_FILE} declares no quantization"
+    if row.role not in QUANTIZABLE:
+        reason = f"{row.role} is never quantized"
+    return Fault(where=module, expected=f"{_form(row.tensor)}: {reason}", got="a quantized weight")
+
+
+def _wrong_parts(
+    module: str,
+    parts: Mapping[str, Part],
+    found: Mapping[str, TensorInfo | None],
+    scheme: DeclaredScheme,
+) -> list[Fault]:
+    faults = []
+    for suffix, part in parts.items():
+        tensor = found[suffix]
+        if tensor is None or tensor.dtype not in part.dtypes or tensor.shape != part.shape:
+            expected = f"{' or '.join(part.dtypes)} {list(part.shape)} ({scheme})"
+            got = _form(tensor) if tensor else "none"
+            faults.append(Fault(where=f"{module}.{suffix}", expected=expected, got=got))
+    return faults
+
+
+def _module(row: Row) -> str:
+    return row.tensor.name.removesuffix(".weight")
+
+
+def _form(tensor: TensorInfo) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _json(config: Mapping[str, object], key: str) -> str:
+    """A value as text that tells 1 from true and 1.0; "no such key" is not valid JSON."""
+    return json.dumps(config[key], sort_keys=True) if key in config else "no such key"
+
+
+def _same_bytes(a: Path, b: Path) -> bool:
+    if a.stat().st_size != b.stat().st_size:
+        return False
+    with a.open("rb") as first, b.open("rb") as second:
+        while block := first.read(2**20):
+            if block != second.read(len(block)):
+                return False
+    return True

@@ -1,0 +1,265 @@
+"""Decoding and declarations, held against torch, compressed-tensors and numbers worked by hand."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compressed_tensors.compressors import pack_to_int32
+from draftquant.quantize import declared, decode
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.declared import DeclaredScheme, declared_scheme
+from draftquant.quantize.decode import E4M3, decode_linear, floats, unpack_int4
+from draftquant.quantize.errors import VerifyError
+from handmade import EXCLUDES, MADE, e4m3_value, nearest_e4m3, pack, quantize_by_hand
+from tiny import edit_json, read_tensors, tiny_eagle3_llama, values_of
+
+READING = ("declared", "declared_json", "decode", "stored", "compare", "verify_report",
+           "verify_checks", "verify", "loading")  # fmt: skip
+Q_PROJ = "midlayer.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_eagle3_llama(tmp_path_factory.mktemp("decode") / "source")
+
+
+def as_bytes(values: Any) -> Any:
+    return np.ascontiguousarray(values).view(np.uint8)
+
+
+def words_of(codes: Any, pack_method: str) -> Any:
+    packed = pack(codes, pack_method)
+    return np.frombuffer(packed.data, np.int32).reshape(packed.shape)
+
+
+# ---- independence
+
+
+@pytest.mark.parametrize("module", READING)
+def test_the_reading_side_imports_nothing_of_the_writing_side(module: str) -> None:
+    path = Path(decode.__file__).with_name(f"{module}.py")
+    forbidden = {"numerics", "layouts", "writer", "backends", "packing", "execute", "run", "plan"}
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            imported |= {part for part in (node.module or "").split(".") if part}
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            imported |= {part for alias in node.names for part in alias.name.split(".")}
+    assert imported, "the walk finds imports"
+    assert not imported & forbidden
+    assert module == "loading" or "torch" not in imported
+
+
+def test_verify_runs_without_torch(source: Path, tmp_path: Path) -> None:
+    out = quantize_by_hand(source, tmp_path / "out", MADE["ct-int4"])
+    code = (
+        "import sys; from pathlib import Path; from draftquant.quantize.verify import verify;"
+        "assert verify(Path(sys.argv[1]), Path(sys.argv[2])).ok; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, out, source], check=True)
+
+
+# ---- numbers
+
+
+def test_all_fp8_codes_are_those_of_torch_and_of_the_definition() -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    ours = floats(codes, "F8_E4M3")
+    theirs = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(ours, [e4m3_value(code) for code in range(256)])
+    assert ours[0x38] == 1 and ours[0x7E] == 448 and ours[0x01] == 2.0**-9 and np.isnan(E4M3[0xFF])
+    assert all(nearest_e4m3(e4m3_value(code)) % 128 == code % 128 for code in range(127))
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("BF16", torch.bfloat16), ("F16", torch.float16)])
+def test_all_16_bit_floats_are_those_of_torch(dtype: str, kind: torch.dtype) -> None:
+    bits = np.arange(2**16, dtype=np.uint16)
+    theirs = torch.from_numpy(bits.view(np.int16)).view(kind).float().numpy()
+    np.testing.assert_array_equal(floats(as_bytes(bits), dtype), theirs)
+
+
+def test_floats_refuses_integers() -> None:
+    with pytest.raises(ValueError, match="I64 holds no floating-point values"):
+        floats(np.zeros(8, np.uint8), "I64")
+
+
+@pytest.mark.parametrize(
+    ("pack_method", "codes"),
+    [("order", [0, 1, 2, 3, 4, 5, 6, 7]), ("reorder", [0, 4, 1, 5, 2, 6, 3, 7])],
+)
+def test_a_word_by_hand(pack_method: str, codes: list[int]) -> None:
+    """0x76543210: nibble i is i. With "reorder", nibble 1 holds column 2, nibble 4 column 1."""
+    word = np.array([[0x76543210]], np.int32)
+    assert unpack_int4(word, pack_method, offset=0).tolist() == [codes]
+
+
+def test_negative_and_offset_nibbles_by_hand() -> None:
+    assert unpack_int4(np.array([[-1]], np.int32), "order", offset=0).tolist() == [[-1] * 8]
+    word = np.array([[0x7FFFFFF8]], np.int32)
+    assert unpack_int4(word, "order", offset=0).tolist() == [[-8, -1, -1, -1, -1, -1, -1, 7]]
+    assert unpack_int4(word, "order", offset=8).tolist() == [[0, 7, 7, 7, 7, 7, 7, -1]]
+
+
+@pytest.mark.parametrize("pack_method", ["order", "reorder"])
+def test_every_code_at_every_position(pack_method: str) -> None:
+    for position in range(8):
+        codes = np.zeros((16, 8), int)
+        codes[:, position] = np.arange(-8, 8)
+        decoded = unpack_int4(words_of(codes, pack_method), pack_method, offset=0)
+        np.testing.assert_array_equal(decoded, codes)
+
+
+@pytest.mark.parametrize("columns", [8, 16, 21, 100])
+def test_packed_words_of_compressed_tensors(columns: int) -> None:
+    codes = torch.randint(-8, 8, (5, columns), generator=torch.Generator().manual_seed(columns))
+    words = pack_to_int32(codes.to(torch.int8), num_bits=4).numpy()
+    decoded = unpack_int4(np.ascontiguousarray(words), "order", offset=8)
+    np.testing.assert_array_equal(decoded[:, :columns], codes)
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
+def test_decoding_by_rows_and_whole(name: str, source: Path, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(quantize_by_hand(source, tmp_path / "out", MADE[name]))
+    scheme = declared_scheme(checkpoint)
+    assert scheme is not None
+    weight = values_of(read_tensors(source)[f"{Q_PROJ}.weight"])
+    whole = decode_linear(checkpoint, scheme, Q_PROJ, in_features=128)
+    error = np.linalg.norm(whole.dequantized() - weight) / np.linalg.norm(weight)
+    assert error < (0.15 if MADE[name].dtype == "int4" else 0.03)
+    for rows in (range(0, 1), range(7, 20), range(60, 64)):
+        part = decode_linear(checkpoint, scheme, Q_PROJ, in_features=128, rows=rows)
+        expected = whole.dequantized()[rows.start : rows.stop]
+        np.testing.assert_array_equal(part.dequantized(), expected)
+
+
+# ---- declarations
+
+
+def scheme_of(folder: Path) -> DeclaredScheme | None:
+    return declared_scheme(Checkpoint.open(folder))
+
+
+def test_what_the_layouts_declare(source: Path, tmp_path: Path) -> None:
+    for name, made in MADE.items():
+        scheme = scheme_of(quantize_by_hand(source, tmp_path / name, made))
+        assert scheme is not None
+        assert scheme.layout == made.layout
+        assert scheme.weight_dtype == ("int4" if made.dtype == "int4" else "fp8_e4m3")
+        assert scheme.granularity == made.granularity
+        activations = {"none": "none", "dynamic": "token-dynamic", "static": "tensor-static"}
+        assert scheme.activations == activations[made.activations]
+        if made.layout == "quark" and made.dtype == "int4":
+            assert scheme.pack_method == made.pack_method
+    assert scheme_of(source) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "message"),
+    [
+        ("quark-int4", "quant_method", "gptq", "'quark' or 'compressed-tensors' or 'modelopt', got"),
+        ("quark-int4", "surprise", 1, r"surprise \(unknown key\)"),
+        ("quark-int4", "layer_quant_config", {"fc": {}}, "layer_quant_config: understood is null"),
+        ("quark-int4", "algo_config", [{"name": "rotation"}], "algo_config: understood is null"),
+        ("quark-int4", "export.pack_method", "row", "'order' or 'reorder', got 'row'"),
+        ("quark-int4", "export.weight_format", "fake_quantized", "understood is 'real_quantized'"),
+        ("quark-int4", "global_quant_config.weight", [{}, {}], "understood is a JSON object"),
+        ("quark-int4", "global_quant_config.weight.dtype", "fp4", "'int4' or 'fp8_e4m3', got 'fp4'"),
+        ("quark-int4", "global_quant_config.weight.qscheme", "per_group", "'per_channel', got"),
+        ("quark-int4", "global_quant_config.weight.symmetric", False, "understood is True"),
+        ("quark-int4", "global_quant_config.weight.symmetric", 1, "understood is True, got 1"),
+        ("quark-int4", "global_quant_config.weight.ch_axis", 1, "ch_axis: understood is 0, got 1"),
+        ("quark-int4", "global_quant_config.weight.group_size", 128, "group_size: understood is"),
+        ("quark-int4", "global_quant_config.output_tensors", {"a": 1}, "output_tensors"),
+        ("quark-int4", "exclude", "fc", "a list of names, got 'fc'"),
+        ("quark-fp8", "global_quant_config.input_tensors.is_dynamic", False, "is_dynamic"),
+        ("ct-int4", "format", "int-quantized", "'pack-quantized' or 'float-quantized', got"),
+        ("ct-int4", "config_groups.group_1", {}, r"group_1 \(unknown key\)"),
+        ("ct-int4", "config_groups.group_0.targets", ["re:.*q_proj"], "targets"),
+        ("ct-int4", "config_groups.group_0.weights.num_bits", 8, "num_bits: understood is 4, got 8"),
+        ("ct-int4", "config_groups.group_0.weights.strategy", "group", "strategy: understood is"),
+        ("ct-int4", "config_groups.group_0.weights.actorder", "group", "actorder"),
+        ("ct-int4", "config_groups.group_0.output_activations", {"a": 1}, "output_activations"),
+        ("ct-int4", "kv_cache_scheme", {"num_bits": 8}, "kv_cache_scheme"),
+        ("ct-int4", "sparsity_config", {"format": "dense"}, "sparsity_config"),
+        ("modelopt-fp8", "quant_algo", "NVFP4", "'FP8' or 'FP8_PER_CHANNEL_PER_TOKEN', got 'NVFP4'"),
+        ("modelopt-fp8", "ignore", ["lm_head"], "the same patterns as exclude_modules"),
+        ("modelopt-fp8", "kv_cache_quant_algo", "FP8", "kv_cache_quant_algo"),
+        ("modelopt-fp8", "quant_algo", "FP8_PER_CHANNEL_PER_TOKEN", "got False"),
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_is_refused(
+    source: Path, tmp_path: Path, name: str, path: str, value: object, message: str
+) -> None:
+    out = quantize_by_hand(source, tmp_path / "out", MADE[name])
+    config = json.loads((out / "config.json").read_text())
+    section = config["quantization_config"]
+    *parents, key = path.split(".")
+    for parent in parents:
+        section = section[parent]
+    section[key] = value
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(VerifyError, match=message):
+        scheme_of(out)
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "exclude_modules": EXCLUDES},
+        {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": EXCLUDES},
+        {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["model*"]},
+        {"quant_algo": "FP8", "exclude_modules": EXCLUDES, "group_size": 128},
+        None,
+    ],
+)
+def test_the_second_declaration_of_modelopt_must_agree(
+    source: Path, tmp_path: Path, quantization: object
+) -> None:
+    out = quantize_by_hand(source, tmp_path / "out", MADE["modelopt-fp8"])
+    edit_json(out / "hf_quant_config.json", quantization=quantization)
+    with pytest.raises(VerifyError, match=r"hf_quant_config\.json: quantization"):
+        scheme_of(out)
+
+
+@pytest.mark.parametrize(
+    ("layout", "pattern", "excluded", "not_excluded"),
+    [
+        ("quark", "fc", ["fc"], ["model.fc", "fcx", "fc2"]),
+        ("quark", "*.fc", ["model.fc"], ["fc"]),
+        ("quark", "re:.*fc$", ["fc", "model.fc"], ["fc.x"]),
+        ("compressed-tensors", "re:fc", ["fc", "fc_norm"], ["model.fc"]),
+        ("compressed-tensors", "*fc*", ["*fc*"], ["fc", "model.fc"]),
+        ("modelopt", "*fc*", ["fc", "model.fc"], ["model.layers.0"]),
+        ("modelopt", "re:.*fc$", [], ["fc", "model.fc"]),
+    ],
+)
+def test_exclude_patterns(
+    layout: declared.Layout, pattern: str, excluded: list[str], not_excluded: list[str]
+) -> None:
+    scheme = DeclaredScheme(
+        layout=layout,
+        weight_dtype="fp8_e4m3",
+        granularity="channel",
+        pack_method=None,
+        activations="none",
+        excludes=(pattern,),
+    )
+    assert all(scheme.is_excluded(name) for name in excluded)
+    assert not any(scheme.is_excluded(name) for name in not_excluded)
+
+
+def test_a_broken_regular_expression_is_refused(source: Path, tmp_path: Path) -> None:
+    out = quantize_by_hand(source, tmp_path / "out", MADE["ct-int4"])
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["ignore"] = ["re:(fc"]
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(VerifyError, match="a regular expression"):
+        scheme_of(out)
