@@ -152,7 +152,10 @@ def _files_of_index(folder: Path, index: Mapping[str, Any]) -> list[str]:
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(where, "weight_map is missing or empty", fix="export the index again")
+    if not isinstance(index.get("metadata", {}), dict):
+        raise CheckpointError(where, "metadata is not an object", fix="export the index again")
     files = sorted({str(file) for file in weight_map.values()})
+    present = {path.name for path in folder.glob("*.safetensors") if path.is_file()}
     for file in files:
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise CheckpointError(
@@ -160,13 +163,13 @@ def _files_of_index(folder: Path, index: Mapping[str, Any]) -> list[str]:
                 f"weight_map: {file!r} is no safetensors file beside it",
                 fix="export the index again",
             )
-        if not (folder / file).is_file():
+        if file not in present:
             raise CheckpointError(
                 where,
                 f"weight_map names {file!r}, which is not in the folder",
                 fix="download the missing shard",
             )
-    unlisted = sorted({p.name for p in folder.glob("*.safetensors")} - set(files))
+    unlisted = sorted(present.difference(files))
     if unlisted:
         raise CheckpointError(
             where,

@@ -39,7 +39,10 @@ class HalfRatio:
 
 
 def half_ratios(draft: Draft) -> tuple[HalfRatio, ...]:
-    """Measure every linear of layer 0 whose input is twice as wide as the draft.
+    """Measure every linear of layer 0 that reads the concat input, twice as wide as the draft.
+
+    The output projection can be as wide (twice as many query channels as hidden ones), but reads
+    attention output.
 
     Raises:
         CheckpointError: a source file shrank.
@@ -51,6 +54,7 @@ def half_ratios(draft: Draft) -> tuple[HalfRatio, ...]:
         for row in draft.linears()
         if row.role == "attention"
         and row.canonical.startswith("layers.0.")
+        and not row.canonical.endswith(".o_proj.weight")
         and row.tensor.shape[1] == 2 * hidden
     ]
     return tuple(_ratio(draft, row) for row in wide)

@@ -93,10 +93,12 @@ def declared_scheme(checkpoint: Checkpoint) -> DeclaredScheme | None:
 def _check_patterns(keys: ObjectReader, scheme: DeclaredScheme) -> None:
     """Every `re:` pattern compiles."""
     for pattern in scheme.excludes:
-        try:
-            scheme.is_excluded(pattern) if pattern.startswith("re:") else None
-        except re.error as exc:
-            raise not_understood(keys.where, keys.key, (f"a regular expression ({exc})",), pattern) from exc
+        if pattern.startswith("re:"):
+            try:
+                re.compile(pattern[3:])
+            except re.error as exc:
+                understood = (f"a regular expression ({exc})",)
+                raise not_understood(keys.where, keys.key, understood, pattern) from exc
 
 
 # Keys that say who made the folder or how values were found, never how to decode them.

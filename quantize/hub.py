@@ -35,13 +35,13 @@ def resolve_draft(reference: str) -> DraftSource:
 
 def _download(reference: str) -> DraftSource:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     hub_id, _, revision = reference.partition("@")
     try:
         folder = Path(snapshot_download(hub_id, revision=revision or None))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as exc:
-        reason = str(exc).strip().splitlines()[0]
+    except (HFValidationError, OSError) as exc:  # HTTP errors of the Hub are OSErrors
+        reason = str(exc).strip().partition("\n")[0] or type(exc).__name__
         raise CheckpointError(
             reference,
             f"no such folder, and the Hub did not give it: {reason}",

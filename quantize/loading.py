@@ -240,7 +240,7 @@ def _from_target(
             raise CheckpointError(
                 draft.checkpoint.folder,
                 f"{name} is not stored: the draft shares the target's",
-                fix="give the target as well, whose embedding and head it uses",
+                fix="give the target (--target M), whose embedding and head it uses",
             )
         if tuple(shared[name].shape) != shape:
             raise CheckpointError(

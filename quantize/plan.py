@@ -124,6 +124,7 @@ def make_plan(recipe: Recipe, draft: Draft) -> Plan:
     _check_rules_used(plan)
     _check_count(plan)
     _check_fused(plan)
+    _check_excludable(plan)
     _check_names(plan)
     return plan
 
@@ -207,6 +208,21 @@ def _check_fused(plan: Plan) -> None:
                 f"{', '.join(group)} are fused by every engine, but only"
                 f" {', '.join(sorted(quantized.intersection(group)))} would be quantized",
                 fix="quantize all of them or none",
+            )
+
+
+def _check_excludable(plan: Plan) -> None:
+    """Excludes name the last part of a module (engines number layers in their own way)."""
+    kept = {name.rpartition(".")[2]: name for name in plan.kept_modules()}
+    for step in plan.quantized:
+        module = step.row.tensor.name.removesuffix(".weight")
+        leaf = module.rpartition(".")[2]
+        if leaf in kept:
+            raise PlanError(
+                f"recipe {plan.recipe.name}",
+                f"{module} would be quantized, {kept[leaf]} kept: engines number the layers of a"
+                f" draft in their own way, so an exclude of {leaf!r} holds for all of them",
+                fix=f"quantize {leaf!r} in every layer or in none",
             )
 
 

@@ -6,6 +6,7 @@ length N, N bytes of JSON, then the tensor data. This module reads headers only,
 
 import json
 import math
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from .errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
+MAX_AXES = 16  # no draft has more than 3; millions of them take hours to multiply
 
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -115,10 +117,10 @@ def _tensor(path: Path, file: str, name: str, entry: Any, first_byte: int) -> Te
             f"{name}: dtype {dtype!r} is not one of {', '.join(DTYPE_BYTES)}",
             fix="convert the tensor to a supported dtype",
         )
-    if not _naturals(shape):
-        raise _lie(path, f"{name}: shape {shape!r} is not a list of natural numbers")
+    if not _naturals(shape) or len(shape) > MAX_AXES:
+        raise _lie(path, f"{name}: shape {_short(shape)} is not a list of natural numbers")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _lie(path, f"{name}: data_offsets {offsets!r} is not a byte range")
+        raise _lie(path, f"{name}: data_offsets {_short(offsets)} is not a byte range")
     start, stop = (first_byte + offset for offset in offsets)
     expected = math.prod(shape) * DTYPE_BYTES[dtype]
     if stop - start != expected:
@@ -152,6 +154,10 @@ def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(
         type(item) is int and 0 <= item < 2**63 for item in value
     )
+
+
+def _short(value: Any) -> str:
+    return textwrap.shorten(repr(value), 80)
 
 
 def _lie(path: Path, what: str) -> CheckpointError:

@@ -57,8 +57,9 @@ def staged_output(out: Path) -> Iterator[Path]:
     Raises:
         OutputError: `out` appeared meanwhile, or writing failed (disk full, no permission).
     """
-    staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".staging", dir=out.parent))
+    staging = None
     try:
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".staging", dir=out.parent))
         yield staging
         for folder in (staging, *(path for path in staging.rglob("*") if path.is_dir())):
             sync(folder)
@@ -73,7 +74,7 @@ def staged_output(out: Path) -> Iterator[Path]:
             fix="free some space or choose another place; nothing was kept",
         ) from exc
     finally:
-        if staging.exists():
+        if staging is not None and staging.exists():
             shutil.rmtree(staging)
 
 

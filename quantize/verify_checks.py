@@ -84,18 +84,18 @@ def fused_faults(
         members = [module for module in group if module in quantized]
         if members and len(members) < len(group):
             left = ", ".join(module for module in group if module not in quantized)
-            faults.append(Fault(where=", ".join(group), expected="all or none of them quantized",
-                                got=f"kept: {left}"))  # fmt: skip
+            expected = "all or none of them quantized"
+            faults.append(Fault(where=", ".join(group), expected=expected, got=f"kept: {left}"))
         names = [f"{module}.input_scale" for module in group if module in complete]
         scales = {n: input_scale(output, output.tensors[n]) for n in names if n in output.tensors}
         if len(set(scales.values())) > 1:
-            faults.append(Fault(where=", ".join(scales), expected="one input scale for fused linears",
-                                got=str(list(scales.values()))))  # fmt: skip
+            expected, got = "one input scale for fused linears", str(list(scales.values()))
+            faults.append(Fault(where=", ".join(scales), expected=expected, got=got))
     return faults
 
 
 def exclude_faults(draft: Draft, scheme: DeclaredScheme, quantized: frozenset[str]) -> list[Fault]:
-    """Every kept matrix is excluded, and no quantized one, under each name an engine may ask for."""
+    """Kept matrices are excluded, quantized ones are not, under each name an engine may ask for."""
     faults = []
     for row in draft.rows:
         module = _module(row)
@@ -104,9 +104,7 @@ def exclude_faults(draft: Draft, scheme: DeclaredScheme, quantized: frozenset[st
         if module in quantized:
             for name in _runtime_names(row):
                 if scheme.is_excluded(name):
-                    faults.append(
-                        _exclude_fault(scheme, name, f"not to exclude {name} (quantized)")
-                    )
+                    faults.append(_exclude_fault(scheme, name, "not excluded: it is quantized"))
                     break
         else:
             base = module.removeprefix("model.")

@@ -50,8 +50,12 @@ class SafetensorsFile:
 
     def __enter__(self) -> "SafetensorsFile":
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        os.posix_fallocate(self._descriptor, 0, self.nbytes)  # a full disk shows here, not later
-        self._pwrite(memoryview(self._header), 0)
+        try:
+            os.posix_fallocate(self._descriptor, 0, self.nbytes)  # a full disk shows here
+            self._pwrite(memoryview(self._header), 0)
+        except OSError:
+            os.close(self._descriptor)
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -62,13 +62,12 @@ def compose(path: Path) -> MappingNode:
         ) from exc
     try:
         for event in yaml.parse(text):
+            line = event.start_mark.line if event.start_mark else 0
             if getattr(event, "anchor", None) is not None:
-                raise _one(
-                    path,
-                    event.start_mark.line if event.start_mark else 0,
-                    "anchors and aliases are not allowed",
-                    "write the value out",
-                )
+                raise _one(path, line, "anchors and aliases are not allowed", "write the value out")
+            tag = getattr(event, "tag", None)
+            if tag is not None:
+                raise _one(path, line, "tags are not allowed", f"remove {tag!r}")
         loader = yaml.SafeLoader(text)
         loader.name = str(path)
         node = loader.get_single_node()
@@ -77,6 +76,10 @@ def compose(path: Path) -> MappingNode:
         raise _one(path, line, f"not YAML: {exc.problem}", "correct the syntax") from exc
     except yaml.YAMLError as exc:
         raise RecipeError(path, f"not YAML: {exc}", fix="save it as UTF-8 text") from exc
+    except RecursionError as exc:
+        raise RecipeError(
+            path, "nested too deeply", fix="write the keys as they are shown"
+        ) from exc
     if not isinstance(node, MappingNode):
         raise _one(
             path,
@@ -102,13 +105,15 @@ def _check_keys(path: Path, node: Node) -> None:
 
 def merge(base: MappingNode, override: MappingNode) -> MappingNode:
     """`extends`: keys of `override` replace those of `base`; mappings merge, lists do not."""
-    merged: dict[str, tuple[Node, Node]] = {key.value: (key, value) for key, value in base.value}
-    for key, value in override.value:
-        inherited = merged.get(key.value, (None, None))[1]
-        if isinstance(inherited, MappingNode) and isinstance(value, MappingNode):
-            value = merge(inherited, value)
-        merged[key.value] = (key, value)
-    return MappingNode(override.tag, list(merged.values()), override.start_mark, override.end_mark)
+    inherited = {key.value: value for key, value in base.value}
+    own = {key.value for key, _ in override.value}
+    merged = [(key, value) for key, value in base.value if key.value not in own]
+    for key, value in override.value:  # a key given twice stays twice: decoding reports it
+        below = inherited.get(key.value)
+        if isinstance(below, MappingNode) and isinstance(value, MappingNode):
+            value = merge(below, value)
+        merged.append((key, value))
+    return MappingNode(override.tag, merged, override.start_mark, override.end_mark)
 
 
 def decode(cls: type[DataclassT], node: Node) -> DataclassT:
@@ -166,12 +171,13 @@ class _Decoder:
             return self._list(typing.get_args(hint)[0], node, key)
         if dataclasses.is_dataclass(hint):
             return self.mapping(typing.cast(type, hint), node, key)
-        tag, wanted = _SCALARS[hint]
-        if not isinstance(node, ScalarNode) or node.tag != tag:
+        value = _scalar(node, hint)
+        if value is None:
+            wanted = _SCALARS[hint][1]
             return self._report(
                 node, key, f"expected {wanted}, got {_got(node)}", f"write {wanted}"
             )
-        return yaml.SafeLoader("").construct_object(node)
+        return value
 
     def _optional(self, hint: Any, node: Node, key: str) -> object:
         (inner,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
@@ -182,11 +188,9 @@ class _Decoder:
         return self._value(inner, node, key)
 
     def _choice(self, choices: tuple[object, ...], node: Node, key: str) -> object:
-        tag = _SCALARS[type(choices[0])][0]
-        if isinstance(node, ScalarNode) and node.tag == tag:
-            value = yaml.SafeLoader("").construct_object(node)
-            if value in choices:
-                return value
+        value = _scalar(node, type(choices[0]))
+        if value in choices:
+            return value
         expected = ", ".join(map(repr, choices))
         return self._report(
             node,
@@ -207,6 +211,17 @@ class _Decoder:
         what = f"{key}: {what}" if key else what
         self.problems.append(Problem(mark.name, mark.line + 1, what, fix))
         return None
+
+
+def _scalar(node: Node, kind: type) -> object | None:
+    """The value of a scalar node of this type, None where it is something else."""
+    if not isinstance(node, ScalarNode) or node.tag != _SCALARS[kind][0]:
+        return None
+    try:
+        value: object = yaml.SafeLoader("").construct_object(node)
+    except ValueError:  # 0x_, or more digits than Python converts
+        return None
+    return value
 
 
 def _one(path: Path, line: int, what: str, fix: str) -> RecipeFileError:

@@ -45,7 +45,7 @@ def _locate(reference: str | Path) -> Path:
     text = str(reference)
     if text in built_in_recipes():
         return _FOLDER / f"{text}.yaml"
-    if text.endswith((".yaml", ".yml")) or "/" in text:
+    if _is_path(text):
         path = Path(text)
         if path.is_file():
             return path
@@ -55,23 +55,30 @@ def _locate(reference: str | Path) -> Path:
     raise RecipeError(text, "no built-in recipe has this name", fix=f"{fix} (or give a .yaml path)")
 
 
+def _is_path(reference: str) -> bool:
+    return reference.endswith((".yaml", ".yml")) or "/" in reference
+
+
 def _extended(node: MappingNode, path: Path) -> MappingNode:
     key, value = _find(node, "extends")
     if key is None:
         return node
-    if not isinstance(value, ScalarNode):
-        raise _at(
-            path, value.start_mark.line, "extends: expected one recipe name", "name one recipe"
-        )
-    base_path = _locate(
-        value.value if value.value in built_in_recipes() else path.parent / value.value
-    )
+    line = value.start_mark.line
+    if not isinstance(value, ScalarNode) or not value.value:
+        raise _at(path, line, "extends: expected one recipe name", "name one recipe")
+    if [k.value for k, _ in node.value].count("extends") > 1:
+        raise _at(path, line, "extends: key given twice", "keep one of the two")
+    named = value.value
+    try:
+        base_path = _locate(path.parent / named if _is_path(named) else named)
+    except RecipeError as exc:
+        raise _at(path, line, f"extends: {named!r}: {exc.what}", exc.fix) from exc
     base = compose(base_path)
     if _find(base, "extends")[0] is not None:
         raise _at(
             path,
-            value.start_mark.line,
-            f"extends: {value.value!r} extends another recipe itself",
+            line,
+            f"extends: {named!r} extends another recipe itself",
             "extend that one directly: one level is allowed",
         )
     own = MappingNode(

@@ -148,7 +148,7 @@ class Recipe:
         claimed = [role for rule in self.rules for role in rule.role]
         twice = sorted({role for role in claimed if claimed.count(role) > 1})
         if twice:
-            return f"rules: role {twice[0]!r} is claimed by two rules"
+            return f"rules: role {twice[0]!r} is claimed twice"
         return None
 
     @property

@@ -30,10 +30,18 @@ def print_json(value: Any) -> None:
 
 def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
     """An empty table in the house look; columns named in `right` are aligned to the right."""
-    found = Table(caption=title, caption_justify="left", caption_style="", header_style="bold")
+    found = Table(title=title, header_style="bold")
     for column in columns:
         found.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return found
+
+
+def print_table(found: Table) -> None:
+    """Print a table below its title; rich would wrap a title to the width of the table."""
+    console = stdout()
+    console.print(str(found.title), style="bold", soft_wrap=True, markup=False)
+    found.title = None
+    console.print(found)
 
 
 class Bar:

@@ -105,7 +105,7 @@ def encode_fp8(weight: Stored, made: Made) -> dict[str, Stored]:
     absmax = np.abs(w).max(1) if made.granularity == "channel" else np.abs(w).max()
     scale = np.where(absmax > 0, absmax / np.float32(448), 1).astype(np.float32)
     divided = w / (scale[:, None] if scale.shape else scale)
-    data = bytes(nearest_e4m3(float(x)) for x in divided.ravel())
+    data = nearest_e4m3(divided)
     shape = scale.shape
     if made.layout == "compressed-tensors":
         shape = (*shape, 1)
@@ -141,14 +141,16 @@ def e4m3_value(code: int) -> float:
     return sign * (8 + mantissa) * 2.0 ** (exponent - 10)
 
 
-_MAGNITUDES = [e4m3_value(code) for code in range(127)]  # ascending; 127 is NaN
+# Even codes first: the first of two equally near ones is the even one. 127 is NaN.
+_CODES = np.array([*range(0, 127, 2), *range(1, 127, 2)], np.uint8)
+_MAGNITUDES = np.array([e4m3_value(int(code)) for code in _CODES], np.float32)
 
 
-def nearest_e4m3(x: float) -> int:
-    """The code nearest to x, ties to the even code, saturating."""
-    distances = [abs(abs(x) - value) for value in _MAGNITUDES]
-    best = min(range(127), key=lambda code: (distances[code], code % 2))
-    return best + (128 if x < 0 else 0)
+def nearest_e4m3(values: Array) -> bytes:
+    """The codes nearest to float32 values, ties to the even code, saturating."""
+    distances = np.abs(np.abs(values.reshape(-1, 1)) - _MAGNITUDES)
+    codes = _CODES[distances.argmin(axis=1)]
+    return bytes(codes | np.where(values.ravel() < 0, 128, 0).astype(np.uint8))
 
 
 def declaration(made: Made) -> dict[str, Any]:

@@ -75,8 +75,10 @@ def test_all_fp8_codes_are_those_of_torch_and_of_the_definition() -> None:
     theirs = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
     np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_array_equal(ours, [e4m3_value(code) for code in range(256)])
-    assert ours[0x38] == 1 and ours[0x7E] == 448 and ours[0x01] == 2.0**-9 and np.isnan(E4M3[0xFF])
-    assert all(nearest_e4m3(e4m3_value(code)) % 128 == code % 128 for code in range(127))
+    assert ours[[0x38, 0x7E, 0x01]].tolist() == [1, 448, 2.0**-9]
+    assert np.isnan(ours[0xFF])
+    finite = [code for code in range(256) if code % 128 != 127 and code != 128]
+    assert nearest_e4m3(E4M3[finite]) == bytes(finite)
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("BF16", torch.bfloat16), ("F16", torch.float16)])
@@ -164,14 +166,14 @@ def test_what_the_layouts_declare(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "path", "value", "message"),
     [
-        ("quark-int4", "quant_method", "gptq", "'quark' or 'compressed-tensors' or 'modelopt', got"),
+        ("quark-int4", "quant_method", "gptq", "'compressed-tensors' or 'modelopt', got"),
         ("quark-int4", "surprise", 1, r"surprise \(unknown key\)"),
         ("quark-int4", "layer_quant_config", {"fc": {}}, "layer_quant_config: understood is null"),
         ("quark-int4", "algo_config", [{"name": "rotation"}], "algo_config: understood is null"),
         ("quark-int4", "export.pack_method", "row", "'order' or 'reorder', got 'row'"),
         ("quark-int4", "export.weight_format", "fake_quantized", "understood is 'real_quantized'"),
         ("quark-int4", "global_quant_config.weight", [{}, {}], "understood is a JSON object"),
-        ("quark-int4", "global_quant_config.weight.dtype", "fp4", "'int4' or 'fp8_e4m3', got 'fp4'"),
+        ("quark-int4", "global_quant_config.weight.dtype", "fp4", "'fp8_e4m3', got 'fp4'"),
         ("quark-int4", "global_quant_config.weight.qscheme", "per_group", "'per_channel', got"),
         ("quark-int4", "global_quant_config.weight.symmetric", False, "understood is True"),
         ("quark-int4", "global_quant_config.weight.symmetric", 1, "understood is True, got 1"),
@@ -183,13 +185,13 @@ def test_what_the_layouts_declare(source: Path, tmp_path: Path) -> None:
         ("ct-int4", "format", "int-quantized", "'pack-quantized' or 'float-quantized', got"),
         ("ct-int4", "config_groups.group_1", {}, r"group_1 \(unknown key\)"),
         ("ct-int4", "config_groups.group_0.targets", ["re:.*q_proj"], "targets"),
-        ("ct-int4", "config_groups.group_0.weights.num_bits", 8, "num_bits: understood is 4, got 8"),
+        ("ct-int4", "config_groups.group_0.weights.num_bits", 8, "understood is 4, got 8"),
         ("ct-int4", "config_groups.group_0.weights.strategy", "group", "strategy: understood is"),
         ("ct-int4", "config_groups.group_0.weights.actorder", "group", "actorder"),
         ("ct-int4", "config_groups.group_0.output_activations", {"a": 1}, "output_activations"),
         ("ct-int4", "kv_cache_scheme", {"num_bits": 8}, "kv_cache_scheme"),
         ("ct-int4", "sparsity_config", {"format": "dense"}, "sparsity_config"),
-        ("modelopt-fp8", "quant_algo", "NVFP4", "'FP8' or 'FP8_PER_CHANNEL_PER_TOKEN', got 'NVFP4'"),
+        ("modelopt-fp8", "quant_algo", "NVFP4", "_PER_TOKEN', got 'NVFP4'"),
         ("modelopt-fp8", "ignore", ["lm_head"], "the same patterns as exclude_modules"),
         ("modelopt-fp8", "kv_cache_quant_algo", "FP8", "kv_cache_quant_algo"),
         ("modelopt-fp8", "quant_algo", "FP8_PER_CHANNEL_PER_TOKEN", "got False"),

@@ -216,8 +216,13 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
         sys.exit(main(["quantize", "draft", "--recipe", "int4-channel", "--out", "out"]))
     """
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path,
-                         capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 2
     assert "out: cannot be written: File too large" in run.stderr
     assert "nothing was kept" in run.stderr
@@ -234,8 +239,13 @@ def test_a_killed_run_publishes_nothing(tmp_path: Path, number: signal.Signals) 
         run._copy_side_files = lambda *_: (print("written", flush=True), time.sleep(60))
         sys.exit(main(["quantize", "draft", "--recipe", "int4-channel", "--out", "out"]))
     """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "written\n"
         time.sleep(0.1)

@@ -1,5 +1,6 @@
 """Typed reading of a draft's config.json: each key checked once, errors that name file and key."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ class ConfigReader:
     def number(self, key: str, default: Any = _REQUIRED) -> float:
         """A finite positive number; a missing or null key gives `default`."""
         value = self._get(key, default)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self._wrong(key, "a positive number", value)
         return float(value)
 

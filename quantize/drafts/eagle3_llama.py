@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import Role
+from ..errors import CheckpointError
 from .config_reader import ConfigReader
 from .family import Dim, Family, TensorSpec
 from .rope import RopeConfig, read_rope
@@ -71,6 +72,13 @@ class Eagle3Llama(Family):
         hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
         ids = nested.layer_ids("eagle_aux_hidden_state_layer_ids")
         vocab = keys.positive("vocab_size")
+        for biased in ("attention_bias", "mlp_bias"):
+            if keys.flag(biased, False):
+                raise CheckpointError(
+                    where,
+                    f"{biased}: expected false, got true: {self.name} linears have no bias",
+                    fix="this draft cannot be quantized: its biases would be lost when served",
+                )
         return Eagle3LlamaGeometry(
             hidden_size=hidden,
             intermediate_size=keys.positive("intermediate_size"),

@@ -20,6 +20,13 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
     """
     family = _recognise(checkpoint)
     geometry = family.read_geometry(checkpoint.config, checkpoint.folder / CONFIG_FILE)
+    if geometry.num_layers > len(checkpoint.tensors):  # before a table of that many layers is made
+        raise CheckpointError(
+            checkpoint.folder / CONFIG_FILE,
+            f"num_hidden_layers: {geometry.num_layers} layers, but {len(checkpoint.tensors)}"
+            " tensors in all",
+            fix="correct 'num_hidden_layers'",
+        )
     specs = family.tensor_specs(geometry)
     rows: dict[str, Row] = {}
     for name, tensor in checkpoint.tensors.items():

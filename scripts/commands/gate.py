@@ -11,7 +11,7 @@ from ...quantize.checkpoint import PROVENANCE_FILE, read_json_object
 from ...quantize.hub import resolve_draft
 from ...quantize.staging import check_output, write_text
 from ...recipes.schema import PolicyName
-from ..console import print_json, stdout, table
+from ..console import print_json, print_table, stdout, table
 from .common import add_replay_arguments
 from .replay import print_replays, replay_with_progress
 
@@ -84,7 +84,7 @@ def print_gate(report: "GateReport") -> None:
             f"{math.expm1(report.change.upper):+.2%}",
             str(report.num_prompts),
         )
-        out.print(found)
+        print_table(found)
     colour = COLOURS[report.verdict]
     out.print(f"[bold {colour}]{report.verdict}[/]: {report.reason}")
     if report.action:

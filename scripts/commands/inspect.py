@@ -8,7 +8,7 @@ from ...quantize.drafts import Draft
 from ...quantize.errors import LayoutError, PlanError
 from ...quantize.plan import make_plan
 from ...recipes import built_in_recipes, load_recipe
-from ..console import megabytes, print_json, stdout, table
+from ..console import megabytes, print_json, print_table, stdout, table
 from .common import open_draft
 
 
@@ -77,14 +77,14 @@ def _print(found: dict[str, Any]) -> None:
     tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",))
     for t in found["tensors"]:
         tensors.add_row(t["name"], t["role"], t["dtype"], str(t["shape"]), f"{t['bytes']:,}")
-    out.print(tensors)
+    print_table(tensors)
     savings = table("What recipes make of it", "recipe", "size", "share", right=("size", "share"))
     for name, after in found["bytes_after"].items():
         if isinstance(after, str):
             savings.add_row(name, after, "")
         else:
             savings.add_row(name, megabytes(after), f"{after / found['bytes']:.1%}")
-    out.print(savings)
+    print_table(savings)
     for ratio in found["concat_half_ratio"]:
         advice = "balanced enough for one scale per row"
         if ratio["harmful"]:

@@ -3,7 +3,7 @@
 import argparse
 
 from ...quantize.plan import Plan, make_plan
-from ..console import print_json, stdout, table
+from ..console import print_json, print_table, stdout, table
 from .common import add_recipe_arguments, chosen_recipe, open_draft
 
 
@@ -59,7 +59,7 @@ def print_plan(plan: Plan) -> None:
         style="bold",
     )
     out = stdout()
-    out.print(found)
+    print_table(found)
     added = ", ".join(f"{kind} {nbytes:,}" for kind, nbytes in plan.overhead().items())
     out.print(
         f"of these, bytes added by the layout: {added};"

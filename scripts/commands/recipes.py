@@ -6,7 +6,7 @@ import sys
 import yaml
 
 from ...recipes import built_in_recipes, load_recipe, recipe_sha256, to_mapping
-from ..console import print_json, stdout, table
+from ..console import print_json, print_table, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,4 +47,4 @@ def _list(*, as_json: bool) -> None:
             kind = "dynamic" if recipe.activations.dynamic else "static"
             inputs = f"{recipe.activations.dtype} per {recipe.activations.granularity}, {kind}"
         found.add_row(recipe.name, weights, inputs, recipe.layout, recipe.backend, recipe.loads_on)
-    stdout().print(found)
+    print_table(found)

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..console import print_json, progress_bar, stdout, table
+from ..console import print_json, print_table, progress_bar, table
 from .common import add_replay_arguments, load_for_replay
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
             *(f"{share:.3f}" for share in figures.survival),
             f"{replay.first_step.share:.2%}",
         )
-    stdout().print(found)
+    print_table(found)
 
 
 def _mapping(replay: "DraftReplay") -> dict[str, object]:

@@ -4,7 +4,7 @@ import argparse
 
 from ...quantize.hub import resolve_draft
 from ...quantize.verify import VerifyReport, verify
-from ..console import print_json, stdout, table
+from ..console import print_json, print_table, stdout, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def print_verification(report: VerifyReport) -> None:
     )
     for linear in report.linears:
         found.add_row(linear.module, f"{linear.max_error:.4f}", f"{linear.relative_l2_error:.4f}")
-    out.print(found)
+    print_table(found)
     if report.ok:
         out.print(
             f"[bold green]GOOD[/]: {report.kept} tensors equal byte for byte,"

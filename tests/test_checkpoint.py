@@ -1,0 +1,203 @@
+"""Draft folders as hostile input: index, config, side files; headers have a file of their own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.checkpoint import INDEX_FILE, Checkpoint
+from draftquant.quantize.errors import CheckpointError
+from tiny import read_tensors, tiny_eagle3_llama, write_safetensors
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+NORM = "midlayer.input_layernorm.weight"
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return tiny_eagle3_llama(tmp_path / "draft")
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    return tiny_eagle3_llama(tmp_path / "draft", sharded=True)
+
+
+def refused(folder: Path, what: str, fix: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(folder)
+    assert caught.value.where.startswith(str(folder))
+    assert what in caught.value.what
+    assert fix in caught.value.fix
+
+
+def edit_map(folder: Path, **changes: Any) -> None:
+    index = json.loads((folder / INDEX_FILE).read_text())
+    index["weight_map"] |= {name.replace("__", "."): file for name, file in changes.items()}
+    (folder / INDEX_FILE).write_text(json.dumps(index))
+
+
+def test_single_file_and_shards_give_the_same_tensors(tmp_path: Path) -> None:
+    single = Checkpoint.open(tiny_eagle3_llama(tmp_path / "single"))
+    sharded = Checkpoint.open(tiny_eagle3_llama(tmp_path / "sharded", sharded=True))
+    assert single.index is None
+    assert sharded.index is not None
+    assert tuple(sharded.headers) == SHARDS
+    assert list(single.tensors) == list(sharded.tensors) == sorted(single.tensors)
+    assert single.nbytes == sharded.nbytes
+    for name, stored in read_tensors(single.folder).items():
+        for checkpoint in (single, sharded):
+            tensor = checkpoint.tensors[name]
+            content = (checkpoint.folder / tensor.file).read_bytes()
+            assert content[tensor.start : tensor.stop] == stored.data
+            assert (tensor.dtype, tensor.shape) == (stored.dtype, stored.shape)
+
+
+def test_single_file_may_have_any_name(draft: Path) -> None:
+    (draft / "model.safetensors").rename(draft / "pytorch_model.safetensors")
+    assert list(Checkpoint.open(draft).headers) == ["pytorch_model.safetensors"]
+
+
+# index
+
+
+def test_shard_missing_from_the_index(sharded: Path) -> None:
+    write_safetensors(sharded / "stale.safetensors", {})
+    refused(sharded, "'stale.safetensors' is missing from the index", "or remove the shard")
+
+
+def test_index_names_a_missing_shard(sharded: Path) -> None:
+    (sharded / SHARDS[1]).unlink()
+    refused(sharded, f"names {SHARDS[1]!r}, which is not in the folder", "download the missing")
+
+
+def test_index_names_a_file_of_an_impossible_name(sharded: Path) -> None:
+    edit_map(sharded, d2t="a" * 300 + ".safetensors")
+    refused(sharded, "which is not in the folder", "download the missing shard")
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", "", "x.bin", None, 7, []],
+)
+def test_index_names_no_safetensors_file_of_the_folder(file: object, sharded: Path) -> None:
+    edit_map(sharded, d2t=file)
+    refused(sharded, "is no safetensors file beside it", "export the index again")
+
+
+def test_tensor_in_another_shard_than_the_index_says(sharded: Path) -> None:
+    edit_map(sharded, fc__weight=SHARDS[0])
+    refused(sharded, f"fc.weight: expected in {SHARDS[0]!r}, found in {SHARDS[1]!r}", "export")
+
+
+def test_tensor_that_the_index_does_not_name(sharded: Path) -> None:
+    index = json.loads((sharded / INDEX_FILE).read_text())
+    del index["weight_map"][NORM]
+    (sharded / INDEX_FILE).write_text(json.dumps(index))
+    refused(sharded, f"{NORM}: expected in None, found in", "export the index again")
+
+
+def test_tensor_that_stands_in_no_shard(sharded: Path) -> None:
+    edit_map(sharded, d2t=SHARDS[0])
+    refused(sharded, "d2t stands in no shard", "export the index again")
+
+
+def test_tensor_in_two_shards(sharded: Path) -> None:
+    (sharded / SHARDS[1]).write_bytes((sharded / SHARDS[0]).read_bytes())
+    refused(sharded, f"also stands in {SHARDS[0]}", "remove the stale shard")
+
+
+@pytest.mark.parametrize("weight_map", [{}, [], None, "x", 7], ids=repr)
+def test_weight_map_that_is_none(weight_map: object, sharded: Path) -> None:
+    (sharded / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+    refused(sharded, "weight_map is missing or empty", "export the index again")
+
+
+@pytest.mark.parametrize("metadata", [[], None, "x"], ids=repr)
+def test_metadata_of_the_index_that_is_no_object(metadata: object, sharded: Path) -> None:
+    index = json.loads((sharded / INDEX_FILE).read_text())
+    (sharded / INDEX_FILE).write_text(json.dumps(index | {"metadata": metadata}))
+    refused(sharded, "metadata is not an object", "export the index again")
+
+
+# JSON files
+
+BAD_JSON = {
+    "list": (b"[]", "expected a JSON object, got list"),
+    "text": (b'"x"', "expected a JSON object, got str"),
+    "null": (b"null", "expected a JSON object, got NoneType"),
+    "empty": (b"", "not readable as JSON"),
+    "cut": (b'{"a": ', "not readable as JSON"),
+    "binary": (b"\x80\x04\x95", "not readable as JSON"),
+    "nested": (b"[" * 200_000, "not readable as JSON"),
+    "long number": (b"[" + b"9" * 5000 + b"]", "not readable as JSON"),
+}
+
+
+@pytest.mark.parametrize(("content", "what"), BAD_JSON.values(), ids=BAD_JSON.keys())
+@pytest.mark.parametrize("file", ["config.json", INDEX_FILE])
+def test_json_file_that_is_no_object(content: bytes, what: str, file: str, sharded: Path) -> None:
+    (sharded / file).write_bytes(content)
+    refused(sharded, what, "export the index" if file == INDEX_FILE else "its config.json")
+
+
+def test_config_that_is_absent(draft: Path) -> None:
+    (draft / "config.json").unlink()
+    refused(draft, "no such file", "every draft needs its config.json")
+
+
+def test_config_that_is_a_folder(draft: Path) -> None:
+    (draft / "config.json").unlink()
+    (draft / "config.json").mkdir()
+    refused(draft, "not readable as JSON", "every draft needs its config.json")
+
+
+# safetensors files of the folder
+
+
+def test_two_files_without_an_index(draft: Path) -> None:
+    write_safetensors(draft / "more.safetensors", {})
+    refused(draft, f"2 safetensors files but no {INDEX_FILE}", "add the index")
+
+
+@pytest.mark.parametrize("other", ["pytorch_model.bin", "draft.pt", "draft.pth", "draft.ckpt"])
+def test_pickles_are_not_read(other: str, draft: Path) -> None:
+    (draft / "model.safetensors").rename(draft / other)
+    refused(draft, f"no safetensors file (found {other})", "pickles are not read")
+
+
+def test_folder_without_weights(draft: Path) -> None:
+    (draft / "model.safetensors").unlink()
+    refused(draft, "no safetensors file", "convert the draft to safetensors")
+
+
+def test_weights_that_are_a_folder(draft: Path) -> None:
+    (draft / "model.safetensors").unlink()
+    (draft / "model.safetensors").mkdir()
+    refused(draft, "cannot be read", "check the draft folder")
+
+
+@pytest.mark.parametrize("name", ["absent", "file"])
+def test_no_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(tmp_path / name, "no such folder", "give a draft folder or a Hub id")
+
+
+# side files
+
+
+def test_side_files_are_everything_else(sharded: Path) -> None:
+    for file in ("tokenizer/vocab.json", "mask_embedding.pt", ".git/config", ".cache/x/y"):
+        (sharded / file).parent.mkdir(parents=True, exist_ok=True)
+        (sharded / file).write_text("")
+    (sharded / "empty").mkdir()
+    found = Checkpoint.open(sharded).side_files()
+    tokenizer = {"tokenizer.json", "tokenizer/vocab.json", "tokenizer_config.json"}
+    assert set(found) == tokenizer | {"mask_embedding.pt"}
+    assert len(found) == 4
+
+
+def test_opening_changes_nothing(draft: Path) -> None:
+    before = {path.name: path.read_bytes() for path in draft.iterdir()}
+    Checkpoint.open(draft).side_files()
+    assert {path.name: path.read_bytes() for path in draft.iterdir()} == before

@@ -1,0 +1,257 @@
+"""The command line: exit codes, stdout and stderr, and each error as a user meets it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from draftquant.scripts.cli import COMMANDS, main
+from tiny import tiny_eagle3_llama
+
+PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
+DRAFT, TARGET = str(PAIR / "draft"), str(PAIR / "target")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Traces of 12 prompts, and the shipped draft in INT4 and FP8."""
+    folder = tmp_path_factory.mktemp("cli")
+    prompts = (PAIR / "prompts.jsonl").read_text().splitlines(keepends=True)
+    (folder / "prompts.jsonl").write_text("".join(prompts[:12]))
+    for name, extra in (("traces", ()), ("fused", ("--fused",))):
+        assert (
+            main(
+                [
+                    "record",
+                    "--target",
+                    TARGET,
+                    "--draft",
+                    DRAFT,
+                    "--out",
+                    str(folder / name),
+                    "--prompts",
+                    str(folder / "prompts.jsonl"),
+                    "--max-new-tokens",
+                    "48",
+                    *extra,
+                ]
+            )
+            == 0
+        )
+    int4 = ["--recipe", "int4-channel", "--out", str(folder / "int4")]
+    assert main(["quantize", DRAFT, *int4]) == 0
+    assert (
+        main(
+            [
+                "quantize",
+                DRAFT,
+                "--recipe",
+                "blackwell-fp8",
+                "--backend",
+                "torch",
+                "--traces",
+                str(folder / "traces"),
+                "--out",
+                str(folder / "fp8"),
+            ]
+        )
+        == 0
+    )
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([*([command] if command else []), "--help"])
+    assert exit_.value.code == 0
+    assert (COMMANDS[command].capitalize() if command else "exit codes") in capsys.readouterr().out
+
+
+def test_usage_errors_exit_with_2() -> None:
+    for arguments in ([], ["quantise"], ["plan", DRAFT], ["plan", DRAFT, "--recipe"]):
+        with pytest.raises(SystemExit) as exit_:
+            main(arguments)
+        assert exit_.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["plan", "nowhere", "--recipe", "int4-channel"], ("nowhere: no such folder", "Hub id")),
+        (["plan", DRAFT, "--recipe", "int4-chanel"], ("did you mean 'int4-channel'?",)),
+        (["plan", TARGET, "--recipe", "fp8-ptpc"], ("'LlamaForCausalLM' is no draft family",)),
+        (["replay", DRAFT, "--traces", "nowhere"], ("nowhere",)),
+        (["record", "--target", "nowhere", "--prompts", "p", "--out", "t"], ("fix:",)),
+        (
+            ["quantize", DRAFT, "--recipe", "blackwell-fp8", "--backend", "torch", "--out", "o"],
+            ("--traces", "fp8-ptpc", "--input-scale 1.0"),
+        ),
+        (
+            ["quantize", DRAFT, "--recipe", "blackwell-fp8", "--input-scale", "-1", "--out", "o"],
+            ("expected a positive number",),
+        ),
+        (
+            ["quantize", DRAFT, "--recipe", "int4-channel", "--backend", "modelopt", "--out", "o"],
+            ("modelopt", "fix:"),
+        ),
+        (["gate", DRAFT, DRAFT, "--traces", "t", "--confidence", "2"], ("95 % as 0.95",)),
+    ],
+)
+def test_bad_input_exits_with_2_and_says_how_to_fix_it(
+    arguments: list[str],
+    parts: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ")
+    assert "\n  fix: " in output.err
+    for part in parts:
+        assert part in output.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(Exception, match="no such folder"):
+        main(["plan", "nowhere", "--recipe", "int4-channel", "--debug"])
+
+
+def test_plan_prints_json_on_stdout_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", DRAFT, "--recipe", "int4-channel", "--json"]) == 0
+    output = capsys.readouterr()
+    plan = json.loads(output.out)
+    assert output.err == ""
+    assert sum(t["bytes_after"] for t in plan["tensors"]) == plan["bytes_after"] == 1_858_160
+    assert [t["action"] for t in plan["tensors"]].count("quantize") == 7
+
+
+def test_inspect_reports_family_sizes_and_half_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", DRAFT, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["family"] == "eagle3-llama"
+    assert found["parameters"] * 2 == found["bytes"] == 3_082_240
+    assert found["bytes_after"]["int4-channel"] == 1_858_160
+    assert len(found["concat_half_ratio"]) == 3
+    assert main(["inspect", DRAFT]) == 0
+
+
+def test_recipes_list_show_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    assert "mi325x-w4a8" in capsys.readouterr().out
+    assert main(["recipes", "show", "fp8-ptpc"]) == 0
+    shown = capsys.readouterr().out
+    assert "granularity: channel" in shown
+    (tmp_path / "fp8-ptpc.yaml").write_text(shown)
+    assert main(["recipes", "check", str(tmp_path / "fp8-ptpc.yaml")]) == 0
+    capsys.readouterr()
+    (tmp_path / "mine.yaml").write_text("extends: fp8-ptpc\nname: mine\nlayuot: quark\n")
+    assert main(["recipes", "check", str(tmp_path / "mine.yaml")]) == 2
+    assert "mine.yaml:3: layuot: unknown key\n  fix: did you mean 'layout'?" in (
+        capsys.readouterr().err
+    )
+
+
+def test_verify_says_good_or_lists_every_fault(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(work / "int4"), "--against", DRAFT]) == 0
+    assert "GOOD" in capsys.readouterr().out
+    broken = tmp_path / "broken"
+    shutil.copytree(work / "int4", broken)
+    path = broken / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert main(["verify", str(broken), "--against", DRAFT]) == 1
+    assert "WRONG" in capsys.readouterr().out
+    path.write_bytes(data[:-1])
+    assert main(["verify", str(broken), "--against", DRAFT]) == 1
+    output = capsys.readouterr()
+    assert "truncated" in output.out + output.err
+
+
+def test_replay_and_gate_judge_the_shipped_pair(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = ["--traces", str(work / "traces")]
+    assert main(["replay", DRAFT, str(work / "int4"), str(work / "fp8"), *traces, "--json"]) == 0
+    bf16, int4, fp8 = json.loads(capsys.readouterr().out)
+    assert bf16["mean_acceptance_length"] > 2
+    assert sum(p["num_steps"] for p in int4["prompts"]) == int4["num_steps"]
+    assert fp8["first_step_agreement"] > int4["first_step_agreement"] > 0.8
+    limits = ["--min-prompts", "10", "--max-relative-drop", "0.5"]
+    report = tmp_path / "gate.json"
+    gate = ["gate", DRAFT, str(work / "fp8"), *traces, *limits]
+    assert main([*gate, "--report", str(report)]) == 0
+    assert json.loads(report.read_text())["verdict"] == "PASS"
+    assert "PASS" in capsys.readouterr().out
+    assert main([*gate, "--report", str(report)]) == 2  # never overwritten
+    assert main(["gate", DRAFT, str(work / "fp8"), *traces]) == 3  # 12 prompts are too few
+    assert "INCONCLUSIVE" in capsys.readouterr().out
+
+
+def test_gate_fails_a_damaged_draft(work: Path, tmp_path: Path) -> None:
+    """Half of the up_proj rows overwritten by others: still loads, but accepts less."""
+    from tiny import Stored, read_tensors, write_tensors
+
+    damaged = tmp_path / "damaged"
+    shutil.copytree(DRAFT, damaged)
+    tensors = read_tensors(damaged)
+    name = "midlayer.mlp.up_proj.weight"
+    up = tensors[name]
+    half = up.data[: len(up.data) // 2]
+    tensors[name] = Stored(up.dtype, up.shape, half + half)
+    write_tensors(damaged, tensors, sharded=False, metadata={"format": "pt"})
+    gate = ["gate", DRAFT, str(damaged), "--traces", str(work / "traces"), "--min-prompts", "10"]
+    assert main([*gate, "--policy", "release"]) == 1
+
+
+def test_fused_traces_give_the_same_steps_and_refuse_another_fc(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replays = []
+    for traces in ("traces", "fused"):
+        assert main(["replay", DRAFT, "--traces", str(work / traces), "--json"]) == 0
+        replays.append(json.loads(capsys.readouterr().out)[0]["prompts"])
+    assert replays[0] == replays[1]
+    other = tiny_eagle3_llama(tmp_path / "other", hidden=256, vocab=1024)
+    assert main(["replay", str(other), "--traces", str(work / "fused")]) == 2
+
+
+def test_a_draft_without_embedding_and_head_takes_those_of_its_target(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tiny import read_tensors, write_tensors
+
+    bare = tmp_path / "bare"
+    shutil.copytree(DRAFT, bare)
+    tensors = read_tensors(bare)
+    del tensors["embed_tokens.weight"]
+    write_tensors(bare, tensors, sharded=False, metadata={"format": "pt"})
+    traces = ["--traces", str(work / "traces")]
+    assert main(["replay", str(bare), *traces]) == 2
+    assert "--target" in capsys.readouterr().err
+    assert main(["replay", DRAFT, str(bare), *traces, "--target", TARGET, "--json"]) == 0
+    whole, borrowed = json.loads(capsys.readouterr().out)
+    assert borrowed["prompts"] == whole["prompts"]
+
+
+def test_the_installed_command_runs_from_anywhere(tmp_path: Path) -> None:
+    command = Path(sys.executable).parent / "draftquant"
+    run = subprocess.run(
+        [command, "recipes", "list", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {recipe["name"] for recipe in json.loads(run.stdout)} >= {"int4-channel", "fp8-ptpc"}

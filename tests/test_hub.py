@@ -1,0 +1,181 @@
+"""Drafts from the Hub: a real download from a server on loopback, and Hubs that do not answer."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.hub import DraftSource, resolve_draft
+from tiny import tiny_eagle3_llama
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REPOSITORY = "someone/tiny-draft"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The routes that snapshot_download uses: revision, tree and file."""
+
+    folder: Path
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        names = sorted(file.name for file in self.folder.iterdir())
+        api = f"/api/models/{REPOSITORY}"
+        if path in (f"{api}/revision/main", f"{api}/revision/v1"):
+            self._json(
+                {"id": REPOSITORY, "sha": COMMIT, "siblings": [{"rfilename": n} for n in names]}
+            )
+        elif path == f"{api}/tree/{COMMIT}":
+            sizes = {name: (self.folder / name).stat().st_size for name in names}
+            self._json([{"type": "file", "path": n, "size": sizes[n], "oid": n} for n in names])
+        elif path.rpartition("/")[0] == f"/{REPOSITORY}/resolve/{COMMIT}":
+            self._send((self.folder / path.rpartition("/")[2]).read_bytes())
+        else:
+            self._send(b"", status=404)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _json(self, value: object) -> None:
+        self._send(json.dumps(value).encode())
+
+    def _send(self, body: bytes, status: int = 200) -> None:
+        self.send_response(status)
+        for name, value in (
+            ("Content-Length", str(len(body))),
+            ("X-Repo-Commit", COMMIT),
+            ("ETag", f'"{hash(body) & 0xFFFFFFFF:x}"'),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    handler = type("Served", (Hub,), {"folder": tiny_eagle3_llama(tmp_path / "served")})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def resolved(reference: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Resolve in a process of its own: huggingface_hub reads its environment once."""
+    code = """
+import sys
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.hub import resolve_draft
+try:
+    found = resolve_draft(sys.argv[1])
+    print(found.folder, found.hub_id, found.revision)
+except CheckpointError as exc:
+    sys.exit(str(exc))
+"""
+    return subprocess.run(
+        [sys.executable, "-c", code, reference],
+        env=os.environ | {"HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("revision", ["", "@v1"])
+def test_download_pins_the_commit(revision: str, endpoint: str, tmp_path: Path) -> None:
+    run = resolved(f"{REPOSITORY}{revision}", tmp_path / "cache", HF_ENDPOINT=endpoint)
+    assert run.returncode == 0, run.stderr
+    folder, hub_id, commit = run.stdout.split()
+    assert (hub_id, commit) == (REPOSITORY, COMMIT)
+    served = {path.name: path.read_bytes() for path in (tmp_path / "served").iterdir()}
+    assert {path.name: path.read_bytes() for path in Path(folder).iterdir()} == served
+
+
+def closed_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def test_repository_that_the_hub_does_not_have(endpoint: str, tmp_path: Path) -> None:
+    run = resolved("someone/else", tmp_path / "cache", HF_ENDPOINT=endpoint)
+    assert run.returncode == 1
+    assert "someone/else: no such folder, and the Hub did not give it: " in run.stderr
+    assert "404" in run.stderr
+    assert "\n  fix: check the spelling and the network" in run.stderr
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_hub_that_does_not_answer(offline: bool, tmp_path: Path) -> None:
+    environment = {"HF_ENDPOINT": f"http://127.0.0.1:{closed_port()}"}
+    if offline:
+        environment = {"HF_HUB_OFFLINE": "1"}
+    run = resolved(REPOSITORY, tmp_path / "cache", **environment)
+    assert run.returncode == 1
+    start = f"{REPOSITORY}: no such folder, and the Hub did not give it: "
+    assert run.stderr.startswith(start)
+    assert "\n  fix: check the spelling and the network, or download the draft" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+# Without a network
+
+
+def test_folder(tmp_path: Path) -> None:
+    assert resolve_draft(str(tmp_path)) == DraftSource(folder=tmp_path)
+
+
+def test_folder_that_looks_like_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_draft("owner/name") == DraftSource(folder=Path("owner/name"))
+
+
+def test_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_text("")
+    with pytest.raises(CheckpointError, match="is a file, not a draft folder\n  fix: give a draft"):
+        resolve_draft(str(path))
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "nonsense",
+        "a/b/c",
+        "/absent/folder",
+        "owner/",
+        "/name",
+        "owner/name@",
+        "../x",
+        "a b/c",
+        "\n",
+    ],
+)
+def test_neither_folder_nor_hub_id(reference: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        resolve_draft(reference)
+    assert caught.value.where == reference
+    assert caught.value.what == "no such folder"
+    assert "give a draft folder or a Hub id (owner/name)" in caught.value.fix
+
+
+@pytest.mark.parametrize("reference", ["owner--x/name", "owner/na..me", "ä/b", "owner/name.git"])
+def test_hub_id_that_the_hub_forbids(reference: str) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"the Hub did not give it: .*\n  fix: check the spel"
+    ):
+        resolve_draft(reference)

@@ -1,0 +1,246 @@
+"""Layouts: golden words and JSON, excludes as engines match them, compressed-tensors' own reader.
+
+Quark and ModelOpt themselves are asked in test_vendor_layouts.py.
+"""
+
+import dataclasses
+import fnmatch
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.compressors.naive_quantized.base import FloatQuantizationCompressor
+from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.numerics import QuantizedWeight
+from draftquant.quantize.packing import int4_words
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.safetensors_header import TensorInfo
+from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, built_in_recipes, load_recipe
+from tiny import tiny_eagle3_llama
+from torch import Tensor
+
+INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
+FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
+FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
+PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
+STATIC = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
+KEPT = ("embed_tokens", "fc", "lm_head")
+
+
+def codes(*rows: list[int]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int8)
+
+
+def hexadecimal(words: Tensor) -> list[list[str]]:
+    return [[f"{word & 0xFFFFFFFF:08x}" for word in row] for row in words.tolist()]
+
+
+# Packing
+
+COUNTING = [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("row", "interleaved", "offset", "words"),
+    [
+        (COUNTING, False, 0, ["76543210"]),
+        (COUNTING, True, 0, ["75316420"]),  # columns 0 2 4 6 1 3 5 7, lowest nibble first
+        (COUNTING, False, 8, ["fedcba98"]),
+        (COUNTING, True, 8, ["fdb9eca8"]),
+        ([-1] * 8, False, 0, ["ffffffff"]),
+        ([-1] * 8, True, 0, ["ffffffff"]),
+        ([-1] * 8, False, 8, ["77777777"]),
+        ([-8] * 8, False, 0, ["88888888"]),
+        ([-8] * 8, False, 8, ["00000000"]),
+        ([7, -8] * 4, False, 0, ["87878787"]),
+        ([7, -8] * 4, True, 0, ["88887777"]),
+        ([1, 2, 3], False, 0, ["00000321"]),
+        ([1, 2, 3], True, 0, ["00020031"]),
+        ([1, 2, 3], False, 8, ["88888ba9"]),  # padded with code 0
+        ([*COUNTING, -1], False, 0, ["76543210", "0000000f"]),
+    ],
+)
+def test_golden_words(row: list[int], interleaved: bool, offset: int, words: list[str]) -> None:
+    packed = int4_words(codes(row), interleaved=interleaved, offset=offset)
+    assert packed.dtype == torch.int32
+    assert hexadecimal(packed) == [words]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("offset", [0, 8])
+def test_every_code_at_every_position(interleaved: bool, offset: int) -> None:
+    columns = (0, 2, 4, 6, 1, 3, 5, 7) if interleaved else range(8)
+    for nibble, column in enumerate(columns):
+        for code in range(-8, 8):
+            row = [-offset] * 8 if offset else [0] * 8  # all other nibbles are 0
+            row[column] = code
+            (word,) = int4_words(codes(row), interleaved=interleaved, offset=offset)[0].tolist()
+            assert word & 0xFFFFFFFF == ((code + offset) & 15) << 4 * nibble
+
+
+@pytest.mark.parametrize("columns", [1, 7, 8, 9, 64, 1001])
+def test_words_of_the_compressed_tensors_package(columns: int) -> None:
+    random = torch.randint(-8, 8, (37, columns), generator=torch.Generator().manual_seed(columns))
+    values = random.to(torch.int8)
+    ours = int4_words(values, interleaved=False, offset=8)
+    theirs = pack_to_int32(values, 4)
+    if columns % 8 == 0:
+        assert torch.equal(ours, theirs)
+    else:  # padding is outside of weight_shape: only its nibbles may differ
+        used = 4 * (columns % 8)
+        assert torch.equal(ours[:, :-1], theirs[:, :-1])
+        assert not ((ours ^ theirs)[:, -1] & ((1 << used) - 1)).any()
+
+
+def test_packing_leaves_codes_alone_and_takes_views() -> None:
+    values = torch.arange(-8, 8, dtype=torch.int8).repeat(6, 2)
+    before = values.clone()
+    part = int4_words(values[::2, 8:24], interleaved=True, offset=8)
+    assert torch.equal(part, int4_words(values[::2, 8:24].clone(), interleaved=True, offset=8))
+    assert torch.equal(values, before)
+
+
+# compressed-tensors: its own classes read what we write
+
+
+def ct_recipe(weights: WeightFormat, activations: ActivationFormat | None) -> Recipe:
+    return dataclasses.replace(load_recipe("fp8-ptpc"), weights=weights, activations=activations)
+
+
+CT_FORMATS = [
+    (INT4, None),
+    *((w, a) for w in (FP8_CHANNEL, FP8_TENSOR) for a in (PER_TOKEN, STATIC)),
+]
+
+
+@pytest.mark.parametrize(("weights", "activations"), CT_FORMATS, ids=str)
+def test_compressed_tensors_reads_our_json(
+    weights: WeightFormat, activations: ActivationFormat | None
+) -> None:
+    declared = get_layout("compressed-tensors").declare(ct_recipe(weights, activations), KEPT)
+    config = QuantizationConfig.model_validate(declared)
+    again = config.model_dump(mode="json")
+    assert contained(declared, again), (declared, again)
+    scheme = config.config_groups["group_0"]
+    assert isinstance(scheme, QuantizationScheme)
+    assert QuantizationConfig.model_validate(again) == config
+
+
+def contained(part: Any, whole: Any) -> bool:
+    """True if every key and item of `part` stands in `whole` with the same value."""
+    if isinstance(part, dict):
+        return isinstance(whole, dict) and all(
+            key in whole and contained(value, whole[key]) for key, value in part.items()
+        )
+    return bool(part == whole)
+
+
+def encoded(layout: str, recipe: Recipe, block: QuantizedWeight) -> dict[str, Tensor]:
+    """Everything that a weight is stored as, by local name; row blocks as in a run."""
+    rows, columns = block.codes.shape
+    weight = TensorInfo(
+        name="m.weight", dtype="BF16", shape=(rows, columns), file="x", start=0, stop=0
+    )
+    chosen = get_layout(layout)  # type: ignore[arg-type]
+    stored = dict(chosen.encode_rows("m", block, recipe.weights))
+    stored |= chosen.encode_whole(weight, block.scale, recipe, None)
+    expected = {t.name: t.shape for t in chosen.stored(weight, recipe)}
+    sizes = {name: tensor.numel() for name, tensor in stored.items()}
+    assert sizes == {name: torch.Size(shape).numel() for name, shape in expected.items()}
+    return {
+        name.removeprefix("m."): tensor.reshape(expected[name]) for name, tensor in stored.items()
+    }
+
+
+def test_compressed_tensors_decompresses_int4() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(-8, 8, (16, 67), generator=generator).to(torch.int8)
+    scale = torch.rand(16, 1, generator=generator).to(torch.bfloat16)
+    recipe = ct_recipe(INT4, None)
+    stored = encoded("compressed-tensors", recipe, QuantizedWeight(codes=values, scale=scale))
+    assert stored.keys() == {"weight_packed", "weight_scale", "weight_shape"}
+    config = QuantizationConfig.model_validate(get_layout("compressed-tensors").declare(recipe, ()))
+    scheme = config.config_groups["group_0"]
+    found = PackedQuantizationCompressor.decompress(stored, scheme)["weight"]
+    assert torch.equal(found, values.to(torch.bfloat16) * scale)
+
+
+@pytest.mark.parametrize("weights", [FP8_CHANNEL, FP8_TENSOR], ids=str)
+def test_compressed_tensors_decompresses_fp8(weights: WeightFormat) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = (torch.randn(16, 67, generator=generator) * 100).to(torch.float8_e4m3fn)
+    rows = 16 if weights.granularity == "channel" else 1
+    scale = torch.rand(rows, 1, generator=generator)
+    recipe = ct_recipe(weights, PER_TOKEN)
+    stored = encoded("compressed-tensors", recipe, QuantizedWeight(codes=values, scale=scale))
+    assert stored.keys() == {"weight", "weight_scale"}
+    config = QuantizationConfig.model_validate(get_layout("compressed-tensors").declare(recipe, ()))
+    scheme = config.config_groups["group_0"]
+    found = FloatQuantizationCompressor.decompress(stored, scheme)["weight"]
+    assert torch.equal(found, values.float() * scale)
+
+
+# Excludes
+
+
+def test_excludes_are_spelled_for_the_engines() -> None:
+    exact = ["embed_tokens", "model.embed_tokens", "fc", "model.fc", "lm_head", "model.lm_head"]
+    spelled = [*exact, "re:.*embed_tokens$", "re:.*fc$", "re:.*lm_head$"]
+    for layout, key in (("quark", "exclude"), ("compressed-tensors", "ignore")):
+        declared = get_layout(layout).declare(load_recipe("mi325x-w4a8"), KEPT)  # type: ignore[arg-type]
+        assert declared[key] == spelled
+    modelopt = get_layout("modelopt").declare(load_recipe("blackwell-fp8"), KEPT)
+    assert modelopt["exclude_modules"] == ["*embed_tokens*", "*fc*", "*lm_head*"]
+    assert modelopt["ignore"] == modelopt["exclude_modules"]
+
+
+def test_prefixed_modules_are_not_prefixed_again() -> None:
+    declared = get_layout("quark").declare(load_recipe("mi325x-w4a8"), ["model.fc", "lm_head"])
+    assert declared["exclude"] == [
+        *("model.fc", "lm_head", "model.lm_head"),
+        *("re:.*fc$", "re:.*lm_head$"),
+    ]
+
+
+def matches(exclude: str, module: str) -> bool:
+    """How vLLM 0.33 and SGLang 0.5.23 match: regex, wildcard, or (most generous) substring."""
+    if exclude.startswith("re:"):
+        return re.match(exclude[3:], module) is not None
+    return fnmatch.fnmatchcase(module, exclude) or exclude.strip("*") in module
+
+
+def runtime_names(on_disk: str) -> set[str]:
+    """Names of a quantized linear: on disk, canonical, vLLM (index 61), SGLang, fused."""
+    leaf = on_disk.rpartition(".")[2]
+    parent = "self_attn" if leaf[0] in "qkvo" and leaf != "kv_b_proj" else "mlp"
+    fused = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
+    fused |= {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+    names = {on_disk}
+    for last in {leaf, fused.get(leaf, leaf)}:
+        names |= {f"{prefix}.{parent}.{last}" for prefix in ("layers.0", "model.layers.61")}
+        names |= {f"model.{parent}.{last}", f"model.{last}", last}
+    return names
+
+
+@pytest.mark.parametrize("name", built_in_recipes())
+@pytest.mark.parametrize("prefix", ["midlayer.", "model.layers.0."])
+@pytest.mark.parametrize("shared", [True, False])
+def test_excludes_match_what_is_kept_and_nothing_that_is_quantized(
+    name: str, prefix: str, shared: bool, tmp_path: Path
+) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft", prefix=prefix, embed=not shared, head=not shared)
+    plan = make_plan(load_recipe(name), read_draft(Checkpoint.open(folder)))
+    declared = get_layout(plan.recipe.layout).declare(plan.recipe, plan.kept_modules())
+    excludes = declared.get("exclude") or declared["ignore"]
+    for step in plan.quantized:
+        for module in runtime_names(step.row.tensor.name.removesuffix(".weight")):
+            assert not [e for e in excludes if matches(e, module)], module
+    for kept in ("model.fc", "fc", "model.embed_tokens", "embed_tokens", "lm_head"):
+        assert [e for e in excludes if kept == e or (e[0] in "r*" and matches(e, kept))], kept

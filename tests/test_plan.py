@@ -1,0 +1,279 @@
+"""The plan: claims, refusals, counts and bytes on tiny drafts, worked by hand."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.drafts import Draft, read_draft
+from draftquant.quantize.errors import LayoutError, PlanError
+from draftquant.quantize.plan import Plan, make_plan
+from draftquant.recipes import Expectation, Recipe, Rule, built_in_recipes, load_recipe
+from draftquant.recipes.schema import LayoutName
+from tiny import tiny_eagle3_llama
+
+PTPC = load_recipe("fp8-ptpc")
+CARD = load_recipe("mi325x-w4a8")
+OTHERS = Rule(
+    role=("fusion", "embedding", "head", "norm", "vocabulary_map"), action="keep", why="small"
+)
+QUANTIZE = Rule(role=("attention", "mlp"), action="quantize")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Draft:
+    return read(tmp_path / "draft")
+
+
+def read(folder: Path, **options: Any) -> Draft:
+    return read_draft(Checkpoint.open(tiny_eagle3_llama(folder, **options)))
+
+
+def recipe(*rules: Rule, count: int = 7, of: Recipe = PTPC) -> Recipe:
+    return dataclasses.replace(of, rules=rules, expect=Expectation(quantized_per_layer=count))
+
+
+def keep(*patterns: str) -> Rule:
+    return Rule(tensor=patterns, action="keep", why="an exception")
+
+
+def refused(chosen: Recipe, draft: Draft, what: str, fix: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        make_plan(chosen, draft)
+    assert caught.value.where == f"recipe {chosen.name}"
+    assert what in caught.value.what
+    assert fix in caught.value.fix
+
+
+def actions(plan: Plan) -> dict[str, tuple[str, int]]:
+    return {step.row.tensor.name: (step.action, step.rule) for step in plan.steps}
+
+
+# Claims
+
+
+def test_patterns_are_exceptions_before_roles(draft: Draft) -> None:
+    rules = (QUANTIZE, OTHERS, keep("midlayer.self_attn.o_*"))
+    plan = make_plan(recipe(*rules, count=6), draft)
+    found = actions(plan)
+    assert found["midlayer.self_attn.o_proj.weight"] == ("keep", 2)
+    assert found["midlayer.self_attn.q_proj.weight"] == ("quantize", 0)
+    assert found["norm.weight"] == ("keep", 1)
+    assert "midlayer.self_attn.o_proj" in plan.kept_modules()
+
+
+@pytest.mark.parametrize("prefix", ["midlayer.", "model.layers.0."])
+def test_patterns_match_canonical_names_too(prefix: str, tmp_path: Path) -> None:
+    draft = read(tmp_path / "draft", prefix=prefix)
+    chosen = recipe(QUANTIZE, OTHERS, keep("layers.0.self_attn.o_proj.weight"), count=6)
+    assert actions(make_plan(chosen, draft))[f"{prefix}self_attn.o_proj.weight"] == ("keep", 2)
+
+
+def test_pattern_that_matches_nothing_names_the_nearest(draft: Draft) -> None:
+    chosen = recipe(QUANTIZE, OTHERS, keep("midlayer.self_attn.o_porj.weight"))
+    what = "rules[2] (keep tensor: ['midlayer.self_attn.o_porj.weight']) claims no tensor of"
+    refused(chosen, draft, what, "correct the rule")
+    refused(chosen, draft, "nearest: midlayer.self_attn.o_proj.weight", "'optional: true'")
+    refused(chosen, draft, "(eagle3-llama, 14 tensors)", "use the recipe for this family")
+
+
+def test_role_that_does_not_occur_names_those_that_do(draft: Draft) -> None:
+    """As in a recipe for MLA drafts."""
+    kv_up = Rule(role=("kv_up",), action="keep", why="engines absorb it")
+    what = "roles here: ['attention', 'embedding', 'fusion', 'head', 'mlp', 'norm']"
+    refused(recipe(QUANTIZE, OTHERS, kv_up), draft, what, "use the recipe for this family")
+    optional = dataclasses.replace(kv_up, optional=True)
+    assert make_plan(recipe(QUANTIZE, OTHERS, optional), draft).quantized
+
+
+def test_unclaimed_tensor(draft: Draft) -> None:
+    without = dataclasses.replace(OTHERS, role=("fusion", "embedding", "norm"))
+    what = "no rule claims lm_head.weight (role head)"
+    refused(recipe(QUANTIZE, without), draft, what, "add a rule for role 'head'")
+
+
+def test_tensor_that_two_patterns_claim(draft: Draft) -> None:
+    rules = (QUANTIZE, OTHERS, keep("*.o_proj.weight"), keep("midlayer.*.o_proj.*"))
+    what = "midlayer.self_attn.o_proj.weight is claimed by rules[2] and rules[3]"
+    refused(recipe(*rules), draft, what, "narrow one of the two patterns")
+
+
+@pytest.mark.parametrize("role", ["fusion", "embedding", "head", "norm"])
+def test_role_that_engines_serve_in_floats(role: Any, draft: Draft) -> None:
+    others = tuple(r for r in OTHERS.role if r != role)
+    rules = (
+        Rule(role=("attention", "mlp", role), action="quantize"),
+        Rule(role=others, why="x", action="keep"),
+    )
+    refused(recipe(*rules), draft, f"(role {role}, shape", "attention and mlp only")
+
+
+@pytest.mark.parametrize("name", ["fc", "lm_head", "embed_tokens", "norm", "midlayer.hidden_norm"])
+def test_tensor_that_engines_serve_in_floats(name: str, draft: Draft) -> None:
+    rules = (QUANTIZE, OTHERS, Rule(tensor=(f"{name}.weight",), action="quantize"))
+    what = f"{name}.weight (role "
+    refused(recipe(*rules), draft, what, "quantize roles attention and mlp only")
+
+
+def test_catch_all_that_quantizes_everything(draft: Draft) -> None:
+    refused(recipe(Rule(tensor=("*",), action="quantize")), draft, "cannot be quantized", "only")
+
+
+@pytest.mark.parametrize("kept", ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"])
+def test_part_of_a_fused_linear(kept: str, draft: Draft) -> None:
+    chosen = recipe(QUANTIZE, OTHERS, keep(f"*.{kept}.weight"), count=6)
+    refused(chosen, draft, "are fused by every engine, but only midlayer.", "all of them or none")
+
+
+def test_whole_fused_linear_may_be_kept(draft: Draft) -> None:
+    rules = (QUANTIZE, OTHERS, keep("*.[qkv]_proj.weight"))
+    assert len(make_plan(recipe(*rules, count=4), draft).quantized) == 4
+
+
+def test_linear_kept_in_one_layer_only(tmp_path: Path) -> None:
+    """An exclude cannot say which layer: engines number them in their own way."""
+    draft = read(tmp_path / "draft", num_layers=2)
+    rules = (QUANTIZE, OTHERS, keep("layers.0.self_attn.[qkvo]_proj.weight"))
+    chosen = recipe(*rules, count=5)
+    refused(chosen, draft, "layers.1.self_attn", "in every layer or in none")
+
+
+@pytest.mark.parametrize("count", [1, 6, 8])
+def test_other_count_than_expected(count: int, draft: Draft) -> None:
+    what = (
+        f"expect: {count} quantized linears in each of 1 layer(s) = {count}, the rules quantize 7"
+    )
+    refused(recipe(QUANTIZE, OTHERS, count=count), draft, what, "correct the rules or 'expect'")
+
+
+# Layouts
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "what"),
+    [
+        ("modelopt", {}, "ModelOpt has no INT4 per-channel scheme"),
+        ("modelopt", {"weights": PTPC.weights, "activations": None}, "ModelOpt pairs per-tensor"),
+        ("compressed-tensors", {}, "INT4 per-channel weights with FP8 activations"),
+    ],
+)
+def test_layout_that_cannot_express_the_recipe(
+    layout: LayoutName, changes: dict[str, Any], what: str, draft: Draft
+) -> None:
+    chosen = dataclasses.replace(CARD, layout=layout, **changes)
+    with pytest.raises(LayoutError, match=f"^layout {layout}: {what}") as caught:
+        make_plan(chosen, draft)
+    assert "quark" in caught.value.fix
+
+
+def test_quark_refuses_rows_that_fill_no_word(tmp_path: Path) -> None:
+    draft = read(tmp_path / "draft", intermediate=100)
+    with pytest.raises(LayoutError, match=r"gate_proj.weight: .* 8 rows .* got 100") as caught:
+        make_plan(CARD, draft)
+    assert "layout compressed-tensors" in caught.value.fix
+    assert make_plan(load_recipe("int4-channel"), draft).quantized
+
+
+# Bytes. The tiny draft: q 64x128, k and v 32x128, o 64x64, gate and up 96x64, down 64x96.
+LINEARS = [(64, 128), (32, 128), (32, 128), (64, 64), (96, 64), (96, 64), (64, 96)]
+CODES = 64 * 128 + 2 * 32 * 128 + 64 * 64 + 3 * 64 * 96  # 38,912
+ROWS = 64 + 32 + 32 + 64 + 96 + 96 + 64  # 448
+KEPT = 2 * (2 * 96 * 64 + 64 * 192 + 4 * 64)  # embedding and head, fc, four norms, in BF16
+OVERHEAD = {
+    "mi325x-w4a8": {"weight_scale": 2 * ROWS, "weight_zero_point": ROWS // 2},
+    "int4-channel": {"weight_scale": 2 * ROWS, "weight_shape": 7 * 16},
+    "fp8-ptpc": {"weight_scale": 4 * ROWS},
+    "blackwell-fp8": {"weight_scale": 7 * 4, "input_scale": 7 * 4},
+}
+
+
+@pytest.mark.parametrize("name", built_in_recipes())
+def test_bytes_by_hand(name: str, draft: Draft) -> None:
+    plan = make_plan(load_recipe(name), draft)
+    assert sum(rows * columns for rows, columns in LINEARS) == CODES
+    assert sum(rows for rows, _ in LINEARS) == ROWS
+    assert plan.bytes_before == KEPT + 2 * CODES == draft.checkpoint.nbytes
+    codes = CODES // 2 if plan.recipe.weights.dtype == "int4" else CODES
+    assert plan.overhead() == OVERHEAD[name]
+    assert plan.bytes_after == KEPT + codes + sum(OVERHEAD[name].values())
+
+
+@pytest.mark.parametrize("embed", [True, False])
+@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize("prefix", ["midlayer.", "model.layers.0."])
+def test_kept_modules_name_what_engines_build(
+    embed: bool, head: bool, prefix: str, tmp_path: Path
+) -> None:
+    draft = read(tmp_path / "draft", embed=embed, head=head, prefix=prefix, pruned_vocabulary=True)
+    outer = "model." if prefix.startswith("model.") else ""
+    embedding = f"{outer}embed_tokens" if embed else "embed_tokens"
+    expected = sorted([embedding, f"{outer}fc", "lm_head"])
+    assert list(make_plan(PTPC, draft).kept_modules()) == expected
+
+
+# Purity
+
+
+def test_plan_is_pure(draft: Draft) -> None:
+    folder = draft.checkpoint.folder
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()}
+    assert make_plan(CARD, draft) == make_plan(CARD, draft)
+    assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.iterdir()} == before
+
+
+def test_plan_reads_no_data(draft: Draft) -> None:
+    for file in draft.checkpoint.headers:
+        (draft.checkpoint.folder / file).unlink()
+    assert make_plan(CARD, draft).quantized
+
+
+def test_plan_as_plain_data(draft: Draft) -> None:
+    found = make_plan(CARD, draft).to_mapping()
+    keys = {"recipe", "draft", "family", "layout", "backend", "tensors"}
+    assert found.keys() == keys | {"bytes_before", "bytes_after", "overhead_bytes"}
+    q = next(t for t in found["tensors"] if t["name"] == "midlayer.self_attn.q_proj.weight")
+    assert q | {"stored": None} == {
+        "name": "midlayer.self_attn.q_proj.weight",
+        "role": "attention",
+        "rule": 0,
+        "action": "quantize",
+        "why": None,
+        "dtype": "BF16",
+        "bits": 16,
+        "shape": [64, 128],
+        "bytes_before": 16384,
+        "bytes_after": 4096 + 128 + 32,
+        "stored": None,
+    }
+    assert [(t["dtype"], t["shape"], t["bytes"]) for t in q["stored"]] == [
+        ("I32", [64, 16], 4096),
+        ("BF16", [64], 128),
+        ("I32", [8], 32),
+    ]
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["recipes"], ["plan", "?", "--recipe", "mi325x-w4a8", "--json"], ["inspect", "?"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_command_imports_neither_torch_nor_vendors(arguments: list[str], draft: Draft) -> None:
+    folder = str(draft.checkpoint.folder)
+    given = [folder if argument == "?" else argument for argument in arguments]
+    code = f"""
+import atexit, sys
+heavy = {{"torch", "transformers", "quark", "modelopt", "compressed_tensors", "scipy"}}
+atexit.register(lambda: print("HEAVY", sorted(heavy & sys.modules.keys()), file=sys.stderr))
+from draftquant.scripts.cli import main
+sys.exit(main({given!r}))
+"""
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout
+    assert run.stderr == "HEAVY []\n"

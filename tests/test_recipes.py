@@ -1,0 +1,265 @@
+"""Recipes: the shipped ones, their catalogue, `extends`, and the hash of their decisions.
+
+Faults in recipe files are in test_recipe_faults.py.
+"""
+
+import dataclasses
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import draftquant.recipes
+import pytest
+import yaml
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import DraftQuantError
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.plan import make_plan
+from draftquant.recipes import (
+    ActivationFormat,
+    Algorithm,
+    Expectation,
+    Recipe,
+    Rule,
+    WeightFormat,
+    built_in_recipes,
+    load_recipe,
+    recipe_sha256,
+    to_mapping,
+)
+from draftquant.recipes.schema import LayoutName, Role
+from tiny import tiny_eagle3_llama
+
+FOLDER = Path(draftquant.recipes.__file__).parent
+FILES = sorted(FOLDER.rglob("*.yaml"))
+README = (FOLDER / "README.md").read_text(encoding="utf-8")
+PTPC = load_recipe("fp8-ptpc")
+INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
+FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
+FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
+PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
+STATIC = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
+
+
+def write(path: Path, mapping: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(mapping, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def table(heading: str) -> list[list[str]]:
+    """Rows of the README's table with this first column, as cells without back quotes."""
+    lines = README.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def test_there_are_recipes_and_all_are_built_in() -> None:
+    assert FILES
+    assert built_in_recipes() == tuple(sorted(path.stem for path in FILES))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_recipe_plans_on_the_tiny_draft(path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(path)
+    assert recipe.name == path.stem
+    assert recipe == load_recipe(path.stem)
+    draft = read_draft(Checkpoint.open(tiny_eagle3_llama(tmp_path / "draft", num_layers=2)))
+    plan = make_plan(recipe, draft)
+    assert len(plan.quantized) == 2 * recipe.expect.quantized_per_layer == 14
+    assert plan.bytes_after < plan.bytes_before
+
+
+@pytest.mark.parametrize("name", built_in_recipes())
+def test_resolved_recipe_is_a_recipe_with_the_same_hash(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    again = load_recipe(write(tmp_path / f"{name}.yaml", to_mapping(recipe)))
+    assert again == recipe
+    assert recipe_sha256(again) == recipe_sha256(recipe)
+    assert re.fullmatch("[0-9a-f]{64}", recipe_sha256(recipe))
+
+
+def test_hashes_of_recipes_differ() -> None:
+    assert len({recipe_sha256(load_recipe(name)) for name in built_in_recipes()}) == len(FILES)
+
+
+def test_hash_does_not_depend_on_the_order_of_keys(tmp_path: Path) -> None:
+    mapping = to_mapping(PTPC)
+    for key in ("weights", "activations", "algorithm"):
+        mapping[key] = dict(reversed(mapping[key].items()))
+    mapping["rules"] = [dict(reversed(rule.items())) for rule in mapping["rules"]]
+    path = write(tmp_path / "fp8-ptpc.yaml", dict(reversed(mapping.items())))
+    assert recipe_sha256(load_recipe(path)) == recipe_sha256(PTPC)
+
+
+def test_hash_does_not_depend_on_spelling(tmp_path: Path) -> None:
+    """Defaults written out, one role as a list, other quotes."""
+    mapping = to_mapping(PTPC)
+    for rule in mapping["rules"]:
+        rule.setdefault("optional", False)
+        rule.setdefault("why", None)
+        if len(rule["role"]) == 1:
+            rule["role"] = rule["role"][0]
+    path = tmp_path / "fp8-ptpc.yaml"
+    path.write_text(yaml.safe_dump(mapping, default_style=None, default_flow_style=True))
+    assert recipe_sha256(load_recipe(path)) == recipe_sha256(PTPC)
+
+
+CHANGES: dict[str, Any] = {
+    "name": "another",
+    "summary": "another",
+    "loads_on": "nowhere",
+    "backend": "quark",
+    "layout": "quark",
+    "weights": FP8_TENSOR,
+    "activations": None,
+    "algorithm": Algorithm(scale="mse", rounding="nearest"),  # type: ignore[arg-type]
+    "rules": PTPC.rules[:-1],
+    "expect": Expectation(quantized_per_layer=6),
+    "gate": dataclasses.replace(PTPC.gate, policy="screening"),
+    "schema_version": 2,
+}
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Recipe)])
+def test_hash_changes_with_every_field(field: str) -> None:
+    changed = dataclasses.replace(PTPC, **{field: CHANGES[field]})
+    assert recipe_sha256(changed) != recipe_sha256(PTPC)
+
+
+RULE_CHANGES: dict[str, Any] = {
+    "role": ("fusion", "mask"),
+    "tensor": ("fc.weight",),
+    "action": "quantize",
+    "why": "another reason",
+    "optional": True,
+}
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Rule)])
+def test_hash_changes_with_every_field_of_a_rule(field: str) -> None:
+    index = next(i for i, rule in enumerate(PTPC.rules) if rule.role == ("fusion",))
+    rule = dataclasses.replace(PTPC.rules[index], **{field: RULE_CHANGES[field]})
+    rules = (*PTPC.rules[:index], rule, *PTPC.rules[index + 1 :])
+    assert recipe_sha256(dataclasses.replace(PTPC, rules=rules)) != recipe_sha256(PTPC)
+
+
+# extends
+
+
+def test_extends_takes_the_keys_of_a_built_in_recipe(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.yaml", {"extends": "fp8-ptpc", "name": "mine", "layout": "quark"})
+    assert load_recipe(path) == dataclasses.replace(PTPC, name="mine", layout="quark")
+
+
+def test_extends_a_file_beside_it_merges_mappings_and_replaces_lists(tmp_path: Path) -> None:
+    write(tmp_path / "base.yaml", to_mapping(PTPC) | {"name": "base"})
+    own = {
+        "extends": "base.yaml",
+        "name": "mine",
+        "weights": {"granularity": "tensor"},
+        "rules": [{"role": "attention", "action": "quantize"}],
+        "activations": None,
+    }
+    recipe = load_recipe(write(tmp_path / "mine.yaml", own))
+    assert recipe.weights == FP8_TENSOR
+    assert recipe.rules == (Rule(role=("attention",), action="quantize"),)
+    assert recipe.activations is None
+    assert recipe.algorithm == PTPC.algorithm
+
+
+def test_extends_replaces_null_by_a_mapping(tmp_path: Path) -> None:
+    activations = to_mapping(PTPC)["activations"]
+    own = {"extends": "int4-channel", "name": "mine", "activations": activations}
+    assert load_recipe(write(tmp_path / "mine.yaml", own)).activations == PER_TOKEN
+
+
+def test_hash_is_that_of_the_recipe_written_out(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    own = {"extends": "fp8-ptpc", "name": "mine", "weights": {"granularity": "tensor"}}
+    short = load_recipe(write(tmp_path / "mine.yaml", own))
+    long = load_recipe(write(tmp_path / "out" / "mine.yaml", to_mapping(short)))
+    assert recipe_sha256(short) == recipe_sha256(long)
+
+
+# recipes/README.md
+
+
+def described(recipe: Recipe) -> list[str]:
+    inputs = "none"
+    if recipe.activations is not None:
+        kind = "dynamic" if recipe.activations.dynamic else "static"
+        inputs = f"{recipe.activations.dtype} per {recipe.activations.granularity}, {kind}"
+    weights = f"{recipe.weights.dtype} per {recipe.weights.granularity}"
+    return [f"`{recipe.name}`", weights, inputs, recipe.layout, recipe.backend, recipe.loads_on]
+
+
+def test_catalogue_is_the_folder() -> None:
+    assert table("name") == [described(load_recipe(name)) for name in built_in_recipes()]
+
+
+def schema_keys(cls: type, prefix: str = "") -> dict[str, Any]:
+    """Every key of the schema with its type, as `weights.dtype`."""
+    keys: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        arguments = typing.get_args(hint)
+        inner = next((t for t in (hint, *arguments) if dataclasses.is_dataclass(t)), None)
+        is_part = inner is hint
+        if inner is None or not is_part:
+            keys[prefix + name] = hint
+        if inner is not None:
+            keys |= schema_keys(typing.cast(type, inner), f"{prefix}{name}.")
+    return keys
+
+
+def test_documented_keys_are_those_of_the_schema() -> None:
+    assert [row[0].strip("`") for row in table("key")] == list(schema_keys(Recipe))
+
+
+def test_documented_values_are_those_of_the_schema() -> None:
+    values = {row[0].strip("`"): row[1] for row in table("key")}
+    for key, hint in schema_keys(Recipe).items():
+        if typing.get_origin(hint) is typing.Literal:
+            assert values[key] == ", ".join(f"`{choice}`" for choice in typing.get_args(hint)), key
+        elif isinstance(hint, types.UnionType):
+            assert "`null`" in values[key], key
+
+
+def test_documented_roles_are_those_of_the_schema() -> None:
+    assert [row[0].strip("`") for row in table("role")] == list(typing.get_args(Role))
+
+
+def test_documented_layouts_are_those_of_the_schema() -> None:
+    assert {row[0].strip("`") for row in table("layout")} == set(typing.get_args(LayoutName))
+
+
+# "What can be expressed", row by row
+EXPRESSIBLE: dict[LayoutName, set[tuple[WeightFormat, ActivationFormat | None]]] = {
+    "quark": {(w, a) for w in (INT4, FP8_CHANNEL, FP8_TENSOR) for a in (None, PER_TOKEN, STATIC)},
+    "compressed-tensors": {
+        (INT4, None),
+        *((w, a) for w in (FP8_CHANNEL, FP8_TENSOR) for a in (None, PER_TOKEN, STATIC)),
+    },
+    "modelopt": {(FP8_TENSOR, STATIC), (FP8_CHANNEL, PER_TOKEN)},
+}
+
+
+@pytest.mark.parametrize("layout", typing.get_args(LayoutName))
+@pytest.mark.parametrize("weights", [INT4, FP8_CHANNEL, FP8_TENSOR], ids=str)
+@pytest.mark.parametrize("activations", [None, PER_TOKEN, STATIC], ids=str)
+def test_layouts_express_what_is_documented(
+    layout: LayoutName, weights: WeightFormat, activations: ActivationFormat | None
+) -> None:
+    recipe = dataclasses.replace(PTPC, layout=layout, weights=weights, activations=activations)
+    if (weights, activations) in EXPRESSIBLE[layout]:
+        get_layout(layout).check(recipe)
+    else:
+        with pytest.raises(DraftQuantError, match=f"^layout {layout}: .*\n  fix: use one of: "):
+            get_layout(layout).check(recipe)

@@ -1,0 +1,154 @@
+"""What our layouts declare and pack, against real exports of Quark 0.13 and ModelOpt 0.47."""
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.quantize.backends.quark import _quark_process_state
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.packing import int4_words
+from draftquant.recipes import ActivationFormat, WeightFormat, load_recipe
+from transformers import LlamaConfig, LlamaForCausalLM
+
+INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
+FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
+FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
+PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
+STATIC = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
+
+pytestmark = [
+    pytest.mark.vendor,
+    pytest.mark.filterwarnings("ignore"),  # the toolkits' own
+]
+needs_quark = pytest.mark.skipif(
+    importlib.util.find_spec("quark") is None, reason="quark is not installed"
+)
+needs_modelopt = pytest.mark.skipif(
+    importlib.util.find_spec("modelopt") is None, reason="modelopt is not installed"
+)
+
+
+def tiny_model() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=32,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+def declared(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())["quantization_config"]
+    return found
+
+
+def without_excludes(config: dict[str, Any]) -> dict[str, Any]:
+    keys = ("exclude", "exclude_modules", "ignore")
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+# Quark
+
+
+def quark_config(weights: WeightFormat, activations: ActivationFormat | None) -> Any:
+    from quark.torch.quantization.config import config as quark
+
+    def tensor_spec() -> Any:
+        spec = quark.FP8E4M3PerTensorSpec(observer_method="min_max", scale_type="float32")
+        return spec.to_quantization_spec()
+
+    def channel_spec(axis: int, dynamic: bool) -> Any:
+        spec = quark.FP8E4M3PerChannelSpec(ch_axis=axis, scale_type="float32", is_dynamic=dynamic)
+        return spec.to_quantization_spec()
+
+    weight = tensor_spec() if weights == FP8_TENSOR else channel_spec(0, False)
+    if weights == INT4:
+        weight = quark.Int4PerChannelSpec(
+            symmetric=True, scale_type="float", round_method="half_even", ch_axis=0
+        ).to_quantization_spec()
+    inputs = {None: None, PER_TOKEN: channel_spec(1, True), STATIC: tensor_spec()}[activations]
+    layer = quark.QLayerConfig(weight=weight, input_tensors=inputs)
+    return quark.QConfig(global_quant_config=layer, exclude=["lm_head"])
+
+
+@needs_quark
+@pytest.mark.parametrize("weights", [INT4, FP8_CHANNEL, FP8_TENSOR], ids=str)
+@pytest.mark.parametrize("activations", [None, PER_TOKEN, STATIC], ids=str)
+def test_quark_declares_the_same(
+    weights: WeightFormat, activations: ActivationFormat | None
+) -> None:
+    recipe = dataclasses.replace(
+        load_recipe("mi325x-w4a8"), weights=weights, activations=activations
+    )
+    with _quark_process_state():
+        theirs = json.loads(json.dumps(quark_config(weights, activations).to_dict()))
+    ours = get_layout("quark").declare(recipe, ())
+    assert without_excludes(ours).keys() == without_excludes(theirs).keys() | {"export"}
+    assert without_excludes(ours) | {"export": None} == without_excludes(theirs) | {"export": None}
+
+
+@needs_quark
+def test_quark_exports_the_same_json_as_we_do(tmp_path: Path) -> None:
+    with _quark_process_state():
+        from quark.torch import ModelQuantizer, export_safetensors
+
+        quantizer = ModelQuantizer(quark_config(INT4, PER_TOKEN))
+        model = quantizer.freeze(quantizer.quantize_model(tiny_model(), None))
+        export_safetensors(model, str(tmp_path))
+    ours = get_layout("quark").declare(load_recipe("mi325x-w4a8"), ["lm_head"])
+    theirs = declared(tmp_path)
+    assert without_excludes(ours) == without_excludes(theirs)
+    assert theirs["exclude"] == ["lm_head"]
+
+
+@needs_quark
+def test_quark_packs_the_same_words() -> None:
+    with _quark_process_state():
+        from quark.torch.utils.pack import Pack_4_bits
+    codes = torch.randint(-8, 8, (16, 64), generator=torch.Generator().manual_seed(0))
+    for reorder in (True, False):
+        theirs = Pack_4_bits("per_channel", "int4").pack(codes.to(torch.int32), reorder)
+        assert torch.equal(int4_words(codes.to(torch.int8), interleaved=reorder, offset=0), theirs)
+
+
+# ModelOpt
+
+
+@needs_modelopt
+@pytest.mark.parametrize(
+    ("preset", "weights", "activations"),
+    [
+        ("FP8_DEFAULT_CFG", FP8_TENSOR, STATIC),
+        ("FP8_PER_CHANNEL_PER_TOKEN_CFG", FP8_CHANNEL, PER_TOKEN),
+    ],
+)
+def test_modelopt_exports_the_same_json_as_we_do(
+    preset: str, weights: WeightFormat, activations: ActivationFormat, tmp_path: Path
+) -> None:
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.export import export_hf_checkpoint
+
+    def calibrate(model: torch.nn.Module) -> None:
+        model(torch.zeros(1, 4, dtype=torch.long))
+
+    model = mtq.quantize(tiny_model(), getattr(mtq, preset), calibrate)
+    export_hf_checkpoint(model, export_dir=tmp_path)
+    layout = get_layout("modelopt")
+    recipe = dataclasses.replace(
+        load_recipe("blackwell-fp8"), weights=weights, activations=activations
+    )
+    ours = layout.declare(recipe, ["lm_head"])
+    assert without_excludes(ours) == without_excludes(declared(tmp_path))
+    ((file, side),) = layout.side_files(ours).items()
+    theirs = json.loads((tmp_path / file).read_text())
+    assert side["producer"] == theirs["producer"]
+    assert without_excludes(side["quantization"]) == without_excludes(theirs["quantization"])

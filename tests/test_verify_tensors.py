@@ -1,0 +1,341 @@
+"""`verify` of tensors: every way in which one can be wrong is found and named."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftquant.quantize.verify import verify
+from handmade import MADE, Made, encode, pack, quantize_by_hand
+from tiny import (
+    Stored,
+    edit_json,
+    read_tensors,
+    store,
+    tiny_eagle3_llama,
+    values_of,
+)
+from verify_cases import (
+    ATTENTION,
+    FP8,
+    INT4,
+    STATIC,
+    Q,
+    Tensors,
+    assert_only_fault,
+    codes_name,
+    codes_of,
+    edit,
+    edit_declaration,
+    faults_of,
+    flip_bit,
+    provenance_of,
+    set_scale,
+)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_eagle3_llama(tmp_path_factory.mktemp("verify") / "source", pruned_vocabulary=True)
+
+
+@pytest.fixture(scope="module")
+def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One correct folder per layout; tests work on copies."""
+    folder = tmp_path_factory.mktemp("made")
+    return {name: quantize_by_hand(source, folder / name, how) for name, how in MADE.items()}
+
+
+@pytest.fixture
+def copy_of(made: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(made[name], tmp_path / name))
+
+    return copy
+
+
+# ---- kept tensors and names
+
+
+@pytest.mark.parametrize(
+    "tensor", ["fc.weight", "norm.weight", "embed_tokens.weight", "d2t", "t2d"]
+)
+@pytest.mark.parametrize("bit", [0, 77])
+def test_one_bit_of_a_kept_tensor(
+    copy_of: Callable[[str], Path], source: Path, tensor: str, bit: int
+) -> None:
+    out = copy_of("quark-int4")
+    edit(out, lambda t: t.__setitem__(tensor, flip_bit(t[tensor], bit)))
+    report = verify(out, source)
+    assert_only_fault(report, tensor, f"1 different byte(s), first at byte {bit // 8}")
+    assert report.output_sha256[tensor] != report.source_sha256[tensor]
+
+
+@pytest.mark.parametrize("name", ["quark-int4", "ct-int4", "modelopt-fp8"])
+def test_a_stray_tensor(copy_of: Callable[[str], Path], source: Path, name: str) -> None:
+    out = copy_of(name)
+    edit(out, lambda t: t.__setitem__("extra.weight", t["norm.weight"]))
+    assert_only_fault(verify(out, source), "extra.weight", "expected no such tensor")
+
+
+def test_a_leftover_weight_beside_the_packed_one(
+    copy_of: Callable[[str], Path], source: Path
+) -> None:
+    out, weight = copy_of("ct-int4"), read_tensors(source)[f"{Q}.weight"]
+    edit(out, lambda t: t.__setitem__(f"{Q}.weight", weight))
+    assert_only_fault(verify(out, source), f"{Q}.weight", "expected no such tensor, got BF16")
+
+
+@pytest.mark.parametrize("tensor", ["fc.weight", "d2t", f"{ATTENTION}o_proj.weight"])
+def test_a_missing_tensor(copy_of: Callable[[str], Path], source: Path, tensor: str) -> None:
+    out = copy_of("quark-fp8")
+    edit(out, lambda t: t.pop(tensor))
+    assert_only_fault(verify(out, source), tensor, "got none")
+
+
+def test_a_kept_tensor_of_another_dtype(copy_of: Callable[[str], Path], source: Path) -> None:
+    out = copy_of("quark-int4")
+    edit(out, lambda t: t.__setitem__("norm.weight", store(values_of(t["norm.weight"]), "F16")))
+    report = verify(out, source)
+    assert_only_fault(report, "norm.weight", "expected BF16 [64] (kept), got F16 [64]")
+
+
+def test_all_faults_are_reported(copy_of: Callable[[str], Path], source: Path) -> None:
+    out = copy_of("quark-int4")
+
+    def many(tensors: Tensors) -> None:
+        tensors["norm.weight"] = flip_bit(tensors["norm.weight"], 5)
+        tensors["fc.weight"] = flip_bit(tensors["fc.weight"], 5)
+        tensors["stray"] = tensors["norm.weight"]
+        del tensors[f"{Q}.weight_scale"]
+
+    edit(out, many)
+    edit_json(out / "config.json", rms_norm_eps=1e-5)
+    assert len(verify(out, source).faults) == 5
+
+
+# ---- what may be quantized
+
+
+@pytest.mark.parametrize("name", ["quark-int4", "ct-int4", "ct-fp8", "modelopt-fp8"])
+@pytest.mark.parametrize("module", ["fc", "lm_head", "embed_tokens"])
+def test_a_module_that_must_never_be_quantized(
+    copy_of: Callable[[str], Path], source: Path, name: str, module: str
+) -> None:
+    """Even declared, and even with right codes."""
+    out = copy_of(name)
+
+    def quantize(tensors: Tensors) -> None:
+        tensors |= encode(module, tensors.pop(f"{module}.weight"), MADE[name], 0.05)
+
+    edit(out, quantize)
+    report = verify(out, source)
+    assert f"{module}: expected BF16" in faults_of(report)
+    assert "is never quantized, got a quantized weight" in faults_of(report)
+
+
+def test_part_of_a_fused_group(copy_of: Callable[[str], Path], source: Path) -> None:
+    out, original = copy_of("ct-fp8"), read_tensors(source)
+
+    def keep(tensors: Tensors) -> None:
+        del tensors[f"{ATTENTION}k_proj.weight_scale"]
+        tensors[f"{ATTENTION}k_proj.weight"] = original[f"{ATTENTION}k_proj.weight"]
+
+    edit(out, keep)
+    found = faults_of(verify(out, source))
+    assert "expected all or none of them quantized, got kept: midlayer.self_attn.k_proj" in found
+    assert "config.json: midlayer.self_attn.k_proj: expected excluded: it is kept" in found
+
+
+def test_quantized_tensors_without_a_declaration(
+    copy_of: Callable[[str], Path], source: Path
+) -> None:
+    out = copy_of("quark-int4")
+    edit_json(out / "config.json", quantization_config=None)
+    report = verify(out, source)
+    assert len(report.faults) == 7
+    assert "config.json declares no quantization, got a quantized weight" in faults_of(report)
+
+
+# ---- codes and scales
+
+
+def test_the_wrong_pack_order(copy_of: Callable[[str], Path], source: Path) -> None:
+    out = copy_of("quark-int4")
+    edit_declaration(out, lambda d: d["export"].update(pack_method="order"))
+    report = verify(out, source)
+    assert len(report.faults) == 7
+    assert "expected codes nearest to weight/scale" in faults_of(report)
+
+
+@pytest.mark.parametrize("name", INT4)
+def test_swapped_nibbles(copy_of: Callable[[str], Path], source: Path, name: str) -> None:
+    out = copy_of(name)
+
+    def swap(tensors: Tensors) -> None:
+        codes = codes_name(tensors)
+        octets = np.frombuffer(tensors[codes].data, np.uint8)
+        tensors[codes] = tensors[codes]._replace(data=(octets << 4 | octets >> 4).tobytes())
+
+    edit(out, swap)
+    assert_only_fault(verify(out, source), codes_name(read_tensors(out)), "other(s), worst at row")
+
+
+@pytest.mark.parametrize("name", INT4 + FP8)
+@pytest.mark.parametrize("element", [0, 1, 64 * 128 - 1, 3001])
+def test_one_code_off_by_one(
+    copy_of: Callable[[str], Path], source: Path, name: str, element: int
+) -> None:
+    out, made = copy_of(name), MADE[name]
+    row, column = divmod(element, 128)
+
+    def change(tensors: Tensors) -> None:
+        weight = read_tensors(source)[f"{Q}.weight"]
+        codes = codes_name(tensors)
+        if made.dtype == "fp8":
+            data = bytearray(tensors[codes].data)
+            data[element] += -1 if data[element] & 127 else 1
+            tensors[codes] = tensors[codes]._replace(data=bytes(data))
+        else:
+            tensors[codes] = off_by_one(weight, tensors[f"{Q}.weight_scale"], made, row, column)
+
+    edit(out, change)
+    where = f"1 other(s), worst at row {row}, column {column}: code"
+    assert_only_fault(verify(out, source), codes_name(read_tensors(out)), where)
+
+
+def off_by_one(weight: Stored, scale: Stored, made: Made, row: int, column: int) -> Stored:
+    w = values_of(weight)
+    s = values_of(scale).reshape(-1, 1)
+    codes = np.clip(np.rint(w * (np.float32(1) / s)), -8, 7).astype(int)
+    codes[row, column] += -1 if codes[row, column] > 0 else 1
+    if made.layout == "compressed-tensors":
+        return pack(codes + 8, "order")
+    return pack(codes, made.pack_method)
+
+
+@pytest.mark.parametrize("name", [*INT4, *FP8])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -0.5])
+def test_a_scale_that_is_no_scale(
+    copy_of: Callable[[str], Path], source: Path, name: str, value: float
+) -> None:
+    out = copy_of(name)
+    key = f"{Q}.weight_scale"
+    edit(out, lambda t: t.__setitem__(key, set_scale(t[key], value)))
+    assert_only_fault(verify(out, source), key, f"1 other(s), first {value} at row 0")
+
+
+def test_an_int4_scale_below_the_smallest(copy_of: Callable[[str], Path], source: Path) -> None:
+    out, key = copy_of("quark-int4"), f"{Q}.weight_scale"
+    edit(out, lambda t: t.__setitem__(key, set_scale(t[key], 2.0**-24)))
+    assert_only_fault(verify(out, source), key, "finite scales > 0 and >= 1.1920928955078125e-07")
+
+
+@pytest.mark.parametrize(("name", "rule"), [("quark-int4", "7.5"), ("ct-fp8", "448")])
+def test_a_scale_of_another_rule(
+    copy_of: Callable[[str], Path], source: Path, name: str, rule: str
+) -> None:
+    """Codes that are right for their scale, but the scale is not absmax over the divisor."""
+    out, key = copy_of(name), f"{Q}.weight_scale"
+    weight = read_tensors(source)[f"{Q}.weight"]
+    wider = values_of(weight).copy()
+    wider[0, 5] = np.abs(wider[0]).max() * 1.02  # the scale of row 0 of a slightly other weight
+    other = encode(Q, store(wider, "BF16"), MADE[name], 0.05)
+
+    def change(tensors: Tensors) -> None:
+        scale = values_of(tensors[key]).copy()
+        scale.reshape(-1)[0] = values_of(other[key]).reshape(-1)[0]
+        tensors[key] = store(scale, tensors[key].dtype)
+        tensors |= recode(weight, tensors[key], MADE[name])
+
+    edit(out, change)
+    assert_only_fault(verify(out, source), key, f"expected absmax / {rule}")
+    report = verify(out, source)  # a recipe with another rule for scales says so
+    provenance = provenance_of(report, "mse")
+    (out / "draftquant.json").write_text(json.dumps(provenance))
+    assert verify(out, source).faults == ()
+
+
+def recode(weight: Stored, scale: Stored, made: Made) -> Tensors:
+    """The codes of q_proj under given scales."""
+    divided = values_of(weight) * (np.float32(1) / values_of(scale).reshape(-1, 1))
+    if made.dtype == "fp8":
+        return {f"{Q}.weight": codes_of(store(divided, "F32"))}
+    codes = np.clip(np.rint(divided), -8, 7).astype(int)
+    return {f"{Q}.weight": pack(codes, made.pack_method)}
+
+
+@pytest.mark.parametrize("name", [*INT4, *FP8])
+def test_a_missing_scale(copy_of: Callable[[str], Path], source: Path, name: str) -> None:
+    out = copy_of(name)
+    edit(out, lambda t: t.pop(f"{Q}.weight_scale"))
+    assert_only_fault(verify(out, source), f"{Q}.weight_scale", "got none")
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "what"),
+    [
+        ("quark-int4", "weight_scale", "expected BF16 [64] (quark int4"),
+        ("ct-int4", "weight_scale", "expected BF16 [64, 1] (compressed-tensors int4"),
+        ("modelopt-fp8-pcpt", "weight_scale", "expected F32 [64] (modelopt fp8"),
+    ],
+)
+def test_a_scale_of_another_dtype(
+    copy_of: Callable[[str], Path], source: Path, name: str, suffix: str, what: str
+) -> None:
+    out, key = copy_of(name), f"{Q}.{suffix}"
+    edit(out, lambda t: t.__setitem__(key, store(values_of(t[key]), "F16")))
+    assert_only_fault(verify(out, source), key, what)
+
+
+def test_a_wrong_weight_shape(copy_of: Callable[[str], Path], source: Path) -> None:
+    out, key = copy_of("ct-int4"), f"{Q}.weight_shape"
+    wrong = Stored("I64", (2,), np.array([128, 64]).tobytes())
+    edit(out, lambda t: t.__setitem__(key, wrong))
+    assert_only_fault(verify(out, source), key, "expected [64, 128], got [128, 64]")
+
+
+def test_a_zero_point_that_is_not_zero(copy_of: Callable[[str], Path], source: Path) -> None:
+    out, key = copy_of("quark-int4"), f"{Q}.weight_zero_point"
+    edit(out, lambda t: t.__setitem__(key, flip_bit(t[key], 100)))
+    assert_only_fault(verify(out, source), key, "expected all zero (symmetric)")
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_static_activations_without_an_input_scale(
+    copy_of: Callable[[str], Path], source: Path, name: str
+) -> None:
+    out, key = copy_of(name), f"{Q}.input_scale"
+    edit(out, lambda t: t.pop(key))
+    assert_only_fault(verify(out, source), key, "got none")
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_an_input_scale_that_is_no_scale_or_differs(
+    copy_of: Callable[[str], Path], source: Path, name: str
+) -> None:
+    out, key = copy_of(name), "midlayer.mlp.down_proj.input_scale"
+    edit(out, lambda t: t.__setitem__(key, set_scale(t[key], -1.0)))
+    assert_only_fault(verify(out, source), key, "expected a finite scale > 0, got -1.0")
+    edit(out, lambda t: t.__setitem__(key, set_scale(t[key], 0.25)))
+    assert verify(out, source).ok  # down_proj is not fused with anything
+    edit(out, lambda t: t.__setitem__(f"{Q}.input_scale", set_scale(t[key], 0.25)))
+    assert "expected one input scale for fused linears" in faults_of(verify(out, source))
+
+
+def test_an_input_scale_that_is_not_declared(copy_of: Callable[[str], Path], source: Path) -> None:
+    out = copy_of("quark-int4-static")
+    edit_declaration(out, lambda d: d["global_quant_config"].update(input_tensors=None))
+    report = verify(out, source)
+    assert len(report.faults) == 7
+    assert f"{Q}.input_scale: expected no such tensor" in faults_of(report)
+
+
+def test_a_width_that_is_no_multiple_of_eight_is_padded(tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "source", intermediate=100)
+    out = quantize_by_hand(draft, tmp_path / "out", MADE["ct-int4"])
+    assert read_tensors(out)["midlayer.mlp.down_proj.weight_packed"].shape == (64, 13)
+    assert verify(out, draft).faults == ()

@@ -1,0 +1,228 @@
+"""Writing safetensors files: golden bytes, order, alignment, copies, and disks that are full."""
+
+import errno
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.quantize.errors import CheckpointError, OutputError
+from draftquant.quantize.layouts import StoredTensor
+from draftquant.quantize.safetensors_header import DTYPE_BYTES, TensorInfo, read_header
+from draftquant.quantize.staging import staged_output
+from draftquant.quantize.writer import COPY_BYTES, SafetensorsFile
+from safetensors import safe_open
+
+A = StoredTensor(name="a", dtype="BF16", shape=(1, 2))
+B = StoredTensor(name="b", dtype="I64", shape=(1,))
+C = StoredTensor(name="c", dtype="F8_E4M3", shape=(3,))
+VALUES = {
+    "a": torch.tensor([[1.0, -2.0]], dtype=torch.bfloat16),
+    "b": torch.tensor([258]),
+    "c": torch.tensor([1.0, -1.0, 0.0]).to(torch.float8_e4m3fn),
+}
+GOLDEN_HEADER = (  # wide dtypes first; 214 bytes, padded with blanks to a multiple of 8
+    b'{"__metadata__":{"format":"pt"},'
+    b'"b":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},'
+    b'"a":{"dtype":"BF16","shape":[1,2],"data_offsets":[8,12]},'
+    b'"c":{"dtype":"F8_E4M3","shape":[3],"data_offsets":[12,15]}}'
+)
+GOLDEN_DATA = b"\x02\x01\0\0\0\0\0\0" + b"\x80\x3f\x00\xc0" + b"\x38\xb8\x00"
+
+
+def write_all(path: Path, tensors: Sequence[StoredTensor]) -> bytes:
+    with SafetensorsFile(path, tensors, {"format": "pt"}) as file:
+        for tensor in tensors:
+            file.write(tensor.name, VALUES[tensor.name])
+    return path.read_bytes()
+
+
+def padded(header: bytes) -> bytes:
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
+
+
+def test_golden_bytes(tmp_path: Path) -> None:
+    content = write_all(tmp_path / "x.safetensors", [A, B, C])
+    assert content == padded(GOLDEN_HEADER) + GOLDEN_DATA
+
+
+def test_order_of_tensors_and_writes_does_not_matter(tmp_path: Path) -> None:
+    one = write_all(tmp_path / "one", [A, B, C])
+    assert write_all(tmp_path / "two", [C, B, A]) == one
+
+
+def test_safetensors_library_reads_it(tmp_path: Path) -> None:
+    write_all(tmp_path / "x.safetensors", [A, B, C])
+    with safe_open(tmp_path / "x.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        for name, value in VALUES.items():
+            found = file.get_tensor(name)
+            assert found.dtype == value.dtype
+            assert torch.equal(found.view(torch.uint8), value.view(torch.uint8))
+
+
+def test_every_tensor_is_aligned(tmp_path: Path) -> None:
+    tensors = [
+        StoredTensor(name=f"{dtype}.{count}", dtype=dtype, shape=(count,))
+        for dtype in DTYPE_BYTES
+        for count in (1, 3)
+    ]
+    with SafetensorsFile(tmp_path / "x", tensors, {}):
+        written = (tmp_path / "x").stat().st_size
+    header = read_header(tmp_path, "x")
+    assert len(header.tensors) == len(tensors)
+    assert header.metadata == {}
+    assert min(t.start for t in header.tensors) % 8 == 0
+    for tensor in header.tensors:
+        assert tensor.start % DTYPE_BYTES[tensor.dtype] == 0
+    assert written == max(t.stop for t in header.tensors)
+
+
+def test_names_and_metadata_of_any_script(tmp_path: Path) -> None:
+    tensor = StoredTensor(name='gewicht "ü" 重み', dtype="U8", shape=(1,))
+    with SafetensorsFile(tmp_path / "x.safetensors", [tensor], {"ß": "\n"}):
+        header = read_header(tmp_path, "x.safetensors")
+    assert header.tensors[0].name == tensor.name
+    assert header.metadata == {"ß": "\n"}
+
+
+def test_blocks_go_to_their_offset(tmp_path: Path) -> None:
+    tensor = StoredTensor(name="x", dtype="F32", shape=(4, 2))
+    values = torch.arange(8, dtype=torch.float32).reshape(4, 2)
+    with SafetensorsFile(tmp_path / "x", [tensor], {}) as file:
+        assert file.write("x", values[2:], offset=16) == 16
+        assert file.write("x", values[:2].T.contiguous().T) == 16  # rows of a transposed view
+    assert (tmp_path / "x").read_bytes()[-32:] == values.numpy().tobytes()
+
+
+def test_write_beyond_the_range_is_our_fault(tmp_path: Path) -> None:
+    with (
+        SafetensorsFile(tmp_path / "x", [A, C], {}) as file,
+        pytest.raises(AssertionError, match=r"a: 2 \+ 4 bytes exceed its range"),
+    ):
+        file.write("a", VALUES["a"], offset=2)
+
+
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("a month of work")
+    with pytest.raises(FileExistsError), SafetensorsFile(tmp_path / "x", [A], {}):
+        pytest.fail("opened")
+    assert (tmp_path / "x").read_text() == "a month of work"
+
+
+# Copies
+
+
+@contextmanager
+def copying(folder: Path, content: bytes, *, claimed: int | None = None) -> Iterator[bytes]:
+    """Copy bytes 5 .. end of a source file; gives what stands in the output."""
+    source = folder / "source"
+    source.write_bytes(content)
+    size = claimed or len(content) - 5
+    tensor = TensorInfo(name="x", dtype="U8", shape=(size,), file="source", start=5, stop=5 + size)
+    descriptor = os.open(source, os.O_RDONLY)
+    stored = StoredTensor(name="x", dtype="U8", shape=(size,))
+    try:
+        with SafetensorsFile(folder / "out", [stored], {}) as file:
+            file.copy(descriptor, tensor)
+        yield (folder / "out").read_bytes()[-size:]
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("error", [None, errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP])
+def test_copy_is_byte_equal(
+    error: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_arguments: object) -> int:
+        raise OSError(error, "unsupported")
+
+    if error is not None:
+        monkeypatch.setattr(os, "copy_file_range", unsupported)
+    content = os.urandom(COPY_BYTES + 12345)
+    with copying(tmp_path, content) as copied:
+        assert copied == content[5:]
+
+
+def test_copy_goes_on_after_short_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.copy_file_range
+
+    def short(source: int, target: int, count: int, start: int, to: int) -> int:
+        return real(source, target, min(count, 1000), start, to)
+
+    monkeypatch.setattr(os, "copy_file_range", short)
+    content = os.urandom(4096)
+    with copying(tmp_path, content) as copied:
+        assert copied == content[5:]
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_source_that_shrank(kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_arguments: object) -> int:
+        raise OSError(errno.EXDEV, "unsupported")
+
+    if not kernel:
+        monkeypatch.setattr(os, "copy_file_range", unsupported)
+    with (
+        pytest.raises(CheckpointError, match="source: ends inside x\n  fix: the file changed"),
+        copying(tmp_path, bytes(100), claimed=200),
+    ):
+        pytest.fail("copied")
+
+
+def test_other_errors_of_a_copy_are_not_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_arguments: object) -> int:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "copy_file_range", broken)
+    with pytest.raises(OSError, match="input/output error"), copying(tmp_path, bytes(100)):
+        pytest.fail("copied")
+
+
+# Full disks
+
+
+@contextmanager
+def largest_file(nbytes: int) -> Iterator[None]:
+    """The kernel refuses to let a file of this process grow beyond this size (Python: EFBIG)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    big = StoredTensor(name="x", dtype="U8", shape=(1 << 20,))
+    open_before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with (
+        largest_file(1 << 16),
+        pytest.raises(OutputError, match="out: cannot be written: File too large") as caught,
+        staged_output(tmp_path / "out") as staging,
+        SafetensorsFile(staging / "model.safetensors", [big], {}),
+    ):
+        pytest.fail("reserved")
+    assert "nothing was kept" in caught.value.fix
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == open_before  # noqa: PTH208
+
+
+def test_disk_without_space_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int, _offset: int, _length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with (
+        pytest.raises(OutputError, match="cannot be written: No space left on device"),
+        staged_output(tmp_path / "out") as staging,
+        SafetensorsFile(staging / "model.safetensors", [A], {}),
+    ):
+        pytest.fail("reserved")
+    assert list(tmp_path.iterdir()) == []
