@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     from ...quantize.hub import resolve_draft
     from ...quantize.loading import load_draft
 
-    logging.disable_progress_bar()  # one bar is enough
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
     if options.fused and not options.draft:
         raise TraceError("--fused", "needs the draft whose fc is applied", fix="add --draft DRAFT")
     aux_layer_ids, fuse_with = options.aux_layers, None
