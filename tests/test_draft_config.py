@@ -57,6 +57,11 @@ def test_biases_are_refused(key: str, draft: Path) -> None:
     refused(draft, f"{key}: expected false, got true", "cannot be quantized")
 
 
+def test_another_activation_than_silu_is_refused(draft: Path) -> None:
+    edit_json(draft / "config.json", hidden_act="gelu")
+    refused(draft, "hidden_act: expected 'silu'", "cannot be replayed")
+
+
 def test_number_of_layers_that_no_file_has(draft: Path) -> None:
     edit_json(draft / "config.json", num_hidden_layers=10**12)
     refused(draft, "num_hidden_layers: 1000000000000 layers, but 14 tensors", "correct 'num_hid")

@@ -8,28 +8,25 @@ decide.
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.chain import chain_predictions
-from draftquant.calibration.draft_inputs import first_hidden
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.prompts import Prompt, read_prompts
 from draftquant.calibration.record import record_traces
 from draftquant.calibration.traces import PromptTrace, TraceFolder
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.loading import LoadedDraft, load_draft
-from draftquant.quantize.numerics import fp8_rounded, fp8_scale
 from draftquant.recipes import WeightFormat
 from draftquant.validate.errors import ReplayError
 from draftquant.validate.gate import judge
 from draftquant.validate.policy import POLICIES
 from draftquant.validate.replay import accepted_by_row, replay_drafts, rounds
-from draftquant.validate.statistics import AcceptanceCounts
-from engine_loop import greedy_decode, speculative_decode
-from reference_draft import ReferenceDraft, transformers_in_float64
+from engine_loop import greedy_decode
+from reference_draft import transformers_in_float64
+from replay_proof import RoundInput, assert_replay_is_the_engine, fp8_per_token, unrounded
 from safetensors.torch import load_file, save_file
 from tied_pair import VOCAB, prompt_tokens, save_draft, save_target
 from torch import Tensor
@@ -41,7 +38,6 @@ FORMATS: dict[str, WeightFormat | None] = {
     "fp8": WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True),
     "int4": WeightFormat(dtype="int4", granularity="channel", symmetric=True),
 }
-RoundInput = Callable[[str, Tensor], Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -87,14 +83,6 @@ def with_weights(
     return dataclasses.replace(draft, weights=weights, forward=forward)
 
 
-def unrounded(_name: str, x: Tensor) -> Tensor:
-    return x
-
-
-def fp8_per_token(_name: str, x: Tensor) -> Tensor:
-    return fp8_rounded(x, fp8_scale(x.abs().amax(-1, keepdim=True)))
-
-
 def kinds(draft: LoadedDraft) -> dict[str, tuple[LoadedDraft, RoundInput]]:
     """BF16, FP8 and INT4 weights, and INT4 weights with FP8 activations."""
     made: dict[str, tuple[LoadedDraft, RoundInput]] = {}
@@ -104,51 +92,6 @@ def kinds(draft: LoadedDraft) -> dict[str, tuple[LoadedDraft, RoundInput]]:
     weights = dict(made["int4"][0].weights)
     made["int4-a8"] = (with_weights(draft, weights, fp8_per_token), fp8_per_token)
     return made
-
-
-def replayed_steps(
-    draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
-) -> list[int]:
-    predicted = chain_predictions(
-        draft.forward,
-        first_hidden(draft, traces, trace),
-        trace.token_ids,
-        first_row=trace.prompt_length - 1,
-        num_draft_tokens=num_draft_tokens,
-    )
-    return rounds(accepted_by_row(trace, predicted))
-
-
-def assert_replay_is_the_engine(
-    draft: LoadedDraft,
-    round_input: RoundInput,
-    model: LlamaForCausalLM,
-    traces: TraceFolder,
-    *,
-    num_draft_tokens: int,
-    num_prompts: int | None = None,
-) -> AcceptanceCounts:
-    """Decode each prompt online and compare step by step with replay and with the target alone."""
-    histogram = [0] * (num_draft_tokens + 1)
-    for trace in list(traces)[:num_prompts]:
-        prompt = trace.token_ids[: trace.prompt_length].tolist()
-        run = speculative_decode(
-            model,
-            ReferenceDraft(draft.geometry, draft.weights, round_input),
-            prompt,
-            aux_layer_ids=traces.manifest.features.aux_layer_ids,
-            num_draft_tokens=num_draft_tokens,
-            num_tokens=trace.num_tokens,
-        )
-        recorded = tuple(trace.token_ids.tolist())
-        assert run.token_ids[: trace.num_tokens] == recorded  # lossless
-        # A step is known to replay if its deepest draft token lies inside the trace.
-        last_row = trace.num_tokens - 2 - num_draft_tokens
-        online = [accepted for row, accepted in run.steps if row <= last_row]
-        assert replayed_steps(draft, traces, trace, num_draft_tokens) == online, trace.id
-        for accepted in online:
-            histogram[accepted] += 1
-    return AcceptanceCounts(histogram=tuple(histogram))
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "int4", "int4-a8"])

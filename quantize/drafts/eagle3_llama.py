@@ -72,6 +72,13 @@ class Eagle3Llama(Family):
         hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
         ids = nested.layer_ids("eagle_aux_hidden_state_layer_ids")
         vocab = keys.positive("vocab_size")
+        activation = config.get("hidden_act", "silu")
+        if activation != "silu":
+            raise CheckpointError(
+                where,
+                f"hidden_act: expected 'silu', as {self.name} is served, got {activation!r}",
+                fix="this draft cannot be replayed or served as it was trained",
+            )
         for biased in ("attention_bias", "mlp_bias"):
             if keys.flag(biased, False):
                 raise CheckpointError(

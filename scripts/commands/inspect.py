@@ -1,6 +1,7 @@
 """`draftquant inspect`: what a draft is, what quantization can save, what could hurt."""
 
 import argparse
+import math
 from typing import Any
 
 from ...quantize.concat import HalfRatio, half_ratios
@@ -51,7 +52,12 @@ def _summary(draft: Draft, ratios: tuple[HalfRatio, ...]) -> dict[str, Any]:
         "tensors": tensors,
         "bytes_after": {name: _bytes_after(name, draft) for name in built_in_recipes()},
         "concat_half_ratio": [
-            {"name": r.name, "ratio": r.ratio, "rows": r.num_rows, "harmful": r.harmful}
+            {
+                "name": r.name,
+                "ratio": r.ratio if math.isfinite(r.ratio) else None,  # JSON has no infinity
+                "rows": r.num_rows,
+                "harmful": r.harmful,
+            }
             for r in ratios
         ],
     }
@@ -86,10 +92,11 @@ def _print(found: dict[str, Any]) -> None:
             savings.add_row(name, megabytes(after), f"{after / found['bytes']:.1%}")
     print_table(savings)
     for ratio in found["concat_half_ratio"]:
+        size = "infinite" if ratio["ratio"] is None else f"{ratio['ratio']:.2f}"
         advice = "balanced enough for one scale per row"
         if ratio["harmful"]:
             advice = "one INT4 scale per row would round the smaller half to zero: use FP8"
         out.print(
-            f"{ratio['name']}: hidden half / embedding half = {ratio['ratio']:.2f}"
+            f"{ratio['name']}: hidden half / embedding half = {size}"
             f" ({ratio['rows']} rows): {advice}"
         )

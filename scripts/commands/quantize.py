@@ -106,8 +106,14 @@ def _input_scales(
                 fix="1.0 is a safe choice",
             )
         return dict.fromkeys(modules.values(), options.input_scale), "--input-scale"
-    if options.traces is None or not plan.recipe.needs_input_scales:
-        return ({}, "--traces") if options.traces else (None, None)
+    if options.traces is None:
+        return None, None
+    if not plan.recipe.needs_input_scales:
+        raise BackendError(
+            "--traces",
+            f"recipe {plan.recipe.name} stores no static input scales: nothing to calibrate",
+            fix="drop --traces, or use a recipe with static activations (blackwell-fp8)",
+        )
     return _calibrated(plan, options, modules)
 
 

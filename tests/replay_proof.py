@@ -1,0 +1,70 @@
+"""The proof that replay counts what an engine would: one step sequence, computed in two ways."""
+
+from collections.abc import Callable
+
+from draftquant.calibration.chain import chain_predictions
+from draftquant.calibration.draft_inputs import first_hidden
+from draftquant.calibration.traces import PromptTrace, TraceFolder
+from draftquant.quantize.loading import LoadedDraft
+from draftquant.quantize.numerics import fp8_rounded, fp8_scale
+from draftquant.validate.replay import accepted_by_row, rounds
+from draftquant.validate.statistics import AcceptanceCounts
+from engine_loop import speculative_decode
+from reference_draft import ReferenceDraft
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+RoundInput = Callable[[str, Tensor], Tensor]
+
+
+def unrounded(_name: str, x: Tensor) -> Tensor:
+    return x
+
+
+def fp8_per_token(_name: str, x: Tensor) -> Tensor:
+    return fp8_rounded(x, fp8_scale(x.abs().amax(-1, keepdim=True)))
+
+
+def replayed_steps(
+    draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
+) -> list[int]:
+    predicted = chain_predictions(
+        draft.forward,
+        first_hidden(draft, traces, trace),
+        trace.token_ids,
+        first_row=trace.prompt_length - 1,
+        num_draft_tokens=num_draft_tokens,
+    )
+    return rounds(accepted_by_row(trace, predicted))
+
+
+def assert_replay_is_the_engine(
+    draft: LoadedDraft,
+    round_input: RoundInput,
+    model: LlamaForCausalLM,
+    traces: TraceFolder,
+    *,
+    num_draft_tokens: int,
+    num_prompts: int | None = None,
+) -> AcceptanceCounts:
+    """Decode each prompt online and compare step by step with replay and with the target alone."""
+    histogram = [0] * (num_draft_tokens + 1)
+    for trace in list(traces)[:num_prompts]:
+        prompt = trace.token_ids[: trace.prompt_length].tolist()
+        run = speculative_decode(
+            model,
+            ReferenceDraft(draft.geometry, draft.weights, round_input),
+            prompt,
+            aux_layer_ids=traces.manifest.features.aux_layer_ids,
+            num_draft_tokens=num_draft_tokens,
+            num_tokens=trace.num_tokens,
+        )
+        recorded = tuple(trace.token_ids.tolist())
+        assert run.token_ids[: trace.num_tokens] == recorded  # lossless
+        # A step is known to replay if its deepest draft token lies inside the trace.
+        last_row = trace.num_tokens - 2 - num_draft_tokens
+        online = [accepted for row, accepted in run.steps if row <= last_row]
+        assert replayed_steps(draft, traces, trace, num_draft_tokens) == online, trace.id
+        for accepted in online:
+            histogram[accepted] += 1
+    return AcceptanceCounts(histogram=tuple(histogram))

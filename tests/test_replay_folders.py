@@ -1,0 +1,82 @@
+"""Replay of quantized folders, written by `quantize`, read by `load_draft`, against the loop."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.calibration.input_scales import measure_input_scales
+from draftquant.calibration.prompts import read_prompts
+from draftquant.calibration.record import record_traces
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.hub import DraftSource
+from draftquant.quantize.loading import load_draft
+from draftquant.quantize.numerics import fp8_rounded
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.run import quantize_draft
+from draftquant.recipes import load_recipe
+from reference_draft import transformers_in_float64
+from replay_proof import RoundInput, assert_replay_is_the_engine, fp8_per_token, unrounded
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Float64 inside transformers too; one thread, as the tensors are tiny."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with transformers_in_float64():
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
+    out = tmp_path_factory.mktemp("folders") / "traces"
+    prompts = read_prompts(PAIR / "prompts.jsonl")[4:8]
+    with transformers_in_float64():
+        return record_traces(
+            PAIR / "target",
+            prompts,
+            out,
+            max_new_tokens=96,
+            aux_layer_ids=(0, 1, 2),
+            dtype="float64",
+        )
+
+
+@pytest.mark.parametrize("recipe", ["mi325x-w4a8", "int4-channel", "fp8-ptpc", "blackwell-fp8"])
+def test_a_quantized_folder_replays_as_the_engine_decodes(
+    tmp_path: Path, traces: TraceFolder, recipe: str
+) -> None:
+    chosen = dataclasses.replace(load_recipe(recipe), backend="torch")
+    plan = make_plan(chosen, read_draft(Checkpoint.open(PAIR / "draft")))
+    scales: dict[str, float] = {}
+    if chosen.needs_input_scales:
+        measured = measure_input_scales(load_draft(PAIR / "draft"), traces, num_draft_tokens=3)
+        scales = {name: found.scale for name, found in measured.items()}
+    stored = {name.replace("layers.0.", "midlayer."): scale for name, scale in scales.items()}
+    quantize_draft(
+        plan, tmp_path / "out", source=DraftSource(folder=PAIR / "draft"), input_scales=stored
+    )
+
+    def statically(name: str, x: Tensor) -> Tensor:
+        return fp8_rounded(x, torch.tensor(scales[name]))
+
+    round_input: RoundInput = {
+        "mi325x-w4a8": fp8_per_token,
+        "int4-channel": unrounded,
+        "fp8-ptpc": fp8_per_token,
+        "blackwell-fp8": statically,
+    }[recipe]
+    draft = load_draft(tmp_path / "out", dtype=torch.float64)
+    assert len(draft.quantized) == 7
+    model = LlamaForCausalLM.from_pretrained(PAIR / "target", dtype=torch.float64)
+    counts = assert_replay_is_the_engine(draft, round_input, model, traces, num_draft_tokens=3)
+    assert min(counts.histogram) > 0
