@@ -235,7 +235,7 @@ def test_arguments_that_do_not_fit_the_target(
 def test_an_output_that_exists_is_refused_before_work(target: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="already exists"):
         record_traces(target / "no such target", PROMPTS, tmp_path, max_new_tokens=3)
-    with pytest.raises(OutputError, match="is not a folder"):
+    with pytest.raises(OutputError, match="is no folder"):
         record_traces(target, PROMPTS, tmp_path / "a" / "b", max_new_tokens=3)
 
 
