@@ -62,6 +62,6 @@ class VerifyReport:
         """True if nothing is wrong."""
         return not self.faults
 
-    def to_json(self) -> dict[str, Any]:
+    def to_mapping(self) -> dict[str, Any]:
         """The report as JSON values."""
         return {"ok": self.ok, **dataclasses.asdict(self)}

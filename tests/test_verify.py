@@ -67,7 +67,7 @@ def test_a_correct_folder_passes(name: str, made: dict[str, Path], source: Path)
     for linear in report.linears:
         assert 0.5 < linear.max_error <= 1
         assert 0.01 < linear.relative_l2_error < limit
-    assert json.loads(json.dumps(report.to_json()))["ok"] is True
+    assert json.loads(json.dumps(report.to_mapping()))["ok"] is True
 
 
 def scale_bytes(folder: Path) -> int:

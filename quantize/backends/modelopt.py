@@ -4,12 +4,6 @@ ModelOpt is imported only inside `quantize`. Its export packing is private API, 
 version and a contract test.
 """
 
-import contextlib
-import importlib.metadata
-import io
-import os
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,21 +11,11 @@ from torch import Tensor, nn
 
 from ...recipes.schema import BackendName, WeightFormat
 from ..errors import BackendError
-from ..numerics import QuantizedWeight, fp8_codes, fp8_scale, row_absmax
+from ..numerics import QuantizedWeight, fp8_codes, fp8_scale
+from .vendor import TOOLKIT_ERRORS, finite_absmax, process_state, tested_version
 
-TESTED_SERIES = "0.47"
-WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+TESTED_SERIES = "0.47.*"
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
-TOOLKIT_ERRORS = (
-    ImportError,
-    OSError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    AssertionError,
-)
 
 
 class ModelOptBackend:
@@ -46,10 +30,10 @@ class ModelOptBackend:
             raise BackendError(
                 "backend modelopt",
                 f"expected weights dtype fp8_e4m3, got {weights.dtype} per {weights.granularity}: "
-                f"ModelOpt {TESTED_SERIES} calibrates it, but its export cannot pack it",
+                f"ModelOpt 0.47 calibrates it, but its export cannot pack it",
                 fix="use 'backend: quark' or 'backend: torch'",
             )
-        _require_version()
+        tested_version(self.name, "nvidia-modelopt", TESTED_SERIES)
 
     def quantize(
         self, weight: Tensor, weights: WeightFormat, absmax: Tensor | None = None
@@ -67,10 +51,10 @@ class ModelOptBackend:
         Raises:
             BackendError: the weight or format is not usable, or ModelOpt is missing or failed.
         """
-        rows = _finite_absmax(weight, absmax)
+        rows = finite_absmax(self.name, weight, absmax)
         self.check(weights)
         try:
-            with torch.no_grad(), _modelopt_process_state():
+            with torch.no_grad(), process_state():
                 codes, scale = _run_modelopt(weight, per_channel=weights.granularity == "channel")
         except TOOLKIT_ERRORS as exc:
             raise BackendError(
@@ -84,62 +68,10 @@ class ModelOptBackend:
 
     def versions(self) -> dict[str, str]:
         """See `Backend.versions`."""
-        return {"nvidia-modelopt": _require_version(), "torch": torch.__version__}
-
-
-def _require_version() -> str:
-    try:
-        version = importlib.metadata.version("nvidia-modelopt")
-    except importlib.metadata.PackageNotFoundError as exc:
-        raise BackendError(
-            "backend modelopt",
-            "expected the package nvidia-modelopt, which is not installed",
-            fix="pip install 'draftquant[modelopt]', or use 'backend: torch'",
-        ) from exc
-    if not version.startswith(f"{TESTED_SERIES}."):
-        raise BackendError(
-            "backend modelopt",
-            f"expected nvidia-modelopt {TESTED_SERIES}.*, got {version}: its bits are not verified",
-            fix=f"pip install 'nvidia-modelopt=={TESTED_SERIES}.*', or use 'backend: torch'",
-        )
-    return version
-
-
-def _finite_absmax(weight: Tensor, absmax: Tensor | None) -> Tensor:
-    """Largest magnitude per row, [rows, 1], of a weight that ModelOpt may be given."""
-    where = f"backend modelopt, weight {list(weight.shape)} {weight.dtype}"
-    if absmax is not None:
-        raise BackendError(
-            where,
-            "expected a whole weight, got a block of rows with the absmax of the whole",
-            fix="pass the whole weight, or use 'backend: torch', which streams",
-        )
-    if weight.ndim != 2 or weight.numel() == 0 or weight.dtype not in WEIGHT_DTYPES:
-        raise BackendError(
-            where,
-            "expected a non-empty matrix [rows, in_features] of bfloat16, float16 or float32",
-            fix="keep this tensor: only weights of linear layers are quantized",
-        )
-    rows = row_absmax(weight)
-    if not rows.isfinite().all():
-        raise BackendError(
-            where, "expected finite values, got NaN or inf", fix="repair the source checkpoint"
-        )
-    return rows
-
-
-@contextlib.contextmanager
-def _modelopt_process_state() -> Iterator[None]:
-    """Nothing of ModelOpt on stdout; environment and warning filters are put back afterwards."""
-    before = dict(os.environ)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+        return {
+            "nvidia-modelopt": tested_version(self.name, "nvidia-modelopt", TESTED_SERIES),
+            "torch": torch.__version__,
+        }
 
 
 def _run_modelopt(weight: Tensor, *, per_channel: bool) -> tuple[Tensor, Tensor]:

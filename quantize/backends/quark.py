@@ -6,13 +6,11 @@ stays in here.
 """
 
 import contextlib
-import importlib.metadata
 import io
 import logging
 import os
 import shutil
 import sysconfig
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,23 +20,13 @@ from torch import Tensor, nn
 
 from ...recipes.schema import BackendName, WeightFormat
 from ..errors import BackendError
-from ..numerics import FP8, FP8_MAX, QuantizedWeight, row_absmax
+from ..numerics import FP8, FP8_MAX, QuantizedWeight
+from .vendor import TOOLKIT_ERRORS, finite_absmax, process_state, tested_version
 
 TESTED_VERSION = "0.13"
-WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 EXTENSION = "quark_hw_emulation_stable_abi"
 BLOCK_ELEMENTS = 1 << 24
 """Elements that Quark rounds at a time: it holds about five float32 copies of what it is given."""
-TOOLKIT_ERRORS = (
-    ImportError,
-    OSError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    AssertionError,
-)
 
 
 class QuarkBackend:
@@ -52,7 +40,7 @@ class QuarkBackend:
         problem = weights.problem()
         if problem is not None:
             raise BackendError("backend quark", problem, fix="correct 'weights' of the recipe")
-        _require_version()
+        tested_version(self.name, "amd-quark", TESTED_VERSION)
         _path_with_ninja()
         _require_compiler()
 
@@ -73,7 +61,7 @@ class QuarkBackend:
         Raises:
             BackendError: the weight is not usable, or Quark is missing or failed.
         """
-        rows = _finite_absmax(weight, absmax)
+        rows = finite_absmax(self.name, weight, absmax)
         self.check(weights)
         try:
             with torch.no_grad(), _quark_process_state():
@@ -94,25 +82,10 @@ class QuarkBackend:
 
     def versions(self) -> dict[str, str]:
         """See `Backend.versions`."""
-        return {"amd-quark": _require_version(), "torch": torch.__version__}
-
-
-def _require_version() -> str:
-    try:
-        version = importlib.metadata.version("amd-quark")
-    except importlib.metadata.PackageNotFoundError as exc:
-        raise BackendError(
-            "backend quark",
-            "expected the package amd-quark, which is not installed",
-            fix="pip install 'draftquant[quark]', or use 'backend: torch'",
-        ) from exc
-    if version != TESTED_VERSION:
-        raise BackendError(
-            "backend quark",
-            f"expected amd-quark {TESTED_VERSION}, got {version}: its bits are not verified",
-            fix=f"pip install 'amd-quark=={TESTED_VERSION}', or use 'backend: torch'",
-        )
-    return version
+        return {
+            "amd-quark": tested_version(self.name, "amd-quark", TESTED_VERSION),
+            "torch": torch.__version__,
+        }
 
 
 def _path_with_ninja() -> str:
@@ -149,51 +122,19 @@ def _extension_is_built() -> bool:
     return any(Path(root).rglob(f"{EXTENSION}/*.so"))
 
 
-def _finite_absmax(weight: Tensor, absmax: Tensor | None) -> Tensor:
-    """Largest magnitude per row, [rows, 1], of a weight that Quark may be given."""
-    where = f"backend quark, weight {list(weight.shape)} {weight.dtype}"
-    if absmax is not None:
-        raise BackendError(
-            where,
-            "expected a whole weight, got a block of rows with the absmax of the whole",
-            fix="pass the whole weight, or use 'backend: torch', which streams",
-        )
-    if weight.ndim != 2 or weight.numel() == 0 or weight.dtype not in WEIGHT_DTYPES:
-        raise BackendError(
-            where,
-            "expected a non-empty matrix [rows, in_features] of bfloat16, float16 or float32",
-            fix="keep this tensor: only weights of linear layers are quantized",
-        )
-    rows = row_absmax(weight)
-    if not rows.isfinite().all():
-        # Quark 0.13 turns inf into NaN, and in FP8 also NaN into NaN, without a word.
-        raise BackendError(
-            where, "expected finite values, got NaN or inf", fix="repair the source checkpoint"
-        )
-    return rows
-
-
 @contextlib.contextmanager
 def _quark_process_state() -> Iterator[None]:
     """What Quark needs of the process, put back afterwards, and nothing of it on stdout."""
-    before = dict(os.environ)
-    # Read at import: with torch.compile the same bits take 15 s longer.
-    os.environ.update(PATH=_path_with_ninja(), QUARK_DISABLE_COMPILE="1")
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            # Warnings stay: they say why the extension was not built. Not by Quark's own switch,
-            # which walks every logger of the process, 30 ms each time.
-            disabled = logging.root.manager.disable
-            logging.disable(max(disabled, logging.INFO))
-            try:
-                yield
-            finally:
-                logging.disable(disabled)
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+    # QUARK_DISABLE_COMPILE is read at import: with torch.compile the same bits take 15 s longer.
+    with process_state(PATH=_path_with_ninja(), QUARK_DISABLE_COMPILE="1"):
+        # Warnings stay: they say why the extension was not built. Not by Quark's own switch, which
+        # walks every logger of the process, 30 ms each time.
+        disabled = logging.root.manager.disable
+        logging.disable(max(disabled, logging.INFO))
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
 
 
 def _run_quark(weight: Tensor, weights: WeightFormat) -> tuple[Tensor, Tensor]:

@@ -88,6 +88,25 @@ def excluded_spellings(kept: Sequence[str]) -> list[str]:
     return [*dict.fromkeys(exact), *(f"re:.*{leaf}$" for leaf in leaves)]
 
 
+def stored_scalars(
+    weight: TensorInfo,
+    scale: "Tensor",
+    recipe: Recipe,
+    input_scale: float | None,
+    shape: tuple[int, ...],
+) -> dict[str, "Tensor"]:
+    """The single weight scale and the input scale of a linear, where it has them, in `shape`."""
+    import torch
+
+    module = weight.name.removesuffix(".weight")
+    found: dict[str, Tensor] = {}
+    if recipe.weights.granularity == "tensor":
+        found[f"{module}.weight_scale"] = scale.reshape(shape)
+    if input_scale is not None:
+        found[f"{module}.input_scale"] = torch.full(shape, input_scale, dtype=torch.float32)
+    return found
+
+
 def refuse(layout: LayoutName, what: str, *, able: Sequence[LayoutName]) -> LayoutError:
     """The error of a layout that cannot express a recipe."""
     return LayoutError(f"layout {layout}", what, fix=f"use one of: {', '.join(able)}")

@@ -11,6 +11,7 @@ from .base import (
     is_int4,
     refuse,
     static_activations,
+    stored_scalars,
 )
 
 if TYPE_CHECKING:
@@ -74,14 +75,10 @@ class CompressedTensorsLayout:
         """See `Layout.encode_whole`."""
         import torch
 
-        module = weight.name.removesuffix(".weight")
-        whole: dict[str, Tensor] = {}
+        whole = stored_scalars(weight, scale, recipe, input_scale, (1,))
         if is_int4(recipe.weights):
+            module = weight.name.removesuffix(".weight")
             whole[f"{module}.weight_shape"] = torch.tensor(weight.shape, dtype=torch.int64)
-        if recipe.weights.granularity == "tensor":
-            whole[f"{module}.weight_scale"] = scale.reshape(1)
-        if input_scale is not None:
-            whole[f"{module}.input_scale"] = torch.tensor([input_scale], dtype=torch.float32)
         return whole
 
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..safetensors_header import TensorInfo
-from .base import StoredTensor, is_int4, refuse, static_activations
+from .base import StoredTensor, is_int4, refuse, static_activations, stored_scalars
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,15 +64,7 @@ class ModelOptLayout:
         self, weight: TensorInfo, scale: "Tensor", recipe: Recipe, input_scale: float | None
     ) -> "Mapping[str, Tensor]":
         """See `Layout.encode_whole`."""
-        import torch
-
-        module = weight.name.removesuffix(".weight")
-        whole: dict[str, Tensor] = {}
-        if recipe.weights.granularity == "tensor":
-            whole[f"{module}.weight_scale"] = scale.reshape(())
-        if input_scale is not None:
-            whole[f"{module}.input_scale"] = torch.tensor(input_scale, dtype=torch.float32)
-        return whole
+        return stored_scalars(weight, scale, recipe, input_scale, ())
 
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
         """See `Layout.declare`: the flat form, which every engine reads.

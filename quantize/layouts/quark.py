@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..errors import LayoutError
 from ..safetensors_header import TensorInfo
-from .base import StoredTensor, excluded_spellings, is_int4, static_activations
+from .base import StoredTensor, excluded_spellings, is_int4, static_activations, stored_scalars
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,15 +70,11 @@ class QuarkLayout:
         """See `Layout.encode_whole`."""
         import torch
 
-        module = weight.name.removesuffix(".weight")
-        whole: dict[str, Tensor] = {}
+        whole = stored_scalars(weight, scale, recipe, input_scale, ())
         if is_int4(recipe.weights):
+            module = weight.name.removesuffix(".weight")
             zero_points = torch.zeros(weight.shape[0] // 8, dtype=torch.int32)
             whole[f"{module}.weight_zero_point"] = zero_points
-        if recipe.weights.granularity == "tensor":
-            whole[f"{module}.weight_scale"] = scale.reshape(())
-        if input_scale is not None:
-            whole[f"{module}.input_scale"] = torch.tensor(input_scale, dtype=torch.float32)
         return whole
 
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:

@@ -160,5 +160,5 @@ def _mapping(report: "QuantizeReport", seconds: dict[str, float]) -> dict[str, A
         "bytes_after": report.plan.bytes_after,
         "quantized": [step.row.tensor.name for step in report.plan.quantized],
         "seconds": seconds,
-        "verification": report.verification.to_json(),
+        "verification": report.verification.to_mapping(),
     }

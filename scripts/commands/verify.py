@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
     output, source = resolve_draft(options.output), resolve_draft(options.against)
     report = verify(output.folder, source.folder)
     if options.json:
-        print_json(report.to_json())
+        print_json(report.to_mapping())
     else:
         print_verification(report)
     return 0 if report.ok else 1

@@ -1,0 +1,99 @@
+"""What both vendor backends need: a tested version, a usable weight, a process left as it was."""
+
+import contextlib
+import fnmatch
+import importlib.metadata
+import io
+import os
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ...recipes.schema import BackendName
+from ..errors import BackendError
+from ..numerics import row_absmax
+
+WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+TOOLKIT_ERRORS = (
+    ImportError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+)
+
+
+def tested_version(backend: BackendName, package: str, wanted: str) -> str:
+    """The installed version of a toolkit.
+
+    Args:
+        backend: also the name of the extra that installs the package.
+        package: distribution name.
+        wanted: the tested version, or a series such as "0.47.*".
+
+    Raises:
+        BackendError: it is not installed, or of another version.
+    """
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError as exc:
+        raise BackendError(
+            f"backend {backend}",
+            f"expected the package {package}, which is not installed",
+            fix=f"pip install 'draftquant[{backend}]', or use 'backend: torch'",
+        ) from exc
+    if not fnmatch.fnmatchcase(version, wanted):
+        raise BackendError(
+            f"backend {backend}",
+            f"expected {package} {wanted}, got {version}: its bits are not verified",
+            fix=f"pip install '{package}=={wanted}', or use 'backend: torch'",
+        )
+    return version
+
+
+def finite_absmax(backend: BackendName, weight: Tensor, absmax: Tensor | None) -> Tensor:
+    """Largest magnitude per row, [rows, 1], of a weight that a toolkit may be given.
+
+    Raises:
+        BackendError: a block of rows, not a matrix, another dtype, or NaN or inf in it.
+    """
+    where = f"backend {backend}, weight {list(weight.shape)} {weight.dtype}"
+    if absmax is not None:
+        raise BackendError(
+            where,
+            "expected a whole weight, got a block of rows with the absmax of the whole",
+            fix="pass the whole weight, or use 'backend: torch', which streams",
+        )
+    if weight.ndim != 2 or weight.numel() == 0 or weight.dtype not in WEIGHT_DTYPES:
+        raise BackendError(
+            where,
+            "expected a non-empty matrix [rows, in_features] of bfloat16, float16 or float32",
+            fix="keep this tensor: only weights of linear layers are quantized",
+        )
+    rows = row_absmax(weight)
+    if not rows.isfinite().all():
+        # Quark 0.13 turns inf into NaN, and in FP8 also NaN into NaN, without a word.
+        raise BackendError(
+            where, "expected finite values, got NaN or inf", fix="repair the source checkpoint"
+        )
+    return rows
+
+
+@contextlib.contextmanager
+def process_state(**environment: str) -> Iterator[None]:
+    """Set a toolkit's variables; afterwards environment, warnings and stdout are as before."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
