@@ -6,6 +6,7 @@ quantized linears must be what the recipe expects; anything else stops here.
 
 import difflib
 import fnmatch
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,16 +175,25 @@ def _check_rules_used(plan: Plan) -> None:
     for index, rule in enumerate(plan.recipe.rules):
         if index in used or rule.optional:
             continue
-        names = [step.row.tensor.name for step in plan.steps]
-        near = [n for pattern in rule.tensor for n in difflib.get_close_matches(pattern, names, 3)]
         roles = sorted({step.row.role for step in plan.steps})
-        hint = f"nearest: {', '.join(near) or names[0]}" if rule.tensor else f"roles here: {roles}"
+        hint = f"roles here: {roles}"
+        if rule.tensor:
+            hint = f"nearest: {', '.join(_nearest(rule.tensor, plan))}"
         raise PlanError(
             f"recipe {plan.recipe.name}",
             f"rules[{index}] ({rule}) claims no tensor of {plan.draft.checkpoint.folder}"
-            f" ({plan.draft.family.name}, {len(names)} tensors); {hint}",
+            f" ({plan.draft.family.name}, {len(plan.steps)} tensors); {hint}",
             fix="correct the rule, mark it 'optional: true', or use the recipe for this family",
         )
+
+
+def _nearest(patterns: Sequence[str], plan: Plan) -> list[str]:
+    """Up to three names, on disk or canonical, that look most like the patterns."""
+    names = [name for step in plan.steps for name in (step.row.tensor.name, step.row.canonical)]
+    unique = list(dict.fromkeys(names))
+    wanted = [pattern.replace("*", "") for pattern in patterns]
+    near = [n for w in wanted for n in difflib.get_close_matches(w, unique, 3, cutoff=0.0)]
+    return near[:3]
 
 
 def _check_count(plan: Plan) -> None:
