@@ -19,47 +19,21 @@ DRAFT, TARGET = str(PAIR / "draft"), str(PAIR / "target")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Traces of 12 prompts, and the shipped draft in INT4 and FP8."""
     folder = tmp_path_factory.mktemp("cli")
-    prompts = (PAIR / "prompts.jsonl").read_text().splitlines(keepends=True)
-    (folder / "prompts.jsonl").write_text("".join(prompts[:12]))
-    for name, extra in (("traces", ()), ("fused", ("--fused",))):
-        assert (
-            main(
-                [
-                    "record",
-                    "--target",
-                    TARGET,
-                    "--draft",
-                    DRAFT,
-                    "--out",
-                    str(folder / name),
-                    "--prompts",
-                    str(folder / "prompts.jsonl"),
-                    "--max-new-tokens",
-                    "48",
-                    *extra,
-                ]
-            )
-            == 0
-        )
+    for name, source, count, extra in (
+        ("traces", "prompts", 12, ()),
+        ("fused", "prompts", 12, ("--fused",)),
+        ("calibration", "calibration", 4, ()),
+    ):
+        prompts = folder / f"{name}.jsonl"
+        lines = (PAIR / f"{source}.jsonl").read_text().splitlines(keepends=True)
+        prompts.write_text("".join(lines[:count]))
+        record = ["record", "--target", TARGET, "--draft", DRAFT, "--prompts", str(prompts)]
+        out = ["--out", str(folder / name), "--max-new-tokens", "48"]
+        assert main([*record, *out, *extra]) == 0
     int4 = ["--recipe", "int4-channel", "--out", str(folder / "int4")]
     assert main(["quantize", DRAFT, *int4]) == 0
-    assert (
-        main(
-            [
-                "quantize",
-                DRAFT,
-                "--recipe",
-                "blackwell-fp8",
-                "--backend",
-                "torch",
-                "--traces",
-                str(folder / "traces"),
-                "--out",
-                str(folder / "fp8"),
-            ]
-        )
-        == 0
-    )
+    fp8 = ["--recipe", "blackwell-fp8", "--backend", "torch", "--out", str(folder / "fp8")]
+    assert main(["quantize", DRAFT, *fp8, "--traces", str(folder / "calibration")]) == 0
     yield folder
     shutil.rmtree(folder)
 
@@ -197,6 +171,14 @@ def test_replay_and_gate_judge_the_shipped_pair(
     assert main([*gate, "--report", str(report)]) == 2  # never overwritten
     assert main(["gate", DRAFT, str(work / "fp8"), *traces]) == 3  # 12 prompts are too few
     assert "INCONCLUSIVE" in capsys.readouterr().out
+
+
+def test_gate_refuses_the_traces_that_calibrated_the_draft(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = ["gate", DRAFT, str(work / "fp8"), "--traces", str(work / "calibration")]
+    assert main(gate) == 2
+    assert "calibrated on these very traces" in capsys.readouterr().err
 
 
 def test_gate_fails_a_damaged_draft(work: Path, tmp_path: Path) -> None:

@@ -260,7 +260,13 @@ def test_plan_as_plain_data(draft: Draft) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["recipes"], ["plan", "?", "--recipe", "mi325x-w4a8", "--json"], ["inspect", "?"]],
+    [
+        ["--help"],
+        ["recipes"],
+        ["plan", "?", "--recipe", "mi325x-w4a8", "--json"],
+        ["inspect", "?"],
+        ["verify", "?", "--against", "?"],
+    ],
     ids=lambda arguments: arguments[0],
 )
 def test_command_imports_neither_torch_nor_vendors(arguments: list[str], draft: Draft) -> None:
