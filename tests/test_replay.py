@@ -8,7 +8,6 @@ decide.
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,22 +31,14 @@ from tied_pair import VOCAB, prompt_tokens, save_draft, save_target
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
+
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 FORMATS: dict[str, WeightFormat | None] = {
     "bf16": None,
     "fp8": WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True),
     "int4": WeightFormat(dtype="int4", granularity="channel", symmetric=True),
 }
-
-
-@pytest.fixture(autouse=True)
-def _environment() -> Iterator[None]:
-    """Float64 inside transformers too; one thread, as the tensors are tiny."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with transformers_in_float64():
-        yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Replay of quantized folders, written by `quantize`, read by `load_draft`, against the loop."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,17 +22,9 @@ from replay_proof import RoundInput, assert_replay_is_the_engine, fp8_per_token,
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
+
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
-
-
-@pytest.fixture(autouse=True)
-def _environment() -> Iterator[None]:
-    """Float64 inside transformers too; one thread, as the tensors are tiny."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with transformers_in_float64():
-        yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
+from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..errors import LayoutError
 from ..safetensors_header import DTYPE_BYTES, TensorInfo
 
@@ -110,11 +110,6 @@ def stored_scalars(
 def refuse(layout: LayoutName, what: str, *, able: Sequence[LayoutName]) -> LayoutError:
     """The error of a layout that cannot express a recipe."""
     return LayoutError(f"layout {layout}", what, fix=f"use one of: {', '.join(able)}")
-
-
-def static_activations(activations: ActivationFormat | None) -> bool:
-    """True if a stored input scale belongs to every quantized linear."""
-    return activations is not None and not activations.dynamic
 
 
 def is_int4(weights: WeightFormat) -> bool:

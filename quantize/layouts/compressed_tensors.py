@@ -10,7 +10,6 @@ from .base import (
     excluded_spellings,
     is_int4,
     refuse,
-    static_activations,
     stored_scalars,
 )
 
@@ -51,7 +50,7 @@ class CompressedTensorsLayout:
             StoredTensor(name=weight.name, dtype="F8_E4M3", shape=(rows, columns)),
             StoredTensor(name=scale, dtype="F32", shape=shape),
         ]
-        if static_activations(recipe.activations):
+        if recipe.needs_input_scales:
             tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=(1,)))
         return tuple(tensors)
 

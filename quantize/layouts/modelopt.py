@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..safetensors_header import TensorInfo
-from .base import StoredTensor, is_int4, refuse, static_activations, stored_scalars
+from .base import StoredTensor, is_int4, refuse, stored_scalars
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ class ModelOptLayout:
                 "ModelOpt has no INT4 per-channel scheme (its export raises TypeError)",
                 able=("quark", "compressed-tensors"),
             )
-        static = static_activations(recipe.activations)
+        static = recipe.needs_input_scales
         if recipe.activations is None or static != (recipe.weights.granularity == "tensor"):
             raise refuse(
                 self.name,
@@ -47,7 +47,7 @@ class ModelOptLayout:
             StoredTensor(name=weight.name, dtype="F8_E4M3", shape=weight.shape),
             StoredTensor(name=f"{module}.weight_scale", dtype="F32", shape=scale_shape),
         ]
-        if static_activations(recipe.activations):
+        if recipe.needs_input_scales:
             tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=()))
         return tuple(tensors)
 

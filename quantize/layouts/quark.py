@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..errors import LayoutError
 from ..safetensors_header import TensorInfo
-from .base import StoredTensor, excluded_spellings, is_int4, static_activations, stored_scalars
+from .base import StoredTensor, excluded_spellings, is_int4, stored_scalars
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class QuarkLayout:
                 StoredTensor(name=weight.name, dtype="F8_E4M3", shape=(rows, columns)),
                 StoredTensor(name=f"{module}.weight_scale", dtype="F32", shape=shape),
             ]
-        if static_activations(recipe.activations):
+        if recipe.needs_input_scales:
             tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=()))
         return tuple(tensors)
 
