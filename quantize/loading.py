@@ -17,8 +17,8 @@ from torch import Tensor
 from .checkpoint import Checkpoint
 from .declared import Activations, DeclaredScheme, declared_scheme
 from .decode import decode_linear, floats, read_whole
-from .drafts import FAMILIES, Draft, Family, Row, read_draft
-from .drafts.forward import ChainForward, OnInput
+from .drafts import Draft, Family, Row, read_config, read_draft
+from .drafts.forward import DraftForward, OnInput
 from .errors import CheckpointError
 from .safetensors_header import TensorInfo
 from .stored import FLOAT_DTYPES, quantized_looking, stored_parts
@@ -26,7 +26,6 @@ from .stored import FLOAT_DTYPES, quantized_looking, stored_parts
 _FP8_MAX = 448.0  # largest value of F8_E4M3
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32,
                  "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}  # fmt: skip
-_BEFORE_FUSION = ("fc.", "fc_norm.", "input_norm.")  # canonical names of what makes fused features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,7 @@ class LoadedDraft:
         quantized: canonical module names of the linears stored quantized; empty for BF16.
         linears: canonical module names of every attention and MLP linear.
         forward: the maths over `weights`, rounding activations as the folder declares.
-        fusion_sha256: over fc and the norms before it, which fused features depend on.
+        fusion_sha256: over fc and the norms around it, which fused features depend on.
     """
 
     name: str
@@ -48,7 +47,7 @@ class LoadedDraft:
     weights: Mapping[str, Tensor]
     quantized: tuple[str, ...]
     linears: tuple[str, ...]
-    forward: ChainForward
+    forward: DraftForward
     fusion_sha256: str
 
 
@@ -171,16 +170,13 @@ def _as_if_unquantized(
 
 def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """On-disk weight name -> unquantized shape, for every module of the folder."""
-    declared = checkpoint.config.get("architectures")
+    family, geometry = read_config(checkpoint)
+    specs = family.tensor_specs(geometry)
     shapes = {}
-    for family in FAMILIES:
-        if isinstance(declared, list) and set(declared) & set(family.architectures):
-            geometry = family.read_geometry(checkpoint.config, checkpoint.folder)
-            specs = family.tensor_specs(geometry)
-            for module in {name.rpartition(".")[0] for name in checkpoint.tensors}:
-                spec = specs.get(family.canonical_name(f"{module}.weight"))
-                if spec is not None:
-                    shapes[f"{module}.weight"] = tuple(dim.size for dim in spec.shape)
+    for module in {name.rpartition(".")[0] for name in checkpoint.tensors}:
+        spec = specs.get(family.canonical_name(f"{module}.weight"))
+        if spec is not None:
+            shapes[f"{module}.weight"] = tuple(dim.size for dim in spec.shape)
     return shapes
 
 
@@ -255,7 +251,7 @@ def _from_target(
 def _fusion_sha256(checkpoint: Checkpoint, draft: Draft) -> str:
     digest = hashlib.sha256()
     for row in sorted(draft.rows, key=lambda row: row.canonical):
-        if row.canonical.startswith(_BEFORE_FUSION):
+        if row.canonical.startswith(draft.family.makes_features):
             digest.update(row.canonical.encode())
             digest.update(read_whole(checkpoint, row.tensor).data)
     return digest.hexdigest()

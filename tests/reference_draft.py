@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from draftquant.quantize.drafts.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, modeling_rope_utils
 from transformers.models.llama import modeling_llama

@@ -6,7 +6,7 @@ import pytest
 import torch
 from draftquant.calibration import chain
 from draftquant.calibration.chain import chain_predictions
-from draftquant.quantize.drafts.eagle3_llama import Eagle3Llama
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from reference_draft import ReferenceDraft, random_weights, transformers_in_float64
 
 

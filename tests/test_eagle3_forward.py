@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.drafts.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
 from draftquant.quantize.drafts.forward import ChainForward, softmax_attention
 from draftquant.quantize.drafts.rope import RopeConfig, rope_frequencies
 from reference_draft import ReferenceDraft, random_weights, transformers_in_float64

@@ -12,7 +12,8 @@ from draftquant.scripts.train_pair import FAMILIES, main
 from draftquant.scripts.training.acceptance import accepted_by_row, repeated_ngram_share, replay
 from draftquant.scripts.training.corpus import SourceFile, standard_library
 from draftquant.scripts.training.draft import Draft, predicted, rows
-from draftquant.scripts.training.eagle3 import Eagle3Draft, Eagle3Size
+from draftquant.scripts.training.eagle3 import Eagle3Draft
+from draftquant.scripts.training.eagle3_llama import LlamaEagle3Draft, LlamaEagle3Size
 from draftquant.scripts.training.optimisation import Schedule
 from draftquant.scripts.training.pair import PairPlan, train_pair
 from draftquant.scripts.training.rounding import fp8_per_channel, int4_per_channel, rounded
@@ -100,7 +101,7 @@ def traces() -> Traces:
 def draft(pair: Path) -> Eagle3Draft:
     target = LlamaForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
     torch.manual_seed(0)
-    return Eagle3Draft(target, TINY_SIZE, Eagle3Size(head_dim=16))
+    return LlamaEagle3Draft(target, TINY_SIZE, LlamaEagle3Size(head_dim=16))
 
 
 def read_prompts(path: Path) -> list[dict[str, object]]:

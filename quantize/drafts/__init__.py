@@ -1,6 +1,6 @@
 """Draft families: what each tensor of a draft is, its expected shape, and the forward maths."""
 
 from .family import Draft, Family, Row
-from .registry import FAMILIES, read_draft
+from .registry import FAMILIES, read_config, read_draft
 
-__all__ = ["FAMILIES", "Draft", "Family", "Row", "read_draft"]
+__all__ = ["FAMILIES", "Draft", "Family", "Row", "read_config", "read_draft"]

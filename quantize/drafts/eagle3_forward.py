@@ -10,30 +10,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from .forward import Attend, OnInput, rms_norm, rotate
+from .eagle3 import Eagle3Geometry
+from .forward import Attend, ChainForward, OnInput, rms_norm, rotate
 from .rope import RopeConfig
 
 Linear = Callable[[str, Tensor], Tensor]
 """(canonical module name, input [..., in_features]) -> [..., out_features]."""
-
-
-class Eagle3Geometry(Protocol):
-    """What the maths needs to know of an EAGLE-3 draft, whatever its attention."""
-
-    @property
-    def num_layers(self) -> int: ...  # noqa: D102
-    @property
-    def num_aux_layers(self) -> int: ...  # noqa: D102
-    @property
-    def rms_norm_eps(self) -> float: ...  # noqa: D102
-    @property
-    def norm_before_residual(self) -> bool: ...  # noqa: D102
-    @property
-    def norm_before_fc(self) -> bool: ...  # noqa: D102
-    @property
-    def fc_norm(self) -> bool: ...  # noqa: D102
-    @property
-    def norm_output(self) -> bool: ...  # noqa: D102
 
 
 class Attention(Protocol):
@@ -66,7 +48,7 @@ class LlamaAttention:
         return q, k, heads("v_proj"), self.head_dim**-0.5
 
 
-class Eagle3Forward:
+class Eagle3Forward(ChainForward):
     """One EAGLE-3 draft over weights given by canonical name.
 
     Row t pairs the fused feature of position t with token t+1 and has position id t. The hidden

@@ -17,7 +17,7 @@ from ..safetensors_header import TensorInfo
 if TYPE_CHECKING:
     import torch
 
-    from .forward import ChainForward, OnInput
+    from .forward import DraftForward, OnInput
 
 
 class Dim(NamedTuple):
@@ -47,15 +47,39 @@ class Row:
 
 
 class Geometry(Protocol):
-    """The part of a family's config that every family has."""
+    """The part of a family's config that every family has; widths in elements."""
 
     @property
     def num_layers(self) -> int:
         """Number of decoder layers of the draft."""
 
     @property
+    def hidden_size(self) -> int:
+        """Width of the draft's hidden states."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the target's vocabulary."""
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """Tokens that the draft can propose."""
+
+    @property
+    def target_hidden_size(self) -> int:
+        """Width of the target's hidden states."""
+
+    @property
+    def num_aux_layers(self) -> int:
+        """How many target layers are concatenated into the input of fc."""
+
+    @property
     def aux_layer_ids(self) -> tuple[int, ...] | None:
         """Target layers that the draft reads (0-based, after the layer); None = default."""
+
+    @property
+    def block_size(self) -> int | None:
+        """Anchor and mask tokens of one block; None for a draft that proposes a chain."""
 
 
 class Family(ABC):
@@ -69,6 +93,8 @@ class Family(ABC):
     """Linears (by the last part of their module name) that engines fuse into one."""
     served_unquantized: tuple[str, ...]
     """Modules that an engine builds for every draft, also where the draft does not ship them."""
+    makes_features: tuple[str, ...]
+    """Canonical prefixes of the tensors that turn target features into the draft's first input."""
 
     def canonical_name(self, name: str) -> str:
         """The name that this family's table uses for a tensor spelled `name` on disk."""
@@ -96,7 +122,7 @@ class Family(ABC):
     @abstractmethod
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
-    ) -> "ChainForward":
+    ) -> "DraftForward":
         """The forward maths over weights given by canonical name; imports torch."""
 
 

@@ -4,8 +4,8 @@ Shapes: B sequences, T rows, H heads, D head width, W hidden width. Everything r
 the weights that it is given; norms and softmax in at least float32.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,12 +21,22 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 softmax scale) -> [B,H,T,D']."""
 
 
-class ChainForward(Protocol):
+class DraftForward(ABC):
+    """What drafts of every kind do."""
+
+    @abstractmethod
+    def fuse(self, features: Tensor) -> Tensor:
+        """Target features [B, T, num_aux * W_target] -> the draft's own rows [B, T, W]."""
+
+    @abstractmethod
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        """Draft-vocabulary ids -> target-vocabulary ids, same shape."""
+
+
+class ChainForward(DraftForward):
     """A draft that proposes a chain: a step reads a token and the hidden state of the last step."""
 
-    def fuse(self, features: Tensor) -> Tensor:
-        """Target features [B, T, num_aux * W_target] -> first hidden states [B, T, W]."""
-
+    @abstractmethod
     def step(
         self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend
     ) -> tuple[Tensor, Tensor]:
@@ -42,8 +52,39 @@ class ChainForward(Protocol):
             (logits [B, T, draft vocabulary], hidden states [B, T, W] for the next step).
         """
 
-    def to_target(self, draft_ids: Tensor) -> Tensor:
-        """Draft-vocabulary ids -> target-vocabulary ids, same shape."""
+
+class BlockForward(DraftForward):
+    """A draft that proposes a whole block at once, from its anchor and the features before it."""
+
+    @abstractmethod
+    def context(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values that a layer keeps of verified positions.
+
+        Args:
+            layer: which decoder layer of the draft.
+            rows: [B, T, W] from `fuse`.
+            positions: [T] int64.
+
+        Returns:
+            Rotated keys [B, KV, T, D] and values [B, KV, T, D].
+        """
+
+    @abstractmethod
+    def block(
+        self, anchor_ids: Tensor, positions: Tensor, num_draft_tokens: int, attend: Attend
+    ) -> Tensor:
+        """Draft the tokens behind A anchors, each in a block of its own.
+
+        Args:
+            anchor_ids: [A] int64, the last committed token of each block, target vocabulary.
+            positions: [A] int64, where the anchors stand.
+            num_draft_tokens: K mask tokens behind every anchor.
+            attend: gets the queries and keys of the blocks, [A, H, 1 + K, D] and [A, KV, 1 + K, D];
+                adds the context before each anchor.
+
+        Returns:
+            [A, K, draft vocabulary]: slot j - 1 predicts the token at position anchor + j.
+        """
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -53,22 +94,27 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * normed.to(x.dtype)
 
 
-def rotate(x: Tensor, positions: Tensor, rope: RopeConfig) -> Tensor:
-    """Rotary embedding with rotated halves (neox style).
+def rotate(x: Tensor, positions: Tensor, rope: RopeConfig, *, interleaved: bool = False) -> Tensor:
+    """Rotary embedding: every pair of dimensions i is turned by positions * frequency_i.
 
     Args:
         x: [B, H, T, D].
-        positions: [T] int64.
+        positions: [T] int64, or [B, T] where the sequences stand at different places.
         rope: base and scaling of the frequencies.
+        interleaved: pairs are (2i, 2i + 1), as in DeepSeek; else (i, i + D/2), as in neox and
+            Llama.
 
     Returns:
-        [B, H, T, D]: pair (i, i + D/2) turned by the angle positions * frequency_i.
+        [B, H, T, D].
     """
     frequencies, factor = rope_frequencies(rope, x.shape[-1])
-    angles = positions.to(torch.float64)[:, None] * frequencies
+    angles = positions.to(torch.float64)[..., None] * frequencies
+    if positions.ndim == 2:
+        angles = angles[:, None]  # one for all heads
     cos, sin = (angles.cos() * factor).to(x.dtype), (angles.sin() * factor).to(x.dtype)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    turned = (a * cos - b * sin, b * cos + a * sin)
+    return torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor) -> Tensor:

@@ -1,14 +1,27 @@
 """Which family a draft belongs to, and the draft's table checked tensor by tensor."""
 
 import difflib
+import importlib
+import pkgutil
+from types import ModuleType
 
 from ..checkpoint import CONFIG_FILE, Checkpoint
 from ..errors import CheckpointError
 from ..safetensors_header import TensorInfo
-from .eagle3_llama import Eagle3Llama
-from .family import Draft, Family, Row, TensorSpec
+from . import families
+from .family import Draft, Family, Geometry, Row, TensorSpec
 
-FAMILIES: tuple[Family, ...] = (Eagle3Llama(),)
+
+def discover(package: ModuleType) -> tuple[Family, ...]:
+    """The `FAMILY` of every module of a package, by module name."""
+    modules = (
+        importlib.import_module(f"{package.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(package.__path__)
+    )
+    return tuple(module.FAMILY for module in modules)
+
+
+FAMILIES: tuple[Family, ...] = discover(families)
 
 
 def read_draft(checkpoint: Checkpoint) -> Draft:
@@ -18,8 +31,8 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
         CheckpointError: no family fits, config and tensors name different ones, or a tensor is
             absent, extra, doubled, or of another shape or dtype than the config implies.
     """
-    family = _recognise(checkpoint)
-    geometry = family.read_geometry(checkpoint.config, checkpoint.folder / CONFIG_FILE)
+    family, geometry = read_config(checkpoint)
+    _check_marks(checkpoint, family)
     if geometry.num_layers > len(checkpoint.tensors):  # before a table of that many layers is made
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,
@@ -52,7 +65,12 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
     return Draft(checkpoint=checkpoint, family=family, geometry=geometry, rows=ordered)
 
 
-def _recognise(checkpoint: Checkpoint) -> Family:
+def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
+    """The family and geometry that config.json declares; the tensors are not looked at.
+
+    Raises:
+        CheckpointError: no family has this architecture, or a key is missing or wrong.
+    """
     where = checkpoint.folder / CONFIG_FILE
     declared = checkpoint.config.get("architectures")
     if not isinstance(declared, list) or len(declared) != 1:
@@ -69,19 +87,28 @@ def _recognise(checkpoint: Checkpoint) -> Family:
             f"architectures: {declared[0]!r} is no draft family",
             fix=f"supported: {', '.join(known)}",
         )
-    by_tensors = [
+    return by_config[0], by_config[0].read_geometry(checkpoint.config, where)
+
+
+def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
+    """The tensors have the marks of no other family than the declared one.
+
+    Where they have no marks at all, the table of the declared family says which tensor is wrong.
+    """
+    marked = [
         family
         for family in FAMILIES
         if family.recognises({family.canonical_name(name) for name in checkpoint.tensors})
     ]
-    if by_config[0] not in by_tensors:
-        found = ", ".join(family.name for family in by_tensors) or "no known family"
+    if marked and marked != [declared]:
         raise CheckpointError(
-            where,
-            f"config.json says {by_config[0].name}, the tensors are those of {found}",
-            fix="use the config.json that belongs to these tensors",
+            checkpoint.folder / CONFIG_FILE,
+            f"config.json says {declared.name}, the tensors are those of"
+            f" {' and '.join(family.name for family in marked)}",
+            fix="use the config.json that belongs to these tensors"
+            if len(marked) == 1
+            else "keep the tensors of one draft in this folder, and move the others out",
         )
-    return by_config[0]
 
 
 def _check(checkpoint: Checkpoint, tensor: TensorInfo, spec: TensorSpec) -> None:

@@ -1,0 +1,195 @@
+"""EAGLE-3: what all its families share; they differ in the attention of their layers.
+
+Sources: SpecForge and TorchSpec exports; `llama_eagle3.py` and `deepseek_eagle3.py` of vLLM 0.33,
+`llama_eagle3.py` and `kimi_k25_eagle3.py` of SGLang 0.5.23.
+"""
+
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...recipes.schema import Role
+from ..errors import CheckpointError
+from .config_reader import ConfigReader
+from .family import Dim, Family, TensorSpec
+from .rope import RopeConfig, read_rope
+
+if TYPE_CHECKING:
+    import torch
+
+    from .eagle3_forward import Attention
+    from .forward import ChainForward, OnInput
+
+Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
+"""Module name below "layers.N." -> role and shape of its weight."""
+
+_LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Geometry:
+    """Config of an EAGLE-3 draft, whatever its attention; widths in elements.
+
+    Attributes:
+        num_aux_layers: how many target layers are concatenated into the input of fc.
+        norm_before_residual, norm_before_fc, fc_norm, norm_output: EAGLE-3.1 and speculators
+            options; all False in the published Kimi drafts.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_attention_heads: int
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    num_aux_layers: int
+    aux_layer_ids: tuple[int, ...] | None
+    rms_norm_eps: float
+    rope: RopeConfig
+    norm_before_residual: bool
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_output: bool
+
+    @property
+    def block_size(self) -> None:
+        """None: EAGLE-3 proposes a chain."""
+        return
+
+
+class Eagle3(Family):
+    """Tensor table and forward maths over the attention that a family adds."""
+
+    prefixes = (
+        ("draft_model.", ""),
+        ("eagle_module.", ""),
+        ("model.", ""),
+        ("midlayer.", "layers.0."),
+        ("aux_norm_low.", "fc_norm.0."),
+        ("aux_norm_mid.", "fc_norm.1."),
+        ("aux_norm_high.", "fc_norm.2."),
+    )
+    served_unquantized = ("embed_tokens", "fc", "lm_head")
+    makes_features = ("fc.", "fc_norm.", "input_norm.")
+
+    def canonical_name(self, name: str) -> str:
+        """See `Family.canonical_name`; SGLang calls the input norm of later layers hidden_norm."""
+        return _LATER_HIDDEN_NORM.sub(r"layers.\1.input_layernorm.", super().canonical_name(name))
+
+    @abstractmethod
+    def attention_shapes(self, geometry: Any, width: Dim) -> Shapes:
+        """The attention weights of a layer that reads rows of `width`."""
+
+    @abstractmethod
+    def attention(self, geometry: Any) -> "Attention":
+        """The projections of the forward maths; imports torch."""
+
+    def tensor_specs(self, geometry: Eagle3Geometry) -> Mapping[str, TensorSpec]:
+        """See `Family.tensor_specs`."""
+        g = geometry
+        hidden = Dim(g.hidden_size, "hidden_size")
+        vocab = Dim(g.vocab_size, "vocab_size")
+        draft_vocab = Dim(g.draft_vocab_size, "draft_vocab_size")
+        features = Dim(
+            g.num_aux_layers * g.target_hidden_size, "target_hidden_size x aux layer ids"
+        )
+        table = {
+            "embed_tokens.weight": TensorSpec(
+                role="embedding", shape=(vocab, hidden), optional=True
+            ),
+            "lm_head.weight": TensorSpec(role="head", shape=(draft_vocab, hidden), optional=True),
+            "fc.weight": TensorSpec(role="fusion", shape=(hidden, features)),
+            "norm.weight": TensorSpec(role="norm", shape=(hidden,)),
+            "d2t": TensorSpec(
+                role="vocabulary_map",
+                shape=(draft_vocab,),
+                dtypes=("I64", "I32"),
+                optional=g.draft_vocab_size == g.vocab_size,
+            ),
+            "t2d": TensorSpec(
+                role="vocabulary_map", shape=(vocab,), dtypes=("BOOL",), optional=True
+            ),
+        }
+        if g.norm_before_fc:
+            table["input_norm.weight"] = TensorSpec(role="norm", shape=(features,))
+        if g.fc_norm:
+            chunk = Dim(g.target_hidden_size, "target_hidden_size")
+            for i in range(g.num_aux_layers):
+                table[f"fc_norm.{i}.weight"] = TensorSpec(role="norm", shape=(chunk,))
+        for i in range(g.num_layers):
+            table |= {
+                f"layers.{i}.{name}.weight": TensorSpec(role=role, shape=shape)
+                for name, (role, shape) in self._layer_shapes(g, i).items()
+            }
+        return table
+
+    def forward(
+        self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
+    ) -> "ChainForward":
+        """See `Family.forward`."""
+        from .eagle3_forward import Eagle3Forward
+
+        return Eagle3Forward(geometry, weights, on_input, self.attention(geometry))
+
+    def _layer_shapes(self, g: Eagle3Geometry, i: int) -> Shapes:
+        """Layer 0 reads [embedding; hidden], twice as wide as the ordinary layers after it."""
+        hidden = Dim(g.hidden_size, "hidden_size")
+        inner = Dim(g.intermediate_size, "intermediate_size")
+        wide = Dim(2 * g.hidden_size, "2 x hidden_size") if i == 0 else hidden
+        shapes: Shapes = self.attention_shapes(g, wide) | {
+            "mlp.gate_proj": ("mlp", (inner, hidden)),
+            "mlp.up_proj": ("mlp", (inner, hidden)),
+            "mlp.down_proj": ("mlp", (hidden, inner)),
+            "input_layernorm": ("norm", (hidden,)),
+            "post_attention_layernorm": ("norm", (hidden,)),
+        }
+        if i == 0:
+            shapes["hidden_norm"] = ("norm", (hidden,))
+        return shapes
+
+
+def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[str, Any]:
+    """The fields of `Eagle3Geometry`, from config.json.
+
+    Raises:
+        CheckpointError: a key is missing or wrong, or asks for what no engine serves.
+    """
+    keys = ConfigReader(config, where)
+    nested = keys.section("eagle_config")
+    hidden, vocab = keys.positive("hidden_size"), keys.positive("vocab_size")
+    ids = nested.layer_ids("eagle_aux_hidden_state_layer_ids")
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise CheckpointError(
+            where,
+            f"hidden_act: expected 'silu', as {family} is served, got {activation!r}",
+            fix="this draft cannot be replayed or served as it was trained",
+        )
+    for biased in ("attention_bias", "mlp_bias"):
+        if keys.flag(biased, False):
+            raise CheckpointError(
+                where,
+                f"{biased}: expected false, got true: {family} linears have no bias",
+                fix="this draft cannot be quantized: its biases would be lost when served",
+            )
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": keys.positive("intermediate_size"),
+        "num_layers": keys.positive("num_hidden_layers"),
+        "num_attention_heads": keys.positive("num_attention_heads"),
+        "vocab_size": vocab,
+        "draft_vocab_size": keys.positive("draft_vocab_size", vocab),
+        "target_hidden_size": keys.positive("target_hidden_size", hidden),
+        "num_aux_layers": len(ids) if ids else 3,
+        "aux_layer_ids": ids,
+        "rms_norm_eps": keys.number("rms_norm_eps"),
+        "rope": read_rope(config, where),
+        "norm_before_residual": keys.flag("norm_before_residual", False),
+        "norm_before_fc": keys.flag("norm_before_fc", False)
+        or nested.flag("norm_before_fc", False),
+        "fc_norm": keys.flag("fc_norm", False),
+        "norm_output": keys.flag("norm_output", False),
+    }

@@ -1,0 +1,1 @@
+"""One module per draft family; each ends in `FAMILY`, which is all that makes it known."""
