@@ -14,17 +14,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..recipes.schema import Recipe
+from ..recipes.schema import Recipe, WeightFormat
 from .backends import Backend
 from .checkpoint import pread_exactly
 from .errors import BackendError
-from .layouts import get_layout
+from .layouts import Columns, get_layout
 from .numerics import QuantizedWeight, row_absmax
 from .plan import Plan, Step
 from .safetensors_header import TensorInfo
 from .writer import SafetensorsFile
 
 BLOCK_BYTES = 8 << 20  # of the source weight: its float32 copies then fit the caches of two cores
+ROWS = 128
+"""Blocks have a multiple of this many rows: whole blocks of FP8 scales, whole transposed words."""
 WORKERS = 2
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
@@ -116,7 +118,8 @@ class _Weight:
         """Consecutive blocks of rows; the buffer is reused, so use each before the next."""
         rows, columns = self.tensor.shape
         row_bytes = self.tensor.nbytes // max(rows, 1)
-        step = min(rows, max(1, block_bytes // max(row_bytes, 1)))
+        step = block_bytes // max(row_bytes, 1) // ROWS * ROWS
+        step = min(rows, max(ROWS, step))
         buffer = torch.empty(step * row_bytes, dtype=torch.uint8)
         view = buffer.numpy().data
         for first in range(0, rows, step):
@@ -161,9 +164,10 @@ def _quantize(
     module = weight.tensor.name.removesuffix(".weight")
     block_bytes = BLOCK_BYTES if backend.streams_rows else weight.tensor.nbytes
     absmax = None
-    if recipe.weights.granularity == "tensor" and backend.streams_rows:
+    if backend.streams_rows and _scales_whole_matrix(recipe.weights):
         absmax = _tensor_absmax(weight, block_bytes)
     written: dict[str, int] = {}
+    columns: dict[str, list[Tensor]] = {}
     first = 0
     block = QuantizedWeight(codes=torch.empty(0), scale=torch.empty(0))
     for rows in weight.blocks(block_bytes):
@@ -171,12 +175,21 @@ def _quantize(
             weight.checked_absmax(rows, first)
         block = backend.quantize(rows, recipe.weights, absmax)
         for name, data in layout.encode_rows(module, block, recipe.weights).items():
-            offset = written.get(name, 0)
-            written[name] = offset + output.write(name, data, offset=offset)
+            if isinstance(data, Columns):
+                columns.setdefault(name, []).append(data.tensor)
+            else:
+                offset = written.get(name, 0)
+                written[name] = offset + output.write(name, data, offset=offset)
         first += len(rows)
-    whole = layout.encode_whole(weight.tensor, block.scale, recipe, input_scale)
-    for name, data in whole.items():
+    for name, parts in columns.items():
+        output.write(name, torch.cat(parts, dim=1))
+    for name, data in layout.encode_whole(weight.tensor, block, recipe, input_scale).items():
         output.write(name, data)
+
+
+def _scales_whole_matrix(weights: WeightFormat) -> bool:
+    """True if a scale depends on the largest magnitude of the whole weight."""
+    return weights.granularity == "tensor" or weights.dtype == "nvfp4"
 
 
 def _tensor_absmax(weight: _Weight, block_bytes: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Packing INT4 codes into 32-bit words, in torch."""
+"""Packing four-bit codes, INT4 into 32-bit words and FP4 into bytes, in torch."""
 
 import torch
 from torch import Tensor
@@ -29,6 +29,18 @@ def int4_words(codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
     lanes = (lanes | lanes >> 4) & 0x00FF00FF00FF00FF
     lanes = (lanes | lanes >> 8) & 0x0000FFFF0000FFFF
     return (lanes | lanes >> 16).to(torch.int32)
+
+
+def fp4_bytes(codes: Tensor) -> Tensor:
+    """Pack FP4 codes, two to a byte, the even column in the low four bits.
+
+    Args:
+        codes: [rows, in_features] uint8 in [0, 15], in_features even.
+
+    Returns:
+        [rows, in_features / 2] uint8.
+    """
+    return codes[:, 0::2] | codes[:, 1::2] << 4
 
 
 def _gather_even_nibbles(lanes: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 from ..recipes.schema import Action, Recipe, Rule
 from .drafts.family import Draft, Row
 from .errors import PlanError
-from .layouts import StoredTensor, get_layout
+from .layouts import StoredTensor, check_layout, get_layout
 from .safetensors_header import DTYPE_BYTES
 
 
@@ -108,8 +108,8 @@ def make_plan(recipe: Recipe, draft: Draft) -> Plan:
             cannot be quantized, or the count differs from the recipe's `expect`.
         LayoutError: the layout cannot express the formats, or cannot store one of the shapes.
     """
+    check_layout(recipe)
     layout = get_layout(recipe.layout)
-    layout.check(recipe)
     steps = []
     for row in draft.rows:
         index = _claim(recipe, draft, row)

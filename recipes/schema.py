@@ -6,6 +6,7 @@ The schema knows formats and roles; it knows neither the names of a family nor h
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,49 +22,90 @@ Role = Literal[
     "mask",
 ]
 BackendName = Literal["torch", "quark", "modelopt"]
-LayoutName = Literal["quark", "modelopt", "compressed-tensors"]
+LayoutName = Literal["quark", "modelopt", "compressed-tensors", "fp8", "awq"]
+WeightDtype = Literal["int4", "fp8_e4m3", "nvfp4", "mxfp4"]
+Granularity = Literal["channel", "tensor", "group", "block"]
 Action = Literal["quantize", "keep"]
 PolicyName = Literal["release", "screening"]
+
+
+GROUP_SIZES: dict[tuple[WeightDtype, Granularity], tuple[int | None, ...]] = {
+    ("int4", "channel"): (None,),
+    ("int4", "group"): (32, 64, 128),
+    ("fp8_e4m3", "channel"): (None,),
+    ("fp8_e4m3", "tensor"): (None,),
+    ("fp8_e4m3", "block"): (128,),
+    ("nvfp4", "group"): (16,),
+    ("mxfp4", "group"): (32,),
+}
+"""Which granularities a weight dtype has, and with which group sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
     """How a quantized weight is represented: w ≈ code * scale.
 
-    `channel` keeps one scale per output row (channel axis 0), `tensor` one for the whole matrix.
+    `channel` keeps one scale per output row (channel axis 0), `tensor` one for the whole matrix,
+    `group` one per `group_size` consecutive inputs of a row, `block` one per square of `group_size`
+    rows and inputs. The scales of nvfp4 are FP8 under one float32 scale for the matrix; those of
+    mxfp4 are powers of two.
+
+    Attributes:
+        scale_dtype: of INT4 scales; None = the dtype of the weight.
     """
 
-    dtype: Literal["int4", "fp8_e4m3"]
-    granularity: Literal["channel", "tensor"]
+    dtype: WeightDtype
+    granularity: Granularity
     symmetric: bool
+    group_size: int | None = None
+    scale_dtype: Literal["float16"] | None = None
 
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
         if not self.symmetric:
             return "symmetric: expected true: no shipped layout stores a non-zero zero point"
-        if self.dtype == "int4" and self.granularity != "channel":
-            return "granularity: int4 needs 'channel': one scale for a whole matrix loses the draft"
+        granularities = [g for dtype, g in GROUP_SIZES if dtype == self.dtype]
+        if self.granularity not in granularities:
+            return f"granularity: {self.dtype} needs {_either(granularities)}"
+        sizes = GROUP_SIZES[self.dtype, self.granularity]
+        if self.group_size not in sizes:
+            wanted = "none" if sizes == (None,) else _either(sizes)
+            return f"group_size: {self.dtype} per {self.granularity} needs {wanted}"
+        if self.scale_dtype and self.dtype != "int4":
+            return f"scale_dtype: the scales of {self.dtype} have one dtype: leave it out"
         return None
+
+    def __str__(self) -> str:
+        size = f" of {self.group_size}" if self.group_size else ""
+        return f"{self.dtype} per {self.granularity}{size}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationFormat:
     """How the input of a quantized linear is rounded at run time.
 
-    `token` computes one scale per token while serving; `tensor` is one stored, static scale.
+    `token` computes one scale per token while serving; `tensor` is one stored, static scale;
+    `group` computes one per 16 (nvfp4, under a stored global scale), 32 (mxfp4) or 128 (fp8_e4m3,
+    with blocks of the weight) inputs of a token.
     """
 
-    dtype: Literal["fp8_e4m3"]
-    granularity: Literal["token", "tensor"]
+    dtype: Literal["fp8_e4m3", "nvfp4", "mxfp4"]
+    granularity: Literal["token", "tensor", "group"]
     dynamic: bool
 
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
-        if self.granularity == "token" and not self.dynamic:
-            return "dynamic: per-token scales exist only at run time: expected true"
+        if self.dtype != "fp8_e4m3" and self.granularity != "group":
+            return f"granularity: {self.dtype} activations need 'group'"
         if self.granularity == "tensor" and self.dynamic:
             return "dynamic: per-tensor activation scales are static here: expected false"
+        if self.granularity != "tensor" and not self.dynamic:
+            return f"dynamic: per-{self.granularity} scales exist only at run time: expected true"
         return None
+
+    def __str__(self) -> str:
+        kind = "dynamic" if self.dynamic else "static"
+        return f"{self.dtype} per {self.granularity}, {kind}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +195,9 @@ class Recipe:
 
     @property
     def needs_input_scales(self) -> bool:
-        """True if every quantized linear stores a static activation scale."""
-        return self.activations is not None and not self.activations.dynamic
+        """True if every quantized linear stores a scale of its input; nvfp4 has a global one."""
+        a = self.activations
+        return a is not None and (not a.dynamic or a.dtype == "nvfp4")
 
 
 def to_mapping(recipe: Recipe) -> dict[str, Any]:
@@ -168,6 +211,10 @@ def recipe_sha256(recipe: Recipe) -> str:
     """Hash of the resolved recipe: equal for two spellings of the same decisions."""
     text = json.dumps(to_mapping(recipe), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _either(values: Sequence[object]) -> str:
+    return " or ".join(repr(value) for value in values)
 
 
 def _plain(value: object) -> Any:

@@ -17,7 +17,7 @@ from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
 from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.layouts import Columns, get_layout
 from draftquant.quantize.numerics import QuantizedWeight
 from draftquant.quantize.packing import int4_words
 from draftquant.quantize.plan import make_plan
@@ -149,8 +149,9 @@ def encoded(layout: str, recipe: Recipe, block: QuantizedWeight) -> dict[str, Te
         name="m.weight", dtype="BF16", shape=(rows, columns), file="x", start=0, stop=0
     )
     chosen = get_layout(layout)  # type: ignore[arg-type]
-    stored = dict(chosen.encode_rows("m", block, recipe.weights))
-    stored |= chosen.encode_whole(weight, block.scale, recipe, None)
+    rows_of = chosen.encode_rows("m", block, recipe.weights)
+    stored = {n: t.tensor if isinstance(t, Columns) else t for n, t in rows_of.items()}
+    stored |= chosen.encode_whole(weight, block, recipe, None)
     expected = {t.name: t.shape for t in chosen.stored(weight, recipe)}
     sizes = {name: tensor.numel() for name, tensor in stored.items()}
     assert sizes == {name: torch.Size(shape).numel() for name, shape in expected.items()}

@@ -155,9 +155,9 @@ def test_other_count_than_expected(count: int, draft: Draft) -> None:
 @pytest.mark.parametrize(
     ("layout", "changes", "what"),
     [
-        ("modelopt", {}, "ModelOpt has no INT4 per-channel scheme"),
-        ("modelopt", {"weights": PTPC.weights, "activations": None}, "ModelOpt pairs per-tensor"),
-        ("compressed-tensors", {}, "INT4 per-channel weights with FP8 activations"),
+        ("modelopt", {}, "ModelOpt has a name for FP8 and NVFP4"),
+        ("modelopt", {"weights": PTPC.weights, "activations": None}, "ModelOpt has a name"),
+        ("compressed-tensors", {}, "no engine has a scheme for this pair"),
     ],
 )
 def test_layout_that_cannot_express_the_recipe(

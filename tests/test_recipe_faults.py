@@ -65,7 +65,11 @@ FAULTS = {
     "blank text": Fault("a test", "", 3, "summary: expected text, got nothing", "write text"),
     "blank mapping": Fault("activations: null", "activations:", 8, "activations: blank", "null"),
     "unknown enum": Fault(
-        "int4", "int5", 7, "weights.dtype: expected one of 'int4', 'fp8_e4m3', got 'int5'", "int4"
+        "int4",
+        "int5",
+        7,
+        "dtype: expected one of 'int4', 'fp8_e4m3', 'nvfp4', 'mxfp4', got 'int5'",
+        "int4",
     ),
     "list for an enum": Fault("backend: torch", "backend: [torch]", 5, "got a list", "use one of:"),
     "other version": Fault("version: 1", "version: 2", 1, "one of 1, got '2'", "use one of: 1"),
@@ -103,6 +107,27 @@ FAULTS = {
     "role in two rules": Fault("role: norm", "role: mlp", 1, "role 'mlp' is claimed twice", "READ"),
     "nothing quantized": Fault("action: quantize", "action: keep, why: x", 1, "no rule quant", "R"),
     "int4 per tensor": Fault("channel", "tensor", 7, "weights: granularity: int4 needs", "README"),
+    "group without a size": Fault("channel", "group", 7, "group_size: int4 per group needs", "RE"),
+    "size without groups": Fault(
+        "symmetric: true", "symmetric: true, group_size: 128", 7, "per channel needs none", "READ"
+    ),
+    "other group size": Fault(
+        "channel, ", "group, group_size: 100, ", 7, "needs 32 or 64 or 128", "README"
+    ),
+    "float16 scales of fp8": Fault(
+        "int4, granularity: channel",
+        "fp8_e4m3, scale_dtype: float16, granularity: channel",
+        7,
+        "scale_dtype: the scales of fp8_e4m3",
+        "README",
+    ),
+    "mxfp4 per token": Fault(
+        "activations: null",
+        "activations: {dtype: mxfp4, granularity: token, dynamic: true}",
+        8,
+        "activations: granularity: mxfp4 activations need 'group'",
+        "README",
+    ),
     "asymmetric": Fault("symmetric: true", "symmetric: false", 7, "weights: symmetric: exp", "RE"),
     "static per token": Fault(
         "activations: null",

@@ -5,7 +5,6 @@ Faults in recipe files are in test_recipe_faults.py.
 
 import dataclasses
 import re
-import types
 import typing
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import yaml
 from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import DraftQuantError
-from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.layouts import check_layout
 from draftquant.quantize.plan import make_plan
 from draftquant.recipes import (
     ActivationFormat,
@@ -193,12 +192,8 @@ def test_hash_is_that_of_the_recipe_written_out(tmp_path: Path) -> None:
 
 
 def described(recipe: Recipe) -> list[str]:
-    inputs = "none"
-    if recipe.activations is not None:
-        kind = "dynamic" if recipe.activations.dynamic else "static"
-        inputs = f"{recipe.activations.dtype} per {recipe.activations.granularity}, {kind}"
-    weights = f"{recipe.weights.dtype} per {recipe.weights.granularity}"
-    return [f"`{recipe.name}`", weights, inputs, recipe.layout, recipe.backend, recipe.loads_on]
+    formats = [str(recipe.weights), str(recipe.activations or "none")]
+    return [f"`{recipe.name}`", *formats, recipe.layout, recipe.backend, recipe.loads_on]
 
 
 def test_catalogue_is_the_folder() -> None:
@@ -228,7 +223,7 @@ def test_documented_values_are_those_of_the_schema() -> None:
     for key, hint in schema_keys(Recipe).items():
         if typing.get_origin(hint) is typing.Literal:
             assert values[key] == ", ".join(f"`{choice}`" for choice in typing.get_args(hint)), key
-        elif isinstance(hint, types.UnionType):
+        elif type(None) in typing.get_args(hint):
             assert "`null`" in values[key], key
 
 
@@ -241,25 +236,54 @@ def test_documented_layouts_are_those_of_the_schema() -> None:
 
 
 # "What can be expressed", row by row
+INT4_GROUP = dataclasses.replace(INT4, granularity="group", group_size=128)
+INT4_F16 = dataclasses.replace(INT4_GROUP, scale_dtype="float16")
+FP8_BLOCK = dataclasses.replace(FP8_TENSOR, granularity="block", group_size=128)
+NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
+MXFP4 = WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True)
+FP8_GROUPS = dataclasses.replace(PER_TOKEN, granularity="group")
+NVFP4_INPUTS = dataclasses.replace(FP8_GROUPS, dtype="nvfp4")
+MXFP4_INPUTS = dataclasses.replace(FP8_GROUPS, dtype="mxfp4")
+WEIGHTS = (INT4, INT4_GROUP, INT4_F16, FP8_CHANNEL, FP8_TENSOR, FP8_BLOCK, NVFP4, MXFP4)
+ACTIVATIONS = (None, PER_TOKEN, STATIC, FP8_GROUPS, NVFP4_INPUTS, MXFP4_INPUTS)
+FP8_ONLY = (None, PER_TOKEN, STATIC)
 EXPRESSIBLE: dict[LayoutName, set[tuple[WeightFormat, ActivationFormat | None]]] = {
-    "quark": {(w, a) for w in (INT4, FP8_CHANNEL, FP8_TENSOR) for a in (None, PER_TOKEN, STATIC)},
+    "quark": {
+        *((w, a) for w in (INT4, INT4_GROUP, INT4_F16, FP8_CHANNEL, FP8_TENSOR) for a in FP8_ONLY),
+        *((MXFP4, a) for a in (*FP8_ONLY, MXFP4_INPUTS)),
+    },
     "compressed-tensors": {
         (INT4, None),
-        *((w, a) for w in (FP8_CHANNEL, FP8_TENSOR) for a in (None, PER_TOKEN, STATIC)),
+        *((w, a) for w in (INT4_GROUP, INT4_F16) for a in (None, PER_TOKEN)),
+        *((w, a) for w in (FP8_CHANNEL, FP8_TENSOR) for a in FP8_ONLY),
+        *((NVFP4, a) for a in (None, NVFP4_INPUTS)),
+        (MXFP4, None),
     },
-    "modelopt": {(FP8_TENSOR, STATIC), (FP8_CHANNEL, PER_TOKEN)},
+    "modelopt": {
+        (FP8_TENSOR, STATIC),
+        (FP8_CHANNEL, PER_TOKEN),
+        (NVFP4, None),
+        (NVFP4, NVFP4_INPUTS),
+    },
+    "fp8": {(FP8_TENSOR, PER_TOKEN), (FP8_TENSOR, STATIC), (FP8_BLOCK, FP8_GROUPS)},
+    "awq": {(INT4_F16, None)},
 }
 
 
-@pytest.mark.parametrize("layout", typing.get_args(LayoutName))
-@pytest.mark.parametrize("weights", [INT4, FP8_CHANNEL, FP8_TENSOR], ids=str)
-@pytest.mark.parametrize("activations", [None, PER_TOKEN, STATIC], ids=str)
+@pytest.mark.parametrize("weights", WEIGHTS, ids=str)
+@pytest.mark.parametrize("activations", ACTIVATIONS, ids=str)
 def test_layouts_express_what_is_documented(
-    layout: LayoutName, weights: WeightFormat, activations: ActivationFormat | None
+    weights: WeightFormat, activations: ActivationFormat | None
 ) -> None:
-    recipe = dataclasses.replace(PTPC, layout=layout, weights=weights, activations=activations)
-    if (weights, activations) in EXPRESSIBLE[layout]:
-        get_layout(layout).check(recipe)
-    else:
-        with pytest.raises(DraftQuantError, match=f"^layout {layout}: .*\n  fix: use one of: "):
-            get_layout(layout).check(recipe)
+    assert weights.problem() is None
+    assert activations is None or activations.problem() is None
+    able = [name for name, pairs in EXPRESSIBLE.items() if (weights, activations) in pairs]
+    for layout in typing.get_args(LayoutName):
+        recipe = dataclasses.replace(PTPC, layout=layout, weights=weights, activations=activations)
+        if layout in able:
+            check_layout(recipe)
+            continue
+        with pytest.raises(DraftQuantError, match=f"^layout {layout}: ") as caught:
+            check_layout(recipe)
+        named = str(caught.value).partition("fix: use one of: ")[2]
+        assert sorted(filter(None, named.split(", "))) == sorted(able)

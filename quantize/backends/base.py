@@ -35,7 +35,7 @@ class Backend(Protocol):
             weight: [rows, in_features] bfloat16, float16 or float32, finite.
             weights: the recipe's format.
             absmax: [1, 1], largest magnitude of the *whole* weight, given only for blocks of rows
-                with per-tensor scales.
+                whose scales depend on it (per tensor, and nvfp4).
 
         Raises:
             BackendError: the toolkit failed on this weight.

@@ -26,7 +26,7 @@ class ModelOptBackend:
 
     def check(self, weights: WeightFormat) -> None:
         """Fail unless ModelOpt 0.47 is here and the format is FP8; see `Backend.check`."""
-        if weights.dtype != "fp8_e4m3":
+        if weights.dtype != "fp8_e4m3" or weights.granularity == "block":
             raise BackendError(
                 "backend modelopt",
                 f"expected weights dtype fp8_e4m3, got {weights.dtype} per {weights.granularity}: "

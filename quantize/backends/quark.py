@@ -30,7 +30,7 @@ BLOCK_ELEMENTS = 1 << 24
 
 
 class QuarkBackend:
-    """Every format of the schema, equal to `TorchBackend` bit for bit."""
+    """INT4 per channel and FP8 per channel or tensor, equal to `TorchBackend` bit for bit."""
 
     name: BackendName = "quark"
     streams_rows = False
@@ -40,6 +40,9 @@ class QuarkBackend:
         problem = weights.problem()
         if problem is not None:
             raise BackendError("backend quark", problem, fix="correct 'weights' of the recipe")
+        if weights.group_size is not None or weights.scale_dtype is not None:
+            raise BackendError("backend quark", f"{weights} is not computed by this backend",
+                               fix="use 'backend: torch'")  # fmt: skip
         tested_version(self.name, "amd-quark", TESTED_VERSION)
         _path_with_ninja()
         _require_compiler()

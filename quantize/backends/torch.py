@@ -4,7 +4,19 @@ import torch
 from torch import Tensor
 
 from ...recipes.schema import BackendName, WeightFormat
-from ..numerics import QuantizedWeight, fp8_codes, fp8_scale, int4_codes, int4_scale, row_absmax
+from ..numerics import (
+    QuantizedWeight,
+    block_absmax,
+    fp4_codes,
+    fp8_codes,
+    fp8_scale,
+    int4_codes,
+    int4_scale,
+    mxfp4_scale,
+    nvfp4_global_scale,
+    nvfp4_scale,
+    row_absmax,
+)
 
 
 class TorchBackend:
@@ -20,15 +32,50 @@ class TorchBackend:
         self, weight: Tensor, weights: WeightFormat, absmax: Tensor | None = None
     ) -> QuantizedWeight:
         """See `Backend.quantize`."""
-        if weights.dtype == "int4":
-            scale = int4_scale(weight)
+        size = weights.group_size
+        if weights.dtype == "fp8_e4m3":
+            return _fp8(weight, weights, absmax)
+        if size is None:
+            scale = int4_scale(weight, _scale_dtype(weights))
             return QuantizedWeight(codes=int4_codes(weight, scale), scale=scale)
-        rows = row_absmax(weight)
-        if weights.granularity == "tensor":
-            rows = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
-        scale = fp8_scale(rows)
-        return QuantizedWeight(codes=fp8_codes(weight, scale), scale=scale)
+        groups = weight.reshape(-1, size)  # every group is a row of its own
+        global_scale = None
+        if weights.dtype == "int4":
+            scale = int4_scale(groups, _scale_dtype(weights))
+            codes = int4_codes(groups, scale)
+        elif weights.dtype == "nvfp4":
+            largest = row_absmax(weight).amax() if absmax is None else absmax
+            global_scale = nvfp4_global_scale(largest).reshape(())
+            scale = nvfp4_scale(groups, global_scale)
+            codes = fp4_codes(groups.float() / (scale.float() * global_scale))
+        else:
+            scale = mxfp4_scale(groups)
+            codes = fp4_codes(groups.float() / scale)
+        return QuantizedWeight(
+            codes=codes.view(weight.shape),
+            scale=scale.view(len(weight), -1),
+            global_scale=global_scale,
+            group_size=size,
+        )
 
     def versions(self) -> dict[str, str]:
         """See `Backend.versions`."""
         return {"torch": torch.__version__}
+
+
+def _fp8(weight: Tensor, weights: WeightFormat, absmax: Tensor | None) -> QuantizedWeight:
+    size = weights.group_size
+    if size is not None:
+        scale = fp8_scale(block_absmax(weight, size))
+        wide = scale.repeat_interleave(size, dim=0)[: len(weight)]
+        wide = wide.repeat_interleave(size, dim=1)[:, : weight.shape[1]]
+        return QuantizedWeight(codes=fp8_codes(weight, wide), scale=scale, group_size=size)
+    largest = row_absmax(weight)
+    if weights.granularity == "tensor":
+        largest = largest.amax(dim=0, keepdim=True) if absmax is None else absmax
+    scale = fp8_scale(largest)
+    return QuantizedWeight(codes=fp8_codes(weight, scale), scale=scale)
+
+
+def _scale_dtype(weights: WeightFormat) -> torch.dtype | None:
+    return torch.float16 if weights.scale_dtype == "float16" else None

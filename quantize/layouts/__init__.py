@@ -1,8 +1,11 @@
 """Layouts: how quantized weights are named, packed and declared on disk."""
 
-from ...recipes.schema import LayoutName
-from .base import Layout, StoredTensor
+from ...recipes.schema import LayoutName, Recipe
+from ..errors import LayoutError
+from .awq import AwqLayout
+from .base import Columns, Layout, StoredTensor
 from .compressed_tensors import CompressedTensorsLayout
+from .fp8 import Fp8Layout
 from .modelopt import ModelOptLayout
 from .quark import QuarkLayout
 
@@ -10,6 +13,8 @@ _LAYOUTS: dict[LayoutName, Layout] = {
     "quark": QuarkLayout(),
     "modelopt": ModelOptLayout(),
     "compressed-tensors": CompressedTensorsLayout(),
+    "fp8": Fp8Layout(),
+    "awq": AwqLayout(),
 }
 
 
@@ -18,4 +23,20 @@ def get_layout(name: LayoutName) -> Layout:
     return _LAYOUTS[name]
 
 
-__all__ = ["Layout", "StoredTensor", "get_layout"]
+def check_layout(recipe: Recipe) -> None:
+    """Fail if the recipe's layout cannot express its formats.
+
+    Raises:
+        LayoutError: names the layouts that can.
+    """
+    problem = get_layout(recipe.layout).problem(recipe)
+    if problem is not None:
+        able = [name for name, layout in _LAYOUTS.items() if layout.problem(recipe) is None]
+        raise LayoutError(
+            f"layout {recipe.layout}",
+            f"{problem}: weights {recipe.weights}, activations {recipe.activations or 'none'}",
+            fix=f"use one of: {', '.join(able)}" if able else "no layout has a name for these two",
+        )
+
+
+__all__ = ["Columns", "Layout", "StoredTensor", "check_layout", "get_layout"]

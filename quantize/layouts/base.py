@@ -1,14 +1,15 @@
 """A layout: how codes and scales are named, packed and declared on disk.
 
 A layout knows nothing of how scales were chosen, and nothing of files: it says which tensors a
-quantized weight becomes, turns blocks of rows into them, and writes the `quantization_config`.
+quantized weight becomes, turns blocks of rows into them, and writes the `quantization_config`. A
+block has a multiple of 128 rows, except the last one of a weight.
 Planning needs layouts too, so they import torch only where they encode.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..errors import LayoutError
@@ -34,17 +35,22 @@ class StoredTensor:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
+class Columns(NamedTuple):
+    """What a block of rows of a weight becomes in a tensor stored transposed: some of its columns.
+
+    Such a tensor cannot be written front to back; whoever writes it gathers the columns first.
+    """
+
+    tensor: "Tensor"
+
+
 class Layout(Protocol):
     """One way to store quantized weights."""
 
     name: LayoutName
 
-    def check(self, recipe: Recipe) -> None:
-        """Fail if this layout cannot express the recipe's formats.
-
-        Raises:
-            LayoutError: names the layouts that can.
-        """
+    def problem(self, recipe: Recipe) -> str | None:
+        """Why this layout cannot express the recipe's formats, or None."""
 
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
         """The tensors that a quantized weight [out, in] becomes.
@@ -55,19 +61,23 @@ class Layout(Protocol):
 
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
-    ) -> "Mapping[str, Tensor]":
-        """A block of rows -> the matching rows of each stored tensor that has rows, by name."""
+    ) -> "Mapping[str, Tensor | Columns]":
+        """A block of rows -> what it is of each stored tensor that is made of rows, by name."""
 
     def encode_whole(
-        self, weight: TensorInfo, scale: "Tensor", recipe: Recipe, input_scale: float | None
+        self,
+        weight: TensorInfo,
+        block: "QuantizedWeight",
+        recipe: Recipe,
+        input_scale: float | None,
     ) -> "Mapping[str, Tensor]":
         """The stored tensors that a weight has once, by name.
 
         Args:
             weight: the source weight [out, in].
-            scale: [1, 1] if the weight has one scale; unused where it has one per row.
+            block: any block of rows: scales of the whole weight are in every one.
             recipe: whose formats are stored.
-            input_scale: static activation scale, None where activations are dynamic or not rounded.
+            input_scale: stored scale of the linear's input, None where the recipe has none.
         """
 
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
@@ -84,34 +94,38 @@ def excluded_spellings(kept: Sequence[str]) -> list[str]:
     numbers differ from those on disk, so the regex names the last part alone.
     """
     exact = [name for module in kept for name in (module, f"model.{module.removeprefix('model.')}")]
-    leaves = sorted({module.rpartition(".")[2] for module in kept})
-    return [*dict.fromkeys(exact), *(f"re:.*{leaf}$" for leaf in leaves)]
+    return [*dict.fromkeys(exact), *(f"re:.*{leaf}$" for leaf in last_parts(kept))]
 
 
-def stored_scalars(
-    weight: TensorInfo,
-    scale: "Tensor",
-    recipe: Recipe,
-    input_scale: float | None,
-    shape: tuple[int, ...],
-) -> dict[str, "Tensor"]:
-    """The single weight scale and the input scale of a linear, where it has them, in `shape`."""
+def last_parts(kept: Sequence[str]) -> list[str]:
+    """The last part of every kept module name: engines number layers in their own way."""
+    return sorted({module.rpartition(".")[2] for module in kept})
+
+
+def check_divides(layout: LayoutName, weight: TensorInfo, axis: int, divisor: int) -> None:
+    """Fail if a dimension of a weight is not whole groups or words.
+
+    Raises:
+        LayoutError: names the dimension.
+    """
+    if weight.shape[axis] % divisor:
+        name = ("rows", "inputs")[axis]
+        raise LayoutError(
+            weight.name,
+            f"layout {layout} needs a multiple of {divisor} {name}, got {weight.shape[axis]}",
+            fix="keep this tensor, or use another group size or layout",
+        )
+
+
+def scalar(value: "float | Tensor", shape: tuple[int, ...]) -> "Tensor":
+    """One number as a float32 tensor of `shape`, [] or [1]."""
     import torch
 
-    module = weight.name.removesuffix(".weight")
-    found: dict[str, Tensor] = {}
-    if recipe.weights.granularity == "tensor":
-        found[f"{module}.weight_scale"] = scale.reshape(shape)
-    if input_scale is not None:
-        found[f"{module}.input_scale"] = torch.full(shape, input_scale, dtype=torch.float32)
-    return found
+    return torch.as_tensor(value, dtype=torch.float32).reshape(shape)
 
 
-def refuse(layout: LayoutName, what: str, *, able: Sequence[LayoutName]) -> LayoutError:
-    """The error of a layout that cannot express a recipe."""
-    return LayoutError(f"layout {layout}", what, fix=f"use one of: {', '.join(able)}")
+def exponent_bytes(scale: "Tensor") -> "Tensor":
+    """Float32 powers of two -> E8M0 bytes, exponent + 127, same shape."""
+    import torch
 
-
-def is_int4(weights: WeightFormat) -> bool:
-    """True for INT4 codes, False for FP8 ones."""
-    return weights.dtype == "int4"
+    return (scale.view(torch.int32) >> 23).to(torch.uint8)

@@ -1,16 +1,17 @@
-"""The compressed-tensors layout (version 0.20): `pack-quantized` INT4 and `float-quantized` FP8."""
+"""The compressed-tensors layout (version 0.20): INT4, FP8, NVFP4 and MXFP4."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...recipes.schema import LayoutName, Recipe, WeightFormat
+from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..safetensors_header import TensorInfo
 from .base import (
+    Columns,
     StoredTensor,
+    check_divides,
     excluded_spellings,
-    is_int4,
-    refuse,
-    stored_scalars,
+    exponent_bytes,
+    scalar,
 )
 
 if TYPE_CHECKING:
@@ -18,89 +19,129 @@ if TYPE_CHECKING:
 
     from ..numerics import QuantizedWeight
 
+FORMATS = {
+    "int4": "pack-quantized",
+    "fp8_e4m3": "float-quantized",
+    "nvfp4": "nvfp4-pack-quantized",
+    "mxfp4": "mxfp4-pack-quantized",
+}
+_TOKEN, _TENSOR = "fp8_e4m3 per token, dynamic", "fp8_e4m3 per tensor, static"
+_ACTIVATIONS: dict[tuple[str, str], tuple[str | None, ...]] = {
+    ("int4", "channel"): (None,),
+    ("int4", "group"): (None, _TOKEN),
+    ("fp8_e4m3", "channel"): (None, _TOKEN, _TENSOR),
+    ("fp8_e4m3", "tensor"): (None, _TOKEN, _TENSOR),
+    ("nvfp4", "group"): (None, "nvfp4 per group, dynamic"),
+    ("mxfp4", "group"): (None,),
+}
+"""Activations that a weight format may be paired with."""
+
 
 class CompressedTensorsLayout:
-    """`weight_packed` and `weight_shape` (INT4) or `weight` (FP8); `weight_scale` [out, 1], [1]."""
+    """`weight` (FP8) or `weight_packed`; `weight_scale` [out, groups], [1] for a whole matrix.
+
+    INT4 adds `weight_shape`; NVFP4 `weight_global_scale` and `input_global_scale`, which divide.
+    """
 
     name: LayoutName = "compressed-tensors"
 
-    def check(self, recipe: Recipe) -> None:
-        """See `Layout.check`: no stock kernel pairs per-channel INT4 with FP8 activations."""
-        if is_int4(recipe.weights) and recipe.activations is not None:
-            raise refuse(
-                self.name,
-                "INT4 per-channel weights with FP8 activations load in no engine in this layout",
-                able=("quark",),
-            )
+    def problem(self, recipe: Recipe) -> str | None:
+        """See `Layout.problem`."""
+        weights = recipe.weights
+        if weights.granularity == "block":
+            return "blocks are written in the plain fp8 layout, which every engine reads"
+        wanted = None if recipe.activations is None else str(recipe.activations)
+        if wanted not in _ACTIVATIONS[weights.dtype, weights.granularity]:
+            return "no engine has a scheme for this pair in compressed-tensors"
+        return None
 
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
         """See `Layout.stored`."""
         rows, columns = weight.shape
-        module = weight.name.removesuffix(".weight")
-        scale = f"{module}.weight_scale"
-        if is_int4(recipe.weights):
-            packed = (rows, -(-columns // 8))
-            return (
-                StoredTensor(name=f"{module}.weight_packed", dtype="I32", shape=packed),
-                StoredTensor(name=scale, dtype=weight.dtype, shape=(rows, 1)),
-                StoredTensor(name=f"{module}.weight_shape", dtype="I64", shape=(2,)),
-            )
-        shape = (rows, 1) if recipe.weights.granularity == "channel" else (1,)
-        tensors = [
-            StoredTensor(name=weight.name, dtype="F8_E4M3", shape=(rows, columns)),
-            StoredTensor(name=scale, dtype="F32", shape=shape),
+        weights, module = recipe.weights, weight.name.removesuffix(".weight")
+        if weights.group_size:
+            check_divides(self.name, weight, 1, weights.group_size)
+        groups = columns // weights.group_size if weights.group_size else 1
+        scale_dtype = {
+            "int4": "F16" if weights.scale_dtype else weight.dtype,
+            "fp8_e4m3": "F32",
+            "nvfp4": "F8_E4M3",
+            "mxfp4": "U8",
+        }[weights.dtype]
+        codes = {
+            "int4": ("weight_packed", "I32", (rows, -(-columns // 8))),
+            "fp8_e4m3": ("weight", "F8_E4M3", (rows, columns)),
+            "nvfp4": ("weight_packed", "U8", (rows, columns // 2)),
+            "mxfp4": ("weight_packed", "U8", (rows, columns // 2)),
+        }[weights.dtype]
+        scale_shape = (1,) if weights.granularity == "tensor" else (rows, groups)
+        parts: list[tuple[str, str, tuple[int, ...]]] = [
+            codes,
+            ("weight_scale", scale_dtype, scale_shape),
         ]
+        if weights.dtype == "int4":
+            parts.append(("weight_shape", "I64", (2,)))
+        if weights.dtype == "nvfp4":
+            parts.append(("weight_global_scale", "F32", (1,)))
         if recipe.needs_input_scales:
-            tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=(1,)))
-        return tuple(tensors)
+            parts.append((_input_scale(recipe), "F32", (1,)))
+        return tuple(
+            StoredTensor(name=f"{module}.{suffix}", dtype=dtype, shape=shape)
+            for suffix, dtype, shape in parts
+        )
 
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
-    ) -> "Mapping[str, Tensor]":
+    ) -> "Mapping[str, Tensor | Columns]":
         """See `Layout.encode_rows`."""
-        if is_int4(weights):
-            from ..packing import int4_words
+        from ..packing import fp4_bytes, int4_words
 
-            words = int4_words(block.codes, interleaved=False, offset=8)
-            return {f"{module}.weight_packed": words, f"{module}.weight_scale": block.scale}
-        rows = {f"{module}.weight": block.codes}
-        if weights.granularity == "channel":
-            rows[f"{module}.weight_scale"] = block.scale
+        name = f"{module}.weight_packed"
+        rows: dict[str, Tensor | Columns]
+        if weights.dtype == "int4":
+            rows = {name: int4_words(block.codes, interleaved=False, offset=8)}
+        elif weights.dtype == "fp8_e4m3":
+            rows = {f"{module}.weight": block.codes}
+        else:
+            rows = {name: fp4_bytes(block.codes)}
+        if weights.granularity != "tensor":
+            mx = weights.dtype == "mxfp4"
+            rows[f"{module}.weight_scale"] = exponent_bytes(block.scale) if mx else block.scale
         return rows
 
     def encode_whole(
-        self, weight: TensorInfo, scale: "Tensor", recipe: Recipe, input_scale: float | None
+        self,
+        weight: TensorInfo,
+        block: "QuantizedWeight",
+        recipe: Recipe,
+        input_scale: float | None,
     ) -> "Mapping[str, Tensor]":
         """See `Layout.encode_whole`."""
         import torch
 
-        whole = stored_scalars(weight, scale, recipe, input_scale, (1,))
-        if is_int4(recipe.weights):
-            module = weight.name.removesuffix(".weight")
+        module = weight.name.removesuffix(".weight")
+        whole = {}
+        if recipe.weights.dtype == "int4":
             whole[f"{module}.weight_shape"] = torch.tensor(weight.shape, dtype=torch.int64)
+        if recipe.weights.granularity == "tensor":
+            whole[f"{module}.weight_scale"] = scalar(block.scale, (1,))
+        if block.global_scale is not None:
+            whole[f"{module}.weight_global_scale"] = scalar(1 / block.global_scale, (1,))
+        if input_scale is not None:
+            divides = recipe.weights.dtype == "nvfp4"
+            value = 1 / scalar(input_scale, (1,)) if divides else scalar(input_scale, (1,))
+            whole[f"{module}.{_input_scale(recipe)}"] = value
         return whole
 
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
         """See `Layout.declare`."""
-        weights, activations = recipe.weights, recipe.activations
-        int4 = is_int4(weights)
-        form = "pack-quantized" if int4 else "float-quantized"
-        rounding = None
-        if activations is not None:
-            rounding = _args(
-                bits=8, kind="float", strategy=activations.granularity, dynamic=activations.dynamic
-            )
+        form = FORMATS[recipe.weights.dtype]
         group = {
             "format": form,
-            "input_activations": rounding,
+            "input_activations": _activations(recipe.activations),
             "output_activations": None,
             "targets": ["Linear"],
-            "weights": _args(
-                bits=4 if int4 else 8,
-                kind="int" if int4 else "float",
-                strategy=weights.granularity,
-                dynamic=False,
-            ),
+            "weights": _weights(recipe.weights),
         }
         return {
             "config_groups": {"group_0": group},
@@ -118,10 +159,37 @@ class CompressedTensorsLayout:
         return {}
 
 
-def _args(*, bits: int, kind: str, strategy: str, dynamic: bool) -> dict[str, Any]:
+def _input_scale(recipe: Recipe) -> str:
+    return "input_global_scale" if recipe.weights.dtype == "nvfp4" else "input_scale"
+
+
+def _weights(weights: WeightFormat) -> dict[str, Any]:
+    strategy = "tensor_group" if weights.dtype == "nvfp4" else weights.granularity
+    return _args(
+        bits=8 if weights.dtype == "fp8_e4m3" else 4,
+        kind="int" if weights.dtype == "int4" else "float",
+        strategy=strategy,
+        group_size=weights.group_size,
+        dynamic=False,
+    )
+
+
+def _activations(activations: ActivationFormat | None) -> dict[str, Any] | None:
+    if activations is None:
+        return None
+    if activations.dtype == "nvfp4":
+        return _args(bits=4, kind="float", strategy="tensor_group", group_size=16, dynamic="local")
+    return _args(
+        bits=8, kind="float", strategy=activations.granularity, dynamic=activations.dynamic
+    )
+
+
+def _args(
+    *, bits: int, kind: str, strategy: str, dynamic: bool | str, group_size: int | None = None
+) -> dict[str, Any]:
     return {
         "dynamic": dynamic,
-        "group_size": None,
+        "group_size": group_size,
         "num_bits": bits,
         "strategy": strategy,
         "symmetric": True,

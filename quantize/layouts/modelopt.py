@@ -1,11 +1,11 @@
-"""NVIDIA ModelOpt's layout (0.47): FP8 with one scale per matrix, or per channel and token."""
+"""NVIDIA ModelOpt's layout (0.47): FP8 per matrix, or per channel and token; NVFP4."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..safetensors_header import TensorInfo
-from .base import StoredTensor, is_int4, refuse, stored_scalars
+from .base import Columns, StoredTensor, check_divides, last_parts, scalar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,54 +17,73 @@ SIDE_FILE = "hf_quant_config.json"
 
 
 class ModelOptLayout:
-    """`weight` FP8, `weight_scale` [] or [out], `input_scale` [] where activations are static."""
+    """`weight` FP8, `weight_scale` [] or [out]; NVFP4: packed, with `weight_scale_2` [].
+
+    `input_scale` [] where one is stored.
+    """
 
     name: LayoutName = "modelopt"
 
-    def check(self, recipe: Recipe) -> None:
-        """See `Layout.check`: ModelOpt 0.47 has names for exactly two FP8 schemes."""
-        if is_int4(recipe.weights):
-            raise refuse(
-                self.name,
-                "ModelOpt has no INT4 per-channel scheme (its export raises TypeError)",
-                able=("quark", "compressed-tensors"),
-            )
-        static = recipe.needs_input_scales
-        if recipe.activations is None or static != (recipe.weights.granularity == "tensor"):
-            raise refuse(
-                self.name,
-                "ModelOpt pairs per-tensor weights with static activations, and per-channel"
-                " weights with per-token ones; nothing else has a name",
-                able=("quark", "compressed-tensors"),
-            )
+    def problem(self, recipe: Recipe) -> str | None:
+        """See `Layout.problem`."""
+        if _algorithm(recipe) is None:
+            return "ModelOpt has a name for FP8 and NVFP4 with their own activations only"
+        return None
 
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
         """See `Layout.stored`."""
         module = weight.name.removesuffix(".weight")
-        channel = recipe.weights.granularity == "channel"
-        scale_shape = weight.shape[:1] if channel else ()
-        tensors = [
-            StoredTensor(name=weight.name, dtype="F8_E4M3", shape=weight.shape),
-            StoredTensor(name=f"{module}.weight_scale", dtype="F32", shape=scale_shape),
-        ]
+        rows, columns = weight.shape
+        if recipe.weights.dtype == "nvfp4":
+            check_divides(self.name, weight, 1, 16)
+            tensors = [
+                StoredTensor(name=weight.name, dtype="U8", shape=(rows, columns // 2)),
+                StoredTensor(
+                    name=f"{module}.weight_scale", dtype="F8_E4M3", shape=(rows, columns // 16)
+                ),
+                StoredTensor(name=f"{module}.weight_scale_2", dtype="F32", shape=()),
+            ]
+        else:
+            shape = (rows,) if recipe.weights.granularity == "channel" else ()
+            tensors = [
+                StoredTensor(name=weight.name, dtype="F8_E4M3", shape=weight.shape),
+                StoredTensor(name=f"{module}.weight_scale", dtype="F32", shape=shape),
+            ]
         if recipe.needs_input_scales:
             tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=()))
         return tuple(tensors)
 
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
-    ) -> "Mapping[str, Tensor]":
+    ) -> "Mapping[str, Tensor | Columns]":
         """See `Layout.encode_rows`."""
-        rows = {f"{module}.weight": block.codes}
+        scale = f"{module}.weight_scale"
+        if weights.dtype == "nvfp4":
+            from ..packing import fp4_bytes
+
+            return {f"{module}.weight": fp4_bytes(block.codes), scale: block.scale}
+        rows: dict[str, Tensor | Columns] = {f"{module}.weight": block.codes}
         if weights.granularity == "channel":
-            rows[f"{module}.weight_scale"] = block.scale[:, 0]
+            rows[scale] = block.scale[:, 0]
         return rows
 
     def encode_whole(
-        self, weight: TensorInfo, scale: "Tensor", recipe: Recipe, input_scale: float | None
+        self,
+        weight: TensorInfo,
+        block: "QuantizedWeight",
+        recipe: Recipe,
+        input_scale: float | None,
     ) -> "Mapping[str, Tensor]":
         """See `Layout.encode_whole`."""
-        return stored_scalars(weight, scale, recipe, input_scale, ())
+        module = weight.name.removesuffix(".weight")
+        whole = {}
+        if recipe.weights.granularity == "tensor":
+            whole[f"{module}.weight_scale"] = scalar(block.scale, ())
+        if block.global_scale is not None:
+            whole[f"{module}.weight_scale_2"] = scalar(block.global_scale, ())
+        if input_scale is not None:
+            whole[f"{module}.input_scale"] = scalar(input_scale, ())
+        return whole
 
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
         """See `Layout.declare`: the flat form, which every engine reads.
@@ -72,25 +91,28 @@ class ModelOptLayout:
         Engines match these as wildcards against runtime names, so the last part of a name between
         two stars is enough; ModelOpt's own `model*` would match every layer of the draft.
         """
-        excludes = [f"*{leaf}*" for leaf in sorted({name.rpartition(".")[2] for name in kept})]
-        if recipe.weights.granularity == "channel":
-            return {
-                "exclude_modules": excludes,
-                "ignore": excludes,
-                "producer": PRODUCER,
-                "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN",
-                "quant_method": "modelopt",
-            }
-        args = {"dynamic": False, "num_bits": 8, "type": "float"}
-        group = {"input_activations": args, "targets": ["Linear"], "weights": args}
-        return {
-            "config_groups": {"group_0": group},
+        excludes = [f"*{leaf}*" for leaf in last_parts(kept)]
+        declared: dict[str, Any] = {
             "exclude_modules": excludes,
             "ignore": excludes,
             "producer": PRODUCER,
-            "quant_algo": "FP8",
+            "quant_algo": _algorithm(recipe),
             "quant_method": "modelopt",
         }
+        weights = recipe.weights
+        if weights.granularity == "channel":
+            return declared
+        args: dict[str, Any] = {
+            "dynamic": False,
+            "num_bits": 4 if weights.group_size else 8,
+            "type": "float",
+        }
+        if weights.group_size:
+            args["group_size"] = declared["group_size"] = weights.group_size
+        group: dict[str, Any] = {"targets": ["Linear"], "weights": args}
+        if recipe.activations is not None:
+            group["input_activations"] = args
+        return {"config_groups": {"group_0": group}, **declared}
 
     def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
         """ModelOpt's own nested form beside config.json: TensorRT-LLM reads it."""
@@ -99,4 +121,18 @@ class ModelOptLayout:
             "kv_cache_quant_algo": None,
             "exclude_modules": declared["exclude_modules"],
         }
+        if "group_size" in declared:
+            quantization["group_size"] = declared["group_size"]
         return {SIDE_FILE: {"producer": PRODUCER, "quantization": quantization}}
+
+
+def _algorithm(recipe: Recipe) -> str | None:
+    """ModelOpt's name for the pair of formats, None where it has none."""
+    weights, activations = recipe.weights, recipe.activations
+    pair = (weights.dtype, weights.granularity, str(activations) if activations else None)
+    return {
+        ("fp8_e4m3", "tensor", "fp8_e4m3 per tensor, static"): "FP8",
+        ("fp8_e4m3", "channel", "fp8_e4m3 per token, dynamic"): "FP8_PER_CHANNEL_PER_TOKEN",
+        ("nvfp4", "group", "nvfp4 per group, dynamic"): "NVFP4",
+        ("nvfp4", "group", None): "W4A16_NVFP4",
+    }.get(pair)

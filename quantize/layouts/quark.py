@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..errors import LayoutError
 from ..safetensors_header import TensorInfo
-from .base import StoredTensor, excluded_spellings, is_int4, stored_scalars
+from .base import (
+    Columns,
+    StoredTensor,
+    check_divides,
+    excluded_spellings,
+    exponent_bytes,
+    scalar,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,67 +21,79 @@ if TYPE_CHECKING:
     from ..numerics import QuantizedWeight
 
 VERSION = "0.13"  # whose JSON this is
+_INT4_PER_WORD = 8
 
 
 class QuarkLayout:
-    """`weight` (int32 words or FP8), `weight_scale`, for INT4 an all-zero `weight_zero_point`."""
+    """`weight` and `weight_scale`, for INT4 an all-zero `weight_zero_point` too.
+
+    INT4 per channel is [out, in / 8] int32, INT4 groups are transposed, [in, out / 8], with scales
+    [groups, out]; MXFP4 is [out, in / 2] bytes with [out, in / 32] exponents.
+    """
 
     name: LayoutName = "quark"
 
-    def check(self, recipe: Recipe) -> None:
-        """Quark expresses every format of the schema; see `Layout.check`."""
+    def problem(self, recipe: Recipe) -> str | None:
+        """See `Layout.problem`."""
+        weights, activations = recipe.weights, recipe.activations
+        if weights.dtype == "nvfp4" or weights.granularity == "block":
+            return "Quark 0.13 has no such weights"
+        if activations is not None and activations.dtype not in ("fp8_e4m3", weights.dtype):
+            return "Quark 0.13 pairs MXFP4 activations with MXFP4 weights only"
+        if activations and activations.dtype == "fp8_e4m3" and activations.granularity == "group":
+            return "Quark 0.13 has no FP8 activations in groups"
+        return None
 
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
         """See `Layout.stored`."""
-        rows, columns = weight.shape
         module = weight.name.removesuffix(".weight")
-        if is_int4(recipe.weights):
-            if rows % 8:
-                raise LayoutError(
-                    weight.name,
-                    f"layout quark packs zero points of 8 rows into a word, got {rows} rows",
-                    fix="keep this tensor, or use layout compressed-tensors",
-                )
-            tensors = [
-                StoredTensor(name=weight.name, dtype="I32", shape=(rows, -(-columns // 8))),
-                StoredTensor(name=f"{module}.weight_scale", dtype=weight.dtype, shape=(rows,)),
-                StoredTensor(name=f"{module}.weight_zero_point", dtype="I32", shape=(rows // 8,)),
-            ]
-        else:
-            shape = (rows,) if recipe.weights.granularity == "channel" else ()
-            tensors = [
-                StoredTensor(name=weight.name, dtype="F8_E4M3", shape=(rows, columns)),
-                StoredTensor(name=f"{module}.weight_scale", dtype="F32", shape=shape),
-            ]
+        parts = _int4_parts if recipe.weights.dtype == "int4" else _float_parts
+        tensors = [
+            StoredTensor(name=f"{module}.{suffix}", dtype=dtype, shape=shape)
+            for suffix, dtype, shape in parts(weight, recipe.weights)
+        ]
         if recipe.needs_input_scales:
             tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=()))
         return tuple(tensors)
 
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
-    ) -> "Mapping[str, Tensor]":
+    ) -> "Mapping[str, Tensor | Columns]":
         """See `Layout.encode_rows`."""
-        codes = block.codes
-        if is_int4(weights):
-            from ..packing import int4_words
+        from ..packing import fp4_bytes, int4_words
 
-            codes = int4_words(codes, interleaved=True, offset=0)
-        rows = {f"{module}.weight": codes}
+        codes, scale = f"{module}.weight", f"{module}.weight_scale"
+        if weights.dtype == "mxfp4":
+            return {codes: fp4_bytes(block.codes), scale: exponent_bytes(block.scale)}
+        if weights.dtype == "int4" and weights.granularity == "group":
+            words = int4_words(block.codes.T, interleaved=True, offset=0)
+            return {codes: Columns(words), scale: Columns(block.scale.T)}
+        rows: dict[str, Tensor | Columns] = {codes: block.codes}
+        if weights.dtype == "int4":
+            rows[codes] = int4_words(block.codes, interleaved=True, offset=0)
         if weights.granularity == "channel":
-            rows[f"{module}.weight_scale"] = block.scale[:, 0]
+            rows[scale] = block.scale[:, 0]
         return rows
 
     def encode_whole(
-        self, weight: TensorInfo, scale: "Tensor", recipe: Recipe, input_scale: float | None
+        self,
+        weight: TensorInfo,
+        block: "QuantizedWeight",
+        recipe: Recipe,
+        input_scale: float | None,
     ) -> "Mapping[str, Tensor]":
         """See `Layout.encode_whole`."""
         import torch
 
-        whole = stored_scalars(weight, scale, recipe, input_scale, ())
-        if is_int4(recipe.weights):
-            module = weight.name.removesuffix(".weight")
-            zero_points = torch.zeros(weight.shape[0] // 8, dtype=torch.int32)
-            whole[f"{module}.weight_zero_point"] = zero_points
+        module = weight.name.removesuffix(".weight")
+        whole: dict[str, Tensor] = {}
+        if recipe.weights.granularity == "tensor":
+            whole[f"{module}.weight_scale"] = scalar(block.scale, ())
+        for tensor in self.stored(weight, recipe):
+            if tensor.name == f"{module}.weight_zero_point":
+                whole[tensor.name] = torch.zeros(tensor.shape, dtype=torch.int32)
+        if input_scale is not None:
+            whole[f"{module}.input_scale"] = scalar(input_scale, ())
         return whole
 
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
@@ -112,27 +131,89 @@ class QuarkLayout:
         return {}
 
 
+Parts = list[tuple[str, str, tuple[int, ...]]]
+"""Suffix, safetensors dtype and shape of the tensors of one weight."""
+
+
+def _int4_parts(weight: TensorInfo, weights: WeightFormat) -> Parts:
+    rows, columns = weight.shape
+    if rows % _INT4_PER_WORD:
+        raise LayoutError(
+            weight.name,
+            f"layout quark packs zero points of 8 rows into a word, got {rows} rows",
+            fix="keep this tensor, or use layout compressed-tensors",
+        )
+    scale_dtype = "F16" if weights.scale_dtype else weight.dtype
+    words = rows // _INT4_PER_WORD
+    if weights.group_size is None:
+        return [
+            ("weight", "I32", (rows, -(-columns // _INT4_PER_WORD))),
+            ("weight_scale", scale_dtype, (rows,)),
+            ("weight_zero_point", "I32", (words,)),
+        ]
+    check_divides("quark", weight, 1, weights.group_size)
+    groups = columns // weights.group_size
+    return [
+        ("weight", "I32", (columns, words)),
+        ("weight_scale", scale_dtype, (groups, rows)),
+        ("weight_zero_point", "I32", (groups, words)),
+    ]
+
+
+def _float_parts(weight: TensorInfo, weights: WeightFormat) -> Parts:
+    rows, columns = weight.shape
+    if weights.group_size is not None:  # mxfp4
+        check_divides("quark", weight, 1, weights.group_size)
+        return [
+            ("weight", "U8", (rows, columns // 2)),
+            ("weight_scale", "U8", (rows, columns // weights.group_size)),
+        ]
+    scale_shape = (rows,) if weights.granularity == "channel" else ()
+    return [("weight", "F8_E4M3", (rows, columns)), ("weight_scale", "F32", scale_shape)]
+
+
 def _weight_spec(weights: WeightFormat) -> dict[str, Any]:
-    if is_int4(weights):
-        return _spec(dtype="int4", axis=0, dynamic=False) | {
+    if weights.dtype == "int4":
+        return _spec(weights.dtype, weights.granularity, dynamic=False, axis=0) | {
+            "group_size": weights.group_size,
             "round_method": "half_even",
-            "scale_type": "float",
+            "scale_type": weights.scale_dtype or "float",
             "symmetric": True,
             "zero_point_type": "int32",
         }
-    return _spec(
-        dtype="fp8_e4m3", axis=0 if weights.granularity == "channel" else None, dynamic=False
-    )
+    if weights.dtype == "mxfp4":
+        return _mx_spec(dynamic=False)
+    axis = 0 if weights.granularity == "channel" else None
+    return _spec("fp8_e4m3", weights.granularity, axis=axis, dynamic=False)
 
 
 def _activation_spec(activations: ActivationFormat | None) -> dict[str, Any] | None:
     if activations is None:
         return None
-    axis = 1 if activations.granularity == "token" else None
-    return _spec(dtype="fp8_e4m3", axis=axis, dynamic=activations.dynamic)
+    if activations.dtype == "mxfp4":
+        return _mx_spec(dynamic=True)
+    # Quark spells "per token" as per_channel along the axis of tokens.
+    token = activations.granularity == "token"
+    return _spec(
+        "fp8_e4m3",
+        "channel" if token else "tensor",
+        axis=1 if token else None,
+        dynamic=activations.dynamic,
+    )
 
 
-def _spec(*, dtype: str, axis: int | None, dynamic: bool) -> dict[str, Any]:
+def _mx_spec(*, dynamic: bool) -> dict[str, Any]:
+    return _spec("fp4", "group", axis=-1, dynamic=dynamic) | {
+        "group_size": 32,
+        "observer_cls": "PerBlockMXObserver",
+        "scale_calculation_mode": "even",
+        "scale_format": "e8m0",
+        "scale_type": "float",
+        "symmetric": None,
+    }
+
+
+def _spec(dtype: str, granularity: str, *, axis: int | None, dynamic: bool) -> dict[str, Any]:
     """One QTensorConfig of Quark 0.13; `axis` None means one scale for the tensor."""
     return {
         "block_size": None,
@@ -144,8 +225,8 @@ def _spec(*, dtype: str, axis: int | None, dynamic: bool) -> dict[str, Any]:
         "is_scale_quant": False,
         "max_input_numel": 4194304,
         "mx_element_dtype": None,
-        "observer_cls": "PerTensorMinMaxObserver" if axis is None else "PerChannelMinMaxObserver",
-        "qscheme": "per_tensor" if axis is None else "per_channel",
+        "observer_cls": f"Per{granularity.capitalize()}MinMaxObserver",
+        "qscheme": f"per_{granularity}",
         "round_method": "half_even",
         "scale_calculation_mode": None,
         "scale_format": None,

@@ -41,10 +41,12 @@ def _list(*, as_json: bool) -> None:
         return
     found = table("Recipes", "name", "weights", "activations", "layout", "backend", "loads on")
     for recipe in recipes:
-        weights = f"{recipe.weights.dtype} per {recipe.weights.granularity}"
-        inputs = "none"
-        if recipe.activations:
-            kind = "dynamic" if recipe.activations.dynamic else "static"
-            inputs = f"{recipe.activations.dtype} per {recipe.activations.granularity}, {kind}"
-        found.add_row(recipe.name, weights, inputs, recipe.layout, recipe.backend, recipe.loads_on)
+        found.add_row(
+            recipe.name,
+            str(recipe.weights),
+            str(recipe.activations or "none"),
+            recipe.layout,
+            recipe.backend,
+            recipe.loads_on,
+        )
     print_table(found)

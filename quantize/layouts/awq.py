@@ -1,0 +1,90 @@
+"""AutoAWQ's layout (`gemm`): INT4 groups, transposed, with float16 scales.
+
+Sources: vLLM 0.33 `awq.py`, SGLang 0.5.23 `awq.py`. The format has zero points; symmetric codes
+are stored with the constant zero point 8.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...recipes.schema import LayoutName, Recipe, WeightFormat
+from ..safetensors_header import TensorInfo
+from .base import Columns, StoredTensor, check_divides, last_parts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..numerics import QuantizedWeight
+
+ZERO_POINT = 8
+_ZERO_POINTS = -0x77777778  # 0x88888888 as int32: eight times the zero point 8
+
+
+class AwqLayout:
+    """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]."""
+
+    name: LayoutName = "awq"
+
+    def problem(self, recipe: Recipe) -> str | None:
+        """See `Layout.problem`."""
+        weights = recipe.weights
+        if (weights.dtype, weights.granularity) != ("int4", "group"):
+            return "AWQ stores INT4 groups only"
+        if recipe.activations is not None:
+            return "AWQ rounds weights only"
+        if weights.scale_dtype != "float16":
+            return "AWQ stores float16 scales: needs scale_dtype float16"
+        return None
+
+    def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
+        """See `Layout.stored`."""
+        size = recipe.weights.group_size or 0
+        check_divides(self.name, weight, 0, 8)
+        check_divides(self.name, weight, 1, size)
+        rows, columns = weight.shape
+        module, groups = weight.name.removesuffix(".weight"), columns // size
+        return (
+            StoredTensor(name=f"{module}.qweight", dtype="I32", shape=(columns, rows // 8)),
+            StoredTensor(name=f"{module}.qzeros", dtype="I32", shape=(groups, rows // 8)),
+            StoredTensor(name=f"{module}.scales", dtype="F16", shape=(groups, rows)),
+        )
+
+    def encode_rows(
+        self, module: str, block: "QuantizedWeight", weights: WeightFormat
+    ) -> "Mapping[str, Tensor | Columns]":
+        """See `Layout.encode_rows`."""
+        del weights
+        from ..packing import int4_words
+
+        words = int4_words(block.codes.T, interleaved=True, offset=ZERO_POINT)
+        return {f"{module}.qweight": Columns(words), f"{module}.scales": Columns(block.scale.T)}
+
+    def encode_whole(
+        self,
+        weight: TensorInfo,
+        block: "QuantizedWeight",
+        recipe: Recipe,
+        input_scale: float | None,
+    ) -> "Mapping[str, Tensor]":
+        """See `Layout.encode_whole`."""
+        del block, input_scale
+        import torch
+
+        (_, zeros, _) = self.stored(weight, recipe)
+        return {zeros.name: torch.full(zeros.shape, _ZERO_POINTS, dtype=torch.int32)}
+
+    def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
+        """See `Layout.declare`; engines look for these parts anywhere in a module's name."""
+        return {
+            "bits": 4,
+            "group_size": recipe.weights.group_size,
+            "modules_to_not_convert": last_parts(kept),
+            "quant_method": "awq",
+            "version": "gemm",
+            "zero_point": True,
+        }
+
+    def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Layout.side_files`."""
+        del declared
+        return {}
