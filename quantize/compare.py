@@ -12,9 +12,11 @@ import numpy as np
 
 from .checkpoint import Checkpoint
 from .declared import DeclaredScheme
-from .decode import Bytes, Floats, decode_codes, floats, read_rows, read_scale, read_whole
+from .decode import E2M1, Bytes, Floats, floats, read_rows, read_whole
 from .safetensors_header import TensorInfo
-from .stored import weight_name
+from .scale_rule import INT4_SMALLEST_SCALE, scale_faults
+from .stored import scale_suffix
+from .stored_linear import StoredLinear, spread
 from .verify_report import Fault, LinearFinding
 
 OnBytes = Callable[[int], None]
@@ -22,16 +24,15 @@ _KEPT_BLOCK = 2**21  # bytes
 _BLOCK = 2**17  # weights: three float32 arrays of a block fit the cache of a core
 
 INT4_MIN, INT4_MAX = -8.0, 7.0
-INT4_HALF_RANGE = 7.5  # scale = absmax / 7.5
-INT4_SMALLEST_SCALE = 2.0**-23
 # w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 each, |w/s| <= 8.5.
 INT4_BOUND = 0.5 + 2.0**-18
 FP8_MAX = 448.0
+FP4_MAX = np.float32(6)
+FP4_MIDPOINTS = (E2M1[:7] + E2M1[1:8]) / 2
+# w/s is computed with one rounding of the scale's inverse and one of the product, there a division.
+FP4_SLACK = np.float32(2.0**-21)
 # One rounding of w/s to bfloat16 before the one to FP8 is tolerated: half an ulp of 8 bits.
 FP8_SLACK = 2.0**-8
-# scale = absmax / divisor, rounded to the scale's dtype: half an ulp, and one float32 division.
-_SCALE_SLACK = {"BF16": 2.0**-8, "F16": 2.0**-10, "F32": 2.0**-8}
-_F16_SMALLEST_STEP = 2.0**-24
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,30 +99,34 @@ def compare_linear(
     """
     module = tensor.name.removesuffix(".weight")
     found = Compared()
-    scale = read_scale(output, module)
+    linear = StoredLinear(output, scheme, module, in_features=tensor.shape[1])
+    scale = linear.scale
     smallest = INT4_SMALLEST_SCALE if scheme.weight_dtype == "int4" else 0.0
     good = np.isfinite(scale) & (scale > 0) & (scale >= smallest)
     if not good.all():
-        row = int(np.flatnonzero(~good[:, 0])[0])
+        row, group = map(int, np.argwhere(~good)[0])
         expected = f"finite scales > 0{f' and >= {smallest}' if smallest else ''}"
-        got = f"{int((~good).sum())} other(s), first {scale[row, 0]} at row {row}"
-        found.faults.append(Fault(where=f"{module}.weight_scale", expected=expected, got=got))
-    errors = _Errors(scheme, scale, tensor.shape)
-    stored = output.tensors[weight_name(scheme, module)]
+        got = f"{int((~good).sum())} other(s), first {scale[row, group]} at row {row}"
+        where = f"{module}.{scale_suffix(scheme)}"
+        found.faults.append(Fault(where=where, expected=expected, got=got))
+    errors = _Errors(scheme, linear, tensor.shape)
+    stored = linear.codes_tensor
     digests = hashlib.sha256(), hashlib.sha256()
     for rows in _row_blocks(tensor.shape[0], max(1, _BLOCK // max(1, tensor.shape[1]))):
         a = read_rows(source, tensor, rows.start, rows.stop)
-        b = read_rows(output, stored, rows.start, rows.stop)
+        b = linear.bytes_of(rows)
         digests[0].update(a.data)
-        digests[1].update(b.data)
+        if not scheme.transposed or rows.start == 0:
+            digests[1].update(b.data)
+            on_bytes(b.size)
         errors.add(rows, a, tensor.dtype, b)
-        on_bytes(a.size + b.size)
+        on_bytes(a.size)
     found.source_sha256[tensor.name] = digests[0].hexdigest()
     found.output_sha256[stored.name] = digests[1].hexdigest()
     if good.all():  # otherwise every element would be reported once more
         found.faults += errors.faults(stored.name)
         if absmax_scale:
-            found.faults += errors.scale_faults(module, output)
+            found.faults += scale_faults(output, scheme, module, scale, errors.absmax)
         found.linear = errors.finding(module)
     return found
 
@@ -147,14 +152,15 @@ class _Errors:
     Buffers are kept from block to block: fresh ones cost more in page faults than the arithmetic.
     """
 
-    def __init__(self, scheme: DeclaredScheme, scale: Floats, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, scheme: DeclaredScheme, linear: StoredLinear, shape: tuple[int, ...]
+    ) -> None:
         self._scheme = scheme
-        self._scale = scale
-        with np.errstate(all="ignore"):
-            self._inv_scale = np.float32(1) / scale
-        self._absmax = np.zeros(shape[0], np.float32)  # of each source row
-        self._buffers: dict[str, Floats] = {}
+        self._linear = linear
         self._in_features = shape[1]
+        self._group = scheme.group_size or shape[1]
+        self.absmax = np.zeros((shape[0], -(-shape[1] // self._group)), np.float32)
+        self._buffers: dict[str, Floats] = {}
         self._max_error = 0.0
         self._violations = 0
         self._worst = (0, 0, 0.0, 0.0)  # row, column, w/scale, code
@@ -164,21 +170,22 @@ class _Errors:
     def add(self, rows: range, source: Bytes, dtype: str, stored: Bytes) -> None:
         """One block of rows, as the bytes on both sides."""
         shape = (len(rows), self._in_features)
-        per_row = self._scheme.granularity == "channel"
-        channel = slice(rows.start, rows.stop) if per_row else slice(None)
         w = floats(source, dtype, out=self._buffer("w", shape))
-        codes = decode_codes(self._scheme, stored, *shape, out=self._buffer("codes", shape))
+        codes = self._linear.codes(rows, stored, out=self._buffer("codes", shape))
+        own = self._linear.scale_of(rows)
         with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
-            self._absmax[rows.start : rows.stop] = np.maximum(w.max(axis=1), -w.min(axis=1))
-            x = np.multiply(w, self._inv_scale[channel], out=w)
+            self.absmax[rows.start : rows.stop] = _group_absmax(w, self._group)
+            scale = spread(own, self._scheme.group_size, self._in_features)
+            x = np.multiply(w, np.float32(1) / scale, out=w)
             error = np.subtract(x, codes, out=self._buffer("error", shape))
-            square_scale = self._scale[channel, 0].astype(np.float64) ** 2
-            self._square_error += float((_row_squares(error) * square_scale).sum())
-            self._square += float((_row_squares(x) * square_scale).sum())
+            self._square_error += _weighted_squares(error, scale)
+            self._square += _weighted_squares(x, scale)
             if self._scheme.weight_dtype == "int4":
                 self._int4_errors(x, codes, error)
-            else:
+            elif self._scheme.weight_dtype == "fp8_e4m3":
                 self._fp8_errors(x, codes, error)
+            else:
+                self._fp4_errors(x, codes, error)
             self._judge(rows.start, error, x, codes)
 
     def _int4_errors(self, x: Floats, codes: Floats, out: Floats) -> None:
@@ -207,6 +214,14 @@ class _Errors:
         np.subtract(clamped, codes, out=out)
         np.abs(out, out=out)
         np.divide(out, half_step, out=out)
+
+    def _fp4_errors(self, x: Floats, codes: Floats, out: Floats) -> None:
+        """|clamp(x, -6, 6) - code| against the distance of the nearest of the 16 values."""
+        size = np.minimum(np.abs(x), FP4_MAX)
+        nearest = E2M1[np.searchsorted(FP4_MIDPOINTS, size)]
+        bound = np.abs(size - nearest) + FP4_SLACK * size + np.float32(2.0**-30)
+        np.subtract(np.clip(x, -FP4_MAX, FP4_MAX), codes, out=out)
+        np.divide(np.abs(out), bound, out=out)
 
     def _judge(self, first_row: int, error: Floats, x: Floats, codes: Floats) -> None:
         largest = float(error.max())  # NaN if any is
@@ -239,27 +254,6 @@ class _Errors:
         )
         return [Fault(where=name, expected="codes nearest to weight/scale", got=got)]
 
-    def scale_faults(self, module: str, output: Checkpoint) -> list[Fault]:
-        """Scales that are not absmax / divisor; an all-zero weight may have any FP8 scale."""
-        int4 = self._scheme.weight_dtype == "int4"
-        per_row = self._scheme.granularity == "channel"
-        absmax = self._absmax.astype(np.float64) if per_row else self._absmax.max(keepdims=True)
-        dtype = output.tensors[f"{module}.weight_scale"].dtype
-        expected = absmax / (INT4_HALF_RANGE if int4 else FP8_MAX)
-        if int4:
-            expected = np.maximum(expected, INT4_SMALLEST_SCALE)
-        slack = expected * _SCALE_SLACK[dtype] + (_F16_SMALLEST_STEP if dtype == "F16" else 0)
-        scale = self._scale[:, 0].astype(np.float64)
-        wrong = ~(np.abs(scale - expected) <= slack) & (int4 | (absmax > 0))
-        if not wrong.any():
-            return []
-        row = int(np.flatnonzero(wrong)[0])
-        got = f"{int(wrong.sum())} other(s), first {scale[row]:.6g} at row {row}"
-        rule = f"absmax / {INT4_HALF_RANGE if int4 else FP8_MAX:g}"
-        return [
-            Fault(where=f"{module}.weight_scale", expected=f"{rule} ({expected[row]:.6g})", got=got)
-        ]
-
     def finding(self, module: str) -> LinearFinding:
         """The figures of the report."""
         relative = (self._square_error / self._square) ** 0.5 if self._square else 0.0
@@ -268,9 +262,24 @@ class _Errors:
         )
 
 
-def _row_squares(x: Floats) -> Floats:
-    squares: Floats = np.einsum("ij,ij->i", x, x)
-    return squares
+def _group_absmax(w: Floats, group: int) -> Floats:
+    """Largest magnitude of every `group` inputs of a row; the last group may be shorter."""
+    rows, columns = w.shape
+    if columns % group:
+        starts = np.arange(0, columns, group)
+        largest: Floats = np.maximum.reduceat(np.abs(w), starts, axis=1)
+        return largest
+    parts = w.reshape(rows, -1, group)
+    absmax: Floats = np.maximum(parts.max(axis=2), -parts.min(axis=2))
+    return absmax
+
+
+def _weighted_squares(x: Floats, scale: Floats) -> float:
+    """Sum of (x * scale)^2; `scale` is [rows, 1], [1, 1] or one per element."""
+    if scale.shape[1] == 1:
+        return float((np.einsum("ij,ij->i", x, x) * scale[:, 0].astype(np.float64) ** 2).sum())
+    wide = x * scale
+    return float(np.einsum("ij,ij->", wide, wide, dtype=np.float64))
 
 
 def companion_faults(

@@ -1,20 +1,18 @@
-"""Decoding of stored tensors in numpy: floats, FP8 by the format's definition, packed INT4.
+"""Decoding of stored tensors in numpy: floats, FP8 and FP4 by definition, packed INT4.
 
 The independent counterpart of the writing side: it shares no code with it and does not import
 torch. Everything works on blocks of rows, so memory stays bounded.
 """
 
 import os
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from .checkpoint import Checkpoint, pread_exactly
-from .declared import DeclaredScheme
 from .errors import CheckpointError
 from .safetensors_header import DTYPE_BYTES, TensorInfo
-from .stored import FP8_DTYPE, NIBBLES_PER_WORD, weight_name
+from .stored import FP8_DTYPE, NIBBLES_PER_WORD
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -40,23 +38,8 @@ def _e4m3_table() -> Floats:
 
 
 E4M3 = _e4m3_table()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodedWeight:
-    """A block of rows of a quantized linear: w ≈ codes * scale.
-
-    Attributes:
-        codes: [rows, in_features] float32, INT4 in -8 .. 7 or FP8 values.
-        scale: [rows, 1] (channel) or [1, 1] (tensor) float32.
-    """
-
-    codes: Floats
-    scale: Floats
-
-    def dequantized(self) -> Floats:
-        """The product codes * scale, [rows, in_features] float32."""
-        return self.codes * self.scale
+E2M1: Floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+"""The 16 values of FP4. Source: OCP Microscaling specification 1.0, table 5."""
 
 
 def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int) -> Bytes:
@@ -140,53 +123,17 @@ def unpack_int4(
     return np.subtract(codes.reshape(rows, -1), np.float32(8), out=out)
 
 
-def decode_codes(
-    scheme: DeclaredScheme, block: Bytes, rows: int, in_features: int, *, out: Floats | None = None
-) -> Floats:
-    """The stored bytes of `rows` rows of a weight -> its codes, [rows, in_features] float32.
-
-    `out`, if given, is a contiguous array of that shape; it is used where no padding is in the way.
-    """
-    if scheme.pack_method is None:
-        return floats(block, FP8_DTYPE, out=out).reshape(rows, in_features)
-    words = block.view(np.int32).reshape(rows, -1)
-    padded = words.shape[1] * NIBBLES_PER_WORD != in_features
-    codes = unpack_int4(
-        words,
-        scheme.pack_method,
-        offset=8 if scheme.layout == "compressed-tensors" else 0,
-        out=None if padded else out,
-    )
-    return codes[:, :in_features]
-
-
-def read_scale(checkpoint: Checkpoint, module: str) -> Floats:
-    """All weight scales of a quantized linear, [out_features, 1] or [1, 1] float32."""
-    tensor = checkpoint.tensors[f"{module}.weight_scale"]
-    return floats(read_whole(checkpoint, tensor), tensor.dtype).reshape(-1, 1)
-
-
-def decode_linear(
-    checkpoint: Checkpoint,
-    scheme: DeclaredScheme,
-    module: str,
-    *,
-    in_features: int,
-    rows: range | None = None,
-) -> DecodedWeight:
-    """Decode a quantized linear, or a block of its rows, as the folder declares it.
+def unpack_fp4(stored: Bytes, *, out: Floats | None = None) -> Floats:
+    """FP4 values of packed bytes, the even column in the low four bits.
 
     Args:
-        checkpoint: the quantized folder.
-        scheme: its declaration.
-        module: on-disk name, for example "midlayer.self_attn.q_proj".
-        in_features: columns of the weight; the padding of the last packed word is dropped.
-        rows: consecutive rows, None for all.
+        stored: [rows, in_features / 2].
+        out: contiguous float32 [rows, in_features], written and returned.
     """
-    tensor = checkpoint.tensors[weight_name(scheme, module)]
-    rows = range(tensor.shape[0]) if rows is None else rows
-    block = read_rows(checkpoint, tensor, rows.start, rows.stop)
-    scale = read_scale(checkpoint, module)
-    if scheme.granularity == "channel":
-        scale = scale[rows.start : rows.stop]
-    return DecodedWeight(codes=decode_codes(scheme, block, len(rows), in_features), scale=scale)
+    rows, pairs = stored.shape
+    if out is None:
+        out = np.empty((rows, 2 * pairs), np.float32)
+    values = out.reshape(rows, pairs, 2)
+    values[..., 0] = E2M1[stored & 15]
+    values[..., 1] = E2M1[stored >> 4]
+    return out

@@ -72,14 +72,16 @@ def int4_scale(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
     Args:
         weight: [rows, in_features], bfloat16, float16 or float32, finite.
-        dtype: of the scale; None = the weight's.
+        dtype: of the scale; None = the weight's, as Quark does by default.
 
     Returns:
         [rows, 1] in that dtype, at least 2^-23 (an all-zero row gets 2^-23).
     """
     half_range = (INT4_MAX - INT4_MIN) / 2
-    scale = row_absmax(weight) / half_range
-    return scale.maximum(torch.tensor(SMALLEST_SCALE, dtype=weight.dtype)).to(dtype or weight.dtype)
+    absmax = row_absmax(weight)
+    if dtype is not None:  # one rounding, to that dtype
+        return (absmax.float() / half_range).clamp_(min=SMALLEST_SCALE).to(dtype)
+    return (absmax / half_range).maximum(torch.tensor(SMALLEST_SCALE, dtype=weight.dtype))
 
 
 def int4_codes(weight: Tensor, scale: Tensor) -> Tensor:

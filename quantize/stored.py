@@ -12,8 +12,13 @@ from .safetensors_header import TensorInfo
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 FP8_DTYPE = "F8_E4M3"
 NIBBLES_PER_WORD = 8
-COMPANIONS = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "input_scale")
+COMPANIONS = (
+    "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "input_scale",
+    "weight_scale_2", "weight_scale_inv", "weight_global_scale", "input_global_scale",
+    "qweight", "qzeros", "scales",
+)  # fmt: skip
 """Suffixes that only a quantized linear has."""
+_PACKED_DTYPES = (FP8_DTYPE, "I32", "U8")
 
 
 class Part(NamedTuple):
@@ -35,34 +40,86 @@ def stored_parts(
         scheme: what the folder declares.
         out_features: rows of the weight.
         in_features: columns of the weight.
-        source_dtypes: which dtype an INT4 scale may have: that of the weight before quantization.
+        source_dtypes: which dtype an INT4 scale may have beside F16: that of the weight before
+            quantization.
     """
-    quark, modelopt = scheme.layout == "quark", scheme.layout == "modelopt"
-    per_row = scheme.granularity == "channel"
-    words = -(-in_features // NIBBLES_PER_WORD)
+    shape = (out_features, in_features)
+    parts = _codes(scheme, *shape) | _scales(
+        scheme, *shape, tuple(dict.fromkeys((*source_dtypes, "F16")))
+    )
     one = (1,) if scheme.layout == "compressed-tensors" else ()
-    rows = (out_features,) if quark or modelopt else (out_features, 1)
-    scale_dtypes = source_dtypes if scheme.weight_dtype == "int4" else ("F32", "BF16")
-    if modelopt:
-        scale_dtypes = ("F32",)
-    parts = {"weight_scale": Part(scale_dtypes, rows if per_row else one)}
-    if scheme.weight_dtype == "fp8_e4m3":
-        parts["weight"] = Part((FP8_DTYPE,), (out_features, in_features))
-    elif quark:
-        parts["weight"] = Part(("I32",), (out_features, words))
-        parts["weight_zero_point"] = Part(("I32",), (-(-out_features // NIBBLES_PER_WORD),))
-    else:
-        parts["weight_packed"] = Part(("I32",), (out_features, words))
-        parts["weight_shape"] = Part(("I64",), (2,))
     if scheme.activations == "tensor-static":
-        parts["input_scale"] = Part(("F32",) if modelopt else ("F32", "BF16"), one)
+        floats = ("F32",) if scheme.layout == "modelopt" else ("F32", "BF16")
+        parts["input_scale"] = Part(floats, one)
+    elif scheme.activations == "nvfp4":
+        global_scale = scheme.layout == "compressed-tensors"
+        parts["input_global_scale" if global_scale else "input_scale"] = Part(("F32",), one)
     return parts
 
 
-def weight_name(scheme: DeclaredScheme, module: str) -> str:
-    """Name of the tensor with the codes of a quantized linear."""
-    packed = scheme.weight_dtype == "int4" and scheme.layout == "compressed-tensors"
-    return f"{module}.weight_packed" if packed else f"{module}.weight"
+def _codes(scheme: DeclaredScheme, rows: int, columns: int) -> dict[str, Part]:
+    words = -(-columns // NIBBLES_PER_WORD)
+    row_words = -(-rows // NIBBLES_PER_WORD)
+    groups = columns // (scheme.group_size or columns)
+    if scheme.weight_dtype == "fp8_e4m3":
+        return {"weight": Part((FP8_DTYPE,), (rows, columns))}
+    if scheme.weight_dtype in ("nvfp4", "mxfp4"):
+        return {weight_suffix(scheme): Part(("U8",), (rows, columns // 2))}
+    if scheme.layout == "compressed-tensors":
+        return {
+            "weight_packed": Part(("I32",), (rows, words)),
+            "weight_shape": Part(("I64",), (2,)),
+        }
+    zeros = "qzeros" if scheme.layout == "awq" else "weight_zero_point"
+    if scheme.transposed:
+        return {
+            weight_suffix(scheme): Part(("I32",), (columns, row_words)),
+            zeros: Part(("I32",), (groups, row_words)),
+        }
+    return {"weight": Part(("I32",), (rows, words)), zeros: Part(("I32",), (row_words,))}
+
+
+def _scales(
+    scheme: DeclaredScheme, rows: int, columns: int, int4_dtypes: tuple[str, ...]
+) -> dict[str, Part]:
+    size = scheme.group_size or columns
+    groups = columns // size
+    ours = scheme.layout == "compressed-tensors"
+    suffix = scale_suffix(scheme)
+    if scheme.layout == "awq":
+        return {suffix: Part(("F16",), (groups, rows))}
+    if scheme.weight_dtype == "int4":
+        shape: tuple[int, ...] = (rows, groups) if ours else (rows,)
+        return {suffix: Part(int4_dtypes, (groups, rows) if scheme.transposed else shape)}
+    if scheme.weight_dtype == "nvfp4":
+        whole = "weight_global_scale" if ours else "weight_scale_2"
+        return {
+            suffix: Part((FP8_DTYPE,), (rows, groups)),
+            whole: Part(("F32",), (1,) if ours else ()),
+        }
+    if scheme.weight_dtype == "mxfp4":
+        return {suffix: Part(("U8",), (rows, groups))}
+    floats = ("F32", "BF16") if scheme.layout in ("quark", "compressed-tensors") else ("F32",)
+    if scheme.granularity == "block":
+        return {suffix: Part(floats, (-(-rows // size), -(-columns // size)))}
+    if scheme.granularity == "tensor":
+        return {suffix: Part(floats, (1,) if ours else ())}
+    return {suffix: Part(floats, (rows, 1) if ours else (rows,))}
+
+
+def weight_suffix(scheme: DeclaredScheme) -> str:
+    """Last part of the name of the tensor with the codes of a quantized linear."""
+    if scheme.layout == "awq":
+        return "qweight"
+    packed = scheme.layout == "compressed-tensors" and scheme.weight_dtype != "fp8_e4m3"
+    return "weight_packed" if packed else "weight"
+
+
+def scale_suffix(scheme: DeclaredScheme) -> str:
+    """Last part of the name of the tensor with its scales."""
+    if scheme.layout == "awq":
+        return "scales"
+    return "weight_scale_inv" if scheme.granularity == "block" else "weight_scale"
 
 
 def quantized_looking(tensors: Iterable[TensorInfo]) -> set[str]:
@@ -70,7 +127,7 @@ def quantized_looking(tensors: Iterable[TensorInfo]) -> set[str]:
     modules = set()
     for tensor in tensors:
         module, _, suffix = tensor.name.rpartition(".")
-        packed = suffix == "weight" and tensor.dtype in (FP8_DTYPE, "I32")
+        packed = suffix == "weight" and tensor.dtype in _PACKED_DTYPES
         if module and (packed or suffix in COMPANIONS):
             modules.add(module)
     return modules

@@ -276,18 +276,18 @@ def test_a_missing_scale(copy_of: Callable[[str], Path], source: Path, name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "suffix", "what"),
+    ("name", "dtype", "what"),
     [
-        ("quark-int4", "weight_scale", "expected BF16 [64] (quark int4"),
-        ("ct-int4", "weight_scale", "expected BF16 [64, 1] (compressed-tensors int4"),
-        ("modelopt-fp8-pcpt", "weight_scale", "expected F32 [64] (modelopt fp8"),
+        ("quark-int4", "F32", "expected BF16 or F16 [64] (quark int4"),
+        ("ct-int4", "F32", "expected BF16 or F16 [64, 1] (compressed-tensors int4"),
+        ("modelopt-fp8-pcpt", "F16", "expected F32 [64] (modelopt fp8"),
     ],
 )
 def test_a_scale_of_another_dtype(
-    copy_of: Callable[[str], Path], source: Path, name: str, suffix: str, what: str
+    copy_of: Callable[[str], Path], source: Path, name: str, dtype: str, what: str
 ) -> None:
-    out, key = copy_of(name), f"{Q}.{suffix}"
-    edit(out, lambda t: t.__setitem__(key, store(values_of(t[key]), "F16")))
+    out, key = copy_of(name), f"{Q}.weight_scale"
+    edit(out, lambda t: t.__setitem__(key, store(values_of(t[key]), dtype)))
     assert_only_fault(verify(out, source), key, what)
 
 

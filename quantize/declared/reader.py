@@ -7,7 +7,7 @@ numbers mean.
 from collections.abc import Collection
 from typing import Any, TypeVar
 
-from .errors import VerifyError
+from ..errors import VerifyError
 
 ChoiceT = TypeVar("ChoiceT", bound=str | int | bool)
 
@@ -95,6 +95,14 @@ class ObjectReader:
             return ()
         if not isinstance(got, list) or not all(isinstance(item, str) for item in got):
             raise not_understood(self.where, self._path(key), ("a list of names",), got)
+        return tuple(got)
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers that must be there."""
+        self._seen.add(key)
+        got = self._value.get(key)
+        if not isinstance(got, list) or not all(type(item) is int for item in got):
+            raise not_understood(self.where, self._path(key), ("a list of whole numbers",), got)
         return tuple(got)
 
     def finish(self) -> None:

@@ -1,0 +1,143 @@
+"""Every layout with every pair of formats that it can express: written, verified, decoded."""
+
+import dataclasses
+import itertools
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.quantize.backends import get_backend
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.declared import declared_scheme
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.hub import resolve_draft
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.stored_linear import StoredLinear
+from draftquant.quantize.verify import verify
+from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
+from draftquant.recipes.schema import LayoutName
+from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
+
+BASE = load_recipe("fp8-ptpc")
+WEIGHTS = tuple(
+    WeightFormat(
+        dtype=dtype, granularity=granularity, symmetric=True, group_size=size, scale_dtype=scale
+    )
+    for dtype, granularity, size, scale in (
+        ("int4", "channel", None, None),
+        ("int4", "channel", None, "float16"),
+        ("int4", "group", 32, None),
+        ("int4", "group", 128, "float16"),
+        ("fp8_e4m3", "channel", None, None),
+        ("fp8_e4m3", "tensor", None, None),
+        ("fp8_e4m3", "block", 128, None),
+        ("nvfp4", "group", 16, None),
+        ("mxfp4", "group", 32, None),
+    )
+)
+ACTIVATIONS = (
+    None,
+    *(
+        ActivationFormat(dtype=dtype, granularity=granularity, dynamic=granularity != "tensor")
+        for dtype, granularity in (
+            ("fp8_e4m3", "token"),
+            ("fp8_e4m3", "tensor"),
+            ("fp8_e4m3", "group"),
+            ("nvfp4", "group"),
+            ("mxfp4", "group"),
+        )
+    ),
+)
+
+
+def recipe(layout: LayoutName, weights: WeightFormat, inputs: ActivationFormat | None) -> Recipe:
+    return dataclasses.replace(BASE, layout=layout, weights=weights, activations=inputs)
+
+
+CASES = [
+    case
+    for case in itertools.product(typing.get_args(LayoutName), WEIGHTS, ACTIVATIONS)
+    if get_layout(case[0]).problem(recipe(*case)) is None
+]
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whole groups of 128 inputs everywhere, but rows that are no whole blocks of 128."""
+    folder = tmp_path_factory.mktemp("formats") / "draft"
+    return tiny_eagle3_llama(
+        folder, hidden=128, intermediate=256, heads=9, kv_heads=3, head_dim=128, vocab=96
+    )
+
+
+def test_every_layout_and_every_format_has_a_case() -> None:
+    assert {case[0] for case in CASES} == set(typing.get_args(LayoutName))
+    assert {case[1] for case in CASES} == set(WEIGHTS)
+    assert {case[2] for case in CASES} == set(ACTIVATIONS)
+    assert len(CASES) > 25
+
+
+@pytest.mark.parametrize(("layout", "weights", "inputs"), CASES, ids=str)
+def test_what_is_written_verifies_and_decodes_to_what_was_computed(
+    layout: LayoutName,
+    weights: WeightFormat,
+    inputs: ActivationFormat | None,
+    draft: Path,
+    tmp_path: Path,
+) -> None:
+    chosen = recipe(layout, weights, inputs)
+    plan = make_plan(chosen, read_draft(Checkpoint.open(draft)))
+    modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
+    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else None
+    out = tmp_path / "out"
+    quantize_draft(plan, out, source=resolve_draft(str(draft)), input_scales=scales)
+    report = verify(out, draft)
+    assert report.ok, report.faults
+    assert report.quantized == len(modules) == 7
+
+    checkpoint = Checkpoint.open(out)
+    scheme = declared_scheme(checkpoint)
+    assert scheme is not None
+    source = read_tensors(draft)
+    for module in modules:
+        tensor = source[f"{module}.weight"]
+        raw = torch.frombuffer(bytearray(tensor.data), dtype=torch.bfloat16).view(tensor.shape)
+        expected = get_backend("torch").quantize(raw, weights).dequantized()
+        decoded = StoredLinear(checkpoint, scheme, module, in_features=raw.shape[1]).decoded()
+        ours = torch.from_numpy(decoded.dequantized())
+        # compressed-tensors stores the inverse of NVFP4's global scale: two roundings of 2^-24.
+        inverse = layout == "compressed-tensors" and weights.dtype == "nvfp4"
+        torch.testing.assert_close(ours, expected, rtol=2**-22 if inverse else 0, atol=0)
+
+
+@pytest.mark.parametrize(("layout", "weights", "inputs"), CASES, ids=str)
+def test_one_flipped_bit_of_the_codes_is_found(
+    layout: LayoutName,
+    weights: WeightFormat,
+    inputs: ActivationFormat | None,
+    draft: Path,
+    tmp_path: Path,
+) -> None:
+    chosen = recipe(layout, weights, inputs)
+    plan = make_plan(chosen, read_draft(Checkpoint.open(draft)))
+    modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
+    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else None
+    out = tmp_path / "out"
+    quantize_draft(plan, out, source=resolve_draft(str(draft)), input_scales=scales)
+    tensors = read_tensors(out)
+    (name,) = (
+        n
+        for n in tensors
+        if n.startswith("midlayer.mlp.up_proj.")
+        and n.rpartition(".")[2] in ("weight", "weight_packed", "qweight")
+    )
+    data = bytearray(tensors[name].data)
+    data[len(data) // 2] ^= 0x04  # the largest bit below the sign of FP4 and of INT4's nibbles
+    tensors[name] = Stored(tensors[name].dtype, tensors[name].shape, bytes(data))
+    write_tensors(out, tensors, metadata={"format": "pt"})
+    report = verify(out, draft)
+    assert not report.ok
+    assert any("up_proj" in fault.where for fault in report.faults)
