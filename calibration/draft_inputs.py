@@ -4,11 +4,14 @@ Wrong features do not crash a draft, they only lower its acceptance: every misma
 is an error here.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..quantize.loading import LoadedDraft
 from .errors import TraceError
+from .target_tables import EMBEDDING
 from .traces import PromptTrace, TraceFolder
 
 
@@ -34,17 +37,30 @@ def default_aux_layer_ids(num_layers: int) -> tuple[int, ...]:
     return ids
 
 
+def mask_token_ids(geometry: Any) -> tuple[int, ...]:
+    """Tokens that a draft reads beside those of the text: the mask of a block draft.
+
+    Args:
+        geometry: of any family.
+    """
+    mask = getattr(geometry, "mask_token_id", None)
+    return () if mask is None else (mask,)
+
+
 def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
     """Check that the recorded features are the ones that the draft was trained to read.
 
     Raises:
-        TraceError: other target layers, another width, another vocabulary, or features fused with
-            other weights.
+        TraceError: other target layers, another width, another vocabulary, features fused with
+            other weights, or a mask token whose embedding the draft does not have.
     """
     problem = _misfit(draft, traces)
     if problem:
         what, fix = problem
         raise TraceError(traces.folder, f"does not fit the draft {draft.name}: {what}", fix=fix)
+    if "mask_embedding" not in draft.weights:  # a side file of the draft goes before the table
+        masks = torch.tensor(mask_token_ids(draft.geometry), dtype=torch.int64)
+        _check_embedded(draft, masks, traces)
 
 
 def first_hidden(draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace) -> Tensor:
@@ -52,12 +68,28 @@ def first_hidden(draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace) ->
 
     Returns:
         [N - 1, W] in the dtype of the draft's weights.
+
+    Raises:
+        TraceError: the draft has no embedding of one of the trace's tokens.
     """
+    _check_embedded(draft, trace.token_ids, traces)
     features = trace.features.to(draft.weights["fc.weight"].dtype)
     if traces.manifest.features.kind == "fused":
         return features
     with torch.inference_mode():
         return draft.forward.fuse(features[None])[0]
+
+
+def _check_embedded(draft: LoadedDraft, token_ids: Tensor, traces: TraceFolder) -> None:
+    """Rows that a trace's tables do not carry are NaN, which an argmax would hide."""
+    absent = token_ids[draft.weights[EMBEDDING][token_ids, 0].isnan()]
+    if len(absent):
+        token = int(absent[0])
+        raise TraceError(
+            traces.folder,
+            f"the draft {draft.name} reads token {token}, whose embedding the traces do not carry",
+            fix=f"give the target (--target M), or record again with --tables --table-ids {token}",
+        )
 
 
 def _misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:

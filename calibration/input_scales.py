@@ -1,7 +1,8 @@
-"""Static activation scales: the largest input of every quantized linear, along the whole chain.
+"""Static activation scales: the largest input of every quantized linear, in all that it reads.
 
-Steps 2 .. K feed the draft's own hidden states, not the target's, so the first step alone gives
-scales that clip the later ones.
+Steps 2 .. K of a chain feed the draft's own hidden states, not the target's, so the first step
+alone gives scales that clip the later ones. The key and value projections of a block draft read the
+fused features of the context and the normed rows of the block, two distributions under one scale.
 """
 
 import math
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from ..quantize.loading import LoadedDraft
 from ..quantize.numerics import fp8_scale
-from .chain import chain_predictions
 from .draft_inputs import check_trace_fits, first_hidden
 from .errors import CalibrationError
+from .predictions import draft_predictions, num_draft_tokens_fault
 from .traces import TraceFolder
 
 
@@ -51,7 +52,7 @@ def measure_input_scales(
     num_draft_tokens: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Mapping[str, InputScale]:
-    """Take the absmax of every attention and MLP input over steps 1 .. K of all traces.
+    """Take the absmax of every attention and MLP input over all that K draft tokens need.
 
     The draft runs without activation rounding, on every position of the prompts and continuations,
     teacher-forced exactly as replay does it.
@@ -67,16 +68,17 @@ def measure_input_scales(
 
     Raises:
         TraceError: the traces do not fit the draft.
-        CalibrationError: no trace is long enough, or an input is NaN or infinite.
+        CalibrationError: the draft cannot propose K tokens, no trace is long enough, or an input
+            is NaN or infinite.
     """
-    if num_draft_tokens < 1:
-        raise CalibrationError("num_draft_tokens", f"expected at least 1, got {num_draft_tokens}",
-                               fix="give the number that will be served")  # fmt: skip
+    fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
+    if fault:
+        raise CalibrationError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
     check_trace_fits(draft, traces)
     observer = _AbsmaxObserver()
     forward = draft.family.forward(draft.geometry, draft.weights, observer)
     for done, trace in enumerate(traces, start=1):
-        chain_predictions(
+        draft_predictions(
             forward,
             first_hidden(draft, traces, trace),
             trace.token_ids,

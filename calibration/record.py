@@ -4,7 +4,7 @@ It knows the target; of drafts it knows only which layers they read and how they
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from ..quantize.staging import check_output
 from .draft_inputs import default_aux_layer_ids
 from .errors import TraceError
 from .prompts import Prompt
+from .target_tables import TargetTables
 from .trace_manifest import FeatureDtype, FeatureSpec, TargetIdentity
 from .trace_writer import trace_output
 from .traces import FEATURE_DTYPES, PromptTrace, TraceFolder, file_sha256
@@ -36,6 +37,7 @@ def record_traces(
     fuse_with: LoadedDraft | None = None,
     dtype: FeatureDtype = "float32",
     batch_size: int = 32,
+    table_ids: Collection[int] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> TraceFolder:
     """Continue every prompt greedily and write the trace folder `out`.
@@ -51,6 +53,8 @@ def record_traces(
             fc only; its weights must be in `dtype`.
         dtype: the target computes in, and features are stored in.
         batch_size: prompts run together.
+        table_ids: carry the target's embedding and head, for drafts without their own; with the
+            embeddings of the recorded tokens and of these. None = carry no tables.
         on_progress: called with (prompts done, prompts).
 
     Returns:
@@ -58,9 +62,11 @@ def record_traces(
 
     Raises:
         TraceError: the target cannot be loaded or run, or an argument does not fit it.
+        CheckpointError: the target's tables are asked for and not found.
         OutputError: `out` exists already, or its parent does not.
     """
     check_output(out)
+    tables = None if table_ids is None else TargetTables.find(target)
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         if value < 1:
             raise TraceError(name, f"expected at least 1, got {value}", fix="give a larger number")
@@ -71,7 +77,10 @@ def record_traces(
     ids = _chosen_layers(aux_layer_ids, fuse_with, len(layers))
     spec = _feature_spec(model, ids, fuse_with, dtype)
     done = 0
-    with trace_output(out, identity, spec) as writer, _Recorder(model, layers, ids) as recorder:
+    with (
+        trace_output(out, identity, spec, tables=tables, table_ids=table_ids or ()) as writer,
+        _Recorder(model, layers, ids) as recorder,
+    ):
         for positions in _batches(prompts, batch_size):
             batch = [prompts[i] for i in positions]
             for position, trace in zip(

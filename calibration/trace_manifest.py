@@ -12,8 +12,10 @@ from .errors import TraceError
 from .strict_json import JsonProblem, decode, parse_object
 
 MANIFEST_FILE = "trace.json"
+TABLES_FILE: Literal["tables.safetensors"] = "tables.safetensors"
 FeatureKind = Literal["aux", "fused"]
 FeatureDtype = Literal["float32", "float64", "bfloat16", "float16"]
+TableDtype = Literal["BF16", "F16", "F32"]
 
 _SHARD_FILE = re.compile(r"traces-\d{5}\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -82,8 +84,32 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TablesFile:
+    """The target's embedding and head beside trace.json; what is in it says `trace_tables.py`.
+
+    Attributes:
+        num_token_ids: n, tokens whose embedding is carried.
+        width: W, of the target's hidden states.
+        embed_tokens_dtype, lm_head_dtype: as the target stores them.
+    """
+
+    file: Literal["tables.safetensors"] = TABLES_FILE
+    nbytes: int
+    sha256: str
+    num_token_ids: int
+    width: int
+    embed_tokens_dtype: TableDtype
+    lm_head_dtype: TableDtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceManifest:
-    """The whole of trace.json. `num_tokens` is the sum over the prompts."""
+    """The whole of trace.json.
+
+    Attributes:
+        num_tokens: the sum over the prompts.
+        tables: None, and no such key in trace.json, for a folder that carries none.
+    """
 
     format: Literal["draftquant-trace"] = "draftquant-trace"
     version: Literal[1] = 1
@@ -93,11 +119,15 @@ class TraceManifest:
     num_tokens: int
     prompts: tuple[TraceEntry, ...]
     shards: tuple[Shard, ...]
+    tables: TablesFile | None = None
 
 
 def manifest_text(manifest: TraceManifest) -> str:
     """The bytes of trace.json: equal manifests give equal text."""
-    return json.dumps(asdict(manifest), indent=1, ensure_ascii=False) + "\n"
+    document = asdict(manifest)
+    if manifest.tables is None:
+        del document["tables"]
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
 def parse_manifest(text: str, where: Path) -> TraceManifest:
@@ -107,7 +137,7 @@ def parse_manifest(text: str, where: Path) -> TraceManifest:
         TraceError: a key is unknown, missing, doubled, mistyped, or contradicts another.
     """
     try:
-        manifest = decode(TraceManifest, parse_object(text))
+        manifest = decode(TraceManifest, {"tables": None} | parse_object(text))
     except JsonProblem as exc:
         raise TraceError(where, str(exc), fix="record the traces again with this version") from exc
     check_manifest(manifest, where)
@@ -125,6 +155,7 @@ def check_manifest(manifest: TraceManifest, where: Path) -> None:
         or _feature_problem(manifest.features, manifest.target.num_layers)
         or _shard_problem(manifest.shards)
         or _prompt_problem(manifest)
+        or _tables_problem(manifest)
     )
     if problem:
         raise TraceError(where, problem, fix="record the traces again")
@@ -186,6 +217,23 @@ def _prompt_problem(manifest: TraceManifest) -> str | None:
     total = sum(entry.num_tokens for entry in manifest.prompts)
     if total != manifest.num_tokens:
         return f"num_tokens: {manifest.num_tokens}, but the prompts add up to {total}"
+    return None
+
+
+def _tables_problem(manifest: TraceManifest) -> str | None:
+    tables, features = manifest.tables, manifest.features
+    if tables is None:
+        return None
+    if tables.nbytes < 0 or not _SHA256.fullmatch(tables.sha256):
+        return "tables: nbytes or sha256 is malformed"
+    if not 1 <= tables.num_token_ids <= manifest.target.vocab_size:
+        return (
+            f"tables.num_token_ids: expected 1 to {manifest.target.vocab_size}, the target's"
+            f" vocabulary, got {tables.num_token_ids}"
+        )
+    aux_width = tables.width * len(features.aux_layer_ids)
+    if tables.width < 1 or (features.kind == "aux" and features.width != aux_width):
+        return f"tables.width: {tables.width} contradicts features of width {features.width}"
     return None
 
 

@@ -3,9 +3,10 @@
 The folder appears whole or not at all. What the traces mean is `traces.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import save_file
@@ -13,16 +14,21 @@ from torch import Tensor
 
 from ..quantize.staging import check_output, staged_output, sync
 from .errors import TraceError
+from .target_tables import TargetTables
 from .trace_manifest import (
     MANIFEST_FILE,
+    TABLES_FILE,
     FeatureSpec,
     Shard,
+    TableDtype,
+    TablesFile,
     TargetIdentity,
     TraceEntry,
     TraceManifest,
     check_manifest,
     manifest_text,
 )
+from .trace_tables import write_tables
 from .traces import PromptTrace, check_trace, file_sha256
 
 SHARD_BYTES = 512 * 2**20
@@ -32,12 +38,20 @@ class TraceWriter:
     """Collects traces into shards below a staging folder; made by `trace_output`."""
 
     def __init__(
-        self, staging: Path, target: TargetIdentity, features: FeatureSpec, shard_bytes: int
+        self,
+        staging: Path,
+        target: TargetIdentity,
+        features: FeatureSpec,
+        shard_bytes: int,
+        tables: TargetTables | None,
+        table_ids: Collection[int],
     ) -> None:
         self._staging = staging
         self._target = target
         self._features = features
         self._shard_bytes = shard_bytes
+        self._tables = tables
+        self._token_ids = set(table_ids)
         self._pending: dict[str, Tensor] = {}
         self._entries: dict[int, TraceEntry] = {}
         self._shards: list[Shard] = []
@@ -73,9 +87,10 @@ class TraceWriter:
             file=self._next_file(),
         )
         self._pending |= tensors
+        self._token_ids.update(trace.token_ids.tolist())
 
     def finish(self) -> None:
-        """Write the last shard and trace.json.
+        """Write the last shard, the tables and trace.json.
 
         Raises:
             TraceError: no trace was added, or two have the same id.
@@ -89,6 +104,7 @@ class TraceWriter:
             num_tokens=sum(entry.num_tokens for entry in entries),
             prompts=entries,
             shards=tuple(self._shards),
+            tables=self._write_tables(self._tables) if self._tables else None,
         )
         check_manifest(manifest, self._staging / MANIFEST_FILE)
         path = self._staging / MANIFEST_FILE
@@ -104,13 +120,31 @@ class TraceWriter:
         )
         self._pending = {}
 
+    def _write_tables(self, tables: TargetTables) -> TablesFile:
+        path = self._staging / TABLES_FILE
+        write_tables(path, tables, sorted(self._token_ids))
+        return TablesFile(
+            nbytes=path.stat().st_size,
+            sha256=file_sha256(path),
+            num_token_ids=len(self._token_ids),
+            width=tables.width,
+            embed_tokens_dtype=cast(TableDtype, tables.embed_tokens.dtype),
+            lm_head_dtype=cast(TableDtype, tables.lm_head.dtype),
+        )
+
     def _next_file(self) -> str:
         return f"traces-{len(self._shards) + 1:05d}.safetensors"
 
 
 @contextmanager
 def trace_output(
-    out: Path, target: TargetIdentity, features: FeatureSpec, *, shard_bytes: int = SHARD_BYTES
+    out: Path,
+    target: TargetIdentity,
+    features: FeatureSpec,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    tables: TargetTables | None = None,
+    table_ids: Collection[int] = (),
 ) -> Iterator[TraceWriter]:
     """Write a trace folder; leaving the block without an exception publishes it.
 
@@ -119,16 +153,36 @@ def trace_output(
         target: what was recorded.
         features: what the features are.
         shard_bytes: a new shard starts before tensors of one grow beyond this.
+        tables: also carry these tables of the target, see `trace_tables`; None for none.
+        table_ids: tokens whose embedding is carried beside those of the traces.
 
     Raises:
-        OutputError: `out` exists, or its parent does not.
-        TraceError: nothing was added, or ids are doubled.
+        OutputError: `out` exists, its parent does not, or the head does not fit on the disk.
+        TraceError: nothing was added, ids are doubled, or the tables are not those of the target.
     """
-    check_output(out)
+    check_output(out, needed_bytes=tables.lm_head.nbytes if tables else 0)
+    if tables:
+        _check_tables(tables, table_ids, target)
     with staged_output(out) as staging:
-        writer = TraceWriter(staging, target, features, shard_bytes)
+        writer = TraceWriter(staging, target, features, shard_bytes, tables, table_ids)
         yield writer
         writer.finish()
+
+
+def _check_tables(tables: TargetTables, table_ids: Collection[int], target: TargetIdentity) -> None:
+    if tables.vocab_size != target.vocab_size:
+        raise TraceError(
+            tables.checkpoint.folder,
+            f"its embedding has {tables.vocab_size} rows, the vocabulary {target.vocab_size}",
+            fix="give the folder of the recorded target",
+        )
+    for token in table_ids:
+        if not 0 <= token < target.vocab_size:
+            raise TraceError(
+                f"token id {token}",
+                f"expected ids in [0, {target.vocab_size}), the target's vocabulary",
+                fix="give ids of this target: --table-ids",
+            )
 
 
 def _nbytes(tensors: dict[str, Tensor]) -> int:

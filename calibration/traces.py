@@ -8,12 +8,14 @@ A trace folder, format version 1:
                                  "ID.features"     [N - 1, width], of positions 0 .. N - 2
                                  "ID.target_top1"  I32 [N - 1], argmax after positions 0 .. N - 2
     traces-00002.safetensors   …
+    tables.safetensors         only if asked for: see `trace_tables`
 
 Recording is greedy: target_top1[P - 1:] equals token_ids[P:]. The last token was never fed to the
 target, so it has no feature. Reading treats the folder as hostile input and loads one prompt at a
 time.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,15 +29,20 @@ from torch import Tensor
 from ..quantize.errors import CheckpointError
 from ..quantize.safetensors_header import read_header
 from .errors import TraceError
+from .target_tables import SharedTables
 from .trace_manifest import (
     MANIFEST_FILE,
     FeatureDtype,
     FeatureSpec,
+    Shard,
+    TablesFile,
     TargetIdentity,
     TraceEntry,
     TraceManifest,
+    manifest_text,
     parse_manifest,
 )
+from .trace_tables import TensorTable, expected_tensors, shared_tables
 
 FEATURE_DTYPES: dict[FeatureDtype, tuple[torch.dtype, str]] = {
     "float32": (torch.float32, "F32"),
@@ -83,32 +90,36 @@ class TraceFolder:
         folder: where it lies.
         manifest: trace.json, checked.
         sha256: hash of trace.json, which holds the hash of every shard: the identity of the traces.
+            Tables are left out: the same traces with and without them are the same.
     """
 
     def __init__(self, folder: Path, manifest: TraceManifest, sha256: str) -> None:
         self.folder = folder
         self.manifest = manifest
         self.sha256 = sha256
-        self._shards: dict[str, Any] = {}
+        self._opened: dict[str, Any] = {}
 
     @classmethod
     def open(cls, folder: Path) -> "TraceFolder":
-        """Read and check trace.json and the headers of all shards; reads no tensor.
+        """Read and check trace.json and the headers of all files; reads no tensor.
 
         Raises:
             TraceError: the folder is not a complete, consistent trace folder of version 1.
         """
         where = folder / MANIFEST_FILE
         try:
-            text = where.read_bytes()
-            manifest = parse_manifest(text.decode(), where)
+            manifest = parse_manifest(where.read_bytes().decode(), where)
         except (OSError, UnicodeDecodeError) as exc:
             raise TraceError(
                 where, f"cannot be read: {exc}", fix="give a folder written by 'draftquant record'"
             ) from exc
         for shard in manifest.shards:
-            _check_header(folder, manifest, shard.file, shard.nbytes)
-        return cls(folder, manifest, hashlib.sha256(text).hexdigest())
+            _check_header(folder, shard, _shard_tensors(manifest, shard.file))
+        if manifest.tables:
+            expected = expected_tensors(manifest.tables, manifest.target.vocab_size)
+            _check_header(folder, manifest.tables, expected)
+        traces_only = manifest_text(dataclasses.replace(manifest, tables=None))
+        return cls(folder, manifest, hashlib.sha256(traces_only.encode()).hexdigest())
 
     def __len__(self) -> int:
         return len(self.manifest.prompts)
@@ -122,7 +133,7 @@ class TraceFolder:
         Raises:
             TraceError: the shard's bytes changed since recording, or the trace contradicts itself.
         """
-        shard = self._shard(entry.file)
+        shard = self._open(next(s for s in self.manifest.shards if s.file == entry.file))
         try:
             tensors = {
                 name: shard.get_tensor(f"{entry.id}.{name}")
@@ -142,16 +153,26 @@ class TraceFolder:
         check_trace(trace, self.manifest.target, self.manifest.features, self.folder / entry.file)
         return trace
 
-    def _shard(self, file: str) -> Any:
-        """Open a shard; its hash is checked the first time, before any of its bytes is used."""
-        if file not in self._shards:
-            path = self.folder / file
-            expected = next(s.sha256 for s in self.manifest.shards if s.file == file)
-            if file_sha256(path) != expected:
+    def tables(self, dtype: torch.dtype = torch.float32) -> SharedTables:
+        """The target's tables that the folder carries, for `load_draft`; empty if it carries none.
+
+        Nothing is read before a draft asks. An embedding row that is not carried is NaN.
+        """
+        tables = self.manifest.tables
+        if tables is None:
+            return SharedTables({})
+        vocab_size, where = self.manifest.target.vocab_size, self.folder / tables.file
+        return shared_tables(lambda: self._open(tables), vocab_size, where, dtype)
+
+    def _open(self, listed: Shard | TablesFile) -> Any:
+        """Open a file; its hash is checked the first time, before any of its bytes is used."""
+        if listed.file not in self._opened:
+            path = self.folder / listed.file
+            if file_sha256(path) != listed.sha256:
                 raise TraceError(path, f"sha256 differs from the one in {MANIFEST_FILE}",
                                  fix="copy the folder again, or record again")  # fmt: skip
-            self._shards[file] = safe_open(path, framework="pt")
-        return self._shards[file]
+            self._opened[listed.file] = safe_open(path, framework="pt")
+        return self._opened[listed.file]
 
 
 def file_sha256(path: Path) -> str:
@@ -205,16 +226,8 @@ def _trace_problem(
     return None
 
 
-def _check_header(folder: Path, manifest: TraceManifest, file: str, nbytes: int) -> None:
-    path = folder / file
-    if path.is_file() and path.stat().st_size != nbytes:
-        raise TraceError(path, f"expected {nbytes} bytes, got {path.stat().st_size}",
-                         fix="copy the folder again, or record again")  # fmt: skip
-    try:
-        header = read_header(folder, file)
-    except CheckpointError as exc:
-        raise TraceError(exc.where, exc.what, fix="record the traces again") from exc
-    expected: dict[str, tuple[str, tuple[int, ...]]] = {}
+def _shard_tensors(manifest: TraceManifest, file: str) -> TensorTable:
+    expected: TensorTable = {}
     dtype = FEATURE_DTYPES[manifest.features.dtype][1]
     for entry in manifest.prompts:
         if entry.file == file:
@@ -222,6 +235,18 @@ def _check_header(folder: Path, manifest: TraceManifest, file: str, nbytes: int)
             expected[f"{entry.id}.token_ids"] = ("I32", (entry.num_tokens,))
             expected[f"{entry.id}.features"] = (dtype, (rows, manifest.features.width))
             expected[f"{entry.id}.target_top1"] = ("I32", (rows,))
+    return expected
+
+
+def _check_header(folder: Path, listed: Shard | TablesFile, expected: TensorTable) -> None:
+    path = folder / listed.file
+    if path.is_file() and path.stat().st_size != listed.nbytes:
+        raise TraceError(path, f"expected {listed.nbytes} bytes, got {path.stat().st_size}",
+                         fix="copy the folder again, or record again")  # fmt: skip
+    try:
+        header = read_header(folder, listed.file)
+    except CheckpointError as exc:
+        raise TraceError(exc.where, exc.what, fix="record the traces again") from exc
     found = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):

@@ -118,8 +118,8 @@ class _Weight:
         """Consecutive blocks of rows; the buffer is reused, so use each before the next."""
         rows, columns = self.tensor.shape
         row_bytes = self.tensor.nbytes // max(rows, 1)
-        step = block_bytes // max(row_bytes, 1) // ROWS * ROWS
-        step = min(rows, max(ROWS, step))
+        fitting = block_bytes // max(row_bytes, 1)
+        step = rows if fitting >= rows else min(rows, max(ROWS, fitting // ROWS * ROWS))
         buffer = torch.empty(step * row_bytes, dtype=torch.uint8)
         view = buffer.numpy().data
         for first in range(0, rows, step):

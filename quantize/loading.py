@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from .checkpoint import Checkpoint
-from .declared import Activations, DeclaredScheme, declared_scheme
-from .decode import decode_linear, floats, read_whole
+from .declared import DeclaredScheme, declared_scheme
+from .decode import floats, read_whole
 from .drafts import Draft, Family, Row, read_config, read_draft
 from .drafts.forward import DraftForward, OnInput
 from .errors import CheckpointError
+from .input_rounding import InputRounding
 from .safetensors_header import TensorInfo
 from .stored import FLOAT_DTYPES, quantized_looking, stored_parts
+from .stored_linear import StoredLinear
 
-_FP8_MAX = 448.0  # largest value of F8_E4M3
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32,
                  "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}  # fmt: skip
 
@@ -57,6 +58,7 @@ def load_draft(
     dtype: torch.dtype = torch.float32,
     on_input: OnInput | None = None,
     shared: Mapping[str, Tensor] | None = None,
+    rope_theta: float | None = None,
 ) -> LoadedDraft:
     """Load a BF16 folder, or a quantized one of any layout that `declared` understands.
 
@@ -67,23 +69,28 @@ def load_draft(
             returns goes on.
         shared: the target's "embed_tokens.weight" [vocabulary, W] and "lm_head.weight"
             [draft vocabulary, W], for drafts stored without them.
+        rope_theta: base of the rotary frequencies instead of the config's, which engines use: some
+            trainers used another one, and acceptance shows which.
 
     Raises:
         CheckpointError: the folder is not a draft, a stored tensor is not as declared, or an
-            embedding or head is neither stored nor given.
+            embedding or head is neither stored nor given, or `rope_theta` is no base.
         VerifyError: its quantization_config is not understood.
     """
     checkpoint = Checkpoint.open(folder)
     scheme = declared_scheme(checkpoint)
     modules = quantized_looking(checkpoint.tensors.values()) if scheme else set()
     draft = read_draft(_as_if_unquantized(checkpoint, scheme, modules) if scheme else checkpoint)
+    geometry = draft.geometry if rope_theta is None else _rebased(draft.geometry, rope_theta)
     weights = {
         row.canonical: _weight(checkpoint, draft, row, scheme, modules, dtype) for row in draft.rows
     }
     weights |= _from_target(draft, shared or {}, dtype)
+    beside = draft.family.side_weights(draft.geometry, folder)
+    weights |= {name: weight.to(dtype) for name, weight in beside.items()}
     linears = tuple(_module(r.canonical) for r in draft.rows if r.role in ("attention", "mlp"))
     quantized = {_module(r.canonical): r for r in draft.rows if _module(r.tensor.name) in modules}
-    rounding = _InputRounding(
+    rounding = InputRounding(
         scheme.activations if scheme else "none",
         {name: _input_scale(checkpoint, row) for name, row in quantized.items()},
         on_input,
@@ -91,46 +98,25 @@ def load_draft(
     return LoadedDraft(
         name=folder.name,
         family=draft.family,
-        geometry=draft.geometry,
+        geometry=geometry,
         weights=weights,
         quantized=tuple(sorted(quantized)),
         linears=linears,
-        forward=draft.family.forward(draft.geometry, weights, rounding),
+        forward=draft.family.forward(geometry, weights, rounding),
         fusion_sha256=_fusion_sha256(checkpoint, draft),
     )
 
 
-class _InputRounding:
-    """`OnInput` that rounds the inputs of quantized linears to FP8 and back.
-
-    Args:
-        activations: as declared.
-        scales: canonical module name of every quantized linear -> its static scale, if any.
-        before: sees the input first.
-    """
-
-    def __init__(
-        self,
-        activations: Activations,
-        scales: Mapping[str, Tensor | None],
-        before: OnInput | None,
-    ) -> None:
-        self._activations = activations
-        self._scales = scales
-        self._before = before
-
-    def __call__(self, name: str, x: Tensor) -> Tensor:
-        if self._before is not None:
-            x = self._before(name, x)
-        if self._activations == "none" or name not in self._scales:
-            return x
-        wide = x.to(torch.float32)
-        scale = self._scales[name]
-        if scale is None:
-            absmax = wide.abs().amax(-1, keepdim=True)
-            scale = torch.where(absmax > 0, absmax / _FP8_MAX, 1.0)  # a zero token stays zero
-        codes = (wide / scale).clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
-        return (codes.to(torch.float32) * scale).to(x.dtype)
+def _rebased(geometry: Any, rope_theta: float) -> Any:
+    """The geometry with another base of its rotary frequencies."""
+    if not 1 < rope_theta < float("inf"):
+        raise CheckpointError(
+            "rope_theta",
+            f"expected a number above 1, got {rope_theta}",
+            fix="give the base that the draft may have been trained with, for example 10000",
+        )
+    rope = dataclasses.replace(geometry.rope, theta=float(rope_theta))
+    return dataclasses.replace(geometry, rope=rope)
 
 
 def _as_if_unquantized(
@@ -197,7 +183,7 @@ def _weight(
                 fix="quantize attention and MLP linears only",
             )
         in_features = row.tensor.shape[1]
-        decoded = decode_linear(checkpoint, scheme, module, in_features=in_features)
+        decoded = StoredLinear(checkpoint, scheme, module, in_features=in_features).decoded()
         return torch.from_numpy(decoded.dequantized()).to(dtype)
     tensor, block = row.tensor, read_whole(checkpoint, row.tensor)
     if tensor.dtype in FLOAT_DTYPES:
@@ -236,7 +222,7 @@ def _from_target(
             raise CheckpointError(
                 draft.checkpoint.folder,
                 f"{name} is not stored: the draft shares the target's",
-                fix="give the target (--target M), whose embedding and head it uses",
+                fix="give the target (--target M), or traces recorded with --tables",
             )
         if tuple(shared[name].shape) != shape:
             raise CheckpointError(

@@ -1,5 +1,6 @@
 """`quantize_draft`: plan in, published folder out. It appears whole and verified, or not at all."""
 
+import fnmatch
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from .errors import BackendError, CheckpointError, VerifyError
 from .execute import execute
 from .hub import DraftSource
 from .layouts import get_layout
+from .lints import config_changes, find_lints, fixed_config
 from .plan import Plan, Step
 from .staging import check_output, staged_output, sync, write_text
 from .verify import VerifyReport, verify
@@ -24,11 +26,16 @@ PROVENANCE_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeReport:
-    """What a run wrote, and what verification found in it."""
+    """What a run wrote, and what verification found in it.
+
+    Attributes:
+        config_changes: dotted config.json key -> the value that a lint asked for.
+    """
 
     out: Path
     plan: Plan
     verification: VerifyReport
+    config_changes: Mapping[str, Any]
 
 
 def quantize_draft(
@@ -40,6 +47,7 @@ def quantize_draft(
     input_scales: Mapping[str, float] | None = None,
     input_scale_origin: str | None = None,
     allow_zero_rows: bool = False,
+    fix_config: bool = False,
     on_progress: Callable[[Step], None] = lambda _step: None,
     on_stage: Callable[[str], None] = lambda _stage: None,
 ) -> QuantizeReport:
@@ -54,6 +62,7 @@ def quantize_draft(
             recipe's activations are static.
         input_scale_origin: where they came from, for provenance.
         allow_zero_rows: store all-zero rows instead of refusing them.
+        fix_config: change the output's config.json as the lints of the draft ask for.
         on_progress: called after each tensor written.
         on_stage: called with "write" and "verify" when they begin.
 
@@ -63,6 +72,7 @@ def quantize_draft(
     backend = get_backend(plan.recipe.backend)
     backend.check(plan.recipe.weights)
     scales = _checked_scales(plan, input_scales)
+    changes = config_changes(find_lints(plan.draft)) if fix_config else {}
     folder = plan.draft.checkpoint.folder
     side_files = plan.draft.checkpoint.side_files()
     _check_side_files(plan, side_files)
@@ -79,7 +89,7 @@ def quantize_draft(
             on_progress=on_progress,
         )
         _copy_side_files(folder, staging, side_files)
-        _write_config(plan, staging)
+        _write_config(plan, staging, changes)
         on_stage("verify")
         report = verify(staging, folder)
         if not report.ok:
@@ -89,10 +99,13 @@ def quantize_draft(
                 f"the written folder does not pass verification, and is not published:\n  {faults}",
                 fix="report this with the recipe and the draft's config.json",
             )
-        origin = {"input_scales": scales, "input_scale_origin": input_scale_origin}
-        provenance = _provenance(plan, backend, source, argv, report) | (origin if scales else {})
+        provenance = _provenance(plan, backend, source, argv, report)
+        if changes:
+            provenance |= {"config_changes": changes}
+        if scales:
+            provenance |= {"input_scales": scales, "input_scale_origin": input_scale_origin}
         write_text(staging / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
-    return QuantizeReport(out=out, plan=plan, verification=report)
+    return QuantizeReport(out=out, plan=plan, verification=report, config_changes=changes)
 
 
 _SPARE_BYTES = 16 << 20  # headers, config, provenance
@@ -120,9 +133,19 @@ def _checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str,
     return {module: scales[module] for module in modules}
 
 
+_OTHER_WEIGHTS = ("pytorch_model*", "consolidated*.pth", "*.ckpt", "*.gguf")
+
+
 def _check_side_files(plan: Plan, side_files: Sequence[str]) -> None:
-    """What this run writes must not collide with a file that it copies."""
+    """What this run copies is neither a file that it writes nor the weights once more."""
     folder = plan.draft.checkpoint.folder
+    for file in side_files:
+        if any(fnmatch.fnmatch(Path(file).name, pattern) for pattern in _OTHER_WEIGHTS):
+            raise CheckpointError(
+                folder / file,
+                "the weights in another format would travel unquantized",
+                fix="move this file out of the folder: the safetensors are what is quantized",
+            )
     for file in (PROVENANCE_FILE, "hf_quant_config.json"):
         if file in side_files:
             raise CheckpointError(
@@ -130,7 +153,7 @@ def _check_side_files(plan: Plan, side_files: Sequence[str]) -> None:
                 "the source is already the result of a quantization",
                 fix="start from the BF16 draft",
             )
-    if "quantization_config" in plan.draft.checkpoint.config:
+    if plan.draft.checkpoint.config.get("quantization_config") is not None:
         raise CheckpointError(
             folder / CONFIG_FILE,
             "declares a quantization_config: the source is already quantized",
@@ -145,8 +168,8 @@ def _copy_side_files(folder: Path, staging: Path, side_files: Sequence[str]) -> 
         sync(staging / file)
 
 
-def _write_config(plan: Plan, staging: Path) -> None:
-    """config.json with the layout's declaration, the layout's own files, and the index."""
+def _write_config(plan: Plan, staging: Path, changes: Mapping[str, Any]) -> None:
+    """config.json with changes and the layout's declaration, the layout's own files, the index."""
     checkpoint = plan.draft.checkpoint
     layout = get_layout(plan.recipe.layout)
     declared = layout.declare(plan.recipe, plan.kept_modules())
@@ -157,7 +180,7 @@ def _write_config(plan: Plan, staging: Path) -> None:
         metadata = {**checkpoint.index.get("metadata", {}), "total_size": plan.bytes_after}
         index = {"metadata": metadata, "weight_map": dict(sorted(files.items()))}
         write_text(staging / INDEX_FILE, json.dumps(index, indent=2) + "\n")
-    config = {**checkpoint.config, "quantization_config": declared}
+    config = {**fixed_config(checkpoint.config, changes), "quantization_config": declared}
     write_text(staging / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -15,6 +15,7 @@ from .compare import Compared, companion_faults, compare_kept, compare_linear, h
 from .declared import DeclaredScheme, declared_scheme
 from .drafts import Draft, read_draft
 from .errors import CheckpointError, VerifyError
+from .lints import config_changes, find_lints
 from .safetensors_header import TensorInfo
 from .verify_checks import (
     Sorting,
@@ -40,7 +41,8 @@ def verify(output: Path, source: Path, on_progress: OnProgress | None = None) ->
 
     Every source tensor must be in the output, either with the same bytes or, for attention and MLP
     linears, as codes and scales stored exactly as the output declares and equal to the nearest
-    rounding of the source; nothing else may be in the output.
+    rounding of the source; nothing else may be in the output. Its config.json is the source's, or
+    the source's with what its lints ask for.
 
     Args:
         output: the quantized folder.
@@ -118,6 +120,7 @@ class _Verification:
         self._source = draft.checkpoint
         self._output = output
         self._scheme = scheme
+        self._changes = config_changes(find_lints(draft))
         self._sorting = sort_tensors(draft, output, scheme)
         self._progress = _Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
         self._provenance = provenance
@@ -156,7 +159,7 @@ class _Verification:
             *sorting.faults,
             *excludes,
             *fused_faults(self._draft, self._output, sorting.quantized, complete),
-            *config_faults(self._source, self._output, scheme),
+            *config_faults(self._source, self._output, scheme, self._changes, self._provenance),
             *index_faults(self._output),
             *metadata_faults(self._source, self._output),
             *side_file_faults(self._source, self._output),

@@ -9,6 +9,7 @@ from .checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
 from .compare import input_scale
 from .declared import HF_QUANT_CONFIG, DeclaredScheme
 from .drafts import Draft, Row
+from .lints import fixed_config
 from .safetensors_header import TensorInfo
 from .stored import Part, quantized_looking, stored_parts
 from .verify_report import Fault
@@ -117,14 +118,32 @@ def exclude_faults(draft: Draft, scheme: DeclaredScheme, quantized: frozenset[st
 
 
 def config_faults(
-    source: Checkpoint, output: Checkpoint, scheme: DeclaredScheme | None
+    source: Checkpoint,
+    output: Checkpoint,
+    scheme: DeclaredScheme | None,
+    changes: Mapping[str, object],
+    provenance: Mapping[str, object] | None,
 ) -> list[Fault]:
-    """config.json is the source's plus `quantization_config`; ModelOpt's second file is there."""
-    faults = []
-    for key in sorted((source.config.keys() | output.config.keys()) - {"quantization_config"}):
-        expected, got = _json(source.config, key), _json(output.config, key)
-        if expected != got:
-            faults.append(Fault(where=f"{CONFIG_FILE}: {key}", expected=expected, got=got))
+    """config.json is the source's, as it is or with all `changes`, plus `quantization_config`.
+
+    Args:
+        source: the unquantized draft.
+        output: the quantized folder.
+        scheme: what the output declares; ModelOpt's has a second file.
+        changes: what the lints of the source ask for.
+        provenance: draftquant.json, which says whether there are changes, never which.
+    """
+    as_it_was = _key_faults(source.config, output.config)
+    fixed = _key_faults(fixed_config(source.config, changes), output.config)
+    if provenance is None:
+        faults = min(as_it_was, fixed, key=len)
+    elif recorded := provenance.get("config_changes"):
+        faults = fixed
+        if recorded != changes:
+            where, got = f"{PROVENANCE_FILE}: config_changes", json.dumps(recorded)
+            faults.append(Fault(where=where, expected=json.dumps(changes), got=got))
+    else:
+        faults = as_it_was
     if scheme and scheme.layout == "modelopt" and not (output.folder / HF_QUANT_CONFIG).is_file():
         faults.append(
             Fault(where=HF_QUANT_CONFIG, expected="ModelOpt's own declaration", got="none")
@@ -246,6 +265,16 @@ def _module(row: Row) -> str:
 
 def _form(tensor: TensorInfo) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _key_faults(wanted: Mapping[str, object], found: Mapping[str, object]) -> list[Fault]:
+    """Every key but the declaration has the value that it should have."""
+    faults = []
+    for key in sorted((wanted.keys() | found.keys()) - {"quantization_config"}):
+        expected, got = _json(wanted, key), _json(found, key)
+        if expected != got:
+            faults.append(Fault(where=f"{CONFIG_FILE}: {key}", expected=expected, got=got))
+    return faults
 
 
 def _json(config: Mapping[str, object], key: str) -> str:

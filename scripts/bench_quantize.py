@@ -1,6 +1,6 @@
 """Speed and memory of `draftquant quantize` beside `cp`, on a draft of real size, in one run.
 
-    python -m draftquant.scripts.bench_quantize WORKDIR [--backends torch] [--rounds 3] [--json]
+    python -m draftquant.scripts.bench_quantize WORKDIR [--draft NAME] [--backends torch] [--json]
 
 Each measurement is a process of its own. The draft is generated once and stays in WORKDIR; outputs
 are deleted after measuring. The page cache is warm: before each measurement dirty pages are flushed
@@ -23,6 +23,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from .real_drafts import DEFAULT_DRAFT, REAL_DRAFTS
 
 DRAFT_FILE = "model.safetensors"
 CLI = "import sys; from draftquant.scripts.cli import main; sys.exit(main())"
@@ -181,13 +183,11 @@ def _table(measurements: Sequence[Measurement]) -> Table:
     return table
 
 
-def _generate(workdir: Path, divide: int) -> Path:
-    draft = workdir / ("real-shape" if divide == 1 else f"real-shape-{divide}")
-    if not draft.exists():
-        command = (sys.executable, "-m", "draftquant.scripts.real_shape", str(draft),
-                   "--divide", str(divide))  # fmt: skip
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return draft
+def _generate(draft: Path, name: str, divide: int) -> int:
+    """Run the generator, which says on stderr what is wrong; returns its exit code."""
+    command = (sys.executable, "-m", "draftquant.scripts.real_shape", str(draft),
+               "--draft", name, "--divide", str(divide))  # fmt: skip
+    return subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -196,7 +196,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     backends = tuple(dict.fromkeys(backend for _, backend in CASES))
     recipes = tuple(dict.fromkeys(recipe for recipe, _ in CASES))
-    parser.add_argument("workdir", type=Path, help="folder with room for two drafts, 13 GB")
+    parser.add_argument("workdir", type=Path, help="folder with room for two drafts, up to 13 GB")
+    parser.add_argument("--draft", default=DEFAULT_DRAFT, choices=REAL_DRAFTS)
     parser.add_argument("--backends", type=_names(backends), default=backends)
     parser.add_argument("--recipes", type=_names(recipes), default=recipes)
     parser.add_argument("--rounds", type=int, default=3, help="report the median of so many runs")
@@ -220,12 +221,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0 when everything was measured, 1 when a command failed, 2 when an output is in the way.
+        0 when everything was measured, 1 when a command failed, 2 when the draft could not be
+        generated or an output is in the way.
     """
     chosen = _parser().parse_args(arguments)
     progress = Console(stderr=True)
     chosen.workdir.mkdir(parents=True, exist_ok=True)
-    draft = _generate(chosen.workdir, chosen.divide)
+    smaller = "" if chosen.divide == 1 else f"-{chosen.divide}"
+    draft = chosen.workdir / f"{chosen.draft}{smaller}"
+    if not draft.exists() and _generate(draft, chosen.draft, chosen.divide) != 0:
+        return 2
     jobs = plan_jobs(draft, chosen.backends, chosen.recipes)
     rounds: list[list[Measurement]] = []
     try:

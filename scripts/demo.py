@@ -63,6 +63,7 @@ def _steps(pair: Path, work: Path) -> dict[str, int]:
         *_backend(RECIPES["int4"]),
         "--out",
         quantized["int4"],
+        "--fix-config",
     )
     _run(
         "quantize",
@@ -72,6 +73,7 @@ def _steps(pair: Path, work: Path) -> dict[str, int]:
         *_backend(RECIPES["fp8"]),
         "--out",
         quantized["fp8"],
+        "--fix-config",
         "--traces",
         calibration,
     )

@@ -13,16 +13,46 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .training.corpus import standard_library
-from .training.eagle3 import Eagle3Draft, Eagle3Size
+from .training.dflash import DFlashDraft, DFlashSize
+from .training.eagle3_llama import LlamaEagle3Draft, LlamaEagle3Size
+from .training.eagle3_mla import MlaEagle3Draft, MlaEagle3Size
+from .training.optimisation import Schedule
 from .training.pair import Family, PairPlan, train_pair
+from .training.target import TargetSize
+from .training.target_kinds import DEEPSEEK_V3, LLAMA, QWEN3
 
 FAMILIES = {
     family.name: family
     for family in (
         Family(
             name="eagle3-llama",
-            build=lambda target, target_size: Eagle3Draft(target, target_size, Eagle3Size()),
-            aux_layer_ids=Eagle3Size().aux_layer_ids,
+            target_kind=LLAMA,
+            build=lambda target, size: LlamaEagle3Draft(target, size, LlamaEagle3Size()),
+            aux_layer_ids=LlamaEagle3Size().aux_layer_ids,
+        ),
+        Family(
+            name="eagle3-mla",
+            target_kind=DEEPSEEK_V3,
+            plan=PairPlan(
+                target=TargetSize(num_hidden_layers=5, intermediate_size=512),
+                num_candidates_per_prompt=6,
+            ),
+            build=lambda target, size: MlaEagle3Draft(target, size, MlaEagle3Size()),
+            aux_layer_ids=MlaEagle3Size().aux_layer_ids,
+        ),
+        Family(
+            name="dflash",
+            target_kind=QWEN3,
+            plan=PairPlan(
+                num_training_prompts=3072,
+                num_candidates_per_prompt=8,
+                draft_schedule=Schedule(num_steps=800, batch_size=32, max_learning_rate=3e-3),
+                num_draft_tokens=DFlashSize().block_size - 1,
+                row_stride=16,
+                depth_decay=0.7,
+            ),
+            build=lambda target, size: DFlashDraft(target, size, DFlashSize()),
+            aux_layer_ids=DFlashSize().aux_layer_ids,
         ),
     )
 }
@@ -45,9 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    report = train_pair(
-        FAMILIES[chosen.family], PairPlan(), standard_library(), chosen.out, seed=chosen.seed
-    )
+    family = FAMILIES[chosen.family]
+    report = train_pair(family, family.plan, standard_library(), chosen.out, seed=chosen.seed)
     print(json.dumps({name: report[name] for name in ("figures", "sizes", "seconds")}, indent=2))
     return 0
 

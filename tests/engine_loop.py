@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from reference_draft import ReferenceDraft
 from torch import Tensor
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache, PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class EngineRun:
 class CachedTarget:
     """The target with its KV cache and hooks behind the aux layers."""
 
-    def __init__(self, model: LlamaForCausalLM, aux_layer_ids: Sequence[int]) -> None:
+    def __init__(self, model: PreTrainedModel, aux_layer_ids: Sequence[int]) -> None:
         self.model = model
         self.cache = DynamicCache(config=model.config)
         self.captured: dict[int, Tensor] = {}
@@ -57,7 +57,7 @@ class CachedTarget:
 
 @torch.no_grad()
 def speculative_decode(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     draft: ReferenceDraft,
     prompt: Sequence[int],
     *,
@@ -106,7 +106,7 @@ def _draft_chain(
 
 @torch.no_grad()
 def greedy_decode(
-    model: LlamaForCausalLM, prompt: Sequence[int], num_tokens: int
+    model: PreTrainedModel, prompt: Sequence[int], num_tokens: int
 ) -> tuple[int, ...]:
     """The target alone, one token at a time."""
     target = CachedTarget(model, ())

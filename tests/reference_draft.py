@@ -1,7 +1,8 @@
 """An EAGLE-3 Llama draft assembled from transformers' own modules: the oracle of our forward maths.
 
 It shares no line with `quantize/drafts`: attention, norms, MLP, rope and the KV cache are those of
-`transformers.models.llama`; only the q/k/v inputs of layer 0 are widened.
+`transformers.models.llama`; only the q/k/v inputs of layer 0 are widened. `reference_mla.py` puts
+the modules of another model in their place.
 """
 
 import types
@@ -11,9 +12,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+from draftquant.quantize.drafts.eagle3 import Eagle3, Eagle3Geometry
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
+from draftquant.quantize.drafts.rope import RopeConfig
 from torch import Tensor, nn
-from transformers import DynamicCache, LlamaConfig, modeling_rope_utils
+from transformers import DynamicCache, LlamaConfig, PreTrainedConfig, modeling_rope_utils
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
@@ -21,19 +25,22 @@ from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
+from transformers.models.qwen3 import modeling_qwen3
 
 
 @contextmanager
 def transformers_in_float64() -> Iterator[None]:
     """Make transformers compute norms, angles and softmax in float64 where it asks for float32.
 
-    Without this, a float64 Llama still rounds to float32 in the middle, and two correct
+    Without this, a float64 model still rounds to float32 in the middle, and two correct
     implementations agree to 1e-7 only: too coarse to tell a small error from rounding.
     """
     wide = types.SimpleNamespace(**vars(torch))
     wide.float32 = wide.float = torch.float64
     with (
         mock.patch.object(modeling_llama, "torch", wide),
+        mock.patch.object(modeling_deepseek_v3, "torch", wide),
+        mock.patch.object(modeling_qwen3, "torch", wide),
         mock.patch.object(modeling_rope_utils, "torch", wide),
     ):
         yield
@@ -48,15 +55,18 @@ class ReferenceDraft(nn.Module):
         round_input: (canonical module name, input) -> rounded input, for activation formats.
     """
 
+    kept: tuple[str, ...] = ()
+    """Linears of a layer that are never quantized, so nothing rounds their inputs."""
+
     def __init__(
         self,
-        geometry: Eagle3LlamaGeometry,
+        geometry: Any,
         weights: Mapping[str, Tensor],
         round_input: Callable[[str, Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.geometry = g = geometry
-        self.config = _llama_config(g)
+        config = self.make_config(g)
         width, aux_width = g.hidden_size, g.num_aux_layers * g.target_hidden_size
         self.embed_tokens = nn.Embedding(g.vocab_size, width)
         self.fc = nn.Linear(aux_width, width, bias=False)
@@ -65,10 +75,10 @@ class ReferenceDraft(nn.Module):
         if g.fc_norm:
             norms = [LlamaRMSNorm(g.target_hidden_size, g.rms_norm_eps) for _ in range(3)]
             self.fc_norm = nn.ModuleList(norms)
-        self.layers = nn.ModuleList(_layer(self.config, i) for i in range(g.num_layers))
+        self.layers = nn.ModuleList(self.make_layer(config, i) for i in range(g.num_layers))
         self.norm = LlamaRMSNorm(width, g.rms_norm_eps)
         self.lm_head = nn.Linear(width, g.draft_vocab_size, bias=False)
-        self.rotary = LlamaRotaryEmbedding(self.config)
+        self.rotary = self.make_rotary(config)
         self.d2t = weights.get("d2t")
         wanted = {k: v for k, v in weights.items() if k not in {"d2t", "t2d"}}
         self.to(next(iter(wanted.values())).dtype)
@@ -76,6 +86,26 @@ class ReferenceDraft(nn.Module):
         if round_input is not None:
             _round_inputs(self, round_input)
         self.cache = DynamicCache()
+
+    def make_config(self, g: Eagle3LlamaGeometry) -> PreTrainedConfig:
+        """The config that transformers' modules are built from."""
+        return LlamaConfig(
+            **common_config(g), num_key_value_heads=g.num_key_value_heads, head_dim=g.head_dim
+        )
+
+    def make_rotary(self, config: Any) -> nn.Module:
+        """Positions -> cos and sin."""
+        return LlamaRotaryEmbedding(config)
+
+    def make_layer(self, config: Any, index: int) -> nn.Module:
+        """Attention, MLP and norms of one layer; layer 0 reads [embedding; hidden]."""
+        layer = nn.Module()
+        layer.self_attn = LlamaAttention(config, index)
+        layer.mlp = LlamaMLP(config)
+        add_norms(layer, config, index)
+        if index == 0:
+            widen(layer.self_attn, "q_proj", "k_proj", "v_proj")
+        return layer
 
     def fuse(self, features: Tensor) -> Tensor:
         """[B, T, num_aux * W_target] -> [B, T, W]."""
@@ -129,11 +159,13 @@ class ReferenceDraft(nn.Module):
         self.cache.crop(length - self.cache.get_seq_length())
 
 
-def random_weights(geometry: Eagle3LlamaGeometry, seed: int = 0) -> dict[str, Tensor]:
+def random_weights(
+    geometry: Eagle3Geometry, seed: int = 0, family: Eagle3 | None = None
+) -> dict[str, Tensor]:
     """Every tensor of the family's table, at magnitudes at which attention is far from uniform."""
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {}
-    for name, spec in Eagle3Llama().tensor_specs(geometry).items():
+    for name, spec in (family or Eagle3Llama()).tensor_specs(geometry).items():
         shape = tuple(dim.size for dim in spec.shape)
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
         if name in {"d2t", "t2d"}:
@@ -149,54 +181,57 @@ def random_weights(geometry: Eagle3LlamaGeometry, seed: int = 0) -> dict[str, Te
     return weights
 
 
-def _llama_config(g: Eagle3LlamaGeometry) -> LlamaConfig:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": g.rope.theta}
-    longest = 4096
-    if g.rope.yarn is not None:
-        yarn = g.rope.yarn
-        longest = int(yarn.factor * yarn.original_max_positions)
-        rope |= {
-            "rope_type": "yarn",
-            "factor": yarn.factor,
-            "original_max_position_embeddings": yarn.original_max_positions,
-            "beta_fast": yarn.beta_fast,
-            "beta_slow": yarn.beta_slow,
-            "truncate": yarn.truncate,
-        }
-        optional = ("mscale", "mscale_all_dim", "attention_factor")
-        rope |= {k: getattr(yarn, k) for k in optional if getattr(yarn, k) is not None}
-    return LlamaConfig(
-        hidden_size=g.hidden_size,
-        intermediate_size=g.intermediate_size,
-        num_hidden_layers=g.num_layers,
-        num_attention_heads=g.num_attention_heads,
-        num_key_value_heads=g.num_key_value_heads,
-        head_dim=g.head_dim,
-        vocab_size=g.vocab_size,
-        rms_norm_eps=g.rms_norm_eps,
-        max_position_embeddings=longest,
-        rope_parameters=rope,
-        attn_implementation="eager",
-    )
+def common_config(g: Eagle3Geometry) -> dict[str, Any]:
+    """Keys that every config class of transformers has."""
+    yarn = g.rope.yarn
+    return {
+        "hidden_size": g.hidden_size,
+        "intermediate_size": g.intermediate_size,
+        "num_hidden_layers": g.num_layers,
+        "num_attention_heads": g.num_attention_heads,
+        "vocab_size": g.vocab_size,
+        "rms_norm_eps": g.rms_norm_eps,
+        "max_position_embeddings": int(yarn.factor * yarn.original_max_positions) if yarn else 4096,
+        "rope_parameters": _rope_parameters(g.rope),
+        "attn_implementation": "eager",
+    }
 
 
-def _layer(config: LlamaConfig, index: int) -> nn.Module:
-    layer = nn.Module()
-    layer.self_attn = LlamaAttention(config, index)
-    layer.mlp = LlamaMLP(config)
-    layer.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-    layer.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-    if index == 0:
-        layer.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            rows = getattr(layer.self_attn, name).out_features
-            setattr(layer.self_attn, name, nn.Linear(2 * config.hidden_size, rows, bias=False))
-    return layer
+def _rope_parameters(rope: RopeConfig) -> dict[str, Any]:
+    if rope.yarn is None:
+        return {"rope_type": "default", "rope_theta": rope.theta}
+    yarn = rope.yarn
+    optional = ("mscale", "mscale_all_dim", "attention_factor")
+    return {
+        "rope_type": "yarn",
+        "rope_theta": rope.theta,
+        "factor": yarn.factor,
+        "original_max_position_embeddings": yarn.original_max_positions,
+        "beta_fast": yarn.beta_fast,
+        "beta_slow": yarn.beta_slow,
+        "truncate": yarn.truncate,
+    } | {k: getattr(yarn, k) for k in optional if getattr(yarn, k) is not None}
+
+
+def add_norms(layer: nn.Module, config: Any, index: int) -> None:
+    """The norms of an EAGLE-3 layer."""
+    names = ("input_layernorm", "post_attention_layernorm", "hidden_norm")
+    for name in names[: 3 if index == 0 else 2]:
+        setattr(layer, name, LlamaRMSNorm(config.hidden_size, config.rms_norm_eps))
+
+
+def widen(attention: nn.Module, *names: str) -> None:
+    """Make these linears read a row twice as wide."""
+    for name in names:
+        narrow = getattr(attention, name)
+        wide = nn.Linear(2 * narrow.in_features, narrow.out_features, bias=False)
+        setattr(attention, name, wide)
 
 
 def _round_inputs(draft: ReferenceDraft, rounding: Callable[[str, Tensor], Tensor]) -> None:
     for name, module in draft.named_modules():
-        if isinstance(module, nn.Linear) and name.startswith("layers."):
+        linear = isinstance(module, nn.Linear) and name.startswith("layers.")
+        if linear and not name.endswith(draft.kept):
             module.register_forward_pre_hook(
                 lambda _module, args, name=name: (rounding(name, args[0]), *args[1:])
             )

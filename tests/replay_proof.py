@@ -12,7 +12,7 @@ from draftquant.validate.statistics import AcceptanceCounts
 from engine_loop import speculative_decode
 from reference_draft import ReferenceDraft
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 RoundInput = Callable[[str, Tensor], Tensor]
 
@@ -41,19 +41,23 @@ def replayed_steps(
 def assert_replay_is_the_engine(
     draft: LoadedDraft,
     round_input: RoundInput,
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     traces: TraceFolder,
     *,
     num_draft_tokens: int,
     num_prompts: int | None = None,
+    reference: type[ReferenceDraft] = ReferenceDraft,
 ) -> AcceptanceCounts:
-    """Decode each prompt online and compare step by step with replay and with the target alone."""
+    """Decode each prompt online and compare step by step with replay and with the target alone.
+
+    `reference` is the independent draft of the online side.
+    """
     histogram = [0] * (num_draft_tokens + 1)
     for trace in list(traces)[:num_prompts]:
         prompt = trace.token_ids[: trace.prompt_length].tolist()
         run = speculative_decode(
             model,
-            ReferenceDraft(draft.geometry, draft.weights, round_input),
+            reference(draft.geometry, draft.weights, round_input),
             prompt,
             aux_layer_ids=traces.manifest.features.aux_layer_ids,
             num_draft_tokens=num_draft_tokens,

@@ -7,6 +7,7 @@ of about 10 dot products of at most 200 terms, layers and chain steps included s
 logits by more than 1e-3.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,8 +121,8 @@ def test_the_reference_notices_each_option() -> None:
     """The comparison has teeth: each option moves the logits far beyond the tolerance."""
     for option in ("norm_before_residual", "norm_output"):
         geometry, weights, _ = build("gqa")
-        changed = {name: getattr(geometry, name) for name in geometry.__slots__} | {option: True}
-        ours = Eagle3Llama().forward(Eagle3LlamaGeometry(**changed), weights, lambda _name, x: x)
+        changed = dataclasses.replace(geometry, **{option: True})
+        ours = Eagle3Llama().forward(changed, weights, lambda _name, x: x)
         reference = ReferenceDraft(geometry, weights)
         tokens = torch.arange(6)[None]
         hidden = torch.randn(1, 6, 32, dtype=torch.float64, generator=torch.manual_seed(0))

@@ -158,6 +158,7 @@ BAD_MANIFESTS: dict[str, tuple[Edit, str]] = {
     "sampled": (lambda m: m.update(temperature=1), "temperature: expected 0, got 1"),
     "unknown key": (lambda m: m.update(note="x"), "note: unknown key"),
     "missing key": (lambda m: m.pop("target"), "target: missing key"),
+    "tables no object": (lambda m: m.update(tables=[]), "tables: expected an object, got a list"),
     "nested unknown": (lambda m: m["target"].update(x=1), "target.x: unknown key"),
     "mistyped": (lambda m: m["prompts"][0].update(num_tokens="10"), "expected int, got '10'"),
     "float": (lambda m: m.update(num_tokens=27.0), "num_tokens: expected int"),

@@ -7,6 +7,7 @@ target's head; so it is right about as often as the target's context does not ma
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,63 +50,104 @@ def save_target(folder: Path, *, eos_token_id: int | None = None, seed: int = 0)
 
 
 def save_draft(folder: Path, target: Path, *, seed: int = 1, **config: Any) -> Path:
-    """Write a draft of the target (bfloat16 safetensors); `config` overrides config.json."""
+    """Write a Llama draft of the target (bfloat16 safetensors); `config` overrides config.json."""
     model = LlamaForCausalLM.from_pretrained(target)
     keys = {
         "architectures": ["LlamaForCausalLMEagle3"],
-        "hidden_size": HIDDEN,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "head_dim": 64,
-        "vocab_size": VOCAB,
-        "draft_vocab_size": VOCAB,
         "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "norm_before_residual": True,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(AUX_LAYER_IDS)},
+        **DRAFT_KEYS,
         **config,
     }
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(keys))
-    weights = _draft_weights(model, torch.Generator().manual_seed(seed))
-    save_file(
-        {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()},
-        folder / "model.safetensors",
-    )
-    return folder
+    noise = noise_of(seed)
+    weights = trunk_weights(model, noise)
+    for i in range(keys["num_hidden_layers"]):
+        prefix = layer_prefix(i)
+        attention = _attention_weights(noise) if i == 0 else _later_attention_weights(noise)
+        weights |= {f"{prefix}self_attn.{name}.weight": w for name, w in attention.items()}
+        weights |= layer_weights(prefix, i, noise)
+    return write_draft(folder, keys, weights)
 
 
-def _draft_weights(target: LlamaForCausalLM, generator: torch.Generator) -> dict[str, Tensor]:
+DRAFT_KEYS: dict[str, Any] = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "vocab_size": VOCAB,
+    "draft_vocab_size": VOCAB,
+    "rope_theta": 1e6,
+    "norm_before_residual": True,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(AUX_LAYER_IDS)},
+}
+Noise = Callable[..., Tensor]
+"""Shape -> normal values of deviation 0.5 / sqrt(columns)."""
+
+
+def noise_of(seed: int) -> Noise:
+    generator = torch.Generator().manual_seed(seed)
+
     def noise(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator) * 0.5 / shape[-1] ** 0.5
 
-    eye, zero = torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)
-    prefix = "midlayer."
-    weights = {
+    return noise
+
+
+def layer_prefix(index: int) -> str:
+    return "midlayer." if index == 0 else f"layers.{index}."
+
+
+def trunk_weights(target: LlamaForCausalLM, noise: Noise) -> dict[str, Tensor]:
+    """What stands around the layers."""
+    return {
         "embed_tokens.weight": target.model.embed_tokens.weight,
         "fc.weight": noise(HIDDEN, 3 * HIDDEN) * 2,
-        # Query and key are the embedding: a row attends to itself (and to equal tokens).
-        f"{prefix}self_attn.q_proj.weight": torch.cat(
-            [torch.cat([0.7 * eye, zero], 1), torch.cat([0.7 * eye, zero], 1)]
-        )
-        + noise(2 * HIDDEN, 2 * HIDDEN),
-        f"{prefix}self_attn.k_proj.weight": torch.cat([eye, zero], 1) + noise(HIDDEN, 2 * HIDDEN),
-        # The value adds the embedding and removes most of the residual.
-        f"{prefix}self_attn.v_proj.weight": torch.cat([eye, -0.75 * eye], 1)
-        + noise(HIDDEN, 2 * HIDDEN),
-        f"{prefix}self_attn.o_proj.weight": torch.cat([0.5 * eye, 0.5 * eye], 1)
-        + noise(HIDDEN, 2 * HIDDEN),
-        f"{prefix}mlp.gate_proj.weight": noise(48, HIDDEN),
-        f"{prefix}mlp.up_proj.weight": noise(48, HIDDEN),
-        f"{prefix}mlp.down_proj.weight": noise(HIDDEN, 48),
         "norm.weight": target.model.norm.weight,
         "lm_head.weight": target.lm_head.weight,
     }
-    for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
-        weights[f"{prefix}{name}.weight"] = torch.ones(HIDDEN)
-    return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def layer_weights(prefix: str, index: int, noise: Noise) -> dict[str, Tensor]:
+    """MLP and norms of a layer."""
+    names = ("input_layernorm", "post_attention_layernorm", "hidden_norm")
+    return {
+        f"{prefix}mlp.gate_proj.weight": noise(48, HIDDEN),
+        f"{prefix}mlp.up_proj.weight": noise(48, HIDDEN),
+        f"{prefix}mlp.down_proj.weight": noise(HIDDEN, 48),
+    } | {f"{prefix}{name}.weight": torch.ones(HIDDEN) for name in names[: 3 if index == 0 else 2]}
+
+
+def write_draft(folder: Path, keys: dict[str, Any], weights: dict[str, Tensor]) -> Path:
+    """config.json and the weights in bfloat16."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(keys))
+    stored = {name: w.detach().to(torch.bfloat16).clone() for name, w in weights.items()}
+    save_file(stored, folder / "model.safetensors")
+    return folder
+
+
+def _attention_weights(noise: Noise) -> dict[str, Tensor]:
+    eye, zero = torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)
+    return {
+        # Query and key are the embedding: a row attends to itself (and to equal tokens).
+        "q_proj": torch.cat([torch.cat([0.7 * eye, zero], 1), torch.cat([0.7 * eye, zero], 1)])
+        + noise(2 * HIDDEN, 2 * HIDDEN),
+        "k_proj": torch.cat([eye, zero], 1) + noise(HIDDEN, 2 * HIDDEN),
+        # The value adds the embedding and removes most of the residual.
+        "v_proj": torch.cat([eye, -0.75 * eye], 1) + noise(HIDDEN, 2 * HIDDEN),
+        "o_proj": torch.cat([0.5 * eye, 0.5 * eye], 1) + noise(HIDDEN, 2 * HIDDEN),
+    }
+
+
+def _later_attention_weights(noise: Noise) -> dict[str, Tensor]:
+    """Random: the layer disturbs what layer 0 knows, so that some of it is accepted no more."""
+    return {
+        "q_proj": noise(2 * HIDDEN, HIDDEN) * 2,
+        "k_proj": noise(HIDDEN, HIDDEN) * 2,
+        "v_proj": noise(HIDDEN, HIDDEN),
+        "o_proj": noise(HIDDEN, 2 * HIDDEN) * 16,
+    }
 
 
 def prompt_tokens(count: int, length: int, seed: int = 0) -> list[tuple[int, ...]]:

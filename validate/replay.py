@@ -4,10 +4,11 @@ For greedy decoding this is exact. The draft sees only committed tokens and the 
 of them, and a greedy target commits the recorded tokens whatever the draft proposes; so the steps
 of the online loop, one by one, are the rounds counted here.
 
-A round with last committed token x_n belongs to row n - 1. The first is row P - 1 (x_P came from
-prefill), the next one is `accepted + 1` rows later. A round is counted only if all K drafted
-positions lie inside the trace, so that its outcome is fully known. Whether it is depends on its
-position alone, not on its outcome, so leaving the others out biases nothing.
+A round with last committed token x_n belongs to row n - 1; x_n is also the anchor of a draft that
+proposes blocks. The first is row P - 1 (x_P came from prefill), the next one is `accepted + 1` rows
+later. A round is counted only if all K drafted positions lie inside the trace, so that its outcome
+is fully known. Whether it is depends on its position alone, not on its outcome, so leaving the
+others out biases nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..calibration.chain import chain_predictions
 from ..calibration.draft_inputs import check_trace_fits, first_hidden
+from ..calibration.predictions import draft_predictions, num_draft_tokens_fault
 from ..calibration.traces import PromptTrace, TraceFolder
 from ..quantize.loading import LoadedDraft
 from .errors import ReplayError
@@ -102,7 +103,7 @@ def replay_drafts(
     Args:
         drafts: the reference (BF16) first.
         traces: recorded greedily.
-        num_draft_tokens: K, at least 1.
+        num_draft_tokens: K, at least 1, below the block size of a draft that proposes blocks.
         on_progress: called with (prompts done, prompts).
 
     Returns:
@@ -110,7 +111,8 @@ def replay_drafts(
 
     Raises:
         TraceError: the traces do not fit a draft, or are damaged.
-        ReplayError: nothing to replay: no draft, K < 1, or every continuation is too short.
+        ReplayError: nothing to replay: no draft, a K that one of them cannot propose, or every
+            continuation is too short.
     """
     _check_arguments(drafts, traces, num_draft_tokens)
     tallies = [_Tally(draft) for draft in drafts]
@@ -189,17 +191,17 @@ def _check_arguments(
 ) -> None:
     if not drafts:
         raise ReplayError("drafts", "expected at least one", fix="name a draft folder")
-    if num_draft_tokens < 1:
-        raise ReplayError("num_draft_tokens", f"expected at least 1, got {num_draft_tokens}",
-                          fix="give the number that will be served")  # fmt: skip
     for draft in drafts:
+        fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
+        if fault:
+            raise ReplayError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
         check_trace_fits(draft, traces)
 
 
 def _predictions(
     draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
 ) -> Tensor:
-    return chain_predictions(
+    return draft_predictions(
         draft.forward,
         first_hidden(draft, traces, trace),
         trace.token_ids,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import Role
 from ..errors import CheckpointError
+from .aux_layers import read_aux_layer_ids
 from .config_reader import ConfigReader
 from .family import Dim, Family, TensorSpec
 from .rope import RopeConfig, read_rope
@@ -160,7 +161,7 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
     keys = ConfigReader(config, where)
     nested = keys.section("eagle_config")
     hidden, vocab = keys.positive("hidden_size"), keys.positive("vocab_size")
-    ids = nested.layer_ids("eagle_aux_hidden_state_layer_ids")
+    ids = read_aux_layer_ids(config, where).after
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise CheckpointError(

@@ -3,7 +3,7 @@
 Sources: vLLM 0.33 `llama_eagle3.py`, SGLang 0.5.23 `llama_eagle3.py`, SpecForge `llama3_eagle.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -14,37 +14,56 @@ from .eagle3 import Eagle3Geometry
 from .forward import Attend, ChainForward, OnInput, rms_norm, rotate
 from .rope import RopeConfig
 
-Linear = Callable[[str, Tensor], Tensor]
-"""(canonical module name, input [..., in_features]) -> [..., out_features]."""
+
+class Modules(Protocol):
+    """The linears and norms of a draft, by canonical module name."""
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features]; `OnInput` sees the input first."""
+
+    def kept_linear(self, name: str, x: Tensor) -> Tensor:
+        """A linear that is never quantized: nothing observes or rounds its input."""
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """RMS norm over the last axis, with the draft's own epsilon."""
 
 
 class Attention(Protocol):
-    """The projections of a family: input [B, T, W_in] -> rotated q, k, v and the softmax scale."""
+    """The projections of a family: input [B, T, W_in] -> rotated q, k, v and the softmax scale.
+
+    Queries and keys are [B, H, T, D] and [B, KV, T, D], values [B, KV, T, D'].
+    """
 
     def project(
-        self, prefix: str, x: Tensor, positions: Tensor, linear: Linear
+        self, prefix: str, x: Tensor, positions: Tensor, modules: Modules
     ) -> tuple[Tensor, Tensor, Tensor, float]:
-        """Project with the linears below `prefix` (for example "layers.0.self_attn.")."""
+        """Project with the modules below `prefix` (for example "layers.0.self_attn.")."""
 
 
 class LlamaAttention:
-    """Grouped-query attention: q, k, v = W x, rope over the whole head, scale head_dim^-0.5."""
+    """Grouped-query attention: q, k, v = W x, rope over the whole head, scale head_dim^-0.5.
 
-    def __init__(self, *, head_dim: int, rope: RopeConfig) -> None:
+    With `qk_norm`, as in Qwen3, an RMS norm over each head of q and k goes before the rope.
+    """
+
+    def __init__(self, *, head_dim: int, rope: RopeConfig, qk_norm: bool = False) -> None:
         self.head_dim = head_dim
         self.rope = rope
+        self.qk_norm = qk_norm
 
     def project(
-        self, prefix: str, x: Tensor, positions: Tensor, linear: Linear
+        self, prefix: str, x: Tensor, positions: Tensor, modules: Modules
     ) -> tuple[Tensor, Tensor, Tensor, float]:
         """See `Attention.project`."""
 
         def heads(name: str) -> Tensor:
-            flat = linear(prefix + name, x)
+            flat = modules.linear(prefix + name, x)
             return flat.view(*flat.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
-        q = rotate(heads("q_proj"), positions, self.rope)
-        k = rotate(heads("k_proj"), positions, self.rope)
+        q, k = heads("q_proj"), heads("k_proj")
+        if self.qk_norm:
+            q, k = modules.norm(prefix + "q_norm", q), modules.norm(prefix + "k_norm", k)
+        q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
         return q, k, heads("v_proj"), self.head_dim**-0.5
 
 
@@ -75,12 +94,12 @@ class Eagle3Forward(ChainForward):
     def fuse(self, features: Tensor) -> Tensor:
         """g_t = fc(features), input_norm or one fc_norm per target layer before it if asked."""
         if self.geometry.norm_before_fc:
-            features = self._norm(features, "input_norm")
+            features = self.norm("input_norm", features)
         if self.geometry.fc_norm:
             chunks = features.chunk(self.geometry.num_aux_layers, dim=-1)
-            normed = [self._norm(chunk, f"fc_norm.{i}") for i, chunk in enumerate(chunks)]
+            normed = [self.norm(f"fc_norm.{i}", chunk) for i, chunk in enumerate(chunks)]
             features = torch.cat(normed, dim=-1)
-        return F.linear(features, self.weights["fc.weight"])
+        return self.kept_linear("fc", features)
 
     def step(
         self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend
@@ -91,38 +110,43 @@ class Eagle3Forward(ChainForward):
             prefix = f"layers.{layer}."
             attention_input, residual = self._layer_input(prefix, layer, token_ids, x)
             q, k, v, scale = self.attention.project(
-                prefix + "self_attn.", attention_input, positions, self._linear
+                prefix + "self_attn.", attention_input, positions, self
             )
             mixed = attend(layer, q, k, v, scale).transpose(1, 2).flatten(2)
-            r = residual + self._linear(prefix + "self_attn.o_proj", mixed)
-            x = r + self._mlp(prefix, self._norm(r, prefix + "post_attention_layernorm"))
-        normed = self._norm(x, "norm")
-        logits = F.linear(normed, self.weights["lm_head.weight"])
-        return logits, normed if self.geometry.norm_output else x
+            r = residual + self.linear(prefix + "self_attn.o_proj", mixed)
+            x = r + self._mlp(prefix, self.norm(prefix + "post_attention_layernorm", r))
+        normed = self.norm("norm", x)
+        return self.kept_linear("lm_head", normed), normed if self.geometry.norm_output else x
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """See `ChainForward.to_target`."""
         return draft_ids if self.target_ids is None else self.target_ids[draft_ids]
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.linear`."""
+        return self.kept_linear(name, self.on_input(name, x))
+
+    def kept_linear(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.kept_linear`."""
+        return F.linear(x, self.weights[f"{name}.weight"])
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.norm`."""
+        return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
 
     def _layer_input(
         self, prefix: str, layer: int, token_ids: Tensor, x: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(input of the attention, residual): layer 0 reads [norm(embedding); norm(hidden)]."""
         if layer > 0:
-            return self._norm(x, prefix + "input_layernorm"), x
+            return self.norm(prefix + "input_layernorm", x), x
         embedded = F.embedding(token_ids, self.weights["embed_tokens.weight"])
-        e = self._norm(embedded, prefix + "input_layernorm")
-        u = self._norm(x, prefix + "hidden_norm")
+        e = self.norm(prefix + "input_layernorm", embedded)
+        u = self.norm(prefix + "hidden_norm", x)
         return torch.cat((e, u), dim=-1), u if self.geometry.norm_before_residual else x
 
     def _mlp(self, prefix: str, x: Tensor) -> Tensor:
         """down(silu(gate x) * up x)."""
-        gate = self._linear(prefix + "mlp.gate_proj", x)
-        up = self._linear(prefix + "mlp.up_proj", x)
-        return self._linear(prefix + "mlp.down_proj", F.silu(gate) * up)
-
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
-
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        return F.linear(self.on_input(name, x), self.weights[f"{name}.weight"])
+        gate = self.linear(prefix + "mlp.gate_proj", x)
+        up = self.linear(prefix + "mlp.up_proj", x)
+        return self.linear(prefix + "mlp.down_proj", F.silu(gate) * up)

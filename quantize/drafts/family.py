@@ -8,6 +8,8 @@ is written keeps the name that was read.
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...recipes.schema import Role
@@ -95,6 +97,8 @@ class Family(ABC):
     """Modules that an engine builds for every draft, also where the draft does not ship them."""
     makes_features: tuple[str, ...]
     """Canonical prefixes of the tensors that turn target features into the draft's first input."""
+    relatives: Mapping[str, str] = MappingProxyType({})
+    """Part of a tensor name -> the other kind of draft, not supported, whose mark it is."""
 
     def canonical_name(self, name: str) -> str:
         """The name that this family's table uses for a tensor spelled `name` on disk."""
@@ -124,6 +128,14 @@ class Family(ABC):
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "DraftForward":
         """The forward maths over weights given by canonical name; imports torch."""
+
+    def side_weights(self, _geometry: Any, _folder: Path) -> "Mapping[str, torch.Tensor]":
+        """Weights that engines read from other files of the folder; none unless a family says so.
+
+        Raises:
+            CheckpointError: such a file is not what engines expect.
+        """
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,10 +80,24 @@ class BlockForward(DraftForward):
             positions: [A] int64, where the anchors stand.
             num_draft_tokens: K mask tokens behind every anchor.
             attend: gets the queries and keys of the blocks, [A, H, 1 + K, D] and [A, KV, 1 + K, D];
-                adds the context before each anchor.
+                adds the context before each anchor, under the mask of `visible`.
 
         Returns:
-            [A, K, draft vocabulary]: slot j - 1 predicts the token at position anchor + j.
+            [A, K, draft vocabulary]: entry j - 1 is slot j, which predicts the token at its own
+            position, anchor + j.
+        """
+
+    @abstractmethod
+    def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
+        """Which keys of the context before an anchor, and of its block, a slot of it looks at.
+
+        Args:
+            layer: which decoder layer of the draft.
+            queries: positions of slots, int64.
+            keys: positions of keys, int64, of a shape that broadcasts with that of `queries`.
+
+        Returns:
+            bool of the broadcast shape, True where the query looks at the key.
         """
 
 

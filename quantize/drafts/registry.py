@@ -10,6 +10,7 @@ from ..errors import CheckpointError
 from ..safetensors_header import TensorInfo
 from . import families
 from .family import Draft, Family, Geometry, Row, TensorSpec
+from .speculators import LAYER_CONFIG, plain_config
 
 
 def discover(package: ModuleType) -> tuple[Family, ...]:
@@ -72,7 +73,8 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
         CheckpointError: no family has this architecture, or a key is missing or wrong.
     """
     where = checkpoint.folder / CONFIG_FILE
-    declared = checkpoint.config.get("architectures")
+    config = plain_config(checkpoint.config, where)
+    declared = config.get("architectures")
     if not isinstance(declared, list) or len(declared) != 1:
         raise CheckpointError(
             where,
@@ -87,7 +89,8 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
             f"architectures: {declared[0]!r} is no draft family",
             fix=f"supported: {', '.join(known)}",
         )
-    return by_config[0], by_config[0].read_geometry(checkpoint.config, where)
+    sizes = where if config is checkpoint.config else f"{where}: {LAYER_CONFIG}"
+    return by_config[0], by_config[0].read_geometry(config, sizes)
 
 
 def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
@@ -139,6 +142,13 @@ def _check(checkpoint: Checkpoint, tensor: TensorInfo, spec: TensorSpec) -> None
 def _unknown(
     checkpoint: Checkpoint, family: Family, name: str, canonical: str, known: list[str]
 ) -> CheckpointError:
+    for mark, kind in family.relatives.items():
+        if any(mark in tensor for tensor in checkpoint.tensors):
+            return CheckpointError(
+                checkpoint.folder,
+                f"{name}: no tensor of {family.name}; {mark!r} is the mark of {kind}",
+                fix=f"{kind} is not supported: engines run other maths for it",
+            )
     near = difflib.get_close_matches(canonical, known, n=3)
     return CheckpointError(
         checkpoint.folder,

@@ -59,13 +59,15 @@ def read_rope(config: Mapping[str, Any], where: object) -> RopeConfig:
             f"rope type {kind!r} is not one of 'default', 'yarn'",
             fix="only these two are known to be served for drafts",
         )
+    all_dim = "mscale_all_dim"
     yarn = Yarn(
         factor=scaling.number("factor"),
         original_max_positions=scaling.positive("original_max_position_embeddings"),
         beta_fast=scaling.number("beta_fast", 32.0),
         beta_slow=scaling.number("beta_slow", 1.0),
         mscale=_optional(scaling, "mscale"),
-        mscale_all_dim=_optional(scaling, "mscale_all_dim"),
+        # 0 is DeepSeek's way to say none.
+        mscale_all_dim=None if scaling.config.get(all_dim) == 0 else _optional(scaling, all_dim),
         attention_factor=_optional(scaling, "attention_factor"),
         truncate=scaling.flag("truncate", True),
     )

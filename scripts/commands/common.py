@@ -1,27 +1,31 @@
-"""What several commands share: opening drafts, choosing a recipe, the target's shared tables."""
+"""What several commands share: opening drafts, choosing a recipe, the target's tables, K."""
 
 import argparse
 import dataclasses
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...quantize.checkpoint import Checkpoint
 from ...quantize.drafts import Draft, read_draft
 from ...quantize.hub import DraftSource, resolve_draft
+from ...quantize.lints import check_vocabulary_map
 from ...recipes import Recipe, load_recipe
 from ...recipes.schema import BackendName
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from ...calibration.target_tables import SharedTables
+    from ...calibration.traces import TraceFolder
     from ...quantize.loading import LoadedDraft
 
 
 def open_draft(reference: str) -> tuple[DraftSource, Draft]:
-    """Resolve a folder or Hub id and read its headers."""
+    """Resolve a folder or Hub id and read its headers and vocabulary map."""
     source = resolve_draft(reference)
-    return source, read_draft(Checkpoint.open(source.folder))
+    draft = read_draft(Checkpoint.open(source.folder))
+    check_vocabulary_map(draft)
+    return source, draft
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +54,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         type=Path,
         metavar="M",
-        help="target folder, for drafts without embedding or head of their own",
+        help="target folder, for drafts without embedding or head where the traces carry neither",
     )
 
 
@@ -60,31 +64,53 @@ def add_num_draft_tokens(parser: argparse.ArgumentParser) -> None:
         "--num-draft-tokens",
         "-k",
         type=int,
-        default=3,
         metavar="K",
-        help="tokens drafted per step, as served (default 3)",
+        help="tokens drafted per step, as served (default: 3, or a block draft's whole block)",
     )
 
 
-def load_for_replay(references: list[str], target: Path | None) -> "list[LoadedDraft]":
-    """Load drafts with their weights in float32."""
+def chosen_num_draft_tokens(asked: int | None, drafts: "Sequence[LoadedDraft]") -> int:
+    """K: as asked, else what all the drafts are made for.
+
+    A block draft fills the block behind its anchor, `block_size` - 1 tokens; a chain has no length
+    of its own, 3 is what is usually served.
+
+    Raises:
+        ReplayError: nothing is asked, and the drafts differ.
+    """
+    from ...validate.errors import ReplayError
+
+    if asked is not None:
+        return asked
+    sizes = [draft.geometry.block_size for draft in drafts]
+    defaults = [size - 1 if size else 3 for size in sizes]
+    if len(set(defaults)) > 1:
+        named = ", ".join(f"{d.name} {k}" for d, k in zip(drafts, defaults, strict=True))
+        raise ReplayError(
+            "--num-draft-tokens",
+            f"the drafts propose different numbers of tokens: {named}",
+            fix="give one number for all: -k K",
+        )
+    return defaults[0]
+
+
+def load_for_replay(
+    references: list[str],
+    traces: "TraceFolder",
+    target: Path | None,
+    *,
+    rope_theta: float | None = None,
+) -> "list[LoadedDraft]":
+    """Load drafts with their weights in float32; `rope_theta` replaces that of their configs."""
     from ...quantize.loading import load_draft
 
-    shared = target_tables(target) if target else None
-    return [load_draft(resolve_draft(r).folder, shared=shared) for r in references]
+    shared = shared_tables(traces, target)
+    folders = [resolve_draft(reference).folder for reference in references]
+    return [load_draft(folder, shared=shared, rope_theta=rope_theta) for folder in folders]
 
 
-def target_tables(target: Path) -> "dict[str, Tensor]":
-    """Embedding and head of a target, under the names that drafts use."""
-    from safetensors import safe_open
+def shared_tables(traces: "TraceFolder", target: Path | None) -> "SharedTables":
+    """Embedding and head for drafts without: the target's if it is given, else the traces'."""
+    from ...calibration.target_tables import TargetTables
 
-    checkpoint = Checkpoint.open(target)
-    tables: dict[str, Tensor] = {}
-    for name, tensor in checkpoint.tensors.items():
-        for table in ("embed_tokens.weight", "lm_head.weight"):
-            if name == table or name.endswith("." + table):
-                with safe_open(target / tensor.file, "pt") as file:
-                    tables[table] = file.get_tensor(name)
-    if checkpoint.config.get("tie_word_embeddings") and "embed_tokens.weight" in tables:
-        tables.setdefault("lm_head.weight", tables["embed_tokens.weight"])
-    return tables
+    return TargetTables.find(target).shared() if target else traces.tables()

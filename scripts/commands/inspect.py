@@ -1,12 +1,15 @@
 """`draftquant inspect`: what a draft is, what quantization can save, what could hurt."""
 
 import argparse
+import dataclasses
 import math
 from typing import Any
 
 from ...quantize.concat import HalfRatio, half_ratios
 from ...quantize.drafts import Draft
+from ...quantize.drafts.speculators import is_speculators
 from ...quantize.errors import LayoutError, PlanError
+from ...quantize.lints import Lint, find_lints
 from ...quantize.plan import make_plan
 from ...recipes import built_in_recipes, load_recipe
 from ..console import megabytes, print_json, print_table, stdout, table
@@ -22,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     _, draft = open_draft(options.draft)
-    found = _summary(draft, half_ratios(draft))
+    found = _summary(draft, half_ratios(draft), find_lints(draft))
     if options.json:
         print_json(found)
     else:
@@ -30,7 +33,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _summary(draft: Draft, ratios: tuple[HalfRatio, ...]) -> dict[str, Any]:
+def _summary(
+    draft: Draft, ratios: tuple[HalfRatio, ...], lints: tuple[Lint, ...]
+) -> dict[str, Any]:
     tensors = [
         {
             "name": row.tensor.name,
@@ -45,6 +50,7 @@ def _summary(draft: Draft, ratios: tuple[HalfRatio, ...]) -> dict[str, Any]:
         "draft": str(draft.checkpoint.folder),
         "family": draft.family.name,
         "architecture": draft.checkpoint.config["architectures"][0],
+        "speculators_layout": is_speculators(draft.checkpoint.config),
         "num_layers": draft.geometry.num_layers,
         "aux_layer_ids": draft.geometry.aux_layer_ids,
         "parameters": sum(row.tensor.numel for row in draft.rows if row.role != "vocabulary_map"),
@@ -60,6 +66,7 @@ def _summary(draft: Draft, ratios: tuple[HalfRatio, ...]) -> dict[str, Any]:
             }
             for r in ratios
         ],
+        "lints": [dataclasses.asdict(lint) for lint in lints],
     }
 
 
@@ -73,8 +80,9 @@ def _bytes_after(name: str, draft: Draft) -> int | str:
 
 def _print(found: dict[str, Any]) -> None:
     out = stdout()
+    layout = ", speculators layout" if found["speculators_layout"] else ""
     out.print(
-        f"[bold]{found['draft']}[/]: {found['family']} ({found['architecture']}),"
+        f"[bold]{found['draft']}[/]: {found['family']} ({found['architecture']}{layout}),"
         f" {found['num_layers']} layer(s), {found['parameters']:,} parameters,"
         f" {found['bytes']:,} bytes of tensors"
     )
@@ -100,3 +108,18 @@ def _print(found: dict[str, Any]) -> None:
             f"{ratio['name']}: hidden half / embedding half = {size}"
             f" ({ratio['rows']} rows): {advice}"
         )
+    _print_lints(found["lints"])
+
+
+def _print_lints(lints: list[dict[str, Any]]) -> None:
+    out = stdout()
+    if not lints:
+        out.print("no lints: nothing here that trainers and engines are known to read differently")
+        return
+    out.print("[bold]Lints[/]")
+    for lint in lints:
+        color = {"warning": "yellow", "note": "cyan"}[lint["level"]]
+        fixable = " (quantize --fix-config corrects it in the output)" if lint["fix"] else ""
+        out.print(f"[{color}]{lint['level']}[/] [bold]{lint['name']}[/]{fixable}")
+        for part in ("cause", "remedy"):
+            out.print(f"  {part}: {lint[part]}", markup=False, soft_wrap=True)

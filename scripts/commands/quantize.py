@@ -1,19 +1,23 @@
 """`draftquant quantize`: plan, write, verify, publish."""
 
 import argparse
+import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...quantize.errors import BackendError
+from ...quantize.lints import Lint, find_lints
 from ...quantize.plan import Plan, Step, make_plan
 from ..console import megabytes, print_json, progress_bar, stderr, stdout
 from .common import (
     add_num_draft_tokens,
     add_recipe_arguments,
+    chosen_num_draft_tokens,
     chosen_recipe,
     open_draft,
-    target_tables,
+    shared_tables,
 )
 
 if TYPE_CHECKING:
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`quantize DRAFT --recipe R --out O [--traces T]`."""
+    """`quantize DRAFT --recipe R --out O [--traces T] [--fix-config]`."""
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
     add_recipe_arguments(parser)
     parser.add_argument("--out", required=True, type=Path, metavar="O", help="folder to create")
@@ -37,12 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         type=Path,
         metavar="M",
-        help="target folder, to calibrate drafts without embedding or head",
+        help="target folder, to calibrate drafts without embedding or head where the traces carry"
+        " neither",
     )
     parser.add_argument(
         "--allow-zero-rows",
         action="store_true",
         help="store all-zero rows instead of refusing them",
+    )
+    parser.add_argument(
+        "--fix-config",
+        action="store_true",
+        help="change the output's config.json as the lints of 'inspect' ask for",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -68,10 +78,12 @@ def run(options: argparse.Namespace) -> int:
             input_scales=scales,
             input_scale_origin=origin,
             allow_zero_rows=options.allow_zero_rows,
+            fix_config=options.fix_config,
             on_progress=advance,
             on_stage=seconds.start,
         )
     seconds.start("")
+    _print_lints(find_lints(draft), options)
     if options.json:
         print_json(_mapping(report, seconds.spent))
     else:
@@ -88,6 +100,24 @@ def print_report(report: "QuantizeReport", seconds: dict[str, float]) -> None:
         f"{len(plan.steps) - len(plan.quantized)} tensors kept byte for byte, "
         f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}, verified ({times})"
     )
+
+
+def _print_lints(lints: Sequence[Lint], options: argparse.Namespace) -> None:
+    """What the source's lints did to config.json, and which ones are left; on stderr."""
+    out = stderr()
+    left = [lint for lint in lints if lint.level == "warning"]
+    if options.fix_config:
+        left = [lint for lint in left if not lint.fix]
+        for lint in lints:
+            for key, value in lint.fix.items():
+                out.print(f"config.json: {key} = {json.dumps(value)} ({lint.name})", markup=False)
+    if not left:
+        return
+    fixable = [lint.name for lint in left if lint.fix]
+    names = ", ".join(lint.name for lint in left)
+    out.print(f"lints: {names}; see 'draftquant inspect {options.draft}'", markup=False)
+    if fixable:
+        out.print(f"--fix-config corrects {', '.join(fixable)} in the output", markup=False)
 
 
 def _input_scales(
@@ -125,15 +155,16 @@ def _calibrated(
     from ...quantize.loading import load_draft
 
     traces = TraceFolder.open(options.traces)
-    shared = target_tables(options.target) if options.target else None
+    shared = shared_tables(traces, options.target)
     draft = load_draft(plan.draft.checkpoint.folder, shared=shared)
+    num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, [draft])
     with progress_bar("calibrate", len(traces)) as bar:
         found = measure_input_scales(
-            draft, traces, num_draft_tokens=options.num_draft_tokens, on_progress=bar.set
+            draft, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set
         )
-    stderr().print(f"input scales from {len(traces)} traces, steps 1..{options.num_draft_tokens}")
+    stderr().print(f"input scales from {len(traces)} traces, steps 1..{num_draft_tokens}")
     scales = {modules[name]: scale.scale for name, scale in found.items() if name in modules}
-    return scales, f"traces sha256 {traces.sha256}, num_draft_tokens {options.num_draft_tokens}"
+    return scales, f"traces sha256 {traces.sha256}, num_draft_tokens {num_draft_tokens}"
 
 
 class _Stopwatch:
@@ -159,6 +190,7 @@ def _mapping(report: "QuantizeReport", seconds: dict[str, float]) -> dict[str, A
         "bytes_before": report.plan.bytes_before,
         "bytes_after": report.plan.bytes_after,
         "quantized": [step.row.tensor.name for step in report.plan.quantized],
+        "config_changes": dict(report.config_changes),
         "seconds": seconds,
         "verification": report.verification.to_mapping(),
     }

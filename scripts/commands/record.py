@@ -4,8 +4,10 @@ import argparse
 import typing
 from pathlib import Path
 
-from ..console import progress_bar, stdout
-from .common import target_tables
+from ...quantize.checkpoint import Checkpoint
+from ...quantize.drafts import read_config
+from ...quantize.hub import resolve_draft
+from ..console import megabytes, progress_bar, stdout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", required=True, type=Path, metavar="T", help="folder to create")
     parser.add_argument(
-        "--draft", metavar="DRAFT", help="read the target layers from this draft's config"
+        "--draft",
+        metavar="DRAFT",
+        help="read the target layers, and the mask token, from this draft's config",
     )
     parser.add_argument(
         "--fused",
@@ -38,8 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--aux-layers",
         metavar="I,J,K",
-        type=_layer_ids,
+        type=_numbers,
         help="target layers whose outputs are recorded, 0-based",
+    )
+    parser.add_argument(
+        "--tables",
+        action="store_true",
+        help="carry the target's embedding and head too: drafts without them then need no target",
+    )
+    parser.add_argument(
+        "--table-ids",
+        metavar="I,J,K",
+        type=_numbers,
+        help="tokens whose embedding is carried beside those of the traces and DRAFT's mask token",
     )
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
     parser.add_argument(
@@ -56,22 +71,29 @@ def run(options: argparse.Namespace) -> int:
     import torch
     from transformers.utils import logging
 
+    from ...calibration.draft_inputs import mask_token_ids
     from ...calibration.errors import TraceError
     from ...calibration.prompts import read_prompts
     from ...calibration.record import record_traces
-    from ...quantize.hub import resolve_draft
+    from ...calibration.target_tables import TargetTables
     from ...quantize.loading import load_draft
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
     if options.fused and not options.draft:
         raise TraceError("--fused", "needs the draft whose fc is applied", fix="add --draft DRAFT")
+    if options.table_ids and not options.tables:
+        raise TraceError("--table-ids", "says which rows the tables carry", fix="add --tables")
     aux_layer_ids, fuse_with = options.aux_layers, None
+    table_ids = options.table_ids or ()
     if options.draft:
-        shared = target_tables(options.target)
-        dtype = getattr(torch, options.dtype)
-        draft = load_draft(resolve_draft(options.draft).folder, dtype=dtype, shared=shared)
-        aux_layer_ids = aux_layer_ids or draft.geometry.aux_layer_ids
-        fuse_with = draft if options.fused else None
+        folder = resolve_draft(options.draft).folder
+        _, geometry = read_config(Checkpoint.open(folder))
+        aux_layer_ids = aux_layer_ids or geometry.aux_layer_ids
+        table_ids += mask_token_ids(geometry)
+        if options.fused:
+            dtype = getattr(torch, options.dtype)
+            shared = TargetTables.find(options.target).shared(dtype)
+            fuse_with = load_draft(folder, dtype=dtype, shared=shared)
     prompts = read_prompts(options.prompts, target=options.target)
     with progress_bar("record", len(prompts)) as bar:
         traces = record_traces(
@@ -83,14 +105,26 @@ def run(options: argparse.Namespace) -> int:
             fuse_with=fuse_with,
             dtype=options.dtype,
             batch_size=options.batch_size,
+            table_ids=table_ids if options.tables else None,
             on_progress=bar.set,
         )
     stdout().print(
         f"[bold]{options.out}[/]: {len(traces)} traces,"
         f" {traces.manifest.num_tokens:,} tokens, sha256 {traces.sha256[:16]}"
     )
+    if tables := traces.manifest.tables:
+        head = f"{traces.manifest.target.vocab_size:,} x {tables.width:,}"
+        stdout().print(
+            f"{tables.file}: embedding {tables.num_token_ids:,} x {tables.width:,}, head {head},"
+            f" {megabytes(tables.nbytes)}"
+        )
     return 0
 
 
-def _layer_ids(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers with commas between, got {text!r}"
+        ) from exc

@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..console import print_json, print_table, progress_bar, table
-from .common import add_replay_arguments, load_for_replay
+from ..console import print_json, print_table, progress_bar, stdout, table
+from .common import add_replay_arguments, chosen_num_draft_tokens, load_for_replay
 
 if TYPE_CHECKING:
     from ...validate.replay import DraftReplay
@@ -16,30 +16,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`replay DRAFT... --traces T`."""
     parser.add_argument("drafts", nargs="+", metavar="DRAFT", help="the reference (BF16) first")
     add_replay_arguments(parser)
+    parser.add_argument(
+        "--rope-theta",
+        type=float,
+        metavar="X",
+        help="rotary base for all drafts instead of their config's: with the base that a draft was"
+        " trained with it accepts most",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, with counts per prompt")
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    replays = replay_with_progress(options)
+    replays = replay_with_progress(options, rope_theta=options.rope_theta)
     if options.json:
-        print_json([_mapping(replay) for replay in replays])
+        print_json([_mapping(replay) | {"rope_theta": options.rope_theta} for replay in replays])
     else:
         print_replays(replays)
+        if options.rope_theta is not None:
+            stdout().print(f"with rotary base {options.rope_theta:g}, not that of config.json")
     return 0
 
 
-def replay_with_progress(options: argparse.Namespace) -> "Sequence[DraftReplay]":
-    """Load and replay `options.drafts`, with a progress bar."""
+def replay_with_progress(
+    options: argparse.Namespace, *, rope_theta: float | None = None
+) -> "Sequence[DraftReplay]":
+    """Load and replay `options.drafts`, with a progress bar; `rope_theta` as in `load_draft`."""
     from ...calibration.traces import TraceFolder
     from ...validate.replay import replay_drafts
 
     traces = TraceFolder.open(options.traces)
-    drafts = load_for_replay(options.drafts, options.target)
+    drafts = load_for_replay(options.drafts, traces, options.target, rope_theta=rope_theta)
+    num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, drafts)
     with progress_bar("replay", len(traces)) as bar:
-        return replay_drafts(
-            drafts, traces, num_draft_tokens=options.num_draft_tokens, on_progress=bar.set
-        )
+        return replay_drafts(drafts, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set)
 
 
 def print_replays(replays: "Sequence[DraftReplay]") -> None:

@@ -74,7 +74,7 @@ def accepted_by_row(draft: Draft, traces: Traces, num_draft_tokens: int) -> Tens
     chain_rows = rows(traces, num_draft_tokens)
     matches = [
         logits.argmax(dim=-1) == predicted(traces.token_ids, chain_rows, depth)
-        for depth, logits in enumerate(draft.chain_logits(traces, num_draft_tokens))
+        for depth, logits in enumerate(draft.chain_logits(traces, chain_rows, num_draft_tokens))
     ]
     return torch.stack(matches, dim=-1).long().cumprod(dim=-1).sum(dim=-1)
 

@@ -4,6 +4,7 @@ Row t of a draft knows the tokens up to t + 1 and the target's features up to t;
 predicts token t + 2 + j. A family (a module beside this one) says how; this module only scores.
 """
 
+import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -22,13 +23,14 @@ class Draft(nn.Module, ABC):
     """A draft whose `state_dict` names are the names that its family publishes."""
 
     @abstractmethod
-    def chain_logits(self, traces: Traces, num_draft_tokens: int) -> list[Tensor]:
-        """Logits of every draft step of every row, with the recorded tokens as the chain's inputs.
-
-        Rows are those of `rows(traces, num_draft_tokens)`; that many are called R below.
+    def chain_logits(
+        self, traces: Traces, chain_rows: range, num_draft_tokens: int
+    ) -> list[Tensor]:
+        """Logits of every draft step of some rows, with the recorded tokens as the chain's inputs.
 
         Args:
             traces: N sequences of the target.
+            chain_rows: R of `rows(traces, num_draft_tokens)`, evenly spaced.
             num_draft_tokens: depths, K.
 
         Returns:
@@ -58,18 +60,25 @@ def predicted(per_token: Tensor, chain_rows: range, depth: int) -> Tensor:
     """The tokens that rows predict at one depth: entry t + 2 + depth of row t.
 
     Args:
-        per_token: [N, T] token ids.
-        chain_rows: R consecutive rows.
+        per_token: [N, T, ...], token ids for example.
+        chain_rows: R evenly spaced rows.
         depth: draft step, 0 is the first.
 
     Returns:
-        [N, R].
+        [N, R, ...].
     """
-    return per_token[:, chain_rows.start + 2 + depth : chain_rows.stop + 2 + depth]
+    shift = 2 + depth
+    return per_token[:, chain_rows.start + shift : chain_rows.stop + shift : chain_rows.step]
 
 
 def distillation_loss(
-    draft: Draft, traces: Traces, target_head: nn.Module, *, num_draft_tokens: int, decay: float
+    draft: Draft,
+    traces: Traces,
+    chain_rows: range,
+    target_head: nn.Module,
+    *,
+    num_draft_tokens: int,
+    decay: float,
 ) -> Tensor:
     """Cross-entropy from the target's distribution to the draft's, over all depths.
 
@@ -79,6 +88,7 @@ def distillation_loss(
     Args:
         draft: the draft in training.
         traces: a batch of the target's own continuations.
+        chain_rows: rows to train on.
         target_head: maps final hidden states to the target's logits.
         num_draft_tokens: depths of the training-time test.
         decay: weight of each depth relative to the one before.
@@ -86,11 +96,10 @@ def distillation_loss(
     Returns:
         Scalar float32.
     """
-    chain_rows = rows(traces, num_draft_tokens)
     loss = torch.zeros(())
-    for depth, logits in enumerate(draft.chain_logits(traces, num_draft_tokens)):
-        # The distribution of token t + 2 + depth is what the target says at position t + 1 + depth.
-        hidden = traces.final_hidden[:, chain_rows.start + 1 + depth : chain_rows.stop + 1 + depth]
+    for depth, logits in enumerate(draft.chain_logits(traces, chain_rows, num_draft_tokens)):
+        # The distribution of a token is what the target says at the position before it.
+        hidden = predicted(traces.final_hidden, chain_rows, depth - 1)
         with torch.no_grad():
             target_probabilities = target_head(hidden).softmax(dim=-1)
         loss = loss + decay**depth * F.cross_entropy(
@@ -106,10 +115,14 @@ def train_draft(
     schedule: Schedule,
     *,
     num_draft_tokens: int,
+    row_stride: int,
     decay: float,
     seed: int,
 ) -> tuple[float, ...]:
     """Train a draft in place on the target's traces, in shuffled epochs.
+
+    A step trains on every row_stride-th row, the next step on the rows one further: where a row
+    costs a draft much, as many rows of more sequences teach it more than neighbours would.
 
     Args:
         draft: freshly initialised draft.
@@ -117,6 +130,7 @@ def train_draft(
         target_head: the target's lm_head.
         schedule: steps, batch size and learning rate.
         num_draft_tokens: depths of the training-time test.
+        row_stride: distance of the rows of one step.
         decay: weight of each depth relative to the one before.
         seed: decides the order of the traces.
 
@@ -126,14 +140,21 @@ def train_draft(
     generator = torch.Generator().manual_seed(seed)
     num_traces = len(traces.token_ids)
     order = torch.empty(0, dtype=torch.int64)
+    first_rows = itertools.cycle(range(row_stride))
 
     def chain_loss() -> Tensor:
         nonlocal order
         if len(order) < schedule.batch_size:
             order = torch.randperm(num_traces, generator=generator)
         batch, order = order[: schedule.batch_size], order[schedule.batch_size :]
+        chain_rows = rows(traces, num_draft_tokens)[next(first_rows) :: row_stride]
         return distillation_loss(
-            draft, traces[batch], target_head, num_draft_tokens=num_draft_tokens, decay=decay
+            draft,
+            traces[batch],
+            chain_rows,
+            target_head,
+            num_draft_tokens=num_draft_tokens,
+            decay=decay,
         )
 
     return minimise(chain_loss, draft.parameters(), schedule, label="draft")

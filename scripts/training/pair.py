@@ -15,7 +15,7 @@ import tokenizers
 import torch
 import transformers
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from .acceptance import repeated_ngram_share, replay
 from .corpus import (
@@ -32,9 +32,11 @@ from .optimisation import Schedule
 from .rounding import fp8_per_channel, int4_per_channel, rounded
 from .selection import SelectedPrompts, select_prompts
 from .target import (
+    TargetKind,
     TargetSize,
     Traces,
     greedy_continuations,
+    output_head,
     record_traces,
     ship_target,
     train_target,
@@ -45,17 +47,8 @@ DRAFT_SCHEDULE = Schedule(num_steps=550, batch_size=16, max_learning_rate=2e-3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """A draft family that can be trained: how to build one, and which target layers it reads."""
-
-    name: str
-    build: Callable[[LlamaForCausalLM, TargetSize], Draft]
-    aux_layer_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PairPlan:
-    """Sizes and lengths of everything; the defaults made the shipped pairs.
+    """Sizes and lengths of everything; the defaults made the shipped EAGLE-3 pairs.
 
     Attributes:
         sequence_length: tokens per training window of the target.
@@ -67,6 +60,7 @@ class PairPlan:
         num_candidates_per_prompt: held-out prompts drawn for each one that is kept.
         max_repeated_8gram_share: limit on how much a held-out prompt's continuation may loop.
         num_draft_tokens: draft tokens per step, in training and measurement.
+        row_stride: distance of the rows that one training step of the draft takes of a sequence.
         depth_decay: weight of each draft step in the loss relative to the one before.
         num_threads: torch threads; part of the plan because sums depend on it.
     """
@@ -83,8 +77,28 @@ class PairPlan:
     num_candidates_per_prompt: int = 4
     max_repeated_8gram_share: float = 0.25
     num_draft_tokens: int = 3
+    row_stride: int = 1
     depth_decay: float = 0.8
     num_threads: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A draft family that can be trained.
+
+    Attributes:
+        name: family name.
+        target_kind: architecture of the target it is trained over.
+        plan: what made the shipped pair.
+        build: makes a freshly initialised draft; torch is seeded before.
+        aux_layer_ids: target layers whose output it reads, ascending; 0 is the first.
+    """
+
+    name: str
+    target_kind: TargetKind
+    plan: PairPlan = field(default_factory=PairPlan)
+    build: Callable[[PreTrainedModel, TargetSize], Draft]
+    aux_layer_ids: tuple[int, ...]
 
 
 class Stopwatch:
@@ -127,7 +141,9 @@ def train_pair(
     with stopwatch.phase("corpus"):
         tokenizer, stream = _training_text(files, plan)
     with stopwatch.phase("target"):
-        target, target_losses = _make_target(plan, tokenizer, stream, out / "target", seed)
+        target, target_losses = _make_target(
+            family.target_kind, plan, tokenizer, stream, out / "target", seed
+        )
     with stopwatch.phase("continuations"):
         gate = _held_out(files, "gate", tokenizer, target, plan, seed)
         calibration = _held_out(files, "calibration", tokenizer, target, plan, seed)
@@ -168,13 +184,15 @@ def _training_text(
 
 
 def _make_target(
+    kind: TargetKind,
     plan: PairPlan,
     tokenizer: PreTrainedTokenizerFast,
     stream: Tensor,
     folder: Path,
     seed: int,
-) -> tuple[LlamaForCausalLM, tuple[float, ...]]:
+) -> tuple[PreTrainedModel, tuple[float, ...]]:
     trained, losses = train_target(
+        kind,
         plan.target,
         stream,
         plan.target_schedule,
@@ -194,16 +212,17 @@ def _training_prompts(plan: PairPlan, stream: Tensor, seed: int) -> Tensor:
 
 
 def _make_draft(
-    family: Family, plan: PairPlan, target: LlamaForCausalLM, traces: Traces, seed: int
+    family: Family, plan: PairPlan, target: PreTrainedModel, traces: Traces, seed: int
 ) -> tuple[Draft, tuple[float, ...]]:
     torch.manual_seed(seed)
     draft = family.build(target, plan.target)
     losses = train_draft(
         draft,
         traces,
-        target.lm_head,
+        output_head(target),
         plan.draft_schedule,
         num_draft_tokens=plan.num_draft_tokens,
+        row_stride=plan.row_stride,
         decay=plan.depth_decay,
         seed=seed,
     )
@@ -214,7 +233,7 @@ def _held_out(
     files: Sequence[SourceFile],
     split: Split,
     tokenizer: PreTrainedTokenizerFast,
-    target: LlamaForCausalLM,
+    target: PreTrainedModel,
     plan: PairPlan,
     seed: int,
 ) -> SelectedPrompts:
@@ -249,7 +268,7 @@ def _selection(selected: SelectedPrompts) -> dict[str, object]:
     }
 
 
-def _traces(family: Family, plan: PairPlan, target: LlamaForCausalLM, token_ids: Tensor) -> Traces:
+def _traces(family: Family, plan: PairPlan, target: PreTrainedModel, token_ids: Tensor) -> Traces:
     return record_traces(
         target, token_ids, prompt_length=plan.prompt_length, aux_layer_ids=family.aux_layer_ids
     )
@@ -302,7 +321,7 @@ def _corpus_sizes(files: Sequence[SourceFile], stream: Tensor) -> dict[str, obje
     }
 
 
-def _sizes(out: Path, target: LlamaForCausalLM, draft: Draft) -> dict[str, int]:
+def _sizes(out: Path, target: PreTrainedModel, draft: Draft) -> dict[str, int]:
     return {
         "target_parameters": sum(parameter.numel() for parameter in target.parameters()),
         "draft_parameters": sum(parameter.numel() for parameter in draft.parameters()),

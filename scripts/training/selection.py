@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from .acceptance import repeated_ngram_share
 from .corpus import Prompt
@@ -34,7 +34,7 @@ class SelectedPrompts:
 
 
 def select_prompts(
-    target: LlamaForCausalLM,
+    target: PreTrainedModel,
     candidates: Sequence[Prompt],
     *,
     count: int,

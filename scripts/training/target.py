@@ -1,19 +1,26 @@
-"""The target: a small transformers Llama, trained, shipped in BF16, and run as shipped.
+"""The target: a small transformers model, trained, shipped in BF16, and run as shipped.
 
 This module knows the target and what it does on token ids (logits, features, greedy
 continuations), not drafts.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
-from .corpus import END_OF_TEXT_ID, sample_windows
+from .corpus import sample_windows
 from .optimisation import Schedule, minimise
 
 INITIALIZER_RANGE = 0.02
@@ -21,7 +28,7 @@ INITIALIZER_RANGE = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSize:
-    """Shape of the target."""
+    """Shape of the target, of whatever kind."""
 
     vocab_size: int = 1024
     hidden_size: int = 256
@@ -33,6 +40,19 @@ class TargetSize:
     max_position_embeddings: int = 512
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetKind:
+    """An architecture of transformers that targets can have.
+
+    Attributes:
+        name: its `model_type`.
+        config: the transformers config of a size.
+    """
+
+    name: str
+    config: Callable[[TargetSize], PreTrainedConfig]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +80,18 @@ class Traces:
 
 
 def train_target(
-    size: TargetSize, stream: Tensor, schedule: Schedule, *, sequence_length: int, seed: int
-) -> tuple[LlamaForCausalLM, tuple[float, ...]]:
+    kind: TargetKind,
+    size: TargetSize,
+    stream: Tensor,
+    schedule: Schedule,
+    *,
+    sequence_length: int,
+    seed: int,
+) -> tuple[PreTrainedModel, tuple[float, ...]]:
     """Train a target from scratch on windows of a token stream.
 
     Args:
+        kind: architecture of the model.
         size: shape of the model.
         stream: [num_tokens] int64 training text.
         schedule: steps, batch size and learning rate.
@@ -76,7 +103,10 @@ def train_target(
     """
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = LlamaForCausalLM(_config(size))
+    # transformers 5.23 leaves from_config and get_output_embeddings without types.
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        kind.config(size)
+    )
 
     def next_token_loss() -> Tensor:
         windows = sample_windows(
@@ -89,28 +119,9 @@ def train_target(
     return model, losses
 
 
-def _config(size: TargetSize) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=size.vocab_size,
-        hidden_size=size.hidden_size,
-        intermediate_size=size.intermediate_size,
-        num_hidden_layers=size.num_hidden_layers,
-        num_attention_heads=size.num_attention_heads,
-        num_key_value_heads=size.num_key_value_heads,
-        head_dim=size.head_dim,
-        max_position_embeddings=size.max_position_embeddings,
-        rms_norm_eps=size.rms_norm_eps,
-        initializer_range=INITIALIZER_RANGE,
-        rope_parameters={"rope_type": "default", "rope_theta": size.rope_theta},
-        bos_token_id=END_OF_TEXT_ID,
-        eos_token_id=END_OF_TEXT_ID,
-        tie_word_embeddings=False,
-    )
-
-
 def ship_target(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path
-) -> LlamaForCausalLM:
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> PreTrainedModel:
     """Write the target in BF16 and read it back, so that all that follows sees what ships.
 
     Returns:
@@ -118,14 +129,25 @@ def ship_target(
     """
     copy.deepcopy(model).bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    shipped: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    shipped: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     shipped.train(mode=False)
     return shipped
 
 
+def input_embedding(target: PreTrainedModel) -> nn.Embedding:
+    """The target's token embedding."""
+    return cast("nn.Embedding", target.get_input_embeddings())
+
+
+def output_head(target: PreTrainedModel) -> nn.Linear:
+    """The target's lm_head, final hidden state to logits."""
+    layer: nn.Linear = target.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return layer
+
+
 @torch.no_grad()
 def greedy_continuations(
-    target: LlamaForCausalLM, prompts: Tensor, *, num_new_tokens: int, batch_size: int = 256
+    target: PreTrainedModel, prompts: Tensor, *, num_new_tokens: int, batch_size: int = 256
 ) -> Tensor:
     """Continue every prompt greedily.
 
@@ -143,7 +165,7 @@ def greedy_continuations(
     )
 
 
-def _continue(target: LlamaForCausalLM, prompts: Tensor, num_new_tokens: int) -> Tensor:
+def _continue(target: PreTrainedModel, prompts: Tensor, num_new_tokens: int) -> Tensor:
     cache = DynamicCache(config=target.config)
     token_ids, unread = prompts, prompts
     for _ in range(num_new_tokens):
@@ -155,7 +177,7 @@ def _continue(target: LlamaForCausalLM, prompts: Tensor, num_new_tokens: int) ->
 
 @torch.no_grad()
 def record_traces(
-    target: LlamaForCausalLM,
+    target: PreTrainedModel,
     token_ids: Tensor,
     *,
     prompt_length: int,
@@ -177,7 +199,7 @@ def record_traces(
     features: list[Tensor] = []
     final_hidden: list[Tensor] = []
     for batch in torch.split(token_ids, batch_size):
-        output = target.model(input_ids=batch, output_hidden_states=True, use_cache=False)
+        output = target.base_model(input_ids=batch, output_hidden_states=True, use_cache=False)
         # hidden_states[0] is the embedding, so the output of layer i is entry i + 1.
         aux = [output.hidden_states[layer_id + 1] for layer_id in aux_layer_ids]
         features.append(torch.cat(aux, dim=-1))

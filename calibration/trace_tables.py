@@ -1,0 +1,115 @@
+"""The target's tables in a trace folder, so that drafts without their own need no target.
+
+    tables.safetensors   "token_ids"     I32 [n], ascending: every token of the traces, and what
+                                         else was asked for (the mask token of a DFlash draft)
+                         "embed_tokens"  [n, W], the embeddings of these tokens
+                         "lm_head"       [V, W], the whole head; the embedding in a tied target
+
+W is the target's width, V its vocabulary; tables are stored as the target stores them, byte for
+byte. Replay feeds a draft the recorded tokens and its mask token, nothing else, so no other row of
+the embedding is ever read.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..quantize.checkpoint import pread_exactly
+from ..quantize.layouts import StoredTensor
+from ..quantize.writer import SafetensorsFile
+from .errors import TraceError
+from .target_tables import EMBEDDING, HEAD, SharedTables, TargetTables
+from .trace_manifest import TablesFile
+
+TensorTable = dict[str, tuple[str, tuple[int, ...]]]
+"""Tensor name -> safetensors dtype and shape."""
+
+
+def expected_tensors(tables: TablesFile, vocab_size: int) -> TensorTable:
+    """What tables.safetensors holds according to trace.json."""
+    count, width = tables.num_token_ids, tables.width
+    return {
+        "token_ids": ("I32", (count,)),
+        "embed_tokens": (tables.embed_tokens_dtype, (count, width)),
+        "lm_head": (tables.lm_head_dtype, (vocab_size, width)),
+    }
+
+
+def write_tables(path: Path, tables: TargetTables, token_ids: Sequence[int]) -> None:
+    """Copy what the traces need of a target's tables into a new file, and sync it.
+
+    Args:
+        path: does not exist yet.
+        tables: of the recorded target.
+        token_ids: n ids in [0, V), ascending.
+
+    Raises:
+        CheckpointError: the target's files changed while they were read.
+    """
+    embedding, head = tables.embed_tokens, tables.lm_head
+    stored = [
+        StoredTensor(name=name, dtype=dtype, shape=shape)
+        for name, dtype, shape in (
+            ("token_ids", "I32", (len(token_ids),)),
+            ("embed_tokens", embedding.dtype, (len(token_ids), tables.width)),
+            ("lm_head", head.dtype, head.shape),
+        )
+    ]
+    row = torch.empty(embedding.nbytes // tables.vocab_size, dtype=torch.uint8)
+    with SafetensorsFile(path, stored, {}) as file:
+        file.write("token_ids", torch.tensor(token_ids, dtype=torch.int32))
+        source = tables.checkpoint.folder / embedding.file
+        with source.open("rb") as stream:
+            for i, token in enumerate(token_ids):
+                start = embedding.start + token * len(row)
+                pread_exactly(stream.fileno(), row.numpy().data, start, source)
+                file.write("embed_tokens", row, offset=i * len(row))
+        with (tables.checkpoint.folder / head.file).open("rb") as stream:
+            file.copy(stream.fileno(), dataclasses.replace(head, name="lm_head"))
+
+
+def shared_tables(
+    opened: Callable[[], Any], vocab_size: int, where: Path, dtype: torch.dtype
+) -> SharedTables:
+    """The carried tables under the names that drafts use.
+
+    Args:
+        opened: gives the safetensors file, its header and hash checked.
+        vocab_size: V.
+        where: the file, for errors.
+        dtype: of the tables given.
+
+    Returns:
+        The embedding [V, W], rows that are not carried NaN, and the head [V, W]. Reading either
+        raises TraceError if the file contradicts itself.
+    """
+
+    def embedding() -> Tensor:
+        token_ids = opened().get_tensor("token_ids").to(torch.int64)
+        if int(token_ids[0]) < 0 or int(token_ids[-1]) >= vocab_size or _descends(token_ids):
+            raise TraceError(where, f"token_ids: expected ascending ids in [0, {vocab_size})",
+                             fix="record the traces again")  # fmt: skip
+        rows = _finite(opened().get_tensor("embed_tokens"), "embed_tokens", where).to(dtype)
+        table = torch.full((vocab_size, rows.shape[1]), torch.nan, dtype=dtype)
+        table[token_ids] = rows
+        return table
+
+    def head() -> Tensor:
+        return _finite(opened().get_tensor("lm_head"), "lm_head", where).to(dtype)
+
+    return SharedTables({EMBEDDING: embedding, HEAD: head})
+
+
+def _descends(token_ids: Tensor) -> bool:
+    return bool((token_ids[1:] <= token_ids[:-1]).any())
+
+
+def _finite(table: Tensor, name: str, where: Path) -> Tensor:
+    if not bool(torch.isfinite(torch.stack(table.aminmax())).all()):
+        raise TraceError(where, f"{name} contains NaN or infinity",
+                         fix="give a target whose tables are finite, and record again")  # fmt: skip
+    return table

@@ -1,0 +1,113 @@
+"""Forward maths of DFlash, as engines serve it.
+
+Sources: vLLM 0.33 `qwen3_dflash.py`, SGLang 0.5.23 `dflash.py`, z-lab `dflash/model.py`.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from .forward import Attend, BlockForward, OnInput, rms_norm, rotate
+
+if TYPE_CHECKING:
+    from .families.dflash import DFlashGeometry
+
+
+class DFlashForward(BlockForward):
+    """One DFlash draft over weights given by canonical name.
+
+    A block is [anchor, mask x K] at positions n .. n + K; the context are the positions before n.
+    Every layer projects the same fused rows to its context keys and values, without its
+    input_layernorm, with the very linears that project the block: quantized ones read both.
+    """
+
+    def __init__(
+        self, geometry: "DFlashGeometry", weights: Mapping[str, Tensor], on_input: OnInput
+    ) -> None:
+        self.geometry = geometry
+        self.weights = weights
+        self.on_input = on_input
+        offsets = weights.get("d2t")
+        self.target_ids = None
+        if offsets is not None:  # d2t holds offsets: target id = draft id + d2t[draft id]
+            self.target_ids = torch.arange(offsets.numel()) + offsets.to(torch.int64)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """c_t = hidden_norm(fc(features))."""
+        return self._norm("hidden_norm", F.linear(features, self.weights["fc.weight"]))
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        """See `DraftForward.to_target`."""
+        return draft_ids if self.target_ids is None else self.target_ids[draft_ids]
+
+    def context(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """See `BlockForward.context`."""
+        return self._keys_values(f"layers.{layer}.self_attn.", rows, positions)
+
+    def block(
+        self, anchor_ids: Tensor, positions: Tensor, num_draft_tokens: int, attend: Attend
+    ) -> Tensor:
+        """See `BlockForward.block`."""
+        masks = anchor_ids.new_full(
+            (len(anchor_ids), num_draft_tokens), self.geometry.mask_token_id
+        )
+        slots = positions[:, None] + torch.arange(1 + num_draft_tokens)
+        x = self._embed(torch.cat((anchor_ids[:, None], masks), dim=1))
+        for layer in range(self.geometry.num_layers):
+            x = self._layer(layer, x, slots, attend)
+        return F.linear(self._norm("norm", x[:, 1:]), self.weights["lm_head.weight"])
+
+    def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
+        """See `BlockForward.visible`; a window counts the query's own position.
+
+        Source: vLLM 0.33 `flash_attn.py`: (window - 1, 0) if causal, else (window - 1, window - 1).
+        """
+        behind = queries - keys
+        seen = behind >= 0 if self.geometry.is_causal(layer) else torch.ones_like(behind).bool()
+        if self.geometry.is_sliding(layer) and self.geometry.sliding_window is not None:
+            seen = seen & (behind.abs() < self.geometry.sliding_window)
+        return seen
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings; a trained mask embedding stands for the row of the mask token."""
+        embedded = F.embedding(token_ids, self.weights["embed_tokens.weight"])
+        if "mask_embedding" not in self.weights:
+            return embedded
+        is_mask = (token_ids == self.geometry.mask_token_id)[..., None]
+        return torch.where(is_mask, self.weights["mask_embedding"], embedded)
+
+    def _layer(self, layer: int, x: Tensor, slots: Tensor, attend: Attend) -> Tensor:
+        """With r = x + o(attention(norm(x))): r + down(silu(gate norm(r)) * up norm(r))."""
+        prefix = f"layers.{layer}."
+        attention = prefix + "self_attn."
+        y = self._norm(prefix + "input_layernorm", x)
+        q = self._normed_heads(attention, "q", y, slots)
+        k, v = self._keys_values(attention, y, slots)
+        mixed = attend(layer, q, k, v, self.geometry.head_dim**-0.5).transpose(1, 2).flatten(2)
+        r = x + self._linear(attention + "o_proj", mixed)
+        z = self._norm(prefix + "post_attention_layernorm", r)
+        gate = self._linear(prefix + "mlp.gate_proj", z)
+        up = self._linear(prefix + "mlp.up_proj", z)
+        return r + self._linear(prefix + "mlp.down_proj", F.silu(gate) * up)
+
+    def _keys_values(self, attention: str, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T, W] -> rotate(k_norm(k_proj x)) and v_proj x, each [B, KV, T, D]."""
+        keys = self._normed_heads(attention, "k", x, positions)
+        return keys, self._heads(attention + "v_proj", x).transpose(1, 2)
+
+    def _normed_heads(self, attention: str, name: str, x: Tensor, positions: Tensor) -> Tensor:
+        heads = self._norm(f"{attention}{name}_norm", self._heads(f"{attention}{name}_proj", x))
+        return rotate(heads.transpose(1, 2), positions, self.geometry.rope)
+
+    def _heads(self, name: str, x: Tensor) -> Tensor:
+        """[B, T, W] -> [B, T, H, D]."""
+        return self._linear(name, x).view(*x.shape[:-1], -1, self.geometry.head_dim)
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(self.on_input(name, x), self.weights[f"{name}.weight"])

@@ -1,0 +1,344 @@
+"""DFlash: `DFlashDraftModel`, a few Qwen3 layers that fill in a block of mask tokens at once.
+
+Sources: z-lab, SpecForge and TorchSpec exports; `qwen3_dflash.py` of vLLM 0.33, `dflash.py` and
+`dflash_worker_v2.py` of SGLang 0.5.23. Where the engines differ, vLLM is followed: it honours
+`dflash_config.causal`, `dflash_config.swa_window_size`, and an embedding and head that the draft
+ships; SGLang reads `is_causal` and `sliding_window` only and takes the target's embedding and head.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import CheckpointError
+from ..config_reader import ConfigReader
+from ..family import Dim, Family, TensorSpec
+from ..rope import RopeConfig, read_rope
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..forward import BlockForward, OnInput
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_SERVED: Mapping[str, tuple[Any, str]] = {
+    "attention_bias": (False, "engines add biases that no quantized layout stores"),
+    "mlp_bias": (False, "no engine reads them"),
+    "hidden_act": ("silu", "another activation"),
+    "use_gemma_norm": (False, "norms multiply by 1 + weight"),
+    "is_neox_style": (True, "interleaved rotary pairs"),
+    "rope_is_neox_style": (True, "interleaved rotary pairs"),
+    "partial_rotary_factor": (1, "a part of each head is rotated"),
+    "rope_dim": (None, "a part of each head is rotated"),
+    "use_swa": (False, "only vLLM slides the window over all layers"),
+    "attention_sink_bias": (False, "attention sinks"),
+    "add_swa_attention_sink_bias": (False, "attention sinks"),
+    "attention_value_scale": (1, "scaled values"),
+    "use_aux_hidden_state": (True, "a draft without fc"),
+    "sample_from_anchor": (False, "the anchor's slot predicts, as in DSpark"),
+    "shift_label": (False, "a slot predicts the next position, as in Domino"),
+    "projector_type": (None, "a Domino draft"),
+    "conv_kernel_size": (0, "a DFlash2 draft"),
+    "selector_rank": (0, "a DFlash2 draft"),
+    "markov_rank": (0, "a DSpark draft"),
+}
+"""Config key -> the value that this family's maths is for (also where it is absent), and what
+another value means."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashGeometry:
+    """Config of a DFlash draft; widths in elements.
+
+    Attributes:
+        aux_layer_ids: `target_layer_ids`, 0-based, after the layer, ascending.
+        block_size: slots of one block as it was trained, the anchor and up to block_size - 1 masks.
+        mask_token_id: the token in the slots to fill in.
+        layer_types: attention of every layer, None = all full.
+        sliding_window: positions that a sliding layer sees, its own included.
+        causal: inside the block; None = full layers in both directions, sliding layers causal.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    aux_layer_ids: tuple[int, ...]
+    rms_norm_eps: float
+    rope: RopeConfig
+    block_size: int
+    mask_token_id: int
+    layer_types: tuple[str, ...] | None
+    sliding_window: int | None
+    causal: bool | None
+
+    @property
+    def num_aux_layers(self) -> int:
+        """How many target layers are concatenated into the input of fc."""
+        return len(self.aux_layer_ids)
+
+    def is_sliding(self, layer: int) -> bool:
+        """True if a layer sees a window of the context only."""
+        return self.layer_types is not None and self.layer_types[layer] == "sliding_attention"
+
+    def is_causal(self, layer: int) -> bool:
+        """True if a slot sees no slot after it.
+
+        Source: vLLM 0.33 `_dflash_layer_causal`; SGLang 0.5.23 `_get_dflash_layer_attention_params`
+        is the same but for `dflash_config.causal`, which it does not read.
+        """
+        return self.is_sliding(layer) if self.causal is None else self.causal
+
+
+class DFlash(Family):
+    """The DFlash family with all its name variants."""
+
+    name = "dflash"
+    architectures = ("DFlashDraftModel",)
+    prefixes = (
+        ("draft_model.", ""),
+        ("dflash_module.", ""),
+        ("model.", ""),
+        ("encoder.fc.", "fc."),
+        ("encoder.output_norm_enc.", "hidden_norm."),
+        ("context_proj.", "fc."),
+        ("context_norm.", "hidden_norm."),
+        ("final_norm.", "norm."),
+    )
+    fused_linears = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+    served_unquantized = ("embed_tokens", "fc", "lm_head")
+    makes_features = ("fc.", "hidden_norm.")
+    relatives: Mapping[str, str] = {
+        "prefix_gru.": "Domino",
+        "embed_proj.": "Domino",
+        "base_kernel": "DFlash2",
+        "kernel_projection": "DFlash2",
+        "candidate_selector": "DFlash2",
+        "aux_hidden_norms.": "Laguna DFlash",
+        "g_proj": "Laguna DFlash",
+        "qkv_proj": "Laguna DFlash",
+        "markov": "DSpark",
+        "confidence_head": "DSpark",
+        "attention_sink": "DFlash with attention sinks",
+        "mask_hidden": "P-EAGLE",
+    }
+
+    def recognises(self, canonical_names: Collection[str]) -> bool:
+        """Fc over features, a norm behind it outside the layers, and normed queries."""
+        return {
+            "fc.weight",
+            "hidden_norm.weight",
+            "layers.0.self_attn.q_norm.weight",
+        } <= set(canonical_names)
+
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> DFlashGeometry:
+        """See `Family.read_geometry`; `dflash_config` goes before the top level, as in engines."""
+        keys = ConfigReader(config, where)
+        nested = keys.section("dflash_config")
+        options = _over(nested, keys)
+        _check_served(options)
+        hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
+        vocab, layers = keys.positive("vocab_size"), keys.positive("num_hidden_layers")
+        block_size = options.positive("block_size")
+        if block_size < 2:
+            raise CheckpointError(
+                where,
+                f"block_size: expected at least 2, an anchor and a mask, got {block_size}",
+                fix="correct 'block_size'",
+            )
+        layer_types = _layer_types(keys, layers)
+        slides = layer_types is not None and "sliding_attention" in layer_types
+        return DFlashGeometry(
+            hidden_size=hidden,
+            intermediate_size=keys.positive("intermediate_size"),
+            num_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=keys.positive("num_key_value_heads", heads),
+            head_dim=keys.positive("head_dim", hidden // heads),
+            vocab_size=vocab,
+            draft_vocab_size=keys.positive("draft_vocab_size", vocab),
+            target_hidden_size=keys.positive("target_hidden_size", hidden),
+            aux_layer_ids=_target_layer_ids(options, flat=not nested.config),
+            rms_norm_eps=keys.number("rms_norm_eps"),
+            rope=read_rope(config, where),
+            block_size=block_size,
+            mask_token_id=_mask_token_id(options, vocab),
+            layer_types=layer_types,
+            sliding_window=_window(options) if slides else None,
+            causal=_causal(keys, nested),
+        )
+
+    def tensor_specs(self, geometry: DFlashGeometry) -> Mapping[str, TensorSpec]:
+        """See `Family.tensor_specs`."""
+        g = geometry
+        hidden = Dim(g.hidden_size, "hidden_size")
+        vocab = Dim(g.vocab_size, "vocab_size")
+        draft_vocab = Dim(g.draft_vocab_size, "draft_vocab_size")
+        features = Dim(
+            g.num_aux_layers * g.target_hidden_size, "target_hidden_size x target_layer_ids"
+        )
+        full = g.draft_vocab_size == g.vocab_size  # then the target's head serves as well
+        integers = ("I64", "I32")
+        table = {
+            "embed_tokens.weight": TensorSpec(
+                role="embedding", shape=(vocab, hidden), optional=True
+            ),
+            "lm_head.weight": TensorSpec(role="head", shape=(draft_vocab, hidden), optional=full),
+            "fc.weight": TensorSpec(role="fusion", shape=(hidden, features)),
+            "hidden_norm.weight": TensorSpec(role="norm", shape=(hidden,)),
+            "norm.weight": TensorSpec(role="norm", shape=(hidden,)),
+            "d2t": TensorSpec(
+                role="vocabulary_map", shape=(draft_vocab,), dtypes=integers, optional=full
+            ),
+            "t2d": TensorSpec(
+                role="vocabulary_map", shape=(vocab,), dtypes=("BOOL",), optional=True
+            ),
+        }
+        for i in range(g.num_layers):
+            table |= {f"layers.{i}.{name}.weight": spec for name, spec in _layer_specs(g).items()}
+        return table
+
+    def forward(
+        self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
+    ) -> "BlockForward":
+        """See `Family.forward`."""
+        from ..dflash_forward import DFlashForward
+
+        return DFlashForward(geometry, weights, on_input)
+
+    def side_weights(self, geometry: DFlashGeometry, folder: Path) -> "Mapping[str, torch.Tensor]":
+        """See `Family.side_weights`: "mask_embedding" [hidden_size], where the file exists."""
+        from ..mask_embedding import MASK_EMBEDDING_FILE, read_mask_embedding
+
+        path = folder / MASK_EMBEDDING_FILE
+        if not path.is_file():
+            return {}
+        g = geometry
+        return {"mask_embedding": read_mask_embedding(path, g.hidden_size, g.mask_token_id)}
+
+
+def _layer_specs(g: DFlashGeometry) -> Mapping[str, TensorSpec]:
+    """Module name below "layers.N." -> its weight; the same for every layer."""
+    hidden = Dim(g.hidden_size, "hidden_size")
+    inner = Dim(g.intermediate_size, "intermediate_size")
+    head = Dim(g.head_dim, "head_dim")
+    queries = Dim(g.num_attention_heads * g.head_dim, "num_attention_heads x head_dim")
+    keys = Dim(g.num_key_value_heads * g.head_dim, "num_key_value_heads x head_dim")
+    return {
+        "self_attn.q_proj": TensorSpec(role="attention", shape=(queries, hidden)),
+        "self_attn.k_proj": TensorSpec(role="attention", shape=(keys, hidden)),
+        "self_attn.v_proj": TensorSpec(role="attention", shape=(keys, hidden)),
+        "self_attn.o_proj": TensorSpec(role="attention", shape=(hidden, queries)),
+        "self_attn.q_norm": TensorSpec(role="norm", shape=(head,)),
+        "self_attn.k_norm": TensorSpec(role="norm", shape=(head,)),
+        "mlp.gate_proj": TensorSpec(role="mlp", shape=(inner, hidden)),
+        "mlp.up_proj": TensorSpec(role="mlp", shape=(inner, hidden)),
+        "mlp.down_proj": TensorSpec(role="mlp", shape=(hidden, inner)),
+        "input_layernorm": TensorSpec(role="norm", shape=(hidden,)),
+        "post_attention_layernorm": TensorSpec(role="norm", shape=(hidden,)),
+    }
+
+
+def _over(nested: ConfigReader, keys: ConfigReader) -> ConfigReader:
+    """One object in which a nested key stands over the same key of the top level."""
+    given = {key: value for key, value in nested.config.items() if value is not None}
+    return ConfigReader({**keys.config, **given}, keys.where)
+
+
+def _check_served(options: ConfigReader) -> None:
+    """Refuse what would be other maths than that of `DFlashForward`."""
+    for section in ("rope_scaling", "rope_parameters"):
+        options = _over(options, options.section(section))
+    for key, (served, meaning) in _SERVED.items():
+        value = options.config.get(key)
+        if value is not None and value != served:
+            raise CheckpointError(
+                options.where,
+                f"{key}: expected {served!r}, got {value!r}: {meaning}",
+                fix="this draft cannot be quantized or replayed: only plain DFlash is supported",
+            )
+
+
+def _layer_types(keys: ConfigReader, num_layers: int) -> tuple[str, ...] | None:
+    types = keys.config.get("layer_types")
+    if types is None:
+        return None
+    if (
+        not isinstance(types, list)
+        or len(types) != num_layers
+        or any(kind not in _LAYER_TYPES for kind in types)
+    ):
+        raise CheckpointError(
+            keys.where,
+            f"layer_types: expected {' or '.join(_LAYER_TYPES)} for each of {num_layers} layers,"
+            f" got {types!r}",
+            fix="correct 'layer_types' or 'num_hidden_layers'",
+        )
+    return tuple(types)
+
+
+def _window(options: ConfigReader) -> int:
+    """The window of sliding layers; vLLM prefers the key of `dflash_config`."""
+    own = options.config.get("swa_window_size")
+    return options.positive("sliding_window" if own is None else "swa_window_size")
+
+
+def _causal(keys: ConfigReader, nested: ConfigReader) -> bool | None:
+    """`is_causal` goes before `dflash_config.causal`; None where neither is given."""
+    for reader, key in ((keys, "is_causal"), (nested, "causal")):
+        if reader.config.get(key) is not None:
+            return reader.flag(key)
+    return None
+
+
+def _target_layer_ids(options: ConfigReader, *, flat: bool) -> tuple[int, ...]:
+    """The target layers whose outputs are read, checked against the other keys that name them.
+
+    Args:
+        options: config.json, keys of dflash_config first.
+        flat: no dflash_config; such files of TorchSpec count the captured layers in
+            `num_target_layers`, others the layers of the target.
+    """
+    ids = options.layer_ids("target_layer_ids")
+    if ids is None:
+        raise CheckpointError(
+            options.where,
+            "target_layer_ids: missing key (engines guess different layers then)",
+            fix="add 'target_layer_ids' to dflash_config as the draft was trained with it",
+        )
+    before = options.layer_ids("eagle_aux_hidden_state_layer_ids")  # vLLM: input of the layer
+    if before is not None and before != tuple(i + 1 for i in ids):
+        raise CheckpointError(
+            options.where,
+            f"eagle_aux_hidden_state_layer_ids: expected target_layer_ids + 1, got {list(before)}"
+            f" beside {list(ids)}: vLLM would read other layers than SGLang",
+            fix="drop the key, or correct one of the two",
+        )
+    depth = None if flat else options.positive("num_target_layers", ids[-1] + 1)
+    if depth is not None and ids[-1] >= depth:
+        raise CheckpointError(
+            options.where,
+            f"target_layer_ids: expected ids below num_target_layers = {depth}, got {list(ids)}",
+            fix="correct 'target_layer_ids' (0-based, counted after the layer)",
+        )
+    return ids
+
+
+def _mask_token_id(options: ConfigReader, vocab_size: int) -> int:
+    value = options.config.get("mask_token_id")
+    if type(value) is not int or not 0 <= value < vocab_size:
+        raise CheckpointError(
+            options.where,
+            f"mask_token_id: expected a token id in [0, {vocab_size}), got {value!r}",
+            fix="give the 'mask_token_id' that the draft was trained with",
+        )
+    return value
+
+
+FAMILY = DFlash()

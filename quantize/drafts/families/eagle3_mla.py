@@ -1,0 +1,118 @@
+"""EAGLE-3 with multi-head latent attention: the kind of kimi-k2.5-eagle3-mla.
+
+TorchSpec writes `midlayer.*`, or `layers.0.*` for vLLM; ModelOpt writes `layers.0.*` without
+embed_tokens and `draft_vocab_size`. The keys of a mixture of experts that ModelOpt's config keeps
+from its template mean nothing: every engine builds one dense MLP.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...errors import CheckpointError
+from ..config_reader import ConfigReader
+from ..eagle3 import Eagle3, Eagle3Geometry, Shapes, read_common
+from ..family import Dim
+
+if TYPE_CHECKING:
+    from ..mla_forward import MlaAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3MlaGeometry(Eagle3Geometry):
+    """Config of an EAGLE-3 MLA draft; widths in elements.
+
+    Attributes:
+        qk_nope_head_dim, qk_rope_head_dim: plain and rotated part of a head's query and key.
+        rope_interleave: neighbouring dimensions turn together (vLLM 0.33 does so in any case,
+            SGLang 0.5.23 as the config says).
+    """
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rope_interleave: bool
+
+
+class Eagle3Mla(Eagle3):
+    """The EAGLE-3 MLA family with all its name variants.
+
+    vLLM 0.33 knows both architectures and serves one class for them, SGLang 0.5.23 the first.
+    """
+
+    name = "eagle3-mla"
+    architectures = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
+    fused_linears = (("q_a_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj"))
+
+    def recognises(self, canonical_names: Collection[str]) -> bool:
+        """Fc over features and the latent down-projection in layer 0."""
+        return {
+            "fc.weight",
+            "layers.0.self_attn.kv_a_proj_with_mqa.weight",
+            "layers.0.hidden_norm.weight",
+        } <= set(canonical_names)
+
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3MlaGeometry:
+        """See `Family.read_geometry`."""
+        keys = ConfigReader(config, where)
+        geometry = Eagle3MlaGeometry(
+            **read_common(config, where, self.name),
+            q_lora_rank=keys.positive("q_lora_rank"),
+            kv_lora_rank=keys.positive("kv_lora_rank"),
+            qk_nope_head_dim=keys.positive("qk_nope_head_dim"),
+            qk_rope_head_dim=keys.positive("qk_rope_head_dim"),
+            v_head_dim=keys.positive("v_head_dim"),
+            rope_interleave=keys.flag("rope_interleave", True),
+        )
+        if geometry.qk_rope_head_dim % 2:
+            raise CheckpointError(
+                where,
+                f"qk_rope_head_dim: expected an even number, got {geometry.qk_rope_head_dim}:"
+                " dimensions are rotated in pairs",
+                fix="correct 'qk_rope_head_dim'",
+            )
+        if geometry.rope.yarn is not None and geometry.rope.yarn.attention_factor is not None:
+            raise CheckpointError(
+                where,
+                "attention_factor: expected none, as engines disagree about it in an MLA draft"
+                " (SGLang 0.5.23 ignores it, vLLM 0.33 leaves the softmax unscaled where it is 1)",
+                fix="give mscale and mscale_all_dim, from which the factor follows",
+            )
+        return geometry
+
+    def attention_shapes(self, geometry: Eagle3MlaGeometry, width: Dim) -> Shapes:
+        """See `Eagle3.attention_shapes`."""
+        g, heads = geometry, geometry.num_attention_heads
+        hidden = Dim(g.hidden_size, "hidden_size")
+        q_latent = Dim(g.q_lora_rank, "q_lora_rank")
+        kv_latent = Dim(g.kv_lora_rank, "kv_lora_rank")
+        queries = Dim(
+            heads * (g.qk_nope_head_dim + g.qk_rope_head_dim),
+            "num_attention_heads x (qk_nope_head_dim + qk_rope_head_dim)",
+        )
+        keys_values = Dim(
+            heads * (g.qk_nope_head_dim + g.v_head_dim),
+            "num_attention_heads x (qk_nope_head_dim + v_head_dim)",
+        )
+        values = Dim(heads * g.v_head_dim, "num_attention_heads x v_head_dim")
+        down = Dim(g.kv_lora_rank + g.qk_rope_head_dim, "kv_lora_rank + qk_rope_head_dim")
+        return {
+            "self_attn.q_a_proj": ("attention", (q_latent, width)),
+            "self_attn.q_a_layernorm": ("norm", (q_latent,)),
+            "self_attn.q_b_proj": ("attention", (queries, q_latent)),
+            "self_attn.kv_a_proj_with_mqa": ("attention", (down, width)),
+            "self_attn.kv_a_layernorm": ("norm", (kv_latent,)),
+            "self_attn.kv_b_proj": ("kv_up", (keys_values, kv_latent)),
+            "self_attn.o_proj": ("attention", (hidden, values)),
+        }
+
+    def attention(self, geometry: Eagle3MlaGeometry) -> "MlaAttention":
+        """See `Eagle3.attention`."""
+        from ..mla_forward import MlaAttention
+
+        return MlaAttention(geometry)
+
+
+FAMILY = Eagle3Mla()

@@ -1,0 +1,161 @@
+"""The speculators layout: an ordinary draft whose config.json is spelled differently.
+
+The draft's own keys stand at the top, those of its decoder layers in `transformer_layer_config`.
+`plain_config` spells such a config as the families read it; what is written keeps the layout.
+
+Where a key is missing, the draft is what vLLM would serve. SGLang 0.5.23 does not read this layout.
+
+Sources: `eagle3/config.py` and `dflash/config.py` of speculators 0.9.0;
+`transformers_utils/configs/speculators/algos.py` of vLLM 0.33.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import CheckpointError
+from .config_reader import ConfigReader
+
+LAYER_CONFIG = "transformer_layer_config"
+
+_MARKS = ("speculators_model_type", "speculators_config", LAYER_CONFIG)
+_ARCHITECTURES = {  # as the package's config class names them, and as its `save_pretrained` does
+    "dflash": ("DFlashSpeculator", "DFlashDraftModel"),
+    "eagle3": ("Eagle3Speculator", "Eagle3DraftModel"),
+}
+_EAGLE3_ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
+
+
+def is_speculators(config: Mapping[str, Any]) -> bool:
+    """True if a config.json is spelled in the speculators layout."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    return any(key in config for key in _MARKS) or name in [a for a, _ in _ARCHITECTURES.values()]
+
+
+def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
+    """The config of a draft as its family reads it; returned unchanged if it is plain already.
+
+    Args:
+        config: the parsed config.json.
+        where: named in errors.
+
+    Raises:
+        CheckpointError: no transformer_layer_config, a kind of draft that is not supported, or
+            keys that contradict each other.
+    """
+    if not is_speculators(config):
+        return config
+    keys = ConfigReader(config, where)
+    spell = _SPELL[_kind(keys)]
+    if config.get(LAYER_CONFIG) is None:
+        raise CheckpointError(
+            where,
+            f"{LAYER_CONFIG}: missing key, which holds the sizes of the draft's layers",
+            fix="save the draft again with the speculators package",
+        )
+    layers = keys.section(LAYER_CONFIG)
+    return {**layers.config, **_positive(keys, "draft_vocab_size", "target_hidden_size"),
+            **spell(keys, layers)}  # fmt: skip
+
+
+def _kind(keys: ConfigReader) -> str:
+    """The supported speculators_model_type, in agreement with architectures."""
+    kind, names = keys.config.get("speculators_model_type"), keys.config.get("architectures")
+    if kind not in tuple(_SPELL):  # of any JSON type
+        raise CheckpointError(
+            keys.where,
+            "speculators_model_type: missing key"
+            if kind is None
+            else f"speculators_model_type: {kind!r} is not supported",
+            fix=f"supported: {', '.join(_SPELL)}",
+        )
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in _ARCHITECTURES[kind]:
+        raise CheckpointError(
+            keys.where,
+            f"architectures: expected [{_ARCHITECTURES[kind][0]!r}], got {names!r}"
+            f" beside speculators_model_type {kind!r}",
+            fix="correct the one that the draft was not trained as",
+        )
+    return str(kind)
+
+
+def _eagle3(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
+    model_type = layers.config.get("model_type")
+    if model_type not in tuple(_EAGLE3_ARCHITECTURES):
+        known = " or ".join(repr(name) for name in _EAGLE3_ARCHITECTURES)
+        raise CheckpointError(
+            layers.where,
+            f"model_type: expected {known}, got {model_type!r}",
+            fix="EAGLE-3 in this layout has layers of these two kinds only",
+        )
+    norm_before_fc, fc_norm = keys.flag("norm_before_fc", False), keys.flag("fc_norm", False)
+    if norm_before_fc and fc_norm:
+        raise CheckpointError(
+            keys.where,
+            "norm_before_fc and fc_norm are both true, but exclude each other",
+            fix="keep the one that the draft was trained with",
+        )
+    ids_key = "eagle_aux_hidden_state_layer_ids"
+    return {
+        "architectures": [_EAGLE3_ARCHITECTURES[model_type]],
+        # The package trains with false where the key is missing; vLLM serves true.
+        "norm_before_residual": keys.flag("norm_before_residual", True),
+        "norm_before_fc": norm_before_fc,
+        "fc_norm": fc_norm,
+        "norm_output": keys.flag("norm_output", False),
+        "eagle_config": {ids_key: _after_layer(keys, ids_key)},
+    }
+
+
+def _dflash(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
+    ids_key = "aux_hidden_state_layer_ids"
+    ids = _after_layer(keys, ids_key)
+    for key, value in ((ids_key, ids), ("mask_token_id", keys.config.get("mask_token_id"))):
+        if value is None:
+            raise CheckpointError(
+                keys.where,
+                f"{key}: missing key",
+                fix=f"add {key!r} as the draft was trained with it",
+            )
+    if keys.flag("sample_from_anchor", False):
+        raise CheckpointError(
+            keys.where,
+            "sample_from_anchor: expected false, got true: the anchor's slot predicts as well",
+            fix="this draft cannot be served: vLLM refuses it for DFlash",
+        )
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": {
+            "target_layer_ids": ids,
+            "mask_token_id": keys.config["mask_token_id"],
+            "block_size": keys.positive("block_size"),
+            # vLLM applies this to every layer, full attention included, though the package trains
+            # full layers in both directions. Executed: `update_dflash`, `_dflash_layer_causal`.
+            "causal": not keys.flag("sliding_window_non_causal", True),
+        },
+    }
+
+
+def _after_layer(keys: ConfigReader, key: str) -> list[int] | None:
+    """Indices into transformers' `hidden_states`, where 0 is the embedding, as 0-based layers."""
+    ids = keys.layer_ids(key)
+    if ids is None:
+        return None
+    if ids[0] == 0:
+        raise CheckpointError(
+            keys.where,
+            f"{key}: expected ids from 1 (the output of layer 0), got {list(ids)}",
+            fix="a draft that reads the target's embedding is not supported",
+        )
+    return [i - 1 for i in ids]
+
+
+def _positive(keys: ConfigReader, *names: str) -> dict[str, int]:
+    """Those of the keys that are given."""
+    return {name: keys.positive(name) for name in names if keys.config.get(name) is not None}
+
+
+_SPELL: Mapping[str, Callable[[ConfigReader, ConfigReader], dict[str, Any]]] = {
+    "dflash": _dflash,
+    "eagle3": _eagle3,
+}

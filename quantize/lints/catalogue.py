@@ -1,0 +1,38 @@
+"""Every lint there is, in the order in which they are reported."""
+
+from ..drafts import Draft
+from . import dflash, layers, norms, rope, storage, vocabulary
+from .lint import Check, Lint
+
+CHECKS: tuple[Check, ...] = (
+    rope.rope_base,
+    rope.rope_injected,
+    layers.aux_layer_ids,
+    layers.aux_layer_zero,
+    layers.later_layer_norm,
+    layers.layers_of_mla,
+    vocabulary.draft_vocab_size,
+    vocabulary.vocabulary_map,
+    vocabulary.full_vocabulary_map,
+    vocabulary.pruned_head,
+    norms.norm_before_residual,
+    norms.norm_before_fc,
+    norms.norm_output,
+    norms.double_norm,
+    dflash.causality,
+    storage.layout,
+    storage.model_type,
+    storage.dtype,
+    storage.names,
+    storage.embedding,
+)
+
+
+def find_lints(draft: Draft) -> tuple[Lint, ...]:
+    """Look at a draft's config, headers and vocabulary maps; no other tensor is read.
+
+    Raises:
+        CheckpointError: d2t leaves the target's vocabulary, or a file shrank.
+    """
+    vocabulary.check_vocabulary_map(draft)
+    return tuple(lint for check in CHECKS for lint in check(draft))

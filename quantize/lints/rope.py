@@ -1,0 +1,58 @@
+"""Rotary embeddings: trained with one base or scaling, served with another."""
+
+from collections.abc import Iterator
+
+from ..drafts import Draft
+from .lint import Lint
+from .marks import eagle3, is_mla, is_modelopt, is_torchspec
+
+_UNSET_BASE = 10000.0
+_INJECTED = (32, 2048)
+"""Factor and original positions that ModelOpt's export writes into a draft trained without yarn."""
+
+
+def rope_base(draft: Draft) -> Iterator[Lint]:
+    """TorchSpec may have trained at base 10000 whatever `rope_theta` says.
+
+    Source: TorchSpec @6f21829 `deepseek_eagle.py` (yarn without `base`), `llama3_eagle.py`
+    (`getattr(config, "rope_theta", 10000)`, which transformers 5 moved into `rope_parameters`).
+    """
+    geometry = eagle3(draft)
+    if geometry is None or geometry.rope.theta == _UNSET_BASE:
+        return
+    if is_mla(draft) and geometry.rope.yarn is not None and not is_modelopt(draft):
+        who = "TorchSpec trains latent attention with yarn"
+    elif is_torchspec(draft) and not is_mla(draft):
+        who = "TorchSpec under transformers 5 trains Llama drafts"
+    else:
+        return
+    yield Lint(
+        name="rope-base",
+        level="warning",
+        cause=f"{who} at rope base 10000; engines serve rope_theta {geometry.rope.theta:g}",
+        remedy="replay at both (draftquant replay, with and without --rope-theta 10000); if 10000"
+        " accepts more, correct rope_theta in the source",
+    )
+
+
+def rope_injected(draft: Draft) -> Iterator[Lint]:
+    """Yarn that training did not have.
+
+    Source: ModelOpt 0.47 `hf_spec_export.py`; without mscale keys engines multiply cos and sin by
+    0.1 ln 32 + 1.
+    """
+    geometry = eagle3(draft)
+    yarn = geometry.rope.yarn if geometry is not None else None
+    if yarn is None or is_mla(draft):
+        return
+    plain = yarn.mscale is None and yarn.mscale_all_dim is None and yarn.attention_factor is None
+    if plain and (yarn.factor, yarn.original_max_positions) == _INJECTED:
+        yield Lint(
+            name="rope-injected",
+            level="warning",
+            cause="yarn with factor 32 over 2048 positions and no mscale is what ModelOpt's export"
+            " writes into Llama drafts trained without it; engines then also scale cos and sin by"
+            " 1.3466",
+            remedy="replay with and without rope_scaling; if the draft accepts more without,"
+            " remove the key from the source",
+        )

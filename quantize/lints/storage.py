@@ -1,0 +1,117 @@
+"""How the draft lies on disk: dtypes, names, and what need not be there; and its model_type."""
+
+from collections.abc import Iterator
+
+from ..drafts import Draft
+from .lint import Lint
+from .marks import eagle3, in_speculators_layout, is_mla, layer_config
+
+_TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+_NOBODY_READS = (
+    "draft_model.", "eagle_module.", "dflash_module.", "context_proj.", "context_norm.",
+    "final_norm.",
+)  # fmt: skip
+_VLLM_REFUSES = ("model.", "aux_norm_low.", "aux_norm_mid.", "aux_norm_high.")
+
+
+def dtype(draft: Draft) -> Iterator[Lint]:
+    """Declared and stored dtype, and more than one of them.
+
+    Source: SGLang 0.5.23 `_get_and_verify_dtype` (none declared: float16); vLLM 0.33
+    `speculative.py` (the draft is cast to the target's dtype).
+    """
+    stored = sorted({row.tensor.dtype for row in draft.linears()})
+    if len(stored) > 1:
+        yield Lint(
+            name="dtype-mixed",
+            level="warning",
+            cause=f"linears are stored as {' and '.join(stored)}: engines cast all to one dtype",
+            remedy="export the draft in one dtype, so that what is measured is what is served",
+        )
+        return
+    wanted, config = _TORCH_NAMES[stored[0]], layer_config(draft)
+    declared = {key: config[key] for key in _DTYPE_KEYS if config.get(key) is not None}
+    if in_speculators_layout(draft):  # read by vLLM alone, which casts to the target's dtype
+        return
+    if not declared:
+        yield Lint(
+            name="dtype-missing",
+            level="warning",
+            cause=f"no dtype is declared: SGLang 0.5.23 then serves float16, stored is {wanted}",
+            remedy=f"add torch_dtype {wanted}",
+            fix={"torch_dtype": wanted},
+        )
+    elif any(value != wanted for value in declared.values()):
+        said = ", ".join(f"{key} {value!r}" for key, value in declared.items())
+        yield Lint(
+            name="dtype-mismatch",
+            level="warning",
+            cause=f"config.json says {said}, the weights are {wanted}: SGLang 0.5.23 casts them",
+            remedy=f"write {wanted}",
+            fix=dict.fromkeys(declared, wanted),
+        )
+
+
+def names(draft: Draft) -> Iterator[Lint]:
+    """Names that engines skip or refuse.
+
+    Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama); SGLang `kimi_k25_eagle3.py`.
+    """
+    spelled = [row.tensor.name for row in draft.rows]
+    unread = [name for name in spelled if name.startswith(_NOBODY_READS)]
+    refused = [name for name in spelled if name.startswith(_VLLM_REFUSES)]
+    if unread:
+        yield Lint(
+            name="tensor-names",
+            level="warning",
+            cause=f"{len(unread)} tensors are named like {unread[0]}: vLLM refuses such names,"
+            " SGLang silently leaves its own parameters uninitialised",
+            remedy="export the draft in its serving layout (layers.0., fc., norm.)",
+        )
+    elif refused:
+        sglang = "skips them" if is_mla(draft) else "reads them"
+        yield Lint(
+            name="tensor-names",
+            level="warning",
+            cause=f"{len(refused)} tensors are named like {refused[0]}: vLLM 0.33 refuses such"
+            f" names, SGLang 0.5.23 {sglang}",
+            remedy="rename the tensors of the source: strip 'model.', write fc_norm.0, .1, .2",
+        )
+
+
+def layout(draft: Draft) -> Iterator[Lint]:
+    """Source: no reader of `transformer_layer_config` in SGLang 0.5.23."""
+    if in_speculators_layout(draft):
+        yield Lint(
+            name="speculators-layout",
+            level="note",
+            cause="the speculators layout: vLLM 0.33 translates it, SGLang 0.5.23 does not read it",
+            remedy="serve this draft with vLLM",
+        )
+
+
+def model_type(draft: Draft) -> Iterator[Lint]:
+    """Source: vLLM 0.33 `config/speculative.py` `hf_config_override`; kimi_k2 is left alone."""
+    if eagle3(draft) is not None and draft.checkpoint.config.get("model_type") == "deepseek_v3":
+        yield Lint(
+            name="model-type",
+            level="warning",
+            cause="model_type deepseek_v3: vLLM 0.33 rewrites it to deepseek_mtp and the"
+            " architecture to DeepSeekMTPModel, and does not load the draft",
+            remedy="write kimi_k2, the same configuration class under another name",
+            fix={"model_type": "kimi_k2"},
+        )
+
+
+def embedding(draft: Draft) -> Iterator[Lint]:
+    """Source: SGLang 0.5.23 `eagle_worker_v2.py`; vLLM 0.33 `llm_base_proposer.py`."""
+    row = draft.row("embed_tokens.weight")
+    if row is not None and draft.geometry.hidden_size == draft.geometry.target_hidden_size:
+        yield Lint(
+            name="embed-tokens",
+            level="note",
+            cause="embed_tokens is stored: SGLang 0.5.23 takes the target's in its place, vLLM 0.33"
+            " does where both are equal or the draft has none",
+            remedy=f"drop it if it equals the target's: {row.tensor.nbytes:,} bytes less to ship",
+        )

@@ -1,0 +1,69 @@
+"""The kinds of target that can be trained: how a size becomes a transformers config."""
+
+from typing import Any
+
+from transformers import DeepseekV3Config, LlamaConfig, Qwen3Config
+
+from .corpus import END_OF_TEXT_ID
+from .target import INITIALIZER_RANGE, TargetKind, TargetSize
+
+
+def _llama(size: TargetSize) -> LlamaConfig:
+    return LlamaConfig(
+        **_common(size), num_key_value_heads=size.num_key_value_heads, head_dim=size.head_dim
+    )
+
+
+def _qwen3(size: TargetSize) -> Qwen3Config:
+    """Llama with norms on queries and keys."""
+    return Qwen3Config(
+        **_common(size), num_key_value_heads=size.num_key_value_heads, head_dim=size.head_dim
+    )
+
+
+def _deepseek_v3(size: TargetSize) -> DeepseekV3Config:
+    """Latent attention with interleaved rotary pairs, and a dense MLP in every layer.
+
+    Every head has its own keys and values, so `size.num_key_value_heads` has no meaning. The
+    rotary part of a head is half its plain part, as published. No layer has experts: their keys
+    are there because the config wants values.
+    """
+    return DeepseekV3Config(
+        **_common(size),
+        num_key_value_heads=size.num_attention_heads,
+        q_lora_rank=size.hidden_size // 2,
+        kv_lora_rank=size.hidden_size // 4,
+        qk_nope_head_dim=size.head_dim,
+        qk_rope_head_dim=size.head_dim // 2,
+        v_head_dim=size.head_dim,
+        first_k_dense_replace=size.num_hidden_layers,
+        moe_intermediate_size=size.intermediate_size,
+        n_routed_experts=1,
+        n_shared_experts=1,
+        num_experts_per_tok=1,
+        n_group=1,
+        topk_group=1,
+        num_mtp_layers=0,
+    )
+
+
+def _common(size: TargetSize) -> dict[str, Any]:
+    return {
+        "vocab_size": size.vocab_size,
+        "hidden_size": size.hidden_size,
+        "intermediate_size": size.intermediate_size,
+        "num_hidden_layers": size.num_hidden_layers,
+        "num_attention_heads": size.num_attention_heads,
+        "max_position_embeddings": size.max_position_embeddings,
+        "rms_norm_eps": size.rms_norm_eps,
+        "initializer_range": INITIALIZER_RANGE,
+        "rope_parameters": {"rope_type": "default", "rope_theta": size.rope_theta},
+        "bos_token_id": END_OF_TEXT_ID,
+        "eos_token_id": END_OF_TEXT_ID,
+        "tie_word_embeddings": False,
+    }
+
+
+LLAMA = TargetKind(name="llama", config=_llama)
+QWEN3 = TargetKind(name="qwen3", config=_qwen3)
+DEEPSEEK_V3 = TargetKind(name="deepseek_v3", config=_deepseek_v3)

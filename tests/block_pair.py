@@ -1,0 +1,136 @@
+"""A tiny target and a DFlash draft that is fitted to it in closed form, so that it accepts a lot.
+
+The target is nearly a Markov chain over few tokens. The draft is random but for the last down_proj,
+which a ridge regression points from the activations of the mask slots towards the head's rows of
+the tokens that the target chose in given traces. It ships a mask embedding and, like the published
+drafts, neither embedding nor head.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from draftquant.calibration.block import block_predictions
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.drafts.families.dflash import DFlash
+from reference_dflash import random_weights
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+HIDDEN, VOCAB, NUM_LAYERS, BLOCK_SIZE = 64, 24, 4, 8
+TARGET_LAYER_IDS = (0, 1, 3)
+MASK_TOKEN_ID = 0
+FITTED = "layers.1.mlp.down_proj"
+
+
+def save_target(folder: Path) -> Path:
+    """Write the target (float32 safetensors)."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    target = Qwen3ForCausalLM(config)
+    weights = target.state_dict()
+    for name, weight in weights.items():
+        if "layers" in name and weight.dim() == 2:
+            weight.copy_(torch.randn_like(weight) / weight.shape[1] ** 0.5)
+    weights["model.embed_tokens.weight"].copy_(torch.randn(VOCAB, HIDDEN) * 2.2)
+    head = weights["model.embed_tokens.weight"][torch.randperm(VOCAB)]
+    weights["lm_head.weight"].copy_(head + 0.3 * torch.randn_like(head))
+    target.save_pretrained(folder)
+    return folder
+
+
+def shared_tables(target: Path) -> dict[str, Tensor]:
+    """The target's embedding and head, by the draft's names."""
+    tensors = load_file(target / "model.safetensors")
+    return {
+        "embed_tokens.weight": tensors["model.embed_tokens.weight"],
+        "lm_head.weight": tensors["lm_head.weight"],
+    }
+
+
+def save_draft(folder: Path, target: Path, traces: TraceFolder, **config: Any) -> Path:
+    """Write a draft fitted to float64 traces of the target; `config` overrides config.json."""
+    keys = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": BLOCK_SIZE,
+        "dflash_config": {
+            "mask_token_id": MASK_TOKEN_ID,
+            "target_layer_ids": list(TARGET_LAYER_IDS),
+        },
+        "num_target_layers": NUM_LAYERS,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": VOCAB,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        **config,
+    }
+    weights = _draft_weights(keys, shared_tables(target), traces)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(keys))
+    mask = {"embedding": weights.pop("mask_embedding"), "mask_token_id": MASK_TOKEN_ID}
+    torch.save(mask, folder / "mask_embedding.pt")
+    own = {name: w.contiguous() for name, w in weights.items() if name not in shared_tables(target)}
+    save_file(own, folder / "model.safetensors")
+    return folder
+
+
+def _draft_weights(
+    config: Mapping[str, Any], shared: Mapping[str, Tensor], traces: TraceFolder
+) -> dict[str, Tensor]:
+    """Bfloat16 weights; the fit sees the rounded ones."""
+    geometry = DFlash().read_geometry(config, "config.json")
+    weights = random_weights(geometry, seed=1)
+    for name in weights:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] *= 0.5
+    weights["mask_embedding"] = 0.1 * torch.randn(HIDDEN, generator=torch.manual_seed(2)).double()
+    weights = {name: w.bfloat16() for name, w in weights.items()} | dict(shared)
+
+    activations: list[Tensor] = []
+
+    def watch(name: str, x: Tensor) -> Tensor:
+        if name == FITTED:
+            activations.append(x[:, 1:].flatten(0, 1))
+        return x
+
+    exact = {name: w.double() for name, w in weights.items()}
+    forward = DFlash().forward(geometry, exact, watch)
+    wanted = []
+    for trace in traces:
+        predicted = block_predictions(
+            forward,
+            forward.fuse(trace.features[None])[0],
+            trace.token_ids,
+            first_row=trace.prompt_length - 1,
+            num_draft_tokens=BLOCK_SIZE - 1,
+        )
+        following = trace.token_ids[trace.prompt_length + 1 :]
+        wanted.append(following.unfold(0, BLOCK_SIZE - 1, 1)[: len(predicted)].flatten())
+    x = torch.cat(activations)
+    towards = 30 * torch.nn.functional.normalize(exact["lm_head.weight"][torch.cat(wanted)])
+    ridge = 1e-2 * x.square().sum() / x.shape[1] * torch.eye(x.shape[1], dtype=x.dtype)
+    weights[f"{FITTED}.weight"] = torch.linalg.solve(x.T @ x + ridge, x.T @ towards).T.bfloat16()
+    return weights

@@ -1,0 +1,215 @@
+"""The folders that the engines are asked to load: every recipe on every family, and broken ones.
+
+They are tiny drafts with real names, quantized by draftquant itself. Every dimension keeps the
+divisibility of the published drafts, so that an engine refuses a tiny draft for the reason for
+which it would refuse the real one, also in two tensor-parallel shards.
+"""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from broken import BROKEN
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.hub import DraftSource
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.run import quantize_draft
+from draftquant.recipes import DraftQuantError, Recipe, built_in_recipes, load_recipe
+from edits import Broken, Folder
+from formats import FamilyName, all_formats, format_recipe
+from tiny import read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_dflash import tiny_dflash
+from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
+
+INPUT_SCALE = 0.01
+DTYPES = {"BF16": "bfloat16", "F16": "float16"}
+INDEX_FILE = "cases.json"
+TARGET_FOLDER = "target"
+
+VOCAB = 512
+NUM_TARGET_LAYERS = 8
+_SHAPE: dict[str, Any] = {"hidden": 256, "intermediate": 512, "vocab": VOCAB}
+# 512 rows of q, 256 of k and of v: each shard of two is whole blocks of 128.
+_HEADS: dict[str, Any] = {"heads": 8, "kv_heads": 4, "head_dim": 64}
+# As in the published drafts, kv_a_proj_with_mqa alone is not whole blocks of 128: 192 rows for 576.
+_MLA: dict[str, Any] = {
+    "heads": 4,
+    "q_lora_rank": 256,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+_SOURCES: dict[FamilyName, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "eagle3-llama": (tiny_eagle3_llama, _SHAPE | _HEADS | {"pruned_vocabulary": True}),
+    "eagle3-mla": (tiny_eagle3_mla, _SHAPE | _MLA),
+    "dflash": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2}),
+}
+FAMILIES = tuple(_SOURCES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One draft folder.
+
+    Attributes:
+        name: of the folder.
+        kind: "recipe": what draftquant ships; "format": what its layouts can store besides;
+            "broken": what other tools and hands make, and what looks broken but is not.
+        what: one line; of a broken folder, what was done to it.
+        recipe: what it was quantized with; None = not quantized.
+        tp: numbers of tensor-parallel shards to load it in.
+        refused: why draftquant itself does not write this folder; then there is none.
+    """
+
+    name: str
+    kind: Literal["recipe", "format", "broken"]
+    family: FamilyName
+    what: str
+    recipe: str | None = None
+    tp: tuple[int, ...] = (1, 2)
+    refused: str | None = None
+
+
+def write_cases(out: Path) -> list[Case]:
+    """Write all folders, the target's config and an index of them.
+
+    Args:
+        out: created; its parent must exist.
+    """
+    out.mkdir()
+    write_target(out / TARGET_FOLDER)
+    workshop = Workshop(out)
+    cases = [*recipe_cases(workshop), *format_cases(workshop), *broken_cases(workshop)]
+    index = [dataclasses.asdict(case) for case in cases]
+    (out / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    shutil.rmtree(workshop.sources)
+    return cases
+
+
+class Workshop:
+    """Makes unquantized drafts, and quantizes them into folders of `out`."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.sources = out / "sources"
+        self.sources.mkdir()
+
+    def source(self, family: FamilyName, *, dtype: str = "BF16", **changes: Any) -> Path:
+        """An unquantized draft; `changes` are arguments of the family's builder."""
+        build, arguments = _SOURCES[family]
+        number = len(list(self.sources.iterdir()))
+        return build(self.sources / f"{family}-{number}", dtype=dtype, **arguments | changes)
+
+    def quantize(self, source: Path, recipe: Recipe, name: str) -> Path:
+        """Quantize into the folder `name`, with the same scale for every static input.
+
+        Raises:
+            DraftQuantError: the recipe does not fit the draft.
+        """
+        recipe = dataclasses.replace(recipe, backend="torch")  # same bytes, without the toolkits
+        plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
+        modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
+        scales = dict.fromkeys(modules, INPUT_SCALE) if recipe.needs_input_scales else None
+        quantize_draft(
+            plan,
+            self.out / name,
+            source=DraftSource(folder=source),
+            input_scales=scales,
+            input_scale_origin="constant" if scales else None,
+        )
+        return self.out / name
+
+
+def recipe_cases(workshop: Workshop) -> list[Case]:
+    """Every family as it is, and with every built-in recipe."""
+    cases = []
+    for family in FAMILIES:
+        name = f"{family}--unquantized"
+        shutil.copytree(workshop.source(family), workshop.out / name)
+        cases.append(Case(name=name, kind="recipe", family=family, what="BF16, as it was trained"))
+    recipes = [load_recipe(name) for name in built_in_recipes()]
+    return cases + [
+        _quantized(workshop, "recipe", family, recipe) for family in FAMILIES for recipe in recipes
+    ]
+
+
+def format_cases(workshop: Workshop) -> list[Case]:
+    """Every family with every pair of formats in every layout that stores it."""
+    shipped = [load_recipe(name) for name in built_in_recipes()]
+    covered = [(recipe.layout, recipe.weights, recipe.activations) for recipe in shipped]
+    return [
+        dataclasses.replace(_quantized(workshop, "format", family, recipe), tp=(1,))
+        for family in FAMILIES
+        for recipe in all_formats()
+        if (recipe.layout, recipe.weights, recipe.activations) not in covered
+    ]
+
+
+def _quantized(
+    workshop: Workshop, kind: Literal["recipe", "format"], family: FamilyName, recipe: Recipe
+) -> Case:
+    name = f"{family}--{recipe.name}"
+    case = Case(name=name, kind=kind, family=family, recipe=recipe.name, what=recipe.summary)
+    # AWQ stores float16: its drafts are made from float16 ones, and served in float16.
+    dtype = "F16" if recipe.layout == "awq" else "BF16"
+    source = workshop.source(family, dtype=dtype, config={"torch_dtype": DTYPES[dtype]})
+    try:
+        workshop.quantize(source, recipe, name)
+    except DraftQuantError as exc:
+        return dataclasses.replace(case, refused=" ".join(str(exc).split()))
+    return case
+
+
+def broken_cases(workshop: Workshop) -> list[Case]:
+    """Every folder of `BROKEN`."""
+    return [_broken(workshop, broken) for broken in BROKEN]
+
+
+def _broken(workshop: Workshop, broken: Broken) -> Case:
+    name = f"broken--{broken.name}"
+    source = workshop.source(broken.family, **broken.source)
+    out = workshop.quantize(source, format_recipe(*broken.formats), name)
+    config = json.loads((out / "config.json").read_text())
+    folder = Folder(out, config, read_tensors(out), read_tensors(source))
+    broken.edit(folder)
+    (out / "config.json").write_text(json.dumps(folder.config, indent=2) + "\n")
+    write_tensors(out, folder.tensors, metadata={"format": "pt"})
+    return Case(name=name, kind="broken", family=broken.family, what=broken.what)
+
+
+def write_target(folder: Path) -> None:
+    """A config.json of a target that all three families can draft for: DeepSeek-V3's own."""
+    config: Mapping[str, Any] = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "hidden_act": "silu",
+        "hidden_size": _SHAPE["hidden"],
+        "intermediate_size": _SHAPE["intermediate"],
+        "max_position_embeddings": 2048,
+        "num_attention_heads": _MLA["heads"],
+        "num_hidden_layers": NUM_TARGET_LAYERS,
+        "num_key_value_heads": _MLA["heads"],
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": VOCAB,
+        **MODELOPT_EXTRAS,
+        **{key: value for key, value in _MLA.items() if key != "heads"},
+        "head_dim": _MLA["qk_rope_head_dim"],
+        "n_routed_experts": 8,
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def read_cases(out: Path) -> list[Case]:
+    """The index that `write_cases` left."""
+    index = json.loads((out / INDEX_FILE).read_text())
+    return [Case(**{**entry, "tp": tuple(entry["tp"])}) for entry in index]

@@ -1,0 +1,61 @@
+"""Every pair of formats that a layout can store, by name; recipes are some of them."""
+
+import dataclasses
+import itertools
+from typing import Literal
+
+from draftquant.quantize.layouts import get_layout
+from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
+from draftquant.recipes.schema import LayoutName
+
+FamilyName = Literal["eagle3-llama", "eagle3-mla", "dflash"]
+LAYOUTS: tuple[LayoutName, ...] = ("quark", "modelopt", "compressed-tensors", "fp8", "awq")
+WEIGHTS = {
+    "int4-channel": WeightFormat(dtype="int4", granularity="channel", symmetric=True),
+    "int4-group128": WeightFormat(
+        dtype="int4", granularity="group", group_size=128, symmetric=True
+    ),
+    "int4-group128-float16": WeightFormat(
+        dtype="int4", granularity="group", group_size=128, symmetric=True, scale_dtype="float16"
+    ),
+    "fp8-channel": WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True),
+    "fp8-tensor": WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True),
+    "fp8-block": WeightFormat(
+        dtype="fp8_e4m3", granularity="block", group_size=128, symmetric=True
+    ),
+    "nvfp4": WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True),
+    "mxfp4": WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True),
+}
+ACTIVATIONS = {
+    "weights-only": None,
+    "fp8-token": ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True),
+    "fp8-static": ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False),
+    "fp8-group": ActivationFormat(dtype="fp8_e4m3", granularity="group", dynamic=True),
+    "nvfp4": ActivationFormat(dtype="nvfp4", granularity="group", dynamic=True),
+    "mxfp4": ActivationFormat(dtype="mxfp4", granularity="group", dynamic=True),
+}
+
+
+def format_recipe(layout: LayoutName, weights: str, activations: str) -> Recipe:
+    """A recipe like the shipped ones, with these formats in this layout."""
+    return dataclasses.replace(
+        load_recipe("fp8-ptpc"),
+        name=f"{layout}-{weights}-{activations}",
+        summary=f"{weights} with {activations} in layout {layout}",
+        backend="torch",
+        layout=layout,
+        weights=WEIGHTS[weights],
+        activations=ACTIVATIONS[activations],
+    )
+
+
+def all_formats() -> list[Recipe]:
+    """Everything that some layout can express."""
+    recipes = itertools.starmap(format_recipe, itertools.product(LAYOUTS, WEIGHTS, ACTIVATIONS))
+    return [
+        recipe
+        for recipe in recipes
+        if get_layout(recipe.layout).problem(recipe) is None
+        # The dtype of scales matters where a layout prescribes it only.
+        and (recipe.weights.scale_dtype is None or recipe.layout == "awq")
+    ]

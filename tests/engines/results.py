@@ -1,0 +1,142 @@
+"""results.json: every outcome, compactly. RESULTS.md: the same as tables to read."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cases import Case
+
+Outcome = Mapping[str, Any]
+_COLUMNS = (
+    ("vllm", "sm90"),
+    ("vllm", "sm100"),
+    ("sglang", "sm90"),
+    ("sglang", "sm100"),
+    ("sglang", "gfx942"),
+)
+_WORDS = {
+    "LOADS": "loads",
+    "LOADS BUT WRONG": "**wrong**",
+    "REFUSED": "refused",
+    "UNKNOWN": "unknown",
+}
+_INTRODUCTION = """# What vLLM and SGLang do with draft folders
+
+Written by `./scripts/test --engines`: {engines}, their own config parsers, model classes and
+loaders, on a CPU that claims to be a GPU, with tiny drafts whose dimensions keep the divisibility
+of the real ones.
+
+- **loads**: accepted, every parameter written, every tensor read. No kernel has run: whether the
+  numbers come out right on the GPU is not shown here.
+- **wrong**: no error, but a parameter was never written, a tensor was dropped, codes were cast to
+  floats (or floats to codes), or one scale took the place of several. The draft serves, and
+  proposes badly.
+- **refused**: the engine raises; its text is below.
+- **unknown**: the stand-in for a kernel was called before the draft was loaded. The limit of this
+  test, not an answer of the engine.
+- `°`: a step after loading (packing, merging of scales) ends at a kernel, which was not run.
+
+Two shards (tensor parallelism) are named where they differ from one. SGLang serves the dtype that
+config.json names; vLLM serves BF16, as the target does.
+"""
+
+
+def write_results(out: Path, cases: Sequence[Case], outcomes: Sequence[Outcome]) -> None:
+    """Write both files into the folder `out`."""
+    (out / "results.json").write_text(_as_json(outcomes))
+    (out / "RESULTS.md").write_text(_as_markdown(cases, outcomes))
+
+
+def _as_json(outcomes: Iterable[Outcome]) -> str:
+    """One line per different outcome of a case in an engine, with the platforms that share it."""
+    schemes: list[Mapping[str, str]] = []
+    lines: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        line = {key: value for key, value in outcome.items() if value not in (None, [], {})}
+        if "schemes" in line:
+            if line["schemes"] not in schemes:
+                schemes.append(line["schemes"])
+            line["schemes"] = schemes.index(line["schemes"])
+        platform = f"{line.pop('arch')} tp {line.pop('tp')}"
+        del line["version"]
+        lines.setdefault(json.dumps(line), []).append(platform)
+    rows = [json.dumps({**json.loads(line), "on": on}) for line, on in lines.items()]
+    return (
+        '{"outcomes": [\n'
+        + ",\n".join(rows)
+        + '\n],\n"schemes": [\n'
+        + ",\n".join(map(json.dumps, schemes))
+        + "\n]}\n"
+    )
+
+
+def _as_markdown(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> str:
+    versions = sorted({(outcome["engine"], outcome["version"]) for outcome in outcomes})
+    names = {"vllm": "vLLM", "sglang": "SGLang"}
+    engines = " and ".join(f"{names[engine]} {version}" for engine, version in versions)
+    by_place = {(o["draft"], o["engine"], o["arch"], o["tp"]): o for o in outcomes}
+    reasons: dict[str, int] = {}
+    header = " | ".join(f"{names[engine]} {arch}" for engine, arch in _COLUMNS)
+    parts = [_INTRODUCTION.format(engines=engines)]
+    for kind, title, column in (
+        ("recipe", "Built-in recipes", "family and recipe"),
+        ("format", "What else the layouts can store (one shard)", "family and formats"),
+        ("broken", "Folders that are wrong, or look so", "what was done to the folder"),
+    ):
+        parts.append(f"\n## {title}\n\n| {column} | {header} |\n|{'---|' * 6}\n")
+        for case in (case for case in cases if case.kind == kind):
+            cells = [_cell(case, by_place, *place, reasons) for place in _COLUMNS]
+            label = case.name.replace("--", " ")
+            if kind == "broken":
+                label = f"{case.name.removeprefix('broken--')}: {case.what} ({case.family})"
+            parts.append(f"| {label} | {' | '.join(cells)} |\n")
+    parts.append("\n## Reasons\n\n")
+    parts += [f"{number}. {reason}\n" for reason, number in reasons.items()]
+    return "".join(parts)
+
+
+def _cell(
+    case: Case,
+    by_place: Mapping[tuple[str, str, str, int], Outcome],
+    engine: str,
+    arch: str,
+    reasons: dict[str, int],
+) -> str:
+    if case.refused is not None:
+        return f"not written [{_number(f'draftquant: {case.refused}', reasons)}]"
+    shards = {tp: _words(by_place[case.name, engine, arch, tp], reasons) for tp in case.tp}
+    one = shards[case.tp[0]]
+    others = [f"{tp} shards: {words}" for tp, words in shards.items() if words != one]
+    return "; ".join([one, *others])
+
+
+def _words(outcome: Outcome, reasons: dict[str, int]) -> str:
+    word = _WORDS[outcome["verdict"]]
+    if outcome["verdict"] == "LOADS":
+        return word + ("°" if outcome["not_run"] else "")
+    return f"{word} [{_number(_reason(outcome), reasons)}]"
+
+
+def _reason(outcome: Outcome) -> str:
+    """The engine's error, or what is different in the loaded model."""
+    if outcome["error"] is not None:
+        where = {"after load": "after loading"}.get(outcome["stage"], f"at {outcome['stage']}")
+        text = outcome["error"].replace("|", "\\|")
+        return f"{outcome['engine']}, {where}: `{text}`"
+    found = (
+        ("never written", outcome["unloaded"]),
+        ("dropped", outcome["unread"]),
+        ("cast", outcome["cast"]),
+        ("one scale for several", outcome["merged"]),
+    )
+    return "; ".join(f"{what}: {_some(names)}" for what, names in found if names)
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(f"`{name}`" for name in names[:2]) + rest
+
+
+def _number(reason: str, reasons: dict[str, int]) -> int:
+    return reasons.setdefault(reason, len(reasons) + 1)

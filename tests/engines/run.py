@@ -1,0 +1,108 @@
+"""Make the cases, ask both engines, write results.json and RESULTS.md, hold `check` against them.
+
+Usage: `.venv/bin/python tests/engines/run.py --python .venv-engines/bin/python`.
+
+Exit status 1: a prediction of `draftquant check` is not what an engine did.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))  # tiny.py and its kin
+
+from cases import TARGET_FOLDER, Case, read_cases, write_cases  # noqa: E402
+from predictions import find_mismatches  # noqa: E402
+from results import write_results  # noqa: E402
+
+ARCHS = {"vllm": ("sm90", "sm100"), "sglang": ("sm90", "sm100", "gfx942")}
+Outcome = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """One process: an engine on a faked GPU, in so many shards."""
+
+    engine: str
+    arch: str
+    tp: int
+
+    def __str__(self) -> str:
+        return f"{self.engine}-{self.arch}-tp{self.tp}"
+
+
+PLATFORMS = tuple(
+    Platform(engine=engine, arch=arch, tp=tp)
+    for engine, archs in ARCHS.items()
+    for arch in archs
+    for tp in (1, 2)
+)
+
+
+def main() -> int:
+    """Run everything; see the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--python", type=Path, required=True, help="of the engines' environment")
+    parser.add_argument("--work", type=Path, help="folder to keep cases and raw output in")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the result tables")
+    parser.add_argument("--reuse", action="store_true", help="the cases that --work holds")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = arguments.work or Path(temporary)
+        folders = work / "cases"
+        if not arguments.reuse:
+            work.mkdir(parents=True, exist_ok=True)
+            print(f"writing drafts into {folders}", file=sys.stderr)
+            write_cases(folders)
+        cases = read_cases(folders)
+        outcomes = _ask_engines(arguments.python, folders, cases)
+        write_results(arguments.out, cases, outcomes)
+        return _report(find_mismatches(folders, outcomes))
+
+
+def _ask_engines(python: Path, folders: Path, cases: Sequence[Case]) -> list[Outcome]:
+    """Every platform in its own process, as many at a time as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        answers = pool.map(lambda platform: _ask(python, folders, cases, platform), PLATFORMS)
+        return [outcome for answer in answers for outcome in answer]
+
+
+def _ask(python: Path, folders: Path, cases: Sequence[Case], platform: Platform) -> list[Outcome]:
+    drafts = [
+        str(folders / case.name)
+        for case in cases
+        if case.refused is None and platform.tp in case.tp
+    ]
+    script = HERE / f"{platform.engine}_loader.py"
+    options = ["--target", str(folders / TARGET_FOLDER), "--arch", platform.arch]
+    command = [str(python), str(script), *options, "--tp", str(platform.tp), "--debug", *drafts]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (folders.parent / f"{platform}.log").write_text(done.stderr)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    print(f"{platform}: {len(lines)} of {len(drafts)} drafts", file=sys.stderr)
+    if done.returncode or len(lines) != len(drafts):
+        raise RuntimeError(f"{platform} did not answer for every draft:\n{done.stderr[-4000:]}")
+    return [json.loads(line) for line in lines]
+
+
+def _report(mismatches: Sequence[str] | None) -> int:
+    if mismatches is None:
+        print("draftquant has no `check` yet: nothing to compare with")
+        return 0
+    for mismatch in mismatches:
+        print(mismatch)
+    print(f"{len(mismatches)} prediction(s) of `draftquant check` differ from the engines")
+    return 1 if mismatches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Load draft folders with SGLang's own config parser, model class and loader, on a CPU.
+
+Usage: `VENV/bin/python sglang_loader.py --arch gfx942 --target TARGET DRAFT...`.
+"""
+
+import os
+from pathlib import Path
+
+os.environ.update(HF_HUB_OFFLINE="1", SGLANG_LOG_LEVEL="error")
+
+import sglang_platform
+import torch
+from loader import Engine, main
+from torch import nn
+from verdict import Subject, read_tensors
+
+
+def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
+    """One shard of the draft, as a server with default arguments builds it.
+
+    SGLang looks at the draft alone here; the dtype is the one that its config.json says.
+    """
+    del target
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.model_loader import loader
+
+    sglang_platform.publish_server_arguments(tp)
+    sglang_platform.become_rank(tp, rank)
+    config = ModelConfig(str(draft), is_draft_model=True, quantization=None, dtype="auto")
+    load_config = LoadConfig()
+    engine_loader = loader.DefaultModelLoader(load_config)
+
+    def build() -> nn.Module:
+        quantization = loader._get_quantization_config(config, load_config)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(config.dtype)
+        try:
+            return loader._initialize_model(config, load_config, quantization)
+        finally:
+            torch.set_default_dtype(before)
+
+    def load_folder(model: nn.Module) -> None:
+        weights = engine_loader._get_all_weights(config, model)
+        engine_loader.load_weights_only(model, weights, torch.device("cpu"))
+
+    loader._get_quantization_config(config, load_config)  # what it refuses, it refuses as a config
+    return Subject(
+        build=build,
+        load_folder=load_folder,
+        tensors=read_tensors(draft),
+        needs_gpu=sglang_platform.needs_gpu,
+    )
+
+
+if __name__ == "__main__":
+    main(
+        Engine(
+            name="sglang",
+            version="0.5.23",
+            archs=sglang_platform.ARCHS,
+            install=sglang_platform.install,
+            subject=subject,
+            needs_gpu=sglang_platform.needs_gpu,
+        )
+    )

@@ -1,0 +1,115 @@
+"""Load draft folders with vLLM's own config parser, model class and loader, on a CPU.
+
+Usage: `VENV/bin/python vllm_loader.py --arch sm90 --target TARGET DRAFT...`.
+"""
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_TARGET_DEVICE="cpu",  # the one platform that imports without compiled parts
+)
+
+import torch
+import vllm_platform
+from loader import Engine, main
+from torch import nn
+from verdict import Steps, Subject, read_tensors
+
+
+def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
+    """One shard of the draft, as `vllm serve --speculative-config` builds it."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    config = _config(draft, target)
+    vllm_platform.become_rank(tp, rank)
+    draft_config = config.speculative_config.draft_model_config
+
+    def build() -> nn.Module:
+        config.compilation_config.static_forward_context.clear()  # of the model built before
+        with set_default_torch_dtype(draft_config.dtype):
+            return initialize_model(vllm_config=config, model_config=draft_config)
+
+    def load_folder(model: nn.Module) -> None:
+        DefaultModelLoader(config.load_config).load_weights(model, draft_config)
+
+    return Subject(
+        build=build,
+        load_folder=load_folder,
+        tensors=read_tensors(draft),
+        needs_gpu=vllm_platform.needs_gpu,
+        context=set_current_vllm_config(config),
+        last_steps=lambda model: _attention_steps(model, draft_config.dtype),
+    )
+
+
+def _attention_steps(model: nn.Module, dtype: torch.dtype) -> Steps:
+    """MLA takes kv_b_proj apart after all modules are done."""
+    from vllm.model_executor.model_loader.utils import is_deferred_attention_layer
+
+    return {
+        name: partial(module.process_weights_after_loading, dtype)
+        for name, module in model.named_modules()
+        if is_deferred_attention_layer(module)
+    }
+
+
+def _config(draft: Path, target: Path) -> Any:
+    """The engine's config for this target and draft, in BF16 as the target is served."""
+    from vllm.config import (
+        CacheConfig,
+        DeviceConfig,
+        LoadConfig,
+        ModelConfig,
+        ParallelConfig,
+        SpeculativeConfig,
+        VllmConfig,
+    )
+
+    architecture = json.loads((draft / "config.json").read_text())["architectures"][0]
+    served = ModelConfig(
+        model=str(target),
+        tokenizer=str(target),
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        enforce_eager=True,
+        max_model_len=1024,
+    )
+    parallel = ParallelConfig()
+    speculative = SpeculativeConfig(
+        model=str(draft),
+        method="dflash" if "DFlash" in architecture else "eagle3",
+        num_speculative_tokens=3,
+        target_model_config=served,
+        target_parallel_config=parallel,
+    )
+    return VllmConfig(
+        model_config=served,
+        parallel_config=parallel,
+        speculative_config=speculative,
+        load_config=LoadConfig(use_tqdm_on_load=False),
+        cache_config=CacheConfig(block_size=16),
+        device_config=DeviceConfig("cpu"),
+    )
+
+
+if __name__ == "__main__":
+    main(
+        Engine(
+            name="vllm",
+            version="0.33.0",
+            archs=tuple(vllm_platform.CAPABILITIES),
+            install=vllm_platform.install,
+            subject=subject,
+            needs_gpu=vllm_platform.needs_gpu,
+        )
+    )

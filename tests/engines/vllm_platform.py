@@ -1,0 +1,133 @@
+"""vLLM 0.33 made to believe that it runs on an NVIDIA GPU, in an environment without one.
+
+Every fake says what it replaces and why loading does not notice. Kernels are never run.
+"""
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+CAPABILITIES = {"sm90": (9, 0), "sm100": (10, 0)}
+_COMPILED = ("_C", "_moe_C", "_C_cache_ops")
+
+
+def install(arch: str) -> None:
+    """Fake the platform for the rest of the process."""
+    _import_models()
+    _claim_cuda(CAPABILITIES[arch])
+    _stand_in_for_compiled_ops()
+    _start_one_process_group()
+
+
+def become_rank(tp: int, rank: int) -> None:
+    """Pretend to be one of `tp` tensor-parallel processes.
+
+    Replaces: the size and rank of the tensor-parallel group. Layers and loaders ask the group for
+    these two numbers only; what they would send to other ranks, they send when they run.
+    """
+    import vllm.distributed.parallel_state as parallel_state
+
+    group = parallel_state.get_tp_group()
+    group.world_size, group.rank_in_group = tp, rank
+
+
+def _import_models() -> None:
+    """Import while the platform is still the CPU: modules of compiled parts are then not asked for.
+
+    Models and quantization methods ask for the platform again when they are built.
+    """
+    import vllm.model_executor.models.deepseek_eagle3
+    import vllm.model_executor.models.llama_eagle3
+    import vllm.model_executor.models.qwen3_dflash  # noqa: F401
+    from vllm.model_executor.layers.quantization import get_quantization_config
+
+    for method in ("quark", "compressed-tensors", "modelopt", "modelopt_fp4", "fp8", "awq"):
+        get_quantization_config(method)
+
+
+def _claim_cuda(capability: tuple[int, int]) -> None:
+    """Replaces: what the platform says of itself. Schemes are chosen by these answers alone."""
+    from vllm.platforms import current_platform
+    from vllm.platforms.interface import DeviceCapability, PlatformEnum
+
+    class FakedCuda(type(current_platform)):
+        _enum = PlatformEnum.CUDA
+
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
+            del device_id
+            return DeviceCapability(*capability)
+
+        @classmethod
+        def supports_fp8(cls) -> bool:
+            return True
+
+        @classmethod
+        def is_fp8_fnuz(cls) -> bool:
+            return False
+
+        @classmethod
+        def fp8_dtype(cls) -> torch.dtype:
+            return torch.float8_e4m3fn
+
+    current_platform.__class__ = FakedCuda
+
+
+class CompiledOpCalledError(NotImplementedError):
+    """A kernel was called."""
+
+
+def needs_gpu(exc: Exception) -> bool:
+    """True for what only an environment without a GPU raises."""
+    missing_gpu = ("Torch not compiled with CUDA enabled", "scales must be on gpu")
+    return isinstance(exc, CompiledOpCalledError) or str(exc) in missing_gpu
+
+
+class CompiledOp:
+    """A compiled op that is not there. "Is this supported?" is answered as on the real GPU: yes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_arguments: object, **_named: object) -> bool:
+        if "supports" in self.name:
+            return True
+        raise CompiledOpCalledError(f"compiled op {self.name} was called")
+
+    def __getattr__(self, name: str) -> "CompiledOp":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self  # an overload of the same op
+
+
+def _stand_in_for_compiled_ops() -> None:
+    """Replaces: ops of the compiled extension, which methods look up when they are built."""
+    look_up = torch._ops._OpNamespace.__getattr__
+
+    def look_up_or_stand_in(namespace: torch._ops._OpNamespace, name: str) -> object:
+        try:
+            return look_up(namespace, name)
+        except AttributeError:
+            if namespace.name in _COMPILED and not name.startswith("__"):
+                return CompiledOp(name)
+            raise
+
+    torch._ops._OpNamespace.__getattr__ = look_up_or_stand_in
+
+
+def _start_one_process_group() -> None:
+    """Layers need a process group to exist: one process, over a file."""
+    import vllm.distributed.parallel_state as parallel_state
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    meeting = Path(tempfile.mkdtemp()) / "group"
+    with set_current_vllm_config(VllmConfig()):
+        parallel_state.init_distributed_environment(
+            world_size=1,
+            rank=0,
+            distributed_init_method=meeting.as_uri(),
+            local_rank=0,
+            backend="gloo",
+        )
+        parallel_state.initialize_model_parallel(1, 1)

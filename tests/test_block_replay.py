@@ -1,0 +1,344 @@
+"""Block replay against an engine-style loop that really decodes: every step and token is the same.
+
+The loop (`block_loop.py`) runs a transformers target and the independent draft of
+`reference_dflash.py` with KV caches; replay runs our forward maths on the recorded trace. Both in
+float64 throughout, so that the two disagree about a logit by 1e-10 at most and a near-tie does not
+decide.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from block_loop import speculative_block_decode
+from block_pair import (
+    BLOCK_SIZE,
+    FITTED,
+    TARGET_LAYER_IDS,
+    VOCAB,
+    save_draft,
+    save_target,
+    shared_tables,
+)
+from draftquant.calibration import block
+from draftquant.calibration.block import block_predictions
+from draftquant.calibration.draft_inputs import first_hidden
+from draftquant.calibration.errors import CalibrationError, TraceError
+from draftquant.calibration.input_scales import measure_input_scales
+from draftquant.calibration.predictions import draft_predictions
+from draftquant.calibration.prompts import Prompt
+from draftquant.calibration.record import record_traces
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.families.dflash import DFlash
+from draftquant.quantize.hub import DraftSource
+from draftquant.quantize.loading import LoadedDraft, load_draft
+from draftquant.quantize.numerics import fp8_rounded
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.run import quantize_draft
+from draftquant.recipes import load_recipe
+from draftquant.validate.errors import ReplayError
+from draftquant.validate.replay import accepted_by_row, replay_drafts, rounds
+from draftquant.validate.statistics import AcceptanceCounts
+from reference_dflash import ReferenceDFlash, random_weights, round_inputs
+from reference_draft import transformers_in_float64
+from replay_proof import RoundInput, fp8_per_token, unrounded
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+
+pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
+
+K = BLOCK_SIZE - 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, traces of it and a draft that is fitted to them."""
+    folder = tmp_path_factory.mktemp("blocks")
+    save_target(folder / "target")
+    ids = torch.randint(1, VOCAB, (4, 12), generator=torch.manual_seed(0)).tolist()
+    prompts = [
+        Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=tuple(tokens))
+        for i, tokens in enumerate([*ids, [5]])
+    ]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with transformers_in_float64():
+        traces = record_traces(
+            folder / "target",
+            prompts,
+            folder / "traces",
+            max_new_tokens=48,
+            aux_layer_ids=TARGET_LAYER_IDS,
+            dtype="float64",
+        )
+    save_draft(folder / "draft", folder / "target", traces)
+    torch.set_num_threads(before)
+    return folder
+
+
+@pytest.fixture
+def traces(folder: Path) -> TraceFolder:
+    return TraceFolder.open(folder / "traces")
+
+
+@pytest.fixture
+def target(folder: Path) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM.from_pretrained(folder / "target", dtype=torch.float64)
+
+
+def loaded(folder: Path, target: Path) -> LoadedDraft:
+    return load_draft(folder, dtype=torch.float64, shared=shared_tables(target))
+
+
+def assert_replay_is_the_engine(
+    draft: LoadedDraft,
+    round_input: RoundInput,
+    model: Any,
+    traces: TraceFolder,
+    *,
+    num_draft_tokens: int,
+    num_prompts: int | None = None,
+) -> AcceptanceCounts:
+    """Decode prompts online and compare step by step with replay."""
+    histogram = [0] * (num_draft_tokens + 1)
+    for trace in list(traces)[:num_prompts]:
+        run = speculative_block_decode(
+            model,
+            ReferenceDFlash(draft.geometry, draft.weights, round_input),
+            trace.token_ids[: trace.prompt_length].tolist(),
+            aux_layer_ids=traces.manifest.features.aux_layer_ids,
+            num_draft_tokens=num_draft_tokens,
+            num_tokens=trace.num_tokens,
+        )
+        assert run.token_ids[: trace.num_tokens] == tuple(trace.token_ids.tolist())  # lossless
+        # A step is known to replay if its deepest draft token lies inside the trace.
+        last_row = trace.num_tokens - 2 - num_draft_tokens
+        online = [accepted for row, accepted in run.steps if row <= last_row]
+        predicted = draft_predictions(
+            draft.forward,
+            first_hidden(draft, traces, trace),
+            trace.token_ids,
+            first_row=trace.prompt_length - 1,
+            num_draft_tokens=num_draft_tokens,
+        )
+        assert rounds(accepted_by_row(trace, predicted)) == online, trace.id
+        for accepted in online:
+            histogram[accepted] += 1
+    return AcceptanceCounts(histogram=tuple(histogram))
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 3, K])
+def test_replay_equals_the_engine(
+    folder: Path, traces: TraceFolder, target: Qwen3ForCausalLM, num_draft_tokens: int
+) -> None:
+    """Also with fewer masks than the draft was trained with: the block is shorter then."""
+    draft = loaded(folder / "draft", folder / "target")
+    counts = assert_replay_is_the_engine(
+        draft, unrounded, target, traces, num_draft_tokens=num_draft_tokens
+    )
+    assert min(counts.histogram) > 0, "every number of accepted tokens has to occur"
+    (replay,) = replay_drafts([draft], traces, num_draft_tokens=num_draft_tokens)
+    assert replay.counts == counts
+
+
+@pytest.mark.parametrize("recipe", ["mi325x-w4a8", "int4-channel", "fp8-ptpc", "blackwell-fp8"])
+def test_a_quantized_folder_replays_as_the_engine_decodes(
+    folder: Path, tmp_path: Path, traces: TraceFolder, target: Qwen3ForCausalLM, recipe: str
+) -> None:
+    chosen = dataclasses.replace(load_recipe(recipe), backend="torch")
+    plan = make_plan(chosen, read_draft(Checkpoint.open(folder / "draft")))
+    scales: dict[str, float] = {}
+    if chosen.needs_input_scales:
+        original = loaded(folder / "draft", folder / "target")
+        measured = measure_input_scales(original, traces, num_draft_tokens=K)
+        scales = {name: found.scale for name, found in measured.items()}
+    quantize_draft(
+        plan, tmp_path / "out", source=DraftSource(folder=folder / "draft"), input_scales=scales
+    )
+
+    def statically(name: str, x: Tensor) -> Tensor:
+        return fp8_rounded(x, torch.tensor(scales[name]))
+
+    round_input: RoundInput = {
+        "mi325x-w4a8": fp8_per_token,
+        "int4-channel": unrounded,
+        "fp8-ptpc": fp8_per_token,
+        "blackwell-fp8": statically,
+    }[recipe]
+    draft = loaded(tmp_path / "out", folder / "target")
+    assert len(draft.quantized) == 14
+    assert "mask_embedding" in draft.weights  # the side file travelled
+    counts = assert_replay_is_the_engine(
+        draft, round_input, target, traces, num_draft_tokens=K, num_prompts=2
+    )
+    assert sum(steps > 0 for steps in counts.histogram) > K // 2, "accept counts have to vary"
+
+
+@pytest.mark.parametrize("block_rows", [1, 15, 256])
+@pytest.mark.parametrize("max_scores", [1, 2000, 2**24])
+def test_every_row_is_a_block_of_its_own(
+    block_rows: int, max_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full and sliding layers, grouped heads, random weights: all rows at once, or one by one."""
+    monkeypatch.setattr(block, "_MAX_SCORES", max_scores)
+    config = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 60,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "block_size": 6,
+        "dflash_config": {"mask_token_id": 7, "target_layer_ids": [1, 3]},
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 6,
+    }
+    geometry = DFlash().read_geometry(config, "config.json")
+    weights = random_weights(geometry, seed=3)
+    generator = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(60, (24,), generator=generator)
+    features = torch.randn((1, 23, 64), generator=generator, dtype=torch.float64)
+    forward = DFlash().forward(geometry, weights, unrounded)
+    num_draft_tokens, first_row = 4, 5
+    predicted = block_predictions(
+        forward,
+        forward.fuse(features)[0],
+        token_ids,
+        first_row=first_row,
+        num_draft_tokens=num_draft_tokens,
+        block_rows=block_rows,
+    )
+    assert predicted.shape == (24 - 1 - num_draft_tokens - first_row, num_draft_tokens)
+    for row, drafted in enumerate(predicted.tolist()):
+        reference = ReferenceDFlash(geometry, weights)
+        anchor = first_row + row + 1
+        reference.extend(features[:, :anchor])
+        assert drafted == reference.draft(int(token_ids[anchor]), num_draft_tokens)
+
+
+def test_a_trace_that_no_block_fits_into_gives_no_rows(folder: Path, traces: TraceFolder) -> None:
+    draft = loaded(folder / "draft", folder / "target")
+    trace = next(iter(traces))
+    hidden = first_hidden(draft, traces, trace)
+    for tokens, rows in ((12 + 1 + K, 1), (12 + K, 0), (12, 0)):
+        predicted = draft_predictions(
+            draft.forward,
+            hidden[: tokens - 1],
+            trace.token_ids[:tokens],
+            first_row=11,
+            num_draft_tokens=K,
+        )
+        assert predicted.shape == (rows, K)
+
+
+@pytest.mark.parametrize("context_gain", [0.1, 8.0])
+def test_static_scales_see_the_context_and_the_block(
+    folder: Path, tmp_path: Path, context_gain: float
+) -> None:
+    """Against the inputs of an online loop; either distribution alone would clip the other."""
+    traces = record_traces(
+        folder / "target",
+        [Prompt(id=f"p{i}", category="a", token_ids=(3, 1 + i)) for i in range(2)],
+        tmp_path / "short",
+        max_new_tokens=14,
+        aux_layer_ids=TARGET_LAYER_IDS,
+        dtype="float64",
+    )
+    draft = loaded(folder / "draft", folder / "target")
+    louder = {"hidden_norm.weight": context_gain * draft.weights["hidden_norm.weight"]}
+    weights = {**draft.weights, **louder}
+    forward = draft.family.forward(draft.geometry, weights, unrounded)
+    draft = dataclasses.replace(draft, weights=weights, forward=forward)
+    context: dict[str, float] = {}
+    own: dict[str, float] = {}
+
+    def into(found: dict[str, float]) -> RoundInput:
+        def observe(name: str, x: Tensor) -> Tensor:
+            found[name] = max(found.get(name, 0.0), float(x.abs().max()))
+            return x
+
+        return observe
+
+    for trace in traces:
+        for anchor in range(trace.prompt_length, trace.num_tokens - K):
+            ReferenceDFlash(draft.geometry, weights, into(context)).extend(
+                trace.features[None, :anchor]
+            )
+            reference = ReferenceDFlash(draft.geometry, weights)
+            reference.extend(trace.features[None, :anchor])
+            round_inputs(reference, into(own))
+            reference.propose(int(trace.token_ids[anchor]), K)
+    measured = measure_input_scales(draft, traces, num_draft_tokens=K)
+    assert sorted(measured) == sorted(draft.linears)
+    for layer in range(2):
+        attention = f"layers.{layer}.self_attn."
+        read = context[f"{attention}k_proj"], own[f"{attention}k_proj"]
+        assert (read[0] > read[1]) == (context_gain > 1), "each side is the larger one once"
+        for name in ("q_proj", "k_proj", "v_proj"):  # fused: one scale
+            assert measured[attention + name].absmax == pytest.approx(max(read), rel=1e-9)
+        for name in (f"{attention}o_proj", f"layers.{layer}.mlp.down_proj"):
+            assert measured[name].absmax == pytest.approx(own[name], rel=1e-9)
+
+
+def test_fused_traces_replay_like_aux_traces(
+    folder: Path, traces: TraceFolder, tmp_path: Path
+) -> None:
+    draft = loaded(folder / "draft", folder / "target")
+    prompts = [
+        Prompt(
+            id=t.id, category=t.category, token_ids=tuple(t.token_ids[: t.prompt_length].tolist())
+        )
+        for t in traces
+    ]
+    fused = record_traces(
+        folder / "target", prompts, tmp_path / "fused", max_new_tokens=48, fuse_with=draft,
+        dtype="float64",
+    )  # fmt: skip
+    assert fused.manifest.features.aux_layer_ids == TARGET_LAYER_IDS
+    (from_aux,) = replay_drafts([draft], traces, num_draft_tokens=K)
+    (from_fused,) = replay_drafts([draft], fused, num_draft_tokens=K)
+    assert from_aux.prompts == from_fused.prompts
+
+
+def test_number_of_draft_tokens_that_no_block_holds(folder: Path, traces: TraceFolder) -> None:
+    draft = loaded(folder / "draft", folder / "target")
+    for count, what in ((0, "at least 1, got 0"), (8, "at most 7, got 8: the draft fills blocks")):
+        with pytest.raises(ReplayError, match=f"draft: num_draft_tokens: expected {what}"):
+            replay_drafts([draft], traces, num_draft_tokens=count)
+        with pytest.raises(CalibrationError, match=f"draft: num_draft_tokens: expected {what}"):
+            measure_input_scales(draft, traces, num_draft_tokens=count)
+
+
+def test_traces_of_other_layers_do_not_fit(
+    folder: Path, tmp_path: Path, traces: TraceFolder
+) -> None:
+    other = {"mask_token_id": 0, "target_layer_ids": [0, 2, 3]}
+    shifted = save_draft(tmp_path / "other", folder / "target", traces, dflash_config=other)
+    with pytest.raises(TraceError, match=r"reads the target layers \[0, 2, 3\].*are \[0, 1, 3\]"):
+        replay_drafts([loaded(shifted, folder / "target")], traces, num_draft_tokens=K)
+
+
+def test_no_finite_logits(folder: Path, tmp_path: Path, traces: TraceFolder) -> None:
+    broken = save_draft(tmp_path / "broken", folder / "target", traces)
+    tensors = load_file(broken / "model.safetensors")
+    tensors[f"{FITTED}.weight"][0, 0] = torch.nan
+    save_file(tensors, broken / "model.safetensors")
+    draft = loaded(broken, folder / "target")
+    with pytest.raises(CalibrationError, match=r"draft blocks at positions 12 to 43: logits are N"):
+        replay_drafts([draft], traces, num_draft_tokens=K)
+    with pytest.raises(CalibrationError, match="logits are NaN or infinite"):
+        measure_input_scales(draft, traces, num_draft_tokens=K)
+
+
+def test_a_draft_of_a_third_kind_is_our_own_mistake() -> None:
+    tokens = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(TypeError, match="object proposes neither a chain nor a block"):
+        draft_predictions(object(), tokens, tokens, first_row=0, num_draft_tokens=1)  # type: ignore[arg-type]

@@ -1,0 +1,235 @@
+"""DFlash forward maths against an independent draft made of transformers' Qwen3 modules.
+
+Tolerance: both sides compute in float64 throughout (`transformers_in_float64`). A logit is a chain
+of about 20 dot products of at most 100 terms, some 1e4 roundings of 2^-53 = 1.1e-16 on values of
+order 1 to 10, amplified by norms of rows of order 0.1: at most 1e4 * 1.1e-16 * 100 = 1e-10. A wrong
+term (a dropped norm, an angle off by one position, one key too many) moves logits by more than
+1e-4.
+"""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.block import BlockAttention
+from draftquant.quantize.drafts.families.dflash import DFlash, DFlashGeometry
+from draftquant.quantize.drafts.forward import BlockForward
+from reference_dflash import ReferenceDFlash, random_weights
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
+
+TOLERANCE = 1e-10
+BLOCK_SIZE = 6
+CONFIG: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,  # q is 64 wide, not hidden_size
+    "vocab_size": 96,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "block_size": BLOCK_SIZE,
+    "dflash_config": {"mask_token_id": 95, "target_layer_ids": [1, 3, 5]},
+}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+MIXED = ["full_attention", "sliding_attention", "full_attention"]
+SLIDING = ["sliding_attention"] * 3
+
+
+def with_causal(causal: bool) -> dict[str, Any]:
+    return {**CONFIG["dflash_config"], "causal": causal}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "mha": {},
+    "gqa": {"num_key_value_heads": 2},
+    "mqa": {"num_key_value_heads": 1},
+    "yarn": {"rope_scaling": YARN},
+    "other-target-width": {"target_hidden_size": 40},
+    "pruned-vocabulary": {"draft_vocab_size": 24},
+    "eps": {"rms_norm_eps": 1e-2},
+    "full-layers": {"layer_types": ["full_attention"] * 3},
+    "mixed-layers": {"layer_types": MIXED, "sliding_window": 7},
+    "window-within-the-block": {"layer_types": SLIDING, "sliding_window": 3},
+    "window-of-one": {"layer_types": SLIDING, "sliding_window": 1},
+    "causal": {"dflash_config": with_causal(True)},
+    "is-causal": {"is_causal": True, "dflash_config": with_causal(False)},
+    "sliding-both-ways": {
+        "layer_types": MIXED,
+        "sliding_window": 4,
+        "dflash_config": with_causal(False),
+    },
+}
+
+
+def build(case: str) -> tuple[DFlashGeometry, dict[str, Tensor], BlockForward]:
+    geometry = DFlash().read_geometry(CONFIG | CASES[case], "config.json")
+    weights = random_weights(geometry)
+    return geometry, weights, DFlash().forward(geometry, weights, lambda _name, x: x)
+
+
+def features_of(geometry: DFlashGeometry, count: int, seed: int = 1) -> Tensor:
+    width = geometry.num_aux_layers * geometry.target_hidden_size
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn((1, count, width), generator=generator, dtype=torch.float64)
+
+
+def block_logits(
+    forward: BlockForward, features: Tensor, anchor: int, num_draft_tokens: int
+) -> Tensor:
+    """One block behind all the features: [K, draft vocabulary]."""
+    position = torch.tensor([features.shape[1]])
+    attention = BlockAttention(forward, forward.fuse(features)[0])
+    attention.begin(position)
+    return forward.block(torch.tensor([anchor]), position, num_draft_tokens, attention)[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("num_draft_tokens", [1, BLOCK_SIZE - 1])
+def test_block_equals_the_transformers_modules(case: str, num_draft_tokens: int) -> None:
+    geometry, weights, forward = build(case)
+    reference = ReferenceDFlash(geometry, weights)
+    features = features_of(geometry, 23)
+    reference.extend(features[:, :9])
+    reference.extend(features[:, 9:])  # the context grows as positions are verified
+    expected = reference.propose(17, num_draft_tokens)
+    got = block_logits(forward, features, 17, num_draft_tokens)
+    assert got.shape == (num_draft_tokens, geometry.draft_vocab_size)
+    assert_close(got, expected)
+    assert_close(reference.propose(17, num_draft_tokens), expected)  # nothing of the block is left
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("causal", True), ("sliding_window", 6), ("sliding_window", 8), ("mask_token_id", 3)],
+)
+def test_the_reference_notices_each_option(key: str, value: Any) -> None:
+    """The comparison has teeth: each option moves the logits far beyond the tolerance."""
+    geometry, weights, forward = build("mixed-layers")
+    reference = ReferenceDFlash(dataclasses.replace(geometry, **{key: value}), weights)
+    features = features_of(geometry, 23)
+    reference.extend(features)
+    difference = block_logits(forward, features, 17, 5) - reference.propose(17, 5)
+    assert difference.abs().max() > 1e-4
+
+
+def test_a_sliding_layer_is_causal_and_a_full_one_is_not() -> None:
+    """Inside a block, as served by default; a later mask slot reaches an earlier one or not."""
+    for case, reaches in (("full-layers", True), ("window-within-the-block", False)):
+        geometry, _, forward = build(case)
+        features = features_of(geometry, 9)
+        short, long = (block_logits(forward, features, 17, count) for count in (2, 5))
+        assert ((short - long[:2]).abs().max() > 1e-4) == reaches, case
+
+
+def test_positions_shift_the_rope() -> None:
+    """Rope is relative: context and block moved together change nothing, the block alone does."""
+    _, _, forward = build("gqa")
+    rows = forward.fuse(features_of(build("gqa")[0], 5))
+
+    def logits(first: int, anchor: int) -> Tensor:
+        kept = [forward.context(i, rows, torch.arange(first, first + 5)) for i in range(3)]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+            keys, values = (torch.cat(pair, 2) for pair in zip(kept[layer], (k, v), strict=True))
+            keys, values = keys.repeat_interleave(2, 1), values.repeat_interleave(2, 1)
+            return (q @ keys.mT * scale).softmax(-1) @ values
+
+        return forward.block(torch.tensor([8]), torch.tensor([anchor]), 3, attend)
+
+    assert_close(logits(0, 5), logits(40, 45))
+    assert (logits(0, 5) - logits(0, 6)).abs().max() > 1e-4
+
+
+def test_a_trained_mask_embedding_stands_for_the_mask_token() -> None:
+    """In the mask slots, and where the anchor happens to be that token."""
+    geometry, weights, plain = build("mha")
+    trained = torch.randn(32, dtype=torch.float64, generator=torch.manual_seed(4))
+    weights = weights | {"mask_embedding": trained}
+    forward = DFlash().forward(geometry, weights, lambda _name, x: x)
+    reference = ReferenceDFlash(geometry, weights)
+    features = features_of(geometry, 6)
+    reference.extend(features)
+    for anchor in (17, geometry.mask_token_id):
+        got = block_logits(forward, features, anchor, 3)
+        assert_close(got, reference.propose(anchor, 3))
+        assert (got - block_logits(plain, features, anchor, 3)).abs().max() > 1e-4
+
+
+def test_on_input_sees_context_and_block_and_its_result_is_used() -> None:
+    geometry, weights, _ = build("mha")
+    seen: list[tuple[str, tuple[int, ...]]] = []
+
+    def halve_values(name: str, x: Tensor) -> Tensor:
+        return x / 2 if name == "layers.1.self_attn.v_proj" else x
+
+    def watched(name: str, x: Tensor) -> Tensor:
+        seen.append((name, tuple(x.shape)))
+        return halve_values(name, x)
+
+    features = features_of(geometry, 7)
+    got = block_logits(DFlash().forward(geometry, weights, watched), features, 17, 3)
+    linears = ("q_proj", "k_proj", "v_proj", "o_proj")
+    expected = []
+    for i in range(3):
+        block = [(f"layers.{i}.self_attn.{x}", (1, 4, 32)) for x in linears[:3]]
+        context = [(f"layers.{i}.self_attn.{x}", (1, 7, 32)) for x in linears[1:3]]
+        mlp = [(f"layers.{i}.mlp.{x}_proj", (1, 4, 48 if x == "down" else 32))
+               for x in ("gate", "up", "down")]  # fmt: skip
+        expected += [*block, *context, (f"layers.{i}.self_attn.o_proj", (1, 4, 64)), *mlp]
+    assert seen == expected
+    reference = ReferenceDFlash(geometry, weights, halve_values)
+    reference.extend(features)
+    assert_close(got, reference.propose(17, 3))
+    unhalved = DFlash().forward(geometry, weights, lambda _name, x: x)
+    assert (got - block_logits(unhalved, features, 17, 3)).abs().max() > 1e-4
+
+
+def test_rounding_reaches_context_and_block() -> None:
+    """Rounding of one linear's input changes the logits through the context alone as well."""
+    geometry, weights, plain = build("mha")
+
+    def rounded(rows: int) -> BlockForward:
+        def coarse(name: str, x: Tensor) -> Tensor:
+            chosen = name == "layers.0.self_attn.v_proj" and x.shape[1] == rows
+            return (x * 2).round() / 2 if chosen else x
+
+        return DFlash().forward(geometry, weights, coarse)
+
+    features = features_of(geometry, 7)
+    exact = block_logits(plain, features, 17, 3)
+    for rows in (7, 4):
+        assert (block_logits(rounded(rows), features, 17, 3) - exact).abs().max() > 1e-4
+
+
+def test_d2t_is_an_offset() -> None:
+    _, weights, forward = build("pruned-vocabulary")
+    ids = torch.arange(24)
+    assert torch.equal(forward.to_target(ids), ids + weights["d2t"])
+    _, _, full = build("mha")
+    assert torch.equal(full.to_target(ids), ids)
+
+
+def test_bfloat16_stays_close_to_float64() -> None:
+    """bfloat16 has 8 significant bits: a few roundings of 2^-9 relative, three layers, on logits up
+    to 10 stay under 0.5, well under the spread of the logits."""
+    geometry, weights, _ = build("gqa")
+    low = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    exact = {name: tensor.double() for name, tensor in low.items()}
+    features = features_of(geometry, 8).bfloat16()
+    got = block_logits(DFlash().forward(geometry, low, lambda _n, x: x), features, 17, 5)
+    expected = block_logits(
+        DFlash().forward(geometry, exact, lambda _n, x: x), features.double(), 17, 5
+    )
+    assert got.dtype == torch.bfloat16
+    assert expected.std() > 1
+    assert (got - expected).abs().max() < 0.5
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    assert got.dtype == expected.dtype == torch.float64
+    torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE)

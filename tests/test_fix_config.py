@@ -1,0 +1,202 @@
+"""Lints on the command line; `--fix-config`: what it writes, records, and what verify accepts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.drafts.aux_layers import KEY, SECTION
+from draftquant.quantize.verify import verify
+from draftquant.scripts.cli import main
+from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+
+LAYERS = {KEY: [2, 4, 5]}
+SIZE = {"draft_vocab_size": 96}
+ALL = LAYERS | SIZE
+RECIPE = ("--recipe", "int4-channel", "--backend", "torch")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    """Two lints that can be fixed, one note."""
+    return tiny_eagle3_llama(tmp_path / "draft", config={"draft_vocab_size": None})
+
+
+def quantize(draft: Path, out: Path, *options: str) -> dict[str, Any]:
+    """Run the command and return the config.json that it wrote."""
+    assert main(["quantize", str(draft), *RECIPE, "--out", str(out), *options]) == 0
+    return dict(json.loads((out / "config.json").read_text()))
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "config.json").read_text()))
+
+
+def faults(out: Path, draft: Path) -> list[tuple[str, str, str]]:
+    return [(fault.where, fault.expected, fault.got) for fault in verify(out, draft).faults]
+
+
+def test_without_the_flag_config_stays_and_lints_are_named(
+    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = quantize(draft, tmp_path / "out")
+    del written["quantization_config"]
+    assert written == config_of(draft)
+    assert "config_changes" not in json.loads((tmp_path / "out" / "draftquant.json").read_text())
+    stderr = capsys.readouterr().err
+    assert f"lints: aux-layer-ids, draft-vocab-size-missing; see 'draftquant inspect {draft}'" in (
+        stderr
+    )
+    assert "--fix-config corrects aux-layer-ids, draft-vocab-size-missing in the output" in stderr
+    assert verify(tmp_path / "out", draft).ok
+
+
+def test_the_flag_fixes_the_output_only_and_says_so(
+    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (draft / "config.json").read_bytes()
+    written = quantize(draft, tmp_path / "out", "--fix-config", "--json")
+    output = capsys.readouterr()
+    del written["quantization_config"]
+    assert written == config_of(draft) | ALL
+    assert (draft / "config.json").read_bytes() == before
+    provenance = json.loads((tmp_path / "out" / "draftquant.json").read_text())
+    assert provenance["config_changes"] == ALL
+    assert json.loads(output.out)["config_changes"] == ALL
+    assert f"config.json: {KEY} = [2, 4, 5] (aux-layer-ids)" in output.err
+    assert "config.json: draft_vocab_size = 96 (draft-vocab-size-missing)" in output.err
+    assert "lints:" not in output.err
+    assert verify(tmp_path / "out", draft).faults == ()
+    assert main(["verify", str(tmp_path / "out"), "--against", str(draft)]) == 0
+
+
+def test_what_no_flag_can_fix_is_still_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft", config={"norm_before_residual": True} | LAYERS)
+    assert quantize(draft, tmp_path / "out", "--fix-config")[KEY] == [2, 4, 5]
+    stderr = capsys.readouterr().err
+    assert "lints: norm-before-residual; see" in stderr
+    assert "--fix-config" not in stderr
+    assert "config_changes" not in json.loads((tmp_path / "out" / "draftquant.json").read_text())
+
+
+def test_two_runs_with_the_flag_give_the_same_config(draft: Path, tmp_path: Path) -> None:
+    quantize(draft, tmp_path / "one", "--fix-config")
+    quantize(draft, tmp_path / "two", "--fix-config")
+    one, two = ((tmp_path / name / "config.json").read_bytes() for name in ("one", "two"))
+    assert one == two
+
+
+def no_change(_config: dict[str, Any]) -> None:
+    return
+
+
+BREAKS: dict[str, tuple[Callable[[dict[str, Any]], Any], Any, list[tuple[str, str, str]]]] = {
+    "correct": (no_change, ALL, []),
+    "one of two fixes": (
+        lambda c: c.update(draft_vocab_size=None), ALL,
+        [("config.json: draft_vocab_size", "96", "null")],
+    ),
+    "another value": (
+        lambda c: c.update(draft_vocab_size=95), ALL,
+        [("config.json: draft_vocab_size", "96", "95")],
+    ),
+    "a value of another type": (
+        lambda c: c.update(draft_vocab_size=96.0), ALL,
+        [("config.json: draft_vocab_size", "96", "96.0")],
+    ),
+    "a change that no lint asks for": (
+        lambda c: c.update(rope_theta=50000.0), ALL,
+        [("config.json: rope_theta", "10000.0", "50000.0")],
+    ),
+    "a nested change that no lint asks for": (
+        lambda c: c[SECTION].update({KEY: [0, 3, 4]}), ALL,
+        [(f"config.json: {SECTION}", f'{{"{KEY}": [1, 3, 4]}}', f'{{"{KEY}": [0, 3, 4]}}')],
+    ),
+    "recorded, not made": (
+        lambda c: (c.pop(KEY), c.update(draft_vocab_size=None)), ALL,
+        [("config.json: draft_vocab_size", "96", "null"),
+         (f"config.json: {KEY}", "[2, 4, 5]", "no such key")],
+    ),
+    "made, not recorded": (
+        no_change, None,
+        [("config.json: draft_vocab_size", "null", "96"),
+         (f"config.json: {KEY}", "no such key", "[2, 4, 5]")],
+    ),
+    "another one recorded": (
+        no_change, {"rope_theta": 1},
+        [("draftquant.json: config_changes", json.dumps(ALL), '{"rope_theta": 1}')],
+    ),
+    "something else recorded": (
+        no_change, [7], [("draftquant.json: config_changes", json.dumps(ALL), "[7]")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_verify_accepts_these_changes_and_no_others(name: str, draft: Path, tmp_path: Path) -> None:
+    change, recorded, expected = BREAKS[name]
+    out = tmp_path / "out"
+    config = quantize(draft, out, "--fix-config")
+    change(config)
+    (out / "config.json").write_text(json.dumps(config))
+    edit_json(out / "draftquant.json", config_changes=recorded)
+    assert faults(out, draft) == expected
+
+
+def test_a_folder_without_provenance_may_be_fixed(draft: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    quantize(draft, out, "--fix-config")
+    (out / "draftquant.json").unlink()
+    assert faults(out, draft) == []
+    edit_json(out / "config.json", rope_theta=50000.0)
+    assert faults(out, draft) == [("config.json: rope_theta", "10000.0", "50000.0")]
+
+
+# What `inspect` and the other commands say
+
+
+def test_inspect_prints_cause_and_remedy(draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(draft), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["lints"]
+    assert [(lint["name"], lint["level"], lint["fix"]) for lint in found] == [
+        ("aux-layer-ids", "warning", LAYERS),
+        ("draft-vocab-size-missing", "warning", SIZE),
+        ("embed-tokens", "note", {}),
+    ]
+    assert main(["inspect", str(draft)]) == 0
+    shown = capsys.readouterr().out
+    assert "warning aux-layer-ids (quantize --fix-config corrects it in the output)\n" in shown
+    assert "note embed-tokens\n" in shown
+    for lint in found:
+        assert f"  cause: {lint['cause']}\n  remedy: {lint['remedy']}\n" in shown
+
+
+def test_inspect_says_that_a_draft_is_clean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft", embed=False, config=LAYERS)
+    assert main(["inspect", str(draft)]) == 0
+    assert "no lints: nothing here that trainers and engines" in capsys.readouterr().out
+    assert main(["inspect", str(draft), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lints"] == []
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "quantize"])
+def test_d2t_out_of_range_stops_before_anything_is_written(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
+    tensors = read_tensors(draft)
+    beyond = (96).to_bytes(8, "little")
+    tensors["d2t"] = Stored("I64", (48,), beyond + tensors["d2t"].data[8:])
+    write_tensors(draft, tensors)
+    options = {"inspect": (), "plan": RECIPE, "quantize": (*RECIPE, "--out", str(tmp_path / "o"))}
+    assert main([command, str(draft), *options[command]]) == 2
+    output = capsys.readouterr()
+    assert "d2t[0] = 96 makes draft id 0 target id 96, outside the vocabulary of 96" in output.err
+    assert "fix: export the draft again" in output.err
+    assert output.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]

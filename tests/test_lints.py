@@ -1,0 +1,391 @@
+"""Every lint has a draft that triggers it and nothing else; drafts that engines agree on have none.
+
+What the lints say of vLLM 0.33 and SGLang 0.5.23 was read in, and mostly loaded with, their code.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from draftquant.quantize import lints
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.drafts import Draft, read_draft
+from draftquant.quantize.drafts.aux_layers import KEY, SECTION
+from draftquant.quantize.drafts.speculators import plain_config
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.lints import Lint, check_vocabulary_map, find_lints, fixed_config
+from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_mla import tiny_eagle3_mla
+from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
+
+PORTABLE: dict[str, Any] = {KEY: [2, 4, 5], SECTION: {KEY: [1, 3, 4]}}
+YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 2048}
+ABSENT = object()
+
+
+def set_keys(folder: Path, **changes: Any) -> Path:
+    """Change keys of config.json; None is written as null, ABSENT removes the key."""
+    path = folder / "config.json"
+    keys = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in keys.items() if v is not ABSENT}))
+    return folder
+
+
+def set_tensors(folder: Path, **tensors: Stored | None) -> Path:
+    changed = read_tensors(folder) | tensors
+    write_tensors(folder, {name: t for name, t in changed.items() if t is not None})
+    return folder
+
+
+def renamed(folder: Path, change: Callable[[str], str]) -> Path:
+    write_tensors(folder, {change(name): t for name, t in read_tensors(folder).items()})
+    return folder
+
+
+def draft_of(folder: Path) -> Draft:
+    return read_draft(Checkpoint.open(folder))
+
+
+def found_in(folder: Path) -> dict[str, Lint]:
+    found = find_lints(draft_of(folder))
+    assert len({lint.name for lint in found}) == len(found)
+    return {lint.name: lint for lint in found}
+
+
+# Drafts that every engine reads in the same way, one per family.
+
+
+def llama(folder: Path, config: dict[str, Any] | None = None, **options: Any) -> Path:
+    options = {"embed": False} | options
+    return tiny_eagle3_llama(folder, config=PORTABLE | (config or {}), **options)
+
+
+def mla(folder: Path, config: dict[str, Any] | None = None, **options: Any) -> Path:
+    options = {"embed": False} | options
+    keys = PORTABLE | {"rope_theta": 10000.0} | (config or {})
+    return tiny_eagle3_mla(folder, config=keys, **options)
+
+
+def dflash(folder: Path, nested: dict[str, Any] | None = None, **config: Any) -> Path:
+    tiny_speculators_dflash(folder, embed=False, pruned_vocabulary=False)
+    plain = dict(plain_config(json.loads((folder / "config.json").read_text()), folder))
+    plain |= {"torch_dtype": "bfloat16"} | config
+    plain["dflash_config"].pop("causal")
+    plain["dflash_config"] |= nested or {}
+    (folder / "config.json").write_text(json.dumps(plain))
+    return folder
+
+
+def speculators_eagle3(folder: Path, **config: Any) -> Path:
+    """Read by vLLM alone."""
+    return tiny_speculators_eagle3(
+        folder, embed=False, config={"norm_before_residual": False} | config
+    )
+
+
+CLEAN: dict[str, Callable[[Path], Path]] = {
+    "llama": llama,
+    "llama, default layers": lambda to: llama(to, PORTABLE | {KEY: None, SECTION: None}),
+    "llama, pruned": lambda to: llama(to, pruned_vocabulary=True),
+    "llama, no head": lambda to: llama(to, {"draft_vocab_size": None}, head=False),
+    "llama, theta 50000 of another trainer": lambda to: llama(to, {"rope_theta": 50000.0}),
+    "llama, yarn with mscale": lambda to: llama(
+        to, {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}
+    ),
+    "float16": lambda to: llama(to, dtype="F16"),
+    "mla": mla,
+    "mla, default layers": lambda to: mla(to, PORTABLE | {KEY: None, SECTION: None}),
+    "mla, layers from 2": lambda to: mla(to, {KEY: [3, 5, 6], SECTION: {KEY: [3, 5, 6]}}),
+    "mla, no head": lambda to: set_keys(mla(to, head=False), draft_vocab_size=ABSENT),
+    "dflash": dflash,
+    "dflash, own causality": lambda to: dflash(
+        to, is_causal=True, layer_types=["full_attention"] * 2
+    ),
+    "dflash, layer ids twice": lambda to: dflash(to, **{KEY: [2, 4, 5]}),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_clean_draft_has_no_lints(name: str, tmp_path: Path) -> None:
+    assert found_in(CLEAN[name](tmp_path / "draft")) == {}
+
+
+def test_the_speculators_layout_alone_is_a_note(tmp_path: Path) -> None:
+    found = found_in(speculators_eagle3(tmp_path / "eagle3"))
+    assert [(lint.name, lint.level) for lint in found.values()] == [("speculators-layout", "note")]
+
+
+# One trigger per lint, or several. What a draft in the speculators layout has besides is left out.
+
+
+def second_norm(name: str) -> str:
+    return name.replace("layers.1.input_layernorm", "layers.1.hidden_norm")
+
+
+def offsets(*values: int) -> Stored:
+    return Stored("I64", (len(values),), np.array(values, "<i8").tobytes())
+
+
+def pruned(to: Path, d2t: Stored, *, kept: list[int] | None = None, **keys: Any) -> Path:
+    """A vocabulary of 12 pruned to as many ids as d2t has; t2d marks `kept`."""
+    size = d2t.shape[0]
+    llama(to, {"draft_vocab_size": size} | keys, vocab=12)
+    head = read_tensors(to)["lm_head.weight"]
+    rows = head._replace(shape=(size, 64), data=head.data[: size * 128])
+    t2d = None if kept is None else Stored("BOOL", (12,), bytes(i in kept for i in range(12)))
+    return set_tensors(to, d2t=d2t, t2d=t2d, **{"lm_head.weight": rows})
+
+
+TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
+    "rope-base": [
+        lambda to: mla(to, {"rope_theta": 50000.0}),
+        lambda to: llama(to, {"rope_theta": 50000.0, "_torchspec_version": "0.1"}),
+    ],
+    "rope-injected": [lambda to: llama(to, {"rope_scaling": YARN})],
+    "aux-layer-ids": [
+        lambda to: llama(to, {KEY: None}),
+        lambda to: llama(to, {SECTION: None}),
+        lambda to: llama(to, {SECTION: {KEY: [2, 4, 5]}}),
+        lambda to: mla(to, {KEY: None, SECTION: {KEY: [2, 4, 5]}}),
+        lambda to: mla(to, {KEY: [3, 5, 6], SECTION: {KEY: [2, 4, 5]}}),
+        lambda to: mla(to, {KEY: None, SECTION: {KEY: [3, 5, 6]}}),
+    ],
+    "aux-layer-zero": [lambda to: mla(to, {KEY: [1, 2, 3], SECTION: {KEY: [0, 1, 2]}})],
+    "later-layer-norm": [
+        lambda to: llama(to, num_layers=2),
+        lambda to: renamed(llama(to, num_layers=2), second_norm),
+    ],
+    "mla-layers": [lambda to: mla(to, num_layers=2)],
+    "draft-vocab-size-missing": [
+        lambda to: llama(to, {"draft_vocab_size": None}),
+        lambda to: set_keys(llama(to), draft_vocab_size=ABSENT),
+        lambda to: set_keys(mla(to), draft_vocab_size=ABSENT),
+    ],
+    "lm-head-missing": [
+        lambda to: llama(to, head=False),
+        lambda to: set_keys(llama(to, head=False), draft_vocab_size=ABSENT),
+        lambda to: llama(to, head=False, pruned_vocabulary=True),
+        lambda to: mla(to, head=False),
+    ],
+    "d2t-absolute": [
+        lambda to: pruned(to, offsets(0, 2, 5)),
+        lambda to: pruned(to, offsets(0, 2, 5), kept=[0, 2, 5]),
+    ],
+    "d2t-duplicates": [
+        lambda to: pruned(to, offsets(2, 1, 5)),
+        lambda to: pruned(to, offsets(2, 1, 5), kept=[2, 7]),
+    ],
+    "d2t-against-t2d": [
+        lambda to: pruned(to, offsets(1, 1, 4), kept=[1, 2, 7]),
+        lambda to: pruned(to, offsets(1, 1, 4), kept=[1, 2, 6, 9]),
+    ],
+    "d2t-of-full-vocabulary": [
+        lambda to: set_tensors(
+            llama(to), d2t=offsets(*[0] * 96), t2d=Stored("BOOL", (96,), b"\1" * 96)
+        )
+    ],
+    "pruned-head": [lambda to: pruned(to, offsets(1, 1, 4), _torchspec_version="0.1")],
+    "norm-before-residual-missing": [lambda to: speculators_eagle3(to, norm_before_residual=None)],
+    "norm-before-residual": [
+        lambda to: llama(to, {"norm_before_residual": True}),
+        lambda to: speculators_eagle3(to, norm_before_residual=True),
+    ],
+    "mla-norm-before-fc": [lambda to: mla(to, norm_before_fc=True)],
+    "norm-output": [lambda to: llama(to, {"norm_output": True})],
+    "modelopt-double-norm": [
+        lambda to: llama(to, {SECTION: {KEY: [1, 3, 4], "next_layer_regular": True}}),
+        lambda to: mla(
+            to, {"rope_theta": 5e4, SECTION: {KEY: [1, 3, 4], "parallel_draft_step": 1}}
+        ),
+    ],
+    "dflash-sliding": [
+        lambda to: dflash(
+            to, layer_types=["full_attention", "sliding_attention"], sliding_window=64
+        )
+    ],
+    "dflash-causal": [
+        lambda to: dflash(to, {"causal": True}, layer_types=None),
+        lambda to: dflash(
+            to, {"causal": False}, layer_types=["sliding_attention"] * 2, sliding_window=64
+        ),
+    ],
+    "dflash-speculators-causal": [
+        lambda to: tiny_speculators_dflash(to, embed=False),
+        lambda to: tiny_speculators_dflash(
+            to,
+            embed=False,
+            layers={"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64},
+        ),
+    ],
+    "speculators-layout": [
+        lambda to: tiny_speculators_dflash(
+            to, embed=False, config={"sliding_window_non_causal": True}
+        )
+    ],
+    "model-type": [lambda to: mla(to, {"model_type": "deepseek_v3"})],
+    "dtype-missing": [lambda to: set_keys(llama(to), torch_dtype=ABSENT)],
+    "dtype-mismatch": [
+        lambda to: llama(to, {"torch_dtype": "float16"}),
+        lambda to: llama(to, {"dtype": "float32"}),
+        lambda to: llama(to, {"torch_dtype": 16}),
+        lambda to: dflash(to, torch_dtype="float16"),
+    ],
+    "dtype-mixed": [
+        lambda to: set_tensors(
+            llama(to), **{"fc.weight": Stored("F16", (64, 192), bytes(64 * 192 * 2))}
+        )
+    ],
+    "tensor-names": [
+        lambda to: renamed(llama(to), lambda name: f"draft_model.{name}"),
+        lambda to: renamed(llama(to), lambda name: f"eagle_module.{name}"),
+        lambda to: llama(to, prefix="model.layers.0."),
+        lambda to: mla(to, prefix="model.layers.0."),
+        lambda to: renamed(
+            mla(to, fc_norm=True), lambda name: name.replace("fc_norm.0.", "aux_norm_low.")
+        ),
+        lambda to: renamed(dflash(to), lambda name: name.replace("fc.", "context_proj.")),
+    ],
+    "embed-tokens": [lambda to: llama(to, embed=True), lambda to: mla(to, embed=True)],
+}
+CASES = [(name, i) for name, triggers in TRIGGERS.items() for i in range(len(triggers))]
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_a_trigger_gives_its_lint_and_no_other(name: str, case: int, tmp_path: Path) -> None:
+    found = found_in(TRIGGERS[name][case](tmp_path / "draft"))
+    assert set(found) - {"speculators-layout"} == {name} - {"speculators-layout"}
+    assert name in found
+    note = name in ("embed-tokens", "speculators-layout")
+    assert found[name].level == ("note" if note else "warning")
+    assert found[name].cause
+    assert found[name].remedy
+
+
+def test_every_lint_has_a_trigger() -> None:
+    sources = Path(lints.__file__).parent.glob("*.py")
+    named = {name for path in sources for name in re.findall(r'name="([^"]+)"', path.read_text())}
+    assert named == set(TRIGGERS)
+
+
+def test_the_readme_lists_every_lint() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    section = readme.partition("\n## Lints\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `([a-z0-9-]+)` \| (\*?)", section, re.MULTILINE)
+    assert [name for name, _ in listed] == list(TRIGGERS)
+    assert {name for name, star in listed if star} == FIXABLE
+
+
+# Fixes
+
+
+FIXABLE = {
+    "aux-layer-ids", "draft-vocab-size-missing", "lm-head-missing", "dflash-causal",
+    "model-type", "dtype-missing", "dtype-mismatch",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_a_fix_settles_its_lint_and_changes_no_maths(name: str, case: int, tmp_path: Path) -> None:
+    folder = TRIGGERS[name][case](tmp_path / "draft")
+    lint, before = found_in(folder)[name], draft_of(folder)
+    if name not in FIXABLE:
+        assert lint.fix == {}
+        return
+    if not lint.fix:
+        assert (name, case) == ("lm-head-missing", 2)  # no value makes an engine prune the head
+        return
+    config = before.checkpoint.config
+    text = json.dumps(config)
+    fixed = fixed_config(config, lint.fix)
+    assert json.dumps(config) == text
+    assert [key for key in fixed if key in config] == list(config)
+    (folder / "config.json").write_text(json.dumps(fixed))
+    assert found_in(folder) == {}
+    after = draft_of(folder)
+    assert computed(after) == computed(before)
+    assert after.rows == before.rows
+
+
+def computed(draft: Draft) -> dict[str, Any]:
+    """What the maths of a draft follow from."""
+    assert dataclasses.is_dataclass(draft.geometry)
+    found = dataclasses.asdict(draft.geometry)
+    if draft.family.name == "dflash":  # spelled in several ways
+        layers: Any = draft.geometry
+        del found["causal"], found["layer_types"]
+        indices = range(layers.num_layers)
+        found["layers"] = [(layers.is_causal(i), layers.is_sliding(i)) for i in indices]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("build", "fix"),
+    [
+        (lambda to: llama(to, {KEY: None}), {KEY: [2, 4, 5]}),
+        (lambda to: llama(to, {SECTION: None}), {f"{SECTION}.{KEY}": [1, 3, 4]}),
+        (lambda to: llama(to, {SECTION: {KEY: [2, 4, 5]}}), {f"{SECTION}.{KEY}": [1, 3, 4]}),
+        (
+            lambda to: mla(to, {KEY: None, SECTION: {KEY: [2, 4, 5]}}),
+            {KEY: [2, 4, 5], f"{SECTION}.{KEY}": [1, 3, 4]},
+        ),
+        (  # SGLang adds one for DeepSeek targets only where the list begins with 1
+            lambda to: mla(to, {KEY: [3, 5, 6], SECTION: {KEY: [2, 4, 5]}}),
+            {f"{SECTION}.{KEY}": [3, 5, 6]},
+        ),
+    ],
+)
+def test_portable_aux_layer_ids(
+    build: Callable[[Path], Path], fix: dict[str, Any], tmp_path: Path
+) -> None:
+    assert found_in(build(tmp_path / "draft"))["aux-layer-ids"].fix == fix
+
+
+def test_a_fix_keeps_the_other_keys_of_a_section() -> None:
+    config = {"a": 1, SECTION: {"use_aux_hidden_state": True, KEY: [2]}, "b": None}
+    fixed = fixed_config(config, {f"{SECTION}.{KEY}": [1], "c.d": False, "a": 2})
+    section = {"use_aux_hidden_state": True, KEY: [1]}
+    assert fixed == {"a": 2, SECTION: section, "b": None, "c": {"d": False}}
+    assert config[SECTION] == {"use_aux_hidden_state": True, KEY: [2]}
+
+
+def test_fixes_of_several_lints_add_up(tmp_path: Path) -> None:
+    folder = llama(tmp_path / "draft", {KEY: None, "draft_vocab_size": None, "dtype": "float16"})
+    changes = lints.config_changes(find_lints(draft_of(folder)))
+    assert changes == {KEY: [2, 4, 5], "draft_vocab_size": 96, "dtype": "bfloat16",
+                       "torch_dtype": "bfloat16"}  # fmt: skip
+
+
+# The vocabulary map
+
+
+@pytest.mark.parametrize(
+    ("d2t", "what", "fix"),
+    [
+        (offsets(0, 0, 10), "d2t[2] = 10 makes draft id 2 target id 12, outside the vocabulary of"
+         " 12 (1 of 3 such ids)", "export the draft again"),
+        (offsets(0, -2, 0), "d2t[1] = -2 makes draft id 1 target id -1", "export the draft again"),
+        (offsets(2**63 - 1, 0, -(2**63)), f"target id {2**63 - 1}", "(2 of 3"),
+        (offsets(3, 5, 11), "target id 13", "d2t holds target ids where engines expect offsets"),
+        (offsets(3, 5, 11), "target id 13", "subtract arange(draft_vocab_size)"),
+    ],
+)  # fmt: skip
+def test_d2t_out_of_range(d2t: Stored, what: str, fix: str, tmp_path: Path) -> None:
+    draft = draft_of(pruned(tmp_path / "draft", d2t))
+    for check in (check_vocabulary_map, find_lints):
+        with pytest.raises(CheckpointError) as caught:
+            check(draft)
+        assert what in caught.value.what
+        assert fix in caught.value.what + caught.value.fix
+
+
+def test_d2t_of_either_width_up_to_the_last_id(tmp_path: Path) -> None:
+    narrow = Stored("I32", (3,), np.array([1, 1, 9], "<i4").tobytes())
+    check_vocabulary_map(draft_of(pruned(tmp_path / "narrow", narrow)))
+    outside = narrow._replace(data=np.array([1, 1, 10], "<i4").tobytes())
+    with pytest.raises(CheckpointError, match="outside the vocabulary of 12"):
+        check_vocabulary_map(draft_of(pruned(tmp_path / "outside", outside)))

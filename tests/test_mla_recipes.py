@@ -1,0 +1,145 @@
+"""Every built-in recipe on EAGLE-3 MLA drafts, from the plan to verification."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.drafts import Draft, read_draft
+from draftquant.quantize.errors import PlanError
+from draftquant.quantize.hub import DraftSource
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.run import QuantizeReport, quantize_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import Expectation, Rule, built_in_recipes, load_recipe
+from draftquant.recipes.schema import BackendName
+from tiny import read_tensors, write_tensors
+from tiny_mla import tiny_eagle3_mla
+
+QUANTIZED = {
+    "self_attn.q_a_proj",
+    "self_attn.q_b_proj",
+    "self_attn.kv_a_proj_with_mqa",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+}
+
+
+def read(folder: Path) -> Draft:
+    return read_draft(Checkpoint.open(folder))
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return tiny_eagle3_mla(tmp_path / "draft")
+
+
+def quantized(
+    folder: Path, recipe: str, out: Path, *, backend: BackendName = "torch"
+) -> QuantizeReport:
+    chosen = dataclasses.replace(load_recipe(recipe), backend=backend)
+    plan = make_plan(chosen, read(folder))
+    scales = None
+    if chosen.needs_input_scales:
+        scales = {s.row.tensor.name.removesuffix(".weight"): 0.25 for s in plan.quantized}
+    return quantize_draft(plan, out, source=DraftSource(folder=folder), input_scales=scales)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "torchspec": {},
+    "torchspec-vllm": {"prefix": "layers.0."},
+    "modelopt": {"modelopt": True},
+    "model-prefix-sharded": {"prefix": "model.layers.0.", "sharded": True},
+    "pruned-without-embedding": {"pruned_vocabulary": True, "embed": False, "head": False},
+    "three-layers": {"num_layers": 3},
+    "eagle-3.1": {"fc_norm": True, "norm_output": True},
+    "float16": {"dtype": "F16"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("recipe", built_in_recipes())
+def test_every_recipe_on_every_variant(tmp_path: Path, recipe: str, variant: str) -> None:
+    """Seven linears per layer are quantized; kv_b_proj and all else stay byte for byte."""
+    source = tiny_eagle3_mla(tmp_path / "draft", **VARIANTS[variant])
+    report = quantized(source, recipe, tmp_path / "out")
+    assert report.verification.ok
+    assert verify(tmp_path / "out", source).ok
+    _assert_roles_are_kept(source, tmp_path / "out")
+
+
+@pytest.mark.vendor
+@pytest.mark.parametrize(
+    ("recipe", "backend"),
+    [
+        pytest.param(
+            recipe,
+            backend,
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec(backend) is None, reason=f"{backend} is not installed"
+            ),
+        )
+        for recipe, backend in (("mi325x-w4a8", "quark"), ("blackwell-fp8", "modelopt"))
+    ],
+)
+@pytest.mark.parametrize("modelopt", [False, True])
+def test_the_vendors_compute_the_same_files(
+    tmp_path: Path, recipe: str, backend: BackendName, modelopt: bool
+) -> None:
+    source = tiny_eagle3_mla(tmp_path / "draft", modelopt=modelopt)
+    assert quantized(source, recipe, tmp_path / "vendor", backend=backend).verification.ok
+    assert quantized(source, recipe, tmp_path / "torch").verification.ok
+    assert read_tensors(tmp_path / "vendor") == read_tensors(tmp_path / "torch")
+    _assert_roles_are_kept(source, tmp_path / "vendor")
+
+
+def _assert_roles_are_kept(source: Path, out: Path) -> None:
+    before, after = read_tensors(source), read_tensors(out)
+    quantized = {row.tensor.name for row in read(source).rows if row.role in ("attention", "mlp")}
+    assert {name for name in before if before[name] != after.get(name)} == quantized
+    layers = read(source).geometry.num_layers
+    assert len(quantized) == 7 * layers
+    leaves = {".".join(name.split(".")[-3:-1]) for name in quantized}
+    assert leaves == QUANTIZED
+    assert sum(name.endswith("kv_b_proj.weight") for name in after) == layers
+
+
+def test_kv_b_proj_cannot_be_quantized(draft: Path) -> None:
+    recipe = load_recipe("fp8-ptpc")
+    rules = tuple(
+        dataclasses.replace(r, action="quantize") if "kv_up" in r.role else r for r in recipe.rules
+    )
+    chosen = dataclasses.replace(recipe, rules=rules, expect=Expectation(quantized_per_layer=8))
+    with pytest.raises(
+        PlanError, match=r"kv_b_proj.weight \(role kv_up, shape \[224, 136\]\) cann"
+    ):
+        make_plan(chosen, read(draft))
+
+
+@pytest.mark.parametrize("kept", ["q_a_proj", "kv_a_proj_with_mqa"])
+def test_latent_projections_have_one_scheme(kept: str, draft: Path) -> None:
+    recipe = load_recipe("fp8-ptpc")
+    rule = Rule(tensor=(f"*.{kept}.weight",), action="keep", why="an exception")
+    chosen = dataclasses.replace(
+        recipe, rules=(*recipe.rules, rule), expect=Expectation(quantized_per_layer=6)
+    )
+    with pytest.raises(PlanError, match="are fused by every engine, but only midlayer"):
+        make_plan(chosen, read(draft))
+
+
+def test_a_changed_kv_b_proj_fails_verification(draft: Path, tmp_path: Path) -> None:
+    """Its bytes are held against the source's, like those of everything that is kept."""
+    quantized(draft, "fp8-ptpc", tmp_path / "out")
+    name = "midlayer.self_attn.kv_b_proj.weight"
+    tensors = read_tensors(tmp_path / "out")
+    data = bytearray(tensors[name].data)
+    data[100] ^= 1
+    tensors[name] = tensors[name]._replace(data=bytes(data))
+    write_tensors(tmp_path / "out", tensors, metadata={"format": "pt"})
+    report = verify(tmp_path / "out", draft)
+    assert not report.ok
+    assert any(name in fault.where for fault in report.faults)

@@ -1,0 +1,206 @@
+"""Published drafts by their headers alone: families, parameter counts, byte budgets, wrong configs.
+
+Files are sparse: real headers, no data. Shapes come from `scripts.real_drafts`, where they are
+written by hand; what the families expect follows from config.json.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.drafts import Draft, read_draft
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.plan import Plan, make_plan
+from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.scripts.real_drafts import REAL_DRAFTS
+from draftquant.scripts.real_shape import stored_tensors
+
+
+class Published(NamedTuple):
+    """Totals of a draft, and of those of its linears that recipes quantize."""
+
+    family: str
+    tensors: int
+    parameters: int
+    nbytes: int
+    linears: int
+    weights: int
+    rows: int
+
+
+# Rows are output channels, each with one scale per channel:
+# Llama: q, k, v; o; gate, up; down.
+LLAMA_ROWS = 3 * 8192 + 7168 + 2 * 12288 + 7168
+# MLA: q_a, q_b, kv_a, o, gate, up, down. kv_b stays: 16384 x 512 of the 512,622,592 weights.
+MLA_ROWS = 1536 + 12288 + 576 + 7168 + 2 * 18432 + 7168
+MLA_WEIGHTS = 512_622_592 - 16384 * 512
+# DFlash, five layers: q, k, v, o; gate, up; down.
+DFLASH_ROWS = 5 * (4 * 2304 + 2 * 9216 + 2304)
+
+PUBLISHED = {
+    "kimi-k2.5-eagle3": Published(
+        "eagle3-llama", 14, 3_178_262_528, 6_356_525_056, 7, 675_282_944, LLAMA_ROWS
+    ),
+    "kimi-k2.5-eagle3-mla": Published(
+        "eagle3-mla", 17, 3_015_604_224, 6_031_208_448, 7, MLA_WEIGHTS, MLA_ROWS
+    ),
+    "kimi-k2.6-eagle3-mla": Published(
+        "eagle3-mla", 17, 3_015_604_224, 6_031_208_448, 7, MLA_WEIGHTS, MLA_ROWS
+    ),
+    "nvidia-kimi-k2.6-eagle3": Published(
+        "eagle3-mla", 16, 1_841_199_104, 3_682_398_208, 7, MLA_WEIGHTS, MLA_ROWS
+    ),
+    "kimi-linear-dflash": Published(
+        "dflash", 58, 451_243_728, 902_487_456, 35, 5 * 84_934_656, DFLASH_ROWS
+    ),
+}
+RECIPES = ("mi325x-w4a8", "int4-channel", "fp8-ptpc", "blackwell-fp8")
+BYTES_AFTER = {
+    "kimi-k2.5-eagle3": (5_343_759_360, 5_343_727_728, 5_681_496_064, 5_681_242_168),
+    "kimi-k2.5-eagle3-mla": (5_275_021_472, 5_274_988_784, 5_527_236_864, 5_526_974_520),
+    "kimi-k2.6-eagle3-mla": (5_275_021_472, 5_274_988_784, 5_527_236_864, 5_526_974_520),
+    "nvidia-kimi-k2.6-eagle3": (2_926_211_232, 2_926_178_544, 3_178_426_624, 3_178_164_280),
+    "kimi-linear-dflash": (265_851_936, 265_777_616, 478_413_216, 477_814_456),
+}
+
+
+def overhead_by_hand(recipe: str, linears: int, rows: int) -> dict[str, int]:
+    """Bytes beside the codes: per-channel scales are BF16 with INT4 and F32 with FP8."""
+    return {
+        "mi325x-w4a8": {"weight_scale": 2 * rows, "weight_zero_point": 4 * rows // 8},
+        "int4-channel": {"weight_scale": 2 * rows, "weight_shape": linears * 2 * 8},
+        "fp8-ptpc": {"weight_scale": 4 * rows},
+        "blackwell-fp8": {"weight_scale": linears * 4, "input_scale": linears * 4},
+    }[recipe]
+
+
+def write_headers(folder: Path, name: str, *, divide: int = 1, **changes: Any) -> Checkpoint:
+    """A draft without data; `changes` go into its config.json after its shapes are made."""
+    folder.mkdir()
+    config = REAL_DRAFTS[name].config(divide)
+    header: dict[str, object] = {}
+    end = 0
+    for tensor in stored_tensors(REAL_DRAFTS[name].shapes(config)):
+        entry = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+        header[tensor.name] = {**entry, "data_offsets": [end, end + tensor.nbytes]}
+        end += tensor.nbytes
+    text = json.dumps(header).encode()
+    path = folder / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + end)
+    for key, value in changes.items():
+        section = config["dflash_config"] if key == "target_layer_ids" else config
+        section[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    return Checkpoint.open(folder)
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Draft]:
+    folder = tmp_path_factory.mktemp("published")
+    return {name: read_draft(write_headers(folder / name, name)) for name in REAL_DRAFTS}
+
+
+def test_every_published_draft_and_every_recipe_has_its_totals() -> None:
+    assert PUBLISHED.keys() == BYTES_AFTER.keys() == REAL_DRAFTS.keys()
+    assert sorted(RECIPES) == sorted(built_in_recipes())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_size_is_that_of_the_published_draft(drafts: dict[str, Draft], name: str) -> None:
+    draft, published = drafts[name], PUBLISHED[name]
+    assert draft.family.name == published.family
+    assert len(draft.rows) == published.tensors
+    assert sum(row.tensor.numel for row in draft.rows) == published.parameters
+    assert draft.checkpoint.nbytes == published.nbytes == 2 * published.parameters
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_byte_budget_of_every_recipe(drafts: dict[str, Draft], name: str, recipe: str) -> None:
+    published, plan = PUBLISHED[name], make_plan(load_recipe(recipe), drafts[name])
+    overhead = overhead_by_hand(recipe, published.linears, published.rows)
+    bits = 4 if recipe in ("mi325x-w4a8", "int4-channel") else 8
+    kept = 2 * (published.parameters - published.weights)
+    assert plan.bytes_before == published.nbytes
+    assert len(plan.quantized) == published.linears
+    assert plan.overhead() == overhead
+    assert plan.bytes_after == BYTES_AFTER[name][RECIPES.index(recipe)]
+    assert plan.bytes_after == kept + published.weights * bits // 8 + sum(overhead.values())
+
+
+def test_kept_linears_are_those_that_engines_want_in_floating_point(
+    drafts: dict[str, Draft],
+) -> None:
+    def kept(plan: Plan) -> set[str]:
+        steps = (step for step in plan.steps if step.action == "keep")
+        linears = (step.row for step in steps if len(step.row.tensor.shape) == 2)
+        return {row.canonical.removesuffix(".weight").rpartition(".")[2] for row in linears}
+
+    found = {name: kept(make_plan(load_recipe("fp8-ptpc"), drafts[name])) for name in drafts}
+    assert found == {
+        "kimi-k2.5-eagle3": {"embed_tokens", "fc", "lm_head"},
+        "kimi-k2.5-eagle3-mla": {"embed_tokens", "fc", "kv_b_proj", "lm_head"},
+        "kimi-k2.6-eagle3-mla": {"embed_tokens", "fc", "kv_b_proj", "lm_head"},
+        "nvidia-kimi-k2.6-eagle3": {"fc", "kv_b_proj", "lm_head"},
+        "kimi-linear-dflash": {"fc"},
+    }
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_recipe_takes_a_draft_of_every_divisor(tmp_path: Path, name: str) -> None:
+    for divide in REAL_DRAFTS[name].divisors:
+        draft = read_draft(write_headers(tmp_path / str(divide), name, divide=divide))
+        assert len(draft.rows) == PUBLISHED[name].tensors
+        assert draft.checkpoint.config.get("kv_lora_rank", 32) >= 32
+        for recipe in built_in_recipes():
+            assert len(make_plan(load_recipe(recipe), draft).quantized) == PUBLISHED[name].linears
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "tensor", "expected", "got"),
+    [
+        ("kimi-k2.5-eagle3", "intermediate_size", 18432,
+         "midlayer.mlp.down_proj", [7168, 18432], [7168, 12288]),
+        ("kimi-k2.5-eagle3", "num_key_value_heads", 8,
+         "midlayer.self_attn.k_proj", [1024, 14336], [8192, 14336]),
+        ("kimi-k2.5-eagle3-mla", "q_lora_rank", 768,
+         "midlayer.self_attn.q_a_layernorm", [768], [1536]),
+        ("kimi-k2.5-eagle3-mla", "kv_lora_rank", 256,
+         "midlayer.self_attn.kv_a_layernorm", [256], [512]),
+        ("kimi-k2.5-eagle3-mla", "qk_rope_head_dim", 32,
+         "midlayer.self_attn.kv_a_proj_with_mqa", [544, 14336], [576, 14336]),
+        ("kimi-k2.5-eagle3-mla", "qk_nope_head_dim", 192,
+         "midlayer.self_attn.kv_b_proj", [20480, 512], [16384, 512]),
+        ("kimi-k2.6-eagle3-mla", "v_head_dim", 64,
+         "layers.0.self_attn.kv_b_proj", [12288, 512], [16384, 512]),
+        ("kimi-k2.6-eagle3-mla", "intermediate_size", 12288,
+         "layers.0.mlp.down_proj", [7168, 12288], [7168, 18432]),
+        ("nvidia-kimi-k2.6-eagle3", "draft_vocab_size", 32000,
+         "lm_head", [32000, 7168], [163840, 7168]),
+        ("kimi-linear-dflash", "target_layer_ids", [3, 7, 15, 19],
+         "fc", [2304, 9216], [2304, 11520]),
+        ("kimi-linear-dflash", "head_dim", 128,
+         "layers.0.self_attn.k_norm", [128], [72]),
+        ("kimi-linear-dflash", "intermediate_size", 4608,
+         "layers.0.mlp.down_proj", [2304, 4608], [2304, 9216]),
+    ],
+)  # fmt: skip
+def test_a_config_that_its_tensors_do_not_fit(
+    tmp_path: Path,
+    name: str,
+    key: str,
+    value: object,
+    tensor: str,
+    expected: list[int],
+    got: list[int],
+) -> None:
+    checkpoint = write_headers(tmp_path / "draft", name, **{key: value})
+    with pytest.raises(CheckpointError) as caught:
+        read_draft(checkpoint)
+    message = str(caught.value)
+    assert f"{tensor}.weight: expected shape {expected}, got {got}" in message
+    assert key in message.partition("disagrees with")[2].partition("of config.json")[0]
