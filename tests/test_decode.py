@@ -191,7 +191,7 @@ def test_what_the_layouts_declare(source: Path, tmp_path: Path) -> None:
         ("ct-int4", "config_groups.group_1", {}, r"group_1 \(unknown key\)"),
         ("ct-int4", "config_groups.group_0.targets", ["re:.*q_proj"], "targets"),
         ("ct-int4", "config_groups.group_0.weights.num_bits", 8, "understood is 4, got 8"),
-        ("ct-int4", "config_groups.group_0.weights.strategy", "group", "group_size: understood are"),
+        ("ct-int4", "config_groups.group_0.weights.strategy", "group", "group_size: understood"),
         ("ct-int4", "config_groups.group_0.weights.actorder", "group", "actorder"),
         ("ct-int4", "config_groups.group_0.output_activations", {"a": 1}, "output_activations"),
         ("ct-int4", "kv_cache_scheme", {"num_bits": 8}, "kv_cache_scheme"),

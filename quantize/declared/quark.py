@@ -1,7 +1,15 @@
 """AMD Quark 0.13, `real_quantized` export; see its `ModelQuantizer` and `export_safetensors`."""
 
 from .reader import ObjectReader
-from .scheme import SPEC_NO_MEANING, Activations, DeclaredScheme, Granularity, WeightDtype
+from .scheme import (
+    PACK_METHODS,
+    SPEC_NO_MEANING,
+    Activations,
+    DeclaredScheme,
+    Granularity,
+    PackMethod,
+    WeightDtype,
+)
 
 _WEIGHT_DTYPES: dict[str, WeightDtype] = {"int4": "int4", "fp8_e4m3": "fp8_e4m3", "fp4": "mxfp4"}
 _GRANULARITIES: dict[str, Granularity] = {
@@ -29,7 +37,7 @@ def read(keys: ObjectReader) -> DeclaredScheme:
         "kv_cache_post_rope",
     )
     export = keys.section("export", ignored={"min_kv_scale"})
-    pack_method = export.choice("pack_method", "order", "reorder")
+    pack_method: PackMethod = export.choice("pack_method", *PACK_METHODS)
     export.choice("weight_format", "real_quantized")
     export.absent("kv_cache_group", "weight_merge_groups")
     export.finish()

@@ -11,6 +11,7 @@ Layout = Literal["quark", "compressed-tensors", "modelopt", "fp8", "awq"]
 WeightDtype = Literal["int4", "fp8_e4m3", "nvfp4", "mxfp4"]
 Granularity = Literal["channel", "tensor", "group", "block"]
 PackMethod = Literal["order", "reorder"]
+PACK_METHODS: tuple[PackMethod, ...] = ("order", "reorder")
 Activations = Literal["none", "token-dynamic", "tensor-static", "group-dynamic", "nvfp4", "mxfp4"]
 SPEC_NO_MEANING = frozenset(
     {

@@ -37,7 +37,8 @@ of the real ones.
   test, not an answer of the engine.
 - `°`: a step after loading (packing, merging of scales) ends at a kernel, which was not run.
 
-Two shards (tensor parallelism) are named where they differ from one. SGLang serves the dtype that
+What is faked, and why loading does not notice, is said in `vllm_platform.py` and
+`sglang_platform.py`. Two shards (tensor parallelism) are named where they differ from one. SGLang serves the dtype that
 config.json names; vLLM serves BF16, as the target does.
 """
 
@@ -49,7 +50,10 @@ def write_results(out: Path, cases: Sequence[Case], outcomes: Sequence[Outcome])
 
 
 def _as_json(outcomes: Iterable[Outcome]) -> str:
-    """One line per different outcome of a case in an engine, with the platforms that share it."""
+    """One line per different outcome of a case in an engine, with the platforms that share it.
+
+    `schemes` is a number in the list of that name, `not_run` the kernels without their modules.
+    """
     schemes: list[Mapping[str, str]] = []
     lines: dict[str, list[str]] = {}
     for outcome in outcomes:
@@ -58,6 +62,8 @@ def _as_json(outcomes: Iterable[Outcome]) -> str:
             if line["schemes"] not in schemes:
                 schemes.append(line["schemes"])
             line["schemes"] = schemes.index(line["schemes"])
+        if "not_run" in line:
+            line["not_run"] = sorted(set(line["not_run"].values()))
         platform = f"{line.pop('arch')} tp {line.pop('tp')}"
         del line["version"]
         lines.setdefault(json.dumps(line), []).append(platform)
