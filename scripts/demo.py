@@ -51,7 +51,8 @@ def _steps(pair: Path, work: Path) -> dict[str, int]:
     traces, calibration = str(work / "traces"), str(work / "calibration")
     _run("inspect", draft)
     _run("plan", draft, "--recipe", RECIPES["int4"])
-    record = ("record", "--target", target, "--draft", draft)
+    # With the target's tables, so that a draft without embedding and head needs the traces alone.
+    record = ("record", "--target", target, "--draft", draft, "--tables")
     _run(*record, "--prompts", str(pair / "prompts.jsonl"), "--out", traces)
     _run(*record, "--prompts", str(pair / "calibration.jsonl"), "--out", calibration)
     quantized = {name: str(work / name) for name in RECIPES}

