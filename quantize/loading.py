@@ -15,15 +15,13 @@ import torch
 from torch import Tensor
 
 from .checkpoint import Checkpoint
-from .declared import DeclaredScheme, declared_scheme
 from .decode import floats, read_whole
-from .drafts import Draft, Family, Row, read_config, read_draft
+from .drafts import Draft, Family, Row
 from .drafts.forward import DraftForward, OnInput
 from .errors import CheckpointError
 from .input_rounding import InputRounding
-from .safetensors_header import TensorInfo
-from .stored import FLOAT_DTYPES, quantized_looking, stored_parts
-from .stored_linear import StoredLinear
+from .stored import FLOAT_DTYPES
+from .stored_draft import StoredDraft
 
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32,
                  "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}  # fmt: skip
@@ -78,18 +76,15 @@ def load_draft(
         VerifyError: its quantization_config is not understood.
     """
     checkpoint = Checkpoint.open(folder)
-    scheme = declared_scheme(checkpoint)
-    modules = quantized_looking(checkpoint.tensors.values()) if scheme else set()
-    draft = read_draft(_as_if_unquantized(checkpoint, scheme, modules) if scheme else checkpoint)
+    stored = StoredDraft.read(checkpoint)
+    draft, scheme = stored.draft, stored.scheme
     geometry = draft.geometry if rope_theta is None else _rebased(draft.geometry, rope_theta)
-    weights = {
-        row.canonical: _weight(checkpoint, draft, row, scheme, modules, dtype) for row in draft.rows
-    }
+    weights = {row.canonical: _weight(stored, row, dtype) for row in draft.rows}
     weights |= _from_target(draft, shared or {}, dtype)
     beside = draft.family.side_weights(draft.geometry, folder)
     weights |= {name: weight.to(dtype) for name, weight in beside.items()}
     linears = tuple(_module(r.canonical) for r in draft.rows if r.role in ("attention", "mlp"))
-    quantized = {_module(r.canonical): r for r in draft.rows if _module(r.tensor.name) in modules}
+    quantized = {_module(row.canonical): row for row in draft.rows if stored.is_quantized(row)}
     rounding = InputRounding(
         scheme.activations if scheme else "none",
         {name: _input_scale(checkpoint, row) for name, row in quantized.items()},
@@ -119,73 +114,17 @@ def _rebased(geometry: Any, rope_theta: float) -> Any:
     return dataclasses.replace(geometry, rope=rope)
 
 
-def _as_if_unquantized(
-    checkpoint: Checkpoint, scheme: DeclaredScheme, modules: set[str]
-) -> Checkpoint:
-    """The same headers with every quantized linear spelled as the one weight that it stands for.
-
-    So the family's own table recognises the draft and checks names and shapes.
-    """
-    shapes = _family_shapes(checkpoint)
-    tensors = dict(checkpoint.tensors)
-    for module in sorted(modules):
-        name = f"{module}.weight"
-        shape = shapes.get(name)
-        if shape is None or len(shape) != 2:
-            raise CheckpointError(
-                checkpoint.folder,
-                f"{module} is stored quantized, but is no linear of this draft's family",
-                fix="quantize the draft again",
-            )
-        parts = stored_parts(scheme, *shape)
-        stored = [tensors.pop(f"{module}.{suffix}", None) for suffix in parts]
-        for tensor, (suffix, part) in zip(stored, parts.items(), strict=True):
-            if tensor is None or tensor.dtype not in part.dtypes or tensor.shape != part.shape:
-                got = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
-                raise CheckpointError(
-                    checkpoint.folder,
-                    f"{module}.{suffix}: {scheme} needs {' or '.join(part.dtypes)}"
-                    f" {list(part.shape)}, got {got}",
-                    fix="run `draftquant verify`, then quantize the draft again",
-                )
-        tensors[name] = TensorInfo(
-            name=name, dtype=FLOAT_DTYPES[0], shape=shape, file="", start=0, stop=0
-        )
-    return dataclasses.replace(checkpoint, tensors=tensors)
-
-
-def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """On-disk weight name -> unquantized shape, for every module of the folder."""
-    family, geometry = read_config(checkpoint)
-    specs = family.tensor_specs(geometry)
-    shapes = {}
-    for module in {name.rpartition(".")[0] for name in checkpoint.tensors}:
-        spec = specs.get(family.canonical_name(f"{module}.weight"))
-        if spec is not None:
-            shapes[f"{module}.weight"] = tuple(dim.size for dim in spec.shape)
-    return shapes
-
-
-def _weight(
-    checkpoint: Checkpoint,
-    draft: Draft,
-    row: Row,
-    scheme: DeclaredScheme | None,
-    modules: set[str],
-    dtype: torch.dtype,
-) -> Tensor:
-    module = _module(row.tensor.name)
-    if scheme is not None and module in modules:
+def _weight(stored: StoredDraft, row: Row, dtype: torch.dtype) -> Tensor:
+    if stored.is_quantized(row):
         if row.role not in ("attention", "mlp"):
             raise CheckpointError(
-                draft.checkpoint.folder,
-                f"{module} is quantized; engines keep the {row.role} in floating point",
+                stored.checkpoint.folder,
+                f"{_module(row.tensor.name)} is quantized; engines keep the {row.role} in floating"
+                " point",
                 fix="quantize attention and MLP linears only",
             )
-        in_features = row.tensor.shape[1]
-        decoded = StoredLinear(checkpoint, scheme, module, in_features=in_features).decoded()
-        return torch.from_numpy(decoded.dequantized()).to(dtype)
-    tensor, block = row.tensor, read_whole(checkpoint, row.tensor)
+        return torch.from_numpy(stored.linear(row).decoded().dequantized()).to(dtype)
+    tensor, block = row.tensor, read_whole(stored.checkpoint, row.tensor)
     if tensor.dtype in FLOAT_DTYPES:
         return torch.from_numpy(floats(block, tensor.dtype)).reshape(tensor.shape).to(dtype)
     if tensor.dtype == "BOOL":

@@ -17,6 +17,7 @@ SMALLEST_SCALE = torch.finfo(torch.float32).eps
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of FP4: 2 exponent bits, 1 mantissa bit; code 8 + i is -E2M1[i]."""
 FP4_MAX = E2M1[-1]
+NEGATIVE_ZERO = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +179,7 @@ def mxfp4_scale(groups: Tensor) -> Tensor:
 
     Adding 2^21 to the bits of a float32 carries into the exponent from mantissa 1.75 on: so the
     largest value, at most 6 by the format, is not clamped more often than needed. The exponent lies
-    in [-127, 127]; an all-zero group gets the smallest.
+    in [-127, 127]; an all-zero group gets the smallest, one that rounds to infinity the largest.
 
     Args:
         groups: [number of groups, 32], finite.
@@ -188,6 +189,7 @@ def mxfp4_scale(groups: Tensor) -> Tensor:
     """
     bits = row_absmax(groups).float().view(torch.int32) + (1 << 21)
     exponent = ((bits >> 23) - 127 - 2).clamp(-127, 127)
+    exponent = exponent.masked_fill(bits >> 23 == 255, 127)
     return torch.ldexp(torch.ones(exponent.shape), exponent)
 
 
@@ -198,14 +200,30 @@ def fp4_codes(x: Tensor) -> Tensor:
         x: float32, weights divided by their scales.
 
     Returns:
-        uint8 in [0, 15], x's shape: bit 3 is the sign, also of zero.
+        uint8 in [0, 15], x's shape: bit 3 is set where x < 0, also if x rounds to zero.
     """
     size = x.abs()
     code = (size > 0.25).to(torch.uint8)
     for boundary, tie_goes_up in ((0.75, True), (1.25, False), (1.75, True),
                                   (2.5, False), (3.5, True), (5.0, False)):  # fmt: skip
         code += size >= boundary if tie_goes_up else size > boundary
-    return code | (x.signbit().to(torch.uint8) << 3)
+    return code | ((x < 0).to(torch.uint8) << 3)
+
+
+def mxfp4_codes(groups: Tensor, scale: Tensor) -> Tensor:
+    """Codes = e2m1(group / scale); a negative number that rounds to zero gets the code of +0.
+
+    So does Quark 0.13 `scaled_real_quantize`; ModelOpt 0.47 keeps the sign (NVFP4).
+
+    Args:
+        groups: [number of groups, 32], finite.
+        scale: [number of groups, 1] float32.
+
+    Returns:
+        [number of groups, 32] uint8 in [0, 15], never 8.
+    """
+    codes = fp4_codes(groups.float() / scale)
+    return codes.masked_fill_(codes == NEGATIVE_ZERO, 0)
 
 
 def fp4_values(codes: Tensor) -> Tensor:

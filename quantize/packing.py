@@ -43,6 +43,11 @@ def fp4_bytes(codes: Tensor) -> Tensor:
     return codes[:, 0::2] | codes[:, 1::2] << 4
 
 
+def fp4_codes_of_bytes(packed: Tensor) -> Tensor:
+    """The inverse of `fp4_bytes`: [rows, in_features / 2] uint8 -> [rows, in_features] uint8."""
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(1)
+
+
 def _gather_even_nibbles(lanes: Tensor) -> Tensor:
     """Low nibbles of bytes 0, 2, 4, 6 of each lane -> bits 0 .. 15."""
     lanes = lanes & 0x000F000F000F000F

@@ -22,6 +22,8 @@ COMMANDS = {
     "plan": "what a recipe would do to every tensor; writes nothing",
     "quantize": "quantize a draft into a new, verified folder",
     "verify": "re-read a quantized draft with an independent decoder",
+    "dequantize": "the weights of a quantized draft as plain ones, for any engine",
+    "check": "what vLLM, SGLang or TensorRT-LLM will do with a draft folder",
     "record": "record what a target does on prompts",
     "replay": "acceptance length of drafts over recorded traces",
     "gate": "may the quantized draft replace the BF16 one?",

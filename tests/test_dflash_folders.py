@@ -17,6 +17,7 @@ from draftquant.quantize.verify import verify
 from draftquant.recipes import built_in_recipes, load_recipe
 from tiny_dflash import README, tiny_dflash
 from torch import Tensor
+from wide import dimensions
 
 
 def plan_of(folder: Path, recipe: str) -> Plan:
@@ -48,7 +49,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_every_recipe_quantizes_35_linears_and_verifies(
     recipe: str, variant: str, tmp_path: Path
 ) -> None:
-    source = tiny_dflash(tmp_path / "draft", **VARIANTS[variant])
+    wide = dimensions("dflash", recipe)
+    source = tiny_dflash(tmp_path / "draft", **VARIANTS[variant] | wide)
     before = files(source)
     plan = plan_of(source, recipe)
     assert len(plan.quantized) == 35
@@ -62,9 +64,10 @@ def test_every_recipe_quantizes_35_linears_and_verifies(
     travelled = {"README.md", "dflash.py"} | ({"mask_embedding.pt"} & before.keys())
     assert {name: files(out)[name] for name in travelled} == {n: before[n] for n in travelled}
     assert files(out)["README.md"] == README.encode()
-    quantized = load_draft(out, shared=shared(96))
+    tables = shared(96, wide.get("hidden", 64))
+    quantized = load_draft(out, shared=tables)
     assert len(quantized.quantized) == 35
-    assert quantized.fusion_sha256 == load_draft(source, shared=shared(96)).fusion_sha256
+    assert quantized.fusion_sha256 == load_draft(source, shared=tables).fusion_sha256
 
 
 @pytest.mark.parametrize(
@@ -85,9 +88,9 @@ def test_weights_in_another_format_do_not_travel(file: str, draft: Path, tmp_pat
 # Loading
 
 
-def shared(rows: int) -> dict[str, Tensor]:
+def shared(rows: int, hidden: int = 64) -> dict[str, Tensor]:
     """Embedding and head of a target with so many tokens."""
-    table = torch.arange(rows * 64, dtype=torch.float32).reshape(rows, 64) / 1000
+    table = torch.arange(rows * hidden, dtype=torch.float32).reshape(rows, hidden) / 1000
     return {"embed_tokens.weight": table, "lm_head.weight": -table}
 
 

@@ -17,6 +17,7 @@ from draftquant.recipes import Expectation, Rule, built_in_recipes, load_recipe
 from draftquant.recipes.schema import BackendName
 from tiny import read_tensors, write_tensors
 from tiny_mla import tiny_eagle3_mla
+from wide import dimensions
 
 QUANTIZED = {
     "self_attn.q_a_proj",
@@ -65,7 +66,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("recipe", built_in_recipes())
 def test_every_recipe_on_every_variant(tmp_path: Path, recipe: str, variant: str) -> None:
     """Seven linears per layer are quantized; kv_b_proj and all else stay byte for byte."""
-    source = tiny_eagle3_mla(tmp_path / "draft", **VARIANTS[variant])
+    wide = dimensions("eagle3-mla", recipe)
+    source = tiny_eagle3_mla(tmp_path / "draft", **VARIANTS[variant] | wide)
     report = quantized(source, recipe, tmp_path / "out")
     assert report.verification.ok
     assert verify(tmp_path / "out", source).ok
@@ -83,14 +85,21 @@ def test_every_recipe_on_every_variant(tmp_path: Path, recipe: str, variant: str
                 importlib.util.find_spec(backend) is None, reason=f"{backend} is not installed"
             ),
         )
-        for recipe, backend in (("mi325x-w4a8", "quark"), ("blackwell-fp8", "modelopt"))
+        for recipe, backend in (
+            ("mi325x-w4a8", "quark"),
+            ("mi355-mxfp4", "quark"),
+            ("blackwell-fp8", "modelopt"),
+            ("blackwell-nvfp4", "modelopt"),
+        )
     ],
 )
 @pytest.mark.parametrize("modelopt", [False, True])
 def test_the_vendors_compute_the_same_files(
     tmp_path: Path, recipe: str, backend: BackendName, modelopt: bool
 ) -> None:
-    source = tiny_eagle3_mla(tmp_path / "draft", modelopt=modelopt)
+    source = tiny_eagle3_mla(
+        tmp_path / "draft", modelopt=modelopt, **dimensions("eagle3-mla", recipe)
+    )
     assert quantized(source, recipe, tmp_path / "vendor", backend=backend).verification.ok
     assert quantized(source, recipe, tmp_path / "torch").verification.ok
     assert read_tensors(tmp_path / "vendor") == read_tensors(tmp_path / "torch")

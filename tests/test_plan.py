@@ -14,6 +14,7 @@ from draftquant.quantize.plan import Plan, make_plan
 from draftquant.recipes import Expectation, Recipe, Rule, built_in_recipes, load_recipe
 from draftquant.recipes.schema import LayoutName
 from tiny import tiny_eagle3_llama
+from wide import WIDE
 
 PTPC = load_recipe("fp8-ptpc")
 CARD = load_recipe("mi325x-w4a8")
@@ -177,26 +178,36 @@ def test_quark_refuses_rows_that_fill_no_word(tmp_path: Path) -> None:
     assert make_plan(load_recipe("int4-channel"), draft).quantized
 
 
-# Bytes. The tiny draft: q 64x128, k and v 32x128, o 64x64, gate and up 96x64, down 64x96.
-LINEARS = [(64, 128), (32, 128), (32, 128), (64, 64), (96, 64), (96, 64), (64, 96)]
-CODES = 64 * 128 + 2 * 32 * 128 + 64 * 64 + 3 * 64 * 96  # 38,912
-ROWS = 64 + 32 + 32 + 64 + 96 + 96 + 64  # 448
-KEPT = 2 * (2 * 96 * 64 + 64 * 192 + 4 * 64)  # embedding and head, fc, four norms, in BF16
+# Bytes. The wide draft: q 128x256, k and v 64x256, o 128x128, gate and up 256x128, down 128x256.
+LINEARS = [(128, 256), (64, 256), (64, 256), (128, 128), (256, 128), (256, 128), (128, 256)]
+CODES = 128 * 256 + 2 * 64 * 256 + 128 * 128 + 3 * 128 * 256  # 180,224
+ROWS = 128 + 64 + 64 + 128 + 256 + 256 + 128  # 1,024
+KEPT = 2 * (2 * 96 * 128 + 128 * 384 + 4 * 128)  # embedding and head, fc, four norms, in BF16
 OVERHEAD = {
     "mi325x-w4a8": {"weight_scale": 2 * ROWS, "weight_zero_point": ROWS // 2},
+    "mi325x-fp8": {"weight_scale": 4 * ROWS},
+    "mi325x-int4-awq": {"scales": 2 * CODES // 128, "qzeros": CODES // 128 // 2},
+    "mi355-mxfp4": {"weight_scale": CODES // 32},
     "int4-channel": {"weight_scale": 2 * ROWS, "weight_shape": 7 * 16},
+    "int4-group128": {"weight_scale": 2 * CODES // 128, "weight_shape": 7 * 16},
+    "hopper-w4a8": {"weight_scale": 2 * CODES // 128, "weight_shape": 7 * 16},
     "fp8-ptpc": {"weight_scale": 4 * ROWS},
     "blackwell-fp8": {"weight_scale": 7 * 4, "input_scale": 7 * 4},
+    "blackwell-fp8-mla": {"weight_scale": 4 * ROWS},
+    "blackwell-nvfp4": {
+        "weight_scale": CODES // 16, "weight_scale_2": 7 * 4, "input_scale": 7 * 4
+    },
 }
 
 
 @pytest.mark.parametrize("name", built_in_recipes())
-def test_bytes_by_hand(name: str, draft: Draft) -> None:
+def test_bytes_by_hand(name: str, tmp_path: Path) -> None:
+    draft = read(tmp_path / "draft", **WIDE["eagle3-llama"])
     plan = make_plan(load_recipe(name), draft)
     assert sum(rows * columns for rows, columns in LINEARS) == CODES
     assert sum(rows for rows, _ in LINEARS) == ROWS
     assert plan.bytes_before == KEPT + 2 * CODES == draft.checkpoint.nbytes
-    codes = CODES // 2 if plan.recipe.weights.dtype == "int4" else CODES
+    codes = CODES if plan.recipe.weights.dtype == "fp8_e4m3" else CODES // 2
     assert plan.overhead() == OVERHEAD[name]
     assert plan.bytes_after == KEPT + codes + sum(OVERHEAD[name].values())
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.errors import CheckpointError, LayoutError
 from draftquant.quantize.plan import Plan, make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.real_drafts import REAL_DRAFTS
@@ -57,19 +57,54 @@ PUBLISHED = {
         "dflash", 58, 451_243_728, 902_487_456, 35, 5 * 84_934_656, DFLASH_ROWS
     ),
 }
-RECIPES = ("mi325x-w4a8", "int4-channel", "fp8-ptpc", "blackwell-fp8")
-BYTES_AFTER = {
-    "kimi-k2.5-eagle3": (5_343_759_360, 5_343_727_728, 5_681_496_064, 5_681_242_168),
-    "kimi-k2.5-eagle3-mla": (5_275_021_472, 5_274_988_784, 5_527_236_864, 5_526_974_520),
-    "kimi-k2.6-eagle3-mla": (5_275_021_472, 5_274_988_784, 5_527_236_864, 5_526_974_520),
-    "nvidia-kimi-k2.6-eagle3": (2_926_211_232, 2_926_178_544, 3_178_426_624, 3_178_164_280),
-    "kimi-linear-dflash": (265_851_936, 265_777_616, 478_413_216, 477_814_456),
+RECIPES = (
+    "mi325x-w4a8", "int4-channel", "fp8-ptpc", "blackwell-fp8",
+    "int4-group128", "mi325x-int4-awq", "blackwell-nvfp4", "mi355-mxfp4",
+)  # fmt: skip
+SAME_BYTES = {
+    "mi325x-fp8": "fp8-ptpc",
+    "blackwell-fp8-mla": "fp8-ptpc",
+    "hopper-w4a8": "int4-group128",
 }
+"""Formats of weights that differ in the layout's names alone."""
+BYTES_AFTER = {
+    "kimi-k2.5-eagle3": (
+        5_343_759_360, 5_343_727_728, 5_681_496_064, 5_681_242_168,
+        5_354_152_048, 5_356_789_760, 5_385_805_880, 5_364_703_232,
+    ),
+    "kimi-k2.5-eagle3-mla": (
+        5_275_021_472, 5_274_988_784, 5_527_236_864, 5_526_974_520,
+        5_282_736_240, 5_284_705_792, 5_306_372_152, 5_290_614_784,
+    ),
+    "kimi-k2.6-eagle3-mla": (
+        5_275_021_472, 5_274_988_784, 5_527_236_864, 5_526_974_520,
+        5_282_736_240, 5_284_705_792, 5_306_372_152, 5_290_614_784,
+    ),
+    "nvidia-kimi-k2.6-eagle3": (
+        2_926_211_232, 2_926_178_544, 3_178_426_624, 3_178_164_280,
+        2_933_926_000, 2_935_895_552, 2_957_561_912, 2_941_804_544,
+    ),
+    "kimi-linear-dflash": (
+        265_851_936, 265_777_616, 478_413_216, 477_814_456,
+        272_113_616, 273_771_936, 292_019_896, 278_748_576,
+    ),
+}  # fmt: skip
 
 
-def overhead_by_hand(recipe: str, linears: int, rows: int) -> dict[str, int]:
-    """Bytes beside the codes: per-channel scales are BF16 with INT4 and F32 with FP8."""
+def overhead_by_hand(recipe: str, linears: int, weights: int, rows: int) -> dict[str, int]:
+    """Bytes beside the codes: scales are BF16 or F16 with INT4, F32 with FP8, a byte with FP4.
+
+    All inputs are whole groups of 128, so that a matrix has weights / group size scales.
+    """
     return {
+        "int4-group128": {"weight_scale": 2 * weights // 128, "weight_shape": linears * 2 * 8},
+        "mi325x-int4-awq": {"scales": 2 * weights // 128, "qzeros": 4 * weights // 128 // 8},
+        "blackwell-nvfp4": {
+            "weight_scale": weights // 16,
+            "weight_scale_2": linears * 4,
+            "input_scale": linears * 4,
+        },
+        "mi355-mxfp4": {"weight_scale": weights // 32},
         "mi325x-w4a8": {"weight_scale": 2 * rows, "weight_zero_point": 4 * rows // 8},
         "int4-channel": {"weight_scale": 2 * rows, "weight_shape": linears * 2 * 8},
         "fp8-ptpc": {"weight_scale": 4 * rows},
@@ -106,7 +141,8 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Draft]:
 
 def test_every_published_draft_and_every_recipe_has_its_totals() -> None:
     assert PUBLISHED.keys() == BYTES_AFTER.keys() == REAL_DRAFTS.keys()
-    assert sorted(RECIPES) == sorted(built_in_recipes())
+    assert sorted((*RECIPES, *SAME_BYTES)) == sorted(built_in_recipes())
+    assert all(len(totals) == len(RECIPES) for totals in BYTES_AFTER.values())
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -119,16 +155,17 @@ def test_the_size_is_that_of_the_published_draft(drafts: dict[str, Draft], name:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", built_in_recipes())
 def test_the_byte_budget_of_every_recipe(drafts: dict[str, Draft], name: str, recipe: str) -> None:
     published, plan = PUBLISHED[name], make_plan(load_recipe(recipe), drafts[name])
-    overhead = overhead_by_hand(recipe, published.linears, published.rows)
-    bits = 4 if recipe in ("mi325x-w4a8", "int4-channel") else 8
+    counted = SAME_BYTES.get(recipe, recipe)
+    overhead = overhead_by_hand(counted, published.linears, published.weights, published.rows)
+    bits = 8 if counted in ("fp8-ptpc", "blackwell-fp8") else 4
     kept = 2 * (published.parameters - published.weights)
     assert plan.bytes_before == published.nbytes
     assert len(plan.quantized) == published.linears
     assert plan.overhead() == overhead
-    assert plan.bytes_after == BYTES_AFTER[name][RECIPES.index(recipe)]
+    assert plan.bytes_after == BYTES_AFTER[name][RECIPES.index(counted)]
     assert plan.bytes_after == kept + published.weights * bits // 8 + sum(overhead.values())
 
 
@@ -152,12 +189,21 @@ def test_kept_linears_are_those_that_engines_want_in_floating_point(
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_recipe_takes_a_draft_of_every_divisor(tmp_path: Path, name: str) -> None:
+    """Recipes with groups take those whose inputs are whole groups, and name the ones that are not.
+    """
     for divide in REAL_DRAFTS[name].divisors:
         draft = read_draft(write_headers(tmp_path / str(divide), name, divide=divide))
         assert len(draft.rows) == PUBLISHED[name].tensors
         assert draft.checkpoint.config.get("kv_lora_rank", 32) >= 32
-        for recipe in built_in_recipes():
-            assert len(make_plan(load_recipe(recipe), draft).quantized) == PUBLISHED[name].linears
+        inputs = [row.tensor.shape[1] for row in draft.rows if row.role in ("attention", "mlp")]
+        for recipe in map(load_recipe, built_in_recipes()):
+            size = recipe.weights.group_size or 1
+            if any(columns % size for columns in inputs):
+                assert divide > 1
+                with pytest.raises(LayoutError, match=f"needs a multiple of {size} inputs, got"):
+                    make_plan(recipe, draft)
+            else:
+                assert len(make_plan(recipe, draft).quantized) == PUBLISHED[name].linears
 
 
 @pytest.mark.parametrize(

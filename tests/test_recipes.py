@@ -31,6 +31,7 @@ from draftquant.recipes import (
 )
 from draftquant.recipes.schema import LayoutName, Role
 from tiny import tiny_eagle3_llama
+from wide import dimensions
 
 FOLDER = Path(draftquant.recipes.__file__).parent
 FILES = sorted(FOLDER.rglob("*.yaml"))
@@ -70,7 +71,9 @@ def test_recipe_plans_on_the_tiny_draft(path: Path, tmp_path: Path) -> None:
     recipe = load_recipe(path)
     assert recipe.name == path.stem
     assert recipe == load_recipe(path.stem)
-    draft = read_draft(Checkpoint.open(tiny_eagle3_llama(tmp_path / "draft", num_layers=2)))
+    wide = dimensions("eagle3-llama", recipe.name)
+    folder = tiny_eagle3_llama(tmp_path / "draft", num_layers=2, **wide)
+    draft = read_draft(Checkpoint.open(folder))
     plan = make_plan(recipe, draft)
     assert len(plan.quantized) == 2 * recipe.expect.quantized_per_layer == 14
     assert plan.bytes_after < plan.bytes_before

@@ -25,6 +25,7 @@ from draftquant.quantize.verify import verify
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.recipes.schema import BackendName
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
+from wide import dimensions
 
 Q_PROJ = "midlayer.self_attn.q_proj.weight"
 
@@ -71,7 +72,8 @@ VARIANTS = {
 def test_every_recipe_on_every_variant_is_written_and_verified(
     tmp_path: Path, recipe: str, variant: str
 ) -> None:
-    source = tiny_eagle3_llama(tmp_path / "draft", **VARIANTS[variant])
+    wide = dimensions("eagle3-llama", recipe)
+    source = tiny_eagle3_llama(tmp_path / "draft", **VARIANTS[variant] | wide)
     before = files(source)
     report = quantized(source, recipe, tmp_path / "out")
     assert report.verification.ok
@@ -85,7 +87,8 @@ def test_every_recipe_on_every_variant_is_written_and_verified(
 
 @pytest.mark.parametrize("recipe", built_in_recipes())
 def test_two_runs_give_identical_bytes(tmp_path: Path, recipe: str) -> None:
-    source = tiny_eagle3_llama(tmp_path / "draft", sharded=True)
+    wide = dimensions("eagle3-llama", recipe)
+    source = tiny_eagle3_llama(tmp_path / "draft", sharded=True, **wide)
     quantized(source, recipe, tmp_path / "one")
     quantized(source, recipe, tmp_path / "two")
     assert files(tmp_path / "one") == files(tmp_path / "two")
@@ -101,12 +104,17 @@ def test_two_runs_give_identical_bytes(tmp_path: Path, recipe: str) -> None:
         ("blackwell-fp8", "quark"),
         ("fp8-ptpc", "modelopt"),
         ("blackwell-fp8", "modelopt"),
+        ("mi325x-fp8", "quark"),
+        ("int4-group128", "quark"),
+        ("mi355-mxfp4", "quark"),
+        ("blackwell-fp8-mla", "modelopt"),
+        ("blackwell-nvfp4", "modelopt"),
     ],
 )
 def test_vendor_backends_write_the_same_files(
     tmp_path: Path, recipe: str, backend: BackendName
 ) -> None:
-    source = tiny_eagle3_llama(tmp_path / "draft")
+    source = tiny_eagle3_llama(tmp_path / "draft", **dimensions("eagle3-llama", recipe))
     quantized(source, recipe, tmp_path / "ours")
     quantized(source, recipe, tmp_path / "theirs", backend=backend)
     ours, theirs = files(tmp_path / "ours"), files(tmp_path / "theirs")
@@ -126,6 +134,10 @@ def test_provenance_names_recipe_source_and_every_tensor(tmp_path: Path) -> None
     assert set(provenance["input_scales"].values()) == {0.25}
 
 
+def row_bytes(folder: Path) -> int:
+    return 2 * read_tensors(folder)[Q_PROJ].shape[1]
+
+
 def damage(folder: Path, name: str, value: bytes, *, at: int) -> None:
     tensors = read_tensors(folder)
     old = tensors[name]
@@ -141,8 +153,8 @@ def damage(folder: Path, name: str, value: bytes, *, at: int) -> None:
 def test_nan_and_inf_name_tensor_and_row(
     tmp_path: Path, recipe: str, value: bytes, row: int
 ) -> None:
-    source = tiny_eagle3_llama(tmp_path / "draft")
-    damage(source, Q_PROJ, value, at=row * 128 * 2 + 10)
+    source = tiny_eagle3_llama(tmp_path / "draft", **dimensions("eagle3-llama", recipe))
+    damage(source, Q_PROJ, value, at=row * row_bytes(source) + 10)
     with pytest.raises(BackendError, match=rf"{Q_PROJ}: row {row} holds NaN or inf"):
         quantized(source, recipe, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
@@ -150,8 +162,8 @@ def test_nan_and_inf_name_tensor_and_row(
 
 @pytest.mark.parametrize("recipe", built_in_recipes())
 def test_all_zero_rows_are_refused_unless_allowed(tmp_path: Path, recipe: str) -> None:
-    source = tiny_eagle3_llama(tmp_path / "draft")
-    damage(source, Q_PROJ, bytes(2 * 128 * 2), at=5 * 128 * 2)
+    source = tiny_eagle3_llama(tmp_path / "draft", **dimensions("eagle3-llama", recipe))
+    damage(source, Q_PROJ, bytes(2 * row_bytes(source)), at=5 * row_bytes(source))
     with pytest.raises(BackendError, match=r"2 all-zero row\(s\) from row 5[^$]*--allow-zero-rows"):
         quantized(source, recipe, tmp_path / "out")
     assert quantized(source, recipe, tmp_path / "out", zeros=True).verification.ok

@@ -25,7 +25,7 @@ from draftquant.quantize.verify import verify
 from draftquant.recipes import built_in_recipes, load_recipe
 from reference_draft import ReferenceDraft, add_norms, common_config, random_weights, widen
 from tiny import edit_json
-from tiny_speculators import BUILD, YARN, tiny_speculators_eagle3
+from tiny_speculators import BUILD, SMALL, WIDE, YARN, tiny_speculators_eagle3
 from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.llama import modeling_llama
@@ -107,8 +107,9 @@ def causal_attention(_layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float)
 def test_every_recipe_is_written_verified_and_loaded(
     recipe: str, build: str, tmp_path: Path
 ) -> None:
-    source, out = BUILD[build](tmp_path / "draft"), tmp_path / "out"
     chosen = dataclasses.replace(load_recipe(recipe), backend="torch")
+    sizes = WIDE if chosen.weights.group_size else SMALL
+    source, out = BUILD[build](tmp_path / "draft", sizes=sizes), tmp_path / "out"
     plan = make_plan(chosen, read_draft(Checkpoint.open(source)))
     scales = None
     if plan.recipe.needs_input_scales:

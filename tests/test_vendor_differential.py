@@ -18,6 +18,12 @@ from torch import Tensor, nn
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
 FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
 FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
+INT4_GROUPS = [
+    WeightFormat(dtype="int4", granularity="group", group_size=size, symmetric=True)
+    for size in (32, 64, 128)
+]
+NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
+MXFP4 = WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 REORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -25,7 +31,7 @@ REORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 def vendor_case(name: BackendName, weights: WeightFormat) -> Any:
     missing = importlib.util.find_spec(name) is None
     skip = pytest.mark.skipif(missing, reason=f"{name} is not installed")
-    label = f"{name}-{weights.dtype}-{weights.granularity}"
+    label = f"{name}-{weights.dtype}-{weights.granularity}{weights.group_size or ''}"
     return pytest.param(name, weights, marks=[pytest.mark.vendor, skip], id=label)
 
 
@@ -35,6 +41,9 @@ VENDOR_FORMATS = [
     vendor_case("quark", FP8_CHANNEL),
     vendor_case("modelopt", FP8_TENSOR),
     vendor_case("modelopt", FP8_CHANNEL),
+    *(vendor_case("quark", weights) for weights in INT4_GROUPS),
+    vendor_case("quark", MXFP4),
+    vendor_case("modelopt", NVFP4),
 ]
 
 SHAPES = {
@@ -102,13 +111,23 @@ def smallest_subnormal(dtype: torch.dtype) -> float:
 
 def same_bits(ours: QuantizedWeight, theirs: QuantizedWeight) -> bool:
     """Equal dtypes, shapes and bytes: -0.0 differs from 0.0, NaN equals itself."""
-    pairs = ((ours.codes, theirs.codes), (ours.scale, theirs.scale))
-    return all(
+    pairs = [(ours.codes, theirs.codes), (ours.scale, theirs.scale)]
+    if ours.global_scale is not None and theirs.global_scale is not None:
+        pairs.append((ours.global_scale, theirs.global_scale))
+    alike = (ours.global_scale is None) == (theirs.global_scale is None)
+    return alike and ours.group_size == theirs.group_size and all(
         a.dtype == b.dtype
         and a.shape == b.shape
-        and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+        and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
         for a, b in pairs
     )
+
+
+def in_whole_groups(weight: Tensor, weights: WeightFormat) -> Tensor:
+    """The weight, its columns repeated until they are whole groups (layouts refuse others)."""
+    size = weights.group_size or 1
+    columns = -(-weight.shape[1] // size) * size
+    return weight.repeat(1, -(-columns // weight.shape[1]))[:, :columns].contiguous()
 
 
 def assert_equal_to_torch(name: BackendName, weights: WeightFormat, weight: Tensor) -> None:
@@ -125,7 +144,9 @@ def assert_equal_to_torch(name: BackendName, weights: WeightFormat, weight: Tens
 def test_gaussian_weight(
     name: BackendName, weights: WeightFormat, shape: str, dtype: torch.dtype
 ) -> None:
-    assert_equal_to_torch(name, weights, gaussian(*SHAPES[shape]).to(dtype))
+    rows, columns = SHAPES[shape]
+    size = weights.group_size or 1
+    assert_equal_to_torch(name, weights, gaussian(rows, -(-columns // size) * size).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -134,18 +155,19 @@ def test_gaussian_weight(
 def test_edge_values(
     name: BackendName, weights: WeightFormat, edge: str, dtype: torch.dtype
 ) -> None:
-    assert_equal_to_torch(name, weights, EDGES[edge](dtype).to(dtype).contiguous())
+    weight = EDGES[edge](dtype).to(dtype).contiguous()
+    assert_equal_to_torch(name, weights, in_whole_groups(weight, weights))
 
 
 @pytest.mark.parametrize(("name", "weights"), VENDOR_FORMATS)
 def test_weight_larger_than_one_block(name: BackendName, weights: WeightFormat) -> None:
     """Rounded in several blocks of rows; the last one is not full."""
-    assert_equal_to_torch(name, weights, gaussian(2100, 8200).to(torch.bfloat16))
+    assert_equal_to_torch(name, weights, gaussian(2100, 8192).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize(("name", "weights"), VENDOR_FORMATS)
 def test_strided_view_of_a_larger_buffer(name: BackendName, weights: WeightFormat) -> None:
-    buffer = gaussian(64, 64).to(torch.bfloat16)
+    buffer = gaussian(64, 256).to(torch.bfloat16)
     before = buffer.clone()
     assert_equal_to_torch(name, weights, buffer[8:40, ::2])
     assert torch.equal(buffer, before)

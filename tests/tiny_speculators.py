@@ -7,19 +7,31 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tiny import Stored, read_tensors, store, tiny_eagle3_llama, write_tensors
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB, DRAFT_VOCAB = 64, 96, 4, 2, 16, 96, 48
+HEADS, KV_HEADS, VOCAB, DRAFT_VOCAB = 4, 2, 96, 48
+
+
+class Sizes(NamedTuple):
+    """Of a draft; `WIDE` has whole groups of 128 inputs in every linear that recipes quantize."""
+
+    hidden: int
+    intermediate: int
+    head_dim: int
+
+
+SMALL, WIDE = Sizes(64, 96, 16), Sizes(128, 256, 32)
 
 
 def tiny_speculators_eagle3(
     folder: Path,
     *,
     seed: int = 0,
+    sizes: Sizes = SMALL,
     layer_type: str = "llama",
     num_layers: int = 1,
     embed: bool = True,
@@ -40,6 +52,7 @@ def tiny_speculators_eagle3(
         num_layers=num_layers,
         embed=embed,
         pruned_vocabulary=True,
+        **sizes._asdict(),
     )
     own = _own_config("eagle3", "Eagle3Speculator", num_draft_tokens=3) | {
         "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
@@ -49,10 +62,10 @@ def tiny_speculators_eagle3(
         "norm_before_residual": True,
         "norm_output": False,
     }
-    _write_config(folder, own | dict(config or {}), _layers(layer_type, num_layers, layers))
+    _write_config(folder, own | dict(config or {}), _layers(layer_type, num_layers, layers, sizes))
     added: dict[str, Stored] = {}
     if layer_type == "qwen3":
-        added = _head_norms(np.random.default_rng(seed + 1), num_layers)
+        added = _head_norms(np.random.default_rng(seed + 1), num_layers, sizes)
     write_tensors(folder, read_tensors(folder) | added, metadata={"format": "pt"})
     return folder
 
@@ -61,6 +74,7 @@ def tiny_speculators_dflash(
     folder: Path,
     *,
     seed: int = 0,
+    sizes: Sizes = SMALL,
     num_layers: int = 2,
     embed: bool = True,
     pruned_vocabulary: bool = True,
@@ -81,31 +95,31 @@ def tiny_speculators_dflash(
         return store(rng.standard_normal(shape, dtype=np.float32) / shape[-1] ** 0.5, "BF16")
 
     def norm() -> Stored:
-        return store(1 + 0.1 * rng.standard_normal(HIDDEN, dtype=np.float32), "BF16")
+        return store(1 + 0.1 * rng.standard_normal(sizes.hidden, dtype=np.float32), "BF16")
 
-    queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    queries, keys = HEADS * sizes.head_dim, KV_HEADS * sizes.head_dim
     tensors = {
-        "fc.weight": weight(HIDDEN, 3 * HIDDEN),
+        "fc.weight": weight(sizes.hidden, 3 * sizes.hidden),
         "hidden_norm.weight": norm(),
         "norm.weight": norm(),
-    } | _head_norms(rng, num_layers)
+    } | _head_norms(rng, num_layers, sizes)
     for i in range(num_layers):
         tensors |= {
-            f"layers.{i}.self_attn.q_proj.weight": weight(queries, HIDDEN),
-            f"layers.{i}.self_attn.k_proj.weight": weight(keys, HIDDEN),
-            f"layers.{i}.self_attn.v_proj.weight": weight(keys, HIDDEN),
-            f"layers.{i}.self_attn.o_proj.weight": weight(HIDDEN, queries),
-            f"layers.{i}.mlp.gate_proj.weight": weight(INNER, HIDDEN),
-            f"layers.{i}.mlp.up_proj.weight": weight(INNER, HIDDEN),
-            f"layers.{i}.mlp.down_proj.weight": weight(HIDDEN, INNER),
+            f"layers.{i}.self_attn.q_proj.weight": weight(queries, sizes.hidden),
+            f"layers.{i}.self_attn.k_proj.weight": weight(keys, sizes.hidden),
+            f"layers.{i}.self_attn.v_proj.weight": weight(keys, sizes.hidden),
+            f"layers.{i}.self_attn.o_proj.weight": weight(sizes.hidden, queries),
+            f"layers.{i}.mlp.gate_proj.weight": weight(sizes.intermediate, sizes.hidden),
+            f"layers.{i}.mlp.up_proj.weight": weight(sizes.intermediate, sizes.hidden),
+            f"layers.{i}.mlp.down_proj.weight": weight(sizes.hidden, sizes.intermediate),
             f"layers.{i}.input_layernorm.weight": norm(),
             f"layers.{i}.post_attention_layernorm.weight": norm(),
         }
     if embed:
-        tensors["embed_tokens.weight"] = weight(VOCAB, HIDDEN)
+        tensors["embed_tokens.weight"] = weight(VOCAB, sizes.hidden)
     if pruned_vocabulary:
         kept = np.sort(rng.permutation(VOCAB)[:DRAFT_VOCAB])
-        tensors["lm_head.weight"] = weight(DRAFT_VOCAB, HIDDEN)
+        tensors["lm_head.weight"] = weight(DRAFT_VOCAB, sizes.hidden)
         tensors["d2t"] = Stored("I64", (DRAFT_VOCAB,), (kept - np.arange(DRAFT_VOCAB)).tobytes())
         tensors["t2d"] = Stored("BOOL", (VOCAB,), np.isin(np.arange(VOCAB), kept).tobytes())
     own = _own_config("dflash", "DFlashSpeculator", num_draft_tokens=7) | {
@@ -117,7 +131,7 @@ def tiny_speculators_dflash(
         "sliding_window_non_causal": False,
     }
     folder.mkdir()
-    _write_config(folder, own | dict(config or {}), _layers("qwen3", num_layers, layers))
+    _write_config(folder, own | dict(config or {}), _layers("qwen3", num_layers, layers, sizes))
     write_tensors(folder, tensors, metadata={"format": "pt"})
     return folder
 
@@ -157,15 +171,15 @@ def _own_config(kind: str, architecture: str, *, num_draft_tokens: int) -> dict[
 
 
 def _layers(
-    model_type: str, num_layers: int, changes: Mapping[str, Any] | None
+    model_type: str, num_layers: int, changes: Mapping[str, Any] | None, sizes: Sizes
 ) -> Mapping[str, Any]:
     """The keys of transformer_layer_config."""
     keys = {
         "attention_bias": False,
-        "head_dim": HEAD_DIM,
+        "head_dim": sizes.head_dim,
         "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.intermediate,
         "max_position_embeddings": 512,
         "model_type": model_type,
         "num_attention_heads": HEADS,
@@ -181,11 +195,11 @@ def _layers(
     return keys | dict(changes or {})
 
 
-def _head_norms(rng: np.random.Generator, num_layers: int) -> dict[str, Stored]:
+def _head_norms(rng: np.random.Generator, num_layers: int, sizes: Sizes) -> dict[str, Stored]:
     """q_norm and k_norm of every layer."""
     return {
         f"layers.{i}.self_attn.{name}.weight": store(
-            1 + 0.1 * rng.standard_normal(HEAD_DIM, dtype=np.float32), "BF16"
+            1 + 0.1 * rng.standard_normal(sizes.head_dim, dtype=np.float32), "BF16"
         )
         for i in range(num_layers)
         for name in ("q_norm", "k_norm")

@@ -1,4 +1,4 @@
-"""NVIDIA ModelOpt 0.47 as a backend: FP8 by the toolkit's own calibration and export, per linear.
+"""NVIDIA ModelOpt 0.47 as a backend: its own calibration and export, FP8 and NVFP4, per linear.
 
 ModelOpt is imported only inside `quantize`. Its export packing is private API, hence the pinned
 version and a contract test.
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from ...recipes.schema import BackendName, WeightFormat
 from ..errors import BackendError
 from ..numerics import QuantizedWeight, fp8_codes, fp8_scale
+from ..packing import fp4_codes_of_bytes
+from .torch import TorchBackend
 from .vendor import TOOLKIT_ERRORS, finite_absmax, process_state, tested_version
 
 TESTED_SERIES = "0.47.*"
@@ -19,19 +21,19 @@ SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
 class ModelOptBackend:
-    """FP8 weights, equal to `TorchBackend` bit for bit; ModelOpt cannot export INT4 per channel."""
+    """FP8 and NVFP4, equal to `TorchBackend` bit for bit; it cannot export INT4 per channel."""
 
     name: BackendName = "modelopt"
     streams_rows = False
 
     def check(self, weights: WeightFormat) -> None:
-        """Fail unless ModelOpt 0.47 is here and the format is FP8; see `Backend.check`."""
-        if weights.dtype != "fp8_e4m3" or weights.granularity == "block":
+        """Fail unless ModelOpt 0.47 is here and its export packs the format; see `Backend.check`."""
+        if weights.dtype not in ("fp8_e4m3", "nvfp4") or weights.granularity == "block":
             raise BackendError(
                 "backend modelopt",
-                f"expected weights dtype fp8_e4m3, got {weights.dtype} per {weights.granularity}: "
-                f"ModelOpt 0.47 calibrates it, but its export cannot pack it",
-                fix="use 'backend: quark' or 'backend: torch'",
+                f"expected fp8_e4m3 per channel or tensor, or nvfp4, got {weights}: "
+                f"not computed by this backend",
+                fix="use 'backend: torch', or 'backend: quark' for int4 and mxfp4",
             )
         tested_version(self.name, "nvidia-modelopt", TESTED_SERIES)
 
@@ -42,11 +44,12 @@ class ModelOptBackend:
 
         Args:
             weight: [rows, in_features] bfloat16, float16 or float32; not changed.
-            weights: the recipe's format, FP8.
+            weights: the recipe's format, FP8 or NVFP4.
             absmax: expected None, since ModelOpt needs the whole weight.
 
         Returns:
-            codes float8_e4m3fn, scale [rows, 1] or [1, 1] float32.
+            codes float8_e4m3fn, scale [rows, 1] or [1, 1] float32 (FP8), or codes uint8, scale
+            [rows, in_features / 16] float8_e4m3fn and a global scale (NVFP4).
 
         Raises:
             BackendError: the weight or format is not usable, or ModelOpt is missing or failed.
@@ -55,16 +58,26 @@ class ModelOptBackend:
         self.check(weights)
         try:
             with torch.no_grad(), process_state():
-                codes, scale = _run_modelopt(weight, per_channel=weights.granularity == "channel")
+                packed = _run_modelopt(weight, weights)
         except TOOLKIT_ERRORS as exc:
             raise BackendError(
                 f"backend modelopt, weight {list(weight.shape)} {weight.dtype}",
                 f"NVIDIA ModelOpt failed: {type(exc).__name__}: {exc}",
                 fix="use 'backend: torch', which gives the same bits",
             ) from exc
+        codes, scale = packed.weight.data, packed.weight_scale
+        if weights.dtype == "nvfp4":
+            if rows.float().amax() < SMALLEST_NORMAL:
+                return TorchBackend().quantize(weight, weights)
+            return QuantizedWeight(
+                codes=fp4_codes_of_bytes(codes),
+                scale=scale,
+                global_scale=packed.weight_scale_2,
+                group_size=weights.group_size,
+            )
         if weights.granularity == "tensor":
             rows = rows.amax(dim=0, keepdim=True)
-        return _with_vanishing_rows(weight, rows.float(), codes, scale)
+        return _with_vanishing_rows(weight, rows.float(), codes, scale.reshape(-1, 1))
 
     def versions(self) -> dict[str, str]:
         """See `Backend.versions`."""
@@ -74,8 +87,8 @@ class ModelOptBackend:
         }
 
 
-def _run_modelopt(weight: Tensor, *, per_channel: bool) -> tuple[Tensor, Tensor]:
-    """Codes and scale of one linear, from ModelOpt's max calibration and its export packing."""
+def _run_modelopt(weight: Tensor, weights: WeightFormat) -> Any:
+    """One linear as ModelOpt's max calibration and its export packing leave it."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export.unified_export_hf import _process_quantized_modules
 
@@ -83,20 +96,27 @@ def _run_modelopt(weight: Tensor, *, per_channel: bool) -> tuple[Tensor, Tensor]
     # In float32: ModelOpt floors an absmax at the smallest normal number of its dtype, which is
     # 6e-5 in float16, and its export divides in the dtype of the weight.
     linear.weight = nn.Parameter(weight.float(), requires_grad=False)
-    # With a single row both granularities are one scale, and the per-channel export fails.
-    axis = 0 if per_channel and weight.shape[0] > 1 else None
     config = {
         "quant_cfg": [
             {"quantizer_name": "*", "enable": False},
-            {"quantizer_name": "*weight_quantizer", "cfg": {"num_bits": (4, 3), "axis": axis}},
+            {"quantizer_name": "*weight_quantizer", "cfg": _attributes(weights, len(weight))},
         ],
         "algorithm": "max",
     }
     model = mtq.quantize(nn.Sequential(linear), config, forward_loop=None)
     # The default, the checkpoint's dtype, rounds twice: in bfloat16 first, then to FP8.
     _process_quantized_modules(model, torch.float32)
-    packed: Any = model[0]
-    return packed.weight.data, packed.weight_scale.reshape(-1, 1)
+    return model[0]
+
+
+def _attributes(weights: WeightFormat, rows: int) -> dict[str, Any]:
+    if weights.dtype == "nvfp4":
+        # "dynamic" means that the group scales follow from the weight when it is exported.
+        groups = {-1: weights.group_size, "type": "dynamic", "scale_bits": (4, 3)}
+        return {"num_bits": (2, 1), "axis": None, "block_sizes": groups}
+    # With a single row both granularities are one scale, and the per-channel export fails.
+    axis = 0 if weights.granularity == "channel" and rows > 1 else None
+    return {"num_bits": (4, 3), "axis": axis}
 
 
 def _with_vanishing_rows(

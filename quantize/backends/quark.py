@@ -20,17 +20,18 @@ from torch import Tensor, nn
 
 from ...recipes.schema import BackendName, WeightFormat
 from ..errors import BackendError
-from ..numerics import FP8, FP8_MAX, QuantizedWeight
+from ..numerics import FP8, FP8_MAX, QuantizedWeight, fp4_codes
 from .vendor import TOOLKIT_ERRORS, finite_absmax, process_state, tested_version
 
 TESTED_VERSION = "0.13"
 EXTENSION = "quark_hw_emulation_stable_abi"
+_CODES = {"int4": torch.int8, "fp8_e4m3": FP8, "mxfp4": torch.uint8}
 BLOCK_ELEMENTS = 1 << 24
 """Elements that Quark rounds at a time: it holds about five float32 copies of what it is given."""
 
 
 class QuarkBackend:
-    """INT4 per channel and FP8 per channel or tensor, equal to `TorchBackend` bit for bit."""
+    """INT4 and FP8 without blocks, and MXFP4, equal to `TorchBackend` bit for bit."""
 
     name: BackendName = "quark"
     streams_rows = False
@@ -40,9 +41,16 @@ class QuarkBackend:
         problem = weights.problem()
         if problem is not None:
             raise BackendError("backend quark", problem, fix="correct 'weights' of the recipe")
-        if weights.group_size is not None or weights.scale_dtype is not None:
+        if weights.dtype == "nvfp4" or weights.granularity == "block":
             raise BackendError("backend quark", f"{weights} is not computed by this backend",
                                fix="use 'backend: torch'")  # fmt: skip
+        if weights.scale_dtype is not None:
+            raise BackendError(
+                "backend quark",
+                f"scale_dtype {weights.scale_dtype} is not computed by this backend: Quark rounds "
+                "scales to the weight's dtype first",
+                fix="use 'backend: torch', or leave scale_dtype out",
+            )
         tested_version(self.name, "amd-quark", TESTED_VERSION)
         _path_with_ninja()
         _require_compiler()
@@ -58,8 +66,9 @@ class QuarkBackend:
             absmax: expected None, since Quark needs the whole weight.
 
         Returns:
-            codes int8 and scale [rows, 1] in the weight's dtype (INT4), or codes float8_e4m3fn and
-            scale [rows, 1] or [1, 1] float32 (FP8).
+            codes int8 and scale [rows, 1 or groups] in the weight's dtype (INT4), codes
+            float8_e4m3fn and scale [rows, 1] or [1, 1] float32 (FP8), or codes uint8 and scale
+            [rows, groups] float32 (MXFP4).
 
         Raises:
             BackendError: the weight is not usable, or Quark is missing or failed.
@@ -81,7 +90,7 @@ class QuarkBackend:
                 rows = rows.amax(dim=0, keepdim=True)
             # Where the scale would be zero Quark 0.13 stores 2^-23, draftquant 1: all codes are 0.
             scale = scale.masked_fill(rows.float() / FP8_MAX == 0, 1.0)
-        return QuantizedWeight(codes=codes, scale=scale)
+        return QuantizedWeight(codes=codes, scale=scale, group_size=weights.group_size)
 
     def versions(self) -> dict[str, str]:
         """See `Backend.versions`."""
@@ -159,14 +168,15 @@ def _run_quark(weight: Tensor, weights: WeightFormat) -> tuple[Tensor, Tensor]:
 def _weight_spec(weights: WeightFormat) -> Any:
     from quark.torch.quantization.config import config
 
-    if weights.dtype == "int4":
-        spec = config.Int4PerChannelSpec(
-            symmetric=True,
-            scale_type="float",
-            round_method="half_even",
-            ch_axis=0,
-            is_dynamic=False,
+    int4 = {"symmetric": True, "scale_type": "float", "round_method": "half_even"}
+    if weights.dtype == "mxfp4":
+        spec = config.OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False)
+    elif weights.dtype == "int4" and weights.group_size is not None:
+        spec = config.Int4PerGroupSpec(
+            ch_axis=1, group_size=weights.group_size, is_dynamic=False, **int4
         )
+    elif weights.dtype == "int4":
+        spec = config.Int4PerChannelSpec(ch_axis=0, is_dynamic=False, **int4)
     elif weights.granularity == "tensor":
         spec = config.FP8E4M3PerTensorSpec(
             observer_method="min_max", scale_type="float32", is_dynamic=False
@@ -192,14 +202,17 @@ def _exported_codes(frozen: Any, weight: Tensor, weights: WeightFormat) -> tuple
     # The base class packs nothing: packing is the layout's work, and Quark's is slow.
     real.pack_method = PackMethod(None, real.qspec.dtype.value)
     scale, zero_point = real.scale, getattr(real, "zero_point", None)
-    codes = torch.empty(weight.shape, dtype=torch.int8 if weights.dtype == "int4" else FP8)
+    codes = torch.empty(weight.shape, dtype=_CODES[weights.dtype])
     step = max(1, BLOCK_ELEMENTS // weight.shape[1])
     for start in range(0, weight.shape[0], step):
         rows = slice(start, start + step)
-        if weights.granularity == "channel":
+        if weights.granularity != "tensor":
             real.scale = scale[rows]
             if zero_point is not None:
                 real.zero_point = zero_point[rows]
         # In float32: FP8 codes of a bfloat16 weight would be rounded to bfloat16 first.
-        codes[rows] = real.to_real_quantize_params(weight[rows].float())
-    return codes, scale.detach().reshape(-1, 1).clone()
+        rounded = real.to_real_quantize_params(weight[rows].float())
+        # Unpacked, Quark's FP4 codes are the values that they stand for.
+        codes[rows] = fp4_codes(rounded) if weights.dtype == "mxfp4" else rounded
+    scales = 1 if weights.granularity == "tensor" else len(weight)
+    return codes, scale.detach().reshape(scales, -1).clone()

@@ -12,6 +12,7 @@ from ..numerics import (
     fp8_scale,
     int4_codes,
     int4_scale,
+    mxfp4_codes,
     mxfp4_scale,
     nvfp4_global_scale,
     nvfp4_scale,
@@ -50,7 +51,7 @@ class TorchBackend:
             codes = fp4_codes(groups.float() / (scale.float() * global_scale))
         else:
             scale = mxfp4_scale(groups)
-            codes = fp4_codes(groups.float() / scale)
+            codes = mxfp4_codes(groups, scale)
         return QuantizedWeight(
             codes=codes.view(weight.shape),
             scale=scale.view(len(weight), -1),

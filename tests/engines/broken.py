@@ -33,6 +33,8 @@ CT_INT4 = ("compressed-tensors", "int4-group128", "weights-only")
 MODELOPT_FP8 = ("modelopt", "fp8-tensor", "fp8-static")
 FP8 = ("fp8", "fp8-tensor", "fp8-static")
 FP8_BLOCK = ("fp8", "fp8-block", "fp8-group")
+QKV_ALONE = [f"re:.*[.]{part}_proj$" for part in "qkv"]
+"""Without the dot, `.*v_proj$` would match qkv_proj as well."""
 NVFP4 = ("modelopt", "nvfp4", "nvfp4")
 AWQ = ("awq", "int4-group128-float16", "weights-only")
 
@@ -176,19 +178,19 @@ BROKEN = (
         name="qkv-kept-without-alias",
         what="q, k and v in BF16, ignored by their own names, not as qkv_proj",
         formats=CT_FP8,
-        edit=kept(*QKV, exclude=["re:.*q_proj$", "re:.*k_proj$", "re:.*v_proj$"]),
+        edit=kept(*QKV, exclude=QKV_ALONE),
     ),
     Broken(
         name="qkv-kept-with-alias",
         what="q, k and v in BF16, ignored by their own names and as qkv_proj",
         formats=CT_FP8,
-        edit=kept(*QKV, exclude=["re:.*q_proj$", "re:.*k_proj$", "re:.*v_proj$", "re:.*qkv_proj$"]),
+        edit=kept(*QKV, exclude=[*QKV_ALONE, "re:.*[.]qkv_proj$"]),
     ),
     Broken(
         name="qkv-kept-quark-without-alias",
         what="the same in Quark's layout, without qkv_proj",
         formats=QUARK_FP8,
-        edit=kept(*QKV, exclude=["re:.*q_proj$", "re:.*k_proj$", "re:.*v_proj$"]),
+        edit=kept(*QKV, exclude=QKV_ALONE),
     ),
     Broken(
         name="q-proj-alone-kept",

@@ -23,9 +23,9 @@ _WORDS = {
 }
 _INTRODUCTION = """# What vLLM and SGLang do with draft folders
 
-Written by `./scripts/test --engines`: {engines}, their own config parsers, model classes and
-loaders, on a CPU that claims to be a GPU, with tiny drafts whose dimensions keep the divisibility
-of the real ones.
+Written by `./scripts/test --engines`: {engines}, their own config
+parsers, model classes and loaders, on a CPU that claims to be a GPU, with tiny drafts whose
+dimensions keep the divisibility of the real ones.
 
 - **loads**: accepted, every parameter written, every tensor read. No kernel has run: whether the
   numbers come out right on the GPU is not shown here.
@@ -38,8 +38,8 @@ of the real ones.
 - `°`: a step after loading (packing, merging of scales) ends at a kernel, which was not run.
 
 What is faked, and why loading does not notice, is said in `vllm_platform.py` and
-`sglang_platform.py`. Two shards (tensor parallelism) are named where they differ from one. SGLang serves the dtype that
-config.json names; vLLM serves BF16, as the target does.
+`sglang_platform.py`. Two shards (tensor parallelism) are named where they differ from one. SGLang
+serves the dtype that config.json names; vLLM serves BF16, as the target does.
 """
 
 

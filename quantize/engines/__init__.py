@@ -1,0 +1,10 @@
+"""What an engine will do with a draft folder, before anybody waits for a server to start.
+
+`check_draft` reads config.json and the headers of the tensors, and applies what is known of one
+version of one engine. It runs no engine, needs no GPU and imports no torch.
+"""
+
+from .check import check_draft
+from .contract import EngineCheck, EngineName, Finding, Layer, Verdict
+
+__all__ = ["EngineCheck", "EngineName", "Finding", "Layer", "Verdict", "check_draft"]

@@ -1,0 +1,168 @@
+"""`check_draft`: one folder, one engine, one verdict."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..checkpoint import CONFIG_FILE, Checkpoint
+from ..drafts import read_config
+from ..drafts.registry import FAMILIES
+from ..errors import CheckpointError
+from . import sglang, tensorrt_llm, vllm
+from .contract import STAGES, VERDICTS, Engine, EngineCheck, Finding, Layer, Question
+from .declaration import Declaration, read_declaration
+from .walk import Walk
+
+ENGINES = {engine.name: engine for engine in (vllm.ENGINE, sglang.ENGINE, tensorrt_llm.ENGINE)}
+_READ = {"EAGLE3LlamaForCausalLM": "LlamaForCausalLMEagle3"}
+
+
+def check_draft(
+    folder: Path,
+    *,
+    engine: str,
+    version: str | None = None,
+    arch: str | None = None,
+    tp: int = 1,
+) -> EngineCheck:
+    """Predict what an engine does with a draft folder, quantized or not.
+
+    Args:
+        folder: config.json and safetensors files.
+        engine: "vllm", "sglang" or "tensorrt-llm".
+        version: of the engine; another than the one that its tables are of is UNKNOWN.
+        arch: "gfx942", "sm90" or "sm100"; None = whatever all of them agree on.
+        tp: number of tensor-parallel shards, at least 1.
+
+    Raises:
+        CheckpointError: the folder cannot be read as a draft, or there is no such engine.
+    """
+    if engine not in ENGINES or tp < 1:
+        raise CheckpointError(
+            f"engine {engine!r}, {tp} shard(s)",
+            "expected an engine and at least one shard",
+            fix=f"engines: {', '.join(ENGINES)}",
+        )
+    known = ENGINES[engine]
+    checkpoint = Checkpoint.open(folder)
+    if version is not None and version != known.version:
+        return _unknown(known, arch, tp, f"version {version}: known is {known.version} only")
+    if arch is None:
+        return _agreed(known, [_check(checkpoint, known, each, tp) for each in known.archs], tp)
+    if arch not in known.archs:
+        return _unknown(known, arch, tp, f"{engine} on {arch}: never executed")
+    return _check(checkpoint, known, arch, tp)
+
+
+def _check(checkpoint: Checkpoint, engine: Engine, arch: str, tp: int) -> EngineCheck:
+    declared = checkpoint.config.get("architectures")
+    name = str(declared[0]) if isinstance(declared, list) and len(declared) == 1 else ""
+    if name in engine.refused_architectures:
+        return _answer(engine, arch, tp, [engine.refused_architectures[name]])
+    if name not in engine.architectures:
+        return _unknown(engine, arch, tp, f"architectures {declared!r}: never executed")
+    declaration = read_declaration(checkpoint)
+    refused = _method_problem(engine, declaration)
+    if refused is not None:
+        return _answer(engine, arch, tp, [refused])
+    if declaration is not None and declaration.method is None:
+        declaration = None  # the engine goes on as if nothing was declared
+    known = replace(
+        checkpoint, config={**checkpoint.config, "architectures": [_READ.get(name, name)]}
+    )
+    _, geometry = read_config(known)
+    family = next(f for f in FAMILIES if f.name == engine.architectures[name])
+    targets = checkpoint.config.get("num_target_layers")
+    question = Question(
+        family=family.name,
+        config=checkpoint.config,
+        tensor_names=frozenset(checkpoint.tensors),
+        declaration=declaration,
+        num_layers=geometry.num_layers,
+        first_layer=targets if isinstance(targets, int) else None,
+        arch=arch,
+        tp=tp,
+    )
+    if geometry.num_layers > len(checkpoint.tensors):
+        raise CheckpointError(
+            checkpoint.folder / CONFIG_FILE,
+            f"num_hidden_layers: {geometry.num_layers} layers in {len(checkpoint.tensors)} tensors",
+            fix="correct 'num_hidden_layers'",
+        )
+    problem = engine.config_problem(question)
+    walk = Walk(
+        engine=engine,
+        question=question,
+        checkpoint=checkpoint,
+        family=family,
+        geometry=geometry,
+        specs=family.tensor_specs(geometry),
+    )
+    layers, findings = walk.layers_and_findings()
+    count = geometry.block_size - 1 if geometry.block_size else 3
+    launch = engine.launch(question, count).replace("{draft}", shlex.quote(str(checkpoint.folder)))
+    return _answer(
+        engine, arch, tp, [*([problem] if problem else []), *findings], layers, launch or None
+    )
+
+
+def _method_problem(engine: Engine, declaration: Declaration | None) -> Finding | None:
+    """A quant_method that is missing, or that the engine has never heard of."""
+    if declaration is None:
+        return None
+    if declaration.method is None and engine.no_method is not None:
+        return Finding("config", engine.no_method, "add quant_method to quantization_config")
+    if declaration.method is not None and declaration.method not in engine.methods:
+        remedy = f"one of {', '.join(sorted(engine.methods))}"
+        if not engine.unknown_method:
+            return Finding("unknown", f"quant_method {declaration.method}: not read", remedy)
+        return Finding("config", engine.unknown_method.format(declaration.method), remedy)
+    return None
+
+
+def _answer(
+    engine: Engine,
+    arch: str | None,
+    tp: int,
+    findings: Sequence[Finding],
+    layers: Sequence[Layer] = (),
+    launch: str | None = None,
+) -> EngineCheck:
+    """The verdict of what decides; findings in that order."""
+    ordered = sorted(dict.fromkeys(findings), key=lambda finding: STAGES.index(finding.stage))
+    first = ordered[0] if ordered else None
+    return EngineCheck(
+        engine=engine.name,
+        version=engine.version,
+        arch=arch,
+        tp=tp,
+        verdict=VERDICTS[first.stage] if first else "LOADS",
+        evidence=engine.evidence,
+        error=first.text if first else None,
+        remedy=first.remedy if first else None,
+        layers=tuple(layers),
+        launch=launch,
+        findings=tuple(ordered),
+    )
+
+
+def _unknown(engine: Engine, arch: str | None, tp: int, why: str) -> EngineCheck:
+    remedy = f"known: {engine.name} {engine.version} on {', '.join(engine.archs)}"
+    return _answer(engine, arch, tp, [Finding("unknown", why, remedy)])
+
+
+def _agreed(engine: Engine, answers: Sequence[EngineCheck], tp: int) -> EngineCheck:
+    """One answer for all GPUs; where they differ, the GPU decides."""
+    if len({answer.verdict for answer in answers}) == 1:
+        return replace(answers[0], arch=None)
+    each = ", ".join(f"{answer.arch} {answer.verdict}" for answer in answers)
+    said = next(answer for answer in answers if answer.verdict != "LOADS")
+    finding = Finding("unknown", f"it depends on the GPU: {each}", "name it with --arch")
+    return replace(
+        _answer(engine, None, tp, [finding, *said.findings]),
+        verdict="UNKNOWN",
+        error=finding.text,
+        remedy=finding.remedy,
+        launch=said.launch,
+    )

@@ -1,0 +1,231 @@
+"""What an engine does with a draft, as data: the words in which the engine modules speak.
+
+An engine module says, in tables, how its loader names modules, reads excludes and chooses a scheme.
+`walk.py` applies the tables to a folder. What stands in no table is UNKNOWN.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from ..declared import DeclaredScheme
+from .declaration import Declaration
+
+EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
+Arch = Literal["gfx942", "sm90", "sm100"]
+Verdict = Literal["LOADS", "LOADS BUT WRONG", "REFUSED", "UNKNOWN"]
+Stage = Literal["config", "init", "load", "unknown", "wrong", "after load"]
+Sharding = Literal["column", "row", "replicated"]
+
+STAGES: tuple[Stage, ...] = ("config", "init", "load", "unknown", "wrong", "after load")
+"""In the order in which they decide. What is unknown may be an error of loading, so it goes before
+silent faults; a step after loading is reached by drafts that were loaded well only."""
+VERDICTS: Mapping[Stage, Verdict] = {
+    "config": "REFUSED",
+    "init": "REFUSED",
+    "load": "REFUSED",
+    "unknown": "UNKNOWN",
+    "wrong": "LOADS BUT WRONG",
+    "after load": "REFUSED",
+}
+
+
+class Finding(NamedTuple):
+    """One thing that an engine does not do as the folder means it.
+
+    Attributes:
+        stage: when; see `STAGES`.
+        text: the engine's own error; of a silent fault or of what is unknown, what it is.
+        remedy: what to do about it.
+    """
+
+    stage: Stage
+    text: str
+    remedy: str
+
+
+class Scheme(NamedTuple):
+    """Which class of the engine takes a declared scheme, and what comes of it if not."""
+
+    name: str
+    problem: Finding | None = None
+
+
+class Module(NamedTuple):
+    """One linear as an engine builds it.
+
+    Attributes:
+        name: of its parameters, such as `model.layers.0.self_attn.qkv_proj`.
+        prefix: the name that excludes are held against.
+        parts: the canonical modules that fill it, in order.
+        sharding: which side of the weight tensor parallelism cuts.
+    """
+
+    name: str
+    prefix: str
+    parts: tuple[str, ...]
+    sharding: Sharding
+
+    @property
+    def leaf(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked of an engine, besides the tensors.
+
+    Attributes:
+        family: name of the draft's family.
+        config: the parsed config.json. tensor_names: of the folder.
+        declaration: None where nothing is declared.
+        num_layers: of the draft. first_layer: its number among the target's and its own layers;
+            None = not known.
+    """
+
+    family: str
+    config: Mapping[str, Any]
+    tensor_names: frozenset[str]
+    declaration: Declaration | None
+    num_layers: int
+    first_layer: int | None
+    arch: str
+    tp: int
+
+    @property
+    def method(self) -> str | None:
+        """The declared quant_method."""
+        return self.declaration.method if self.declaration else None
+
+    @property
+    def signature(self) -> str:
+        """The declared scheme as a key of the tables; "" where it is none, or not understood."""
+        return (self.declaration.signature if self.declaration else None) or ""
+
+    @property
+    def scheme(self) -> DeclaredScheme:
+        """The declared scheme: asked for about quantized modules only, which have one."""
+        if self.declaration is None or self.declaration.scheme is None:
+            raise ValueError("no module is quantized without a scheme that is understood")
+        return self.declaration.scheme
+
+
+class UnsureError(Exception):
+    """An engine's rule says nothing certain here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One version of an engine.
+
+    Attributes:
+        evidence: how its tables came about.
+        architectures: the names in config.json for which the loading was executed -> family.
+        refused_architectures: names that it does not have -> its error.
+        methods: every quant_method that it knows; another is refused with `unknown_method`.
+        no_method: its error for a quantization_config without quant_method; None where it goes on
+            as if there were none.
+        schemes: signature of a declaration -> arch, or "*" -> what becomes of it.
+        modules: the linears of the draft. plain: leaves of modules that it never quantizes.
+        is_excluded: its rule for excludes; raises UnsureError, returns a Finding if it refuses.
+        config_problem: its rules for config.json, None = nothing to say.
+        module_problem: its rules for one quantized module, stored in rows and columns.
+        drops_unknown: what it does with a tensor that has no parameter: families for which it
+            drops it silently; the others raise (`refuses_unknown`), or are unknown.
+        casts: families for which it stores a float weight in FP8 without a word.
+        launch: the command that serves the draft; {draft} is its folder.
+    """
+
+    name: EngineName
+    version: str
+    evidence: str
+    archs: tuple[str, ...]
+    architectures: Mapping[str, str]
+    refused_architectures: Mapping[str, Finding] = field(default_factory=dict)
+    methods: frozenset[str]
+    unknown_method: str
+    no_method: str | None
+    schemes: Mapping[str, Mapping[str, Scheme]]
+    modules: Callable[[Question], tuple[Module, ...]]
+    plain: Callable[[Question], frozenset[str]]
+    is_excluded: Callable[[Question, Module, tuple[str, ...]], bool | Finding]
+    config_problem: Callable[[Question], Finding | None]
+    module_problem: Callable[[Question, Module, list[tuple[int, int]]], Finding | None]
+    drops_unknown: frozenset[str] = frozenset()
+    refuses_unknown: frozenset[str] = frozenset()
+    casts: frozenset[str] = frozenset()
+    launch: Callable[[Question, int], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """What an engine does with one linear.
+
+    Attributes:
+        module: its name in the engine, after fusion.
+        tensors: the stored tensors that fill it.
+        scheme: the class that takes it; None where it is served as stored floats.
+        quantized: whether the engine takes it as quantized.
+    """
+
+    module: str
+    tensors: tuple[str, ...]
+    scheme: str | None
+    quantized: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCheck:
+    """The answer of `check_draft`.
+
+    Attributes:
+        error: the engine's own text where it refuses, else what goes wrong or is unknown.
+        remedy: what to do; None where the draft loads.
+        layers: empty where the engine never gets to build them.
+        launch: the command that serves the draft.
+        findings: everything that was found, the deciding one first.
+    """
+
+    engine: EngineName
+    version: str
+    arch: str | None
+    tp: int
+    verdict: Verdict
+    evidence: str
+    error: str | None = None
+    remedy: str | None = None
+    layers: tuple[Layer, ...] = ()
+    launch: str | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+def layer_modules(
+    family: str, layer: str, fused_a: str = "fused_qkv_a_proj"
+) -> list[tuple[str, tuple[str, ...], Sharding]]:
+    """The linears of one decoder layer after fusion: path in the layer, parts, sharding.
+
+    Args:
+        family: name of the draft's family.
+        layer: canonical name of the layer, "layers.0".
+        fused_a: what the engine calls the fused down-projections of MLA.
+    """
+    attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+    mla: list[tuple[str, tuple[str, ...], Sharding]] = [
+        (
+            f"self_attn.{fused_a}",
+            (f"{attention}.q_a_proj", f"{attention}.kv_a_proj_with_mqa"),
+            "replicated",
+        ),
+        ("self_attn.q_b_proj", (f"{attention}.q_b_proj",), "column"),
+        ("self_attn.kv_b_proj", (f"{attention}.kv_b_proj",), "column"),
+    ]
+    plain: list[tuple[str, tuple[str, ...], Sharding]] = [
+        ("self_attn.qkv_proj", tuple(f"{attention}.{part}_proj" for part in "qkv"), "column")
+    ]
+    return [
+        *(mla if family == "eagle3-mla" else plain),
+        ("self_attn.o_proj", (f"{attention}.o_proj",), "row"),
+        ("mlp.gate_up_proj", (f"{mlp}.gate_proj", f"{mlp}.up_proj"), "column"),
+        ("mlp.down_proj", (f"{mlp}.down_proj",), "row"),
+    ]

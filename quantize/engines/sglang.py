@@ -1,0 +1,243 @@
+"""What SGLang 0.5.23 does with a draft.
+
+Sources: loading executed with its own classes on faked sm90, sm100 and gfx942
+(`tests/engines/RESULTS.md`), whose error texts these are; rules read in `sglang/srt` of 0.5.23.
+"""
+
+from collections.abc import Callable
+
+from .contract import Engine, Finding, Module, Question, layer_modules
+from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
+from .sglang_schemes import CONCATENATED, FUSED_A, SCHEMES
+
+_METHODS = frozenset(
+    [
+        "fp8",
+        "mxfp8",
+        "minimax_m3_nvfp4",
+        "blockwise_int8",
+        "modelopt",
+        "modelopt_fp8",
+        "modelopt_fp4",
+        "nvfp4_online",
+        "modelopt_mixed",
+        "w8a8_int8",
+        "w8a8_fp8",
+        "awq",
+        "awq_marlin",
+        "bitsandbytes",
+        "gguf",
+        "gptq",
+        "gptq_marlin",
+        "moe_wna16",
+        "compressed-tensors",
+        "w4afp8",
+        "petit_nvfp4",
+        "quark",
+        "quark_mxfp4",
+        "auto-round",
+        "auto-round-int8",
+        "modelslim",
+        "quark_int4fp8_moe",
+        "humming",
+        "mxfp_w4a8",
+        "mxfp4",
+    ]
+)
+
+
+def modules(question: Question) -> tuple[Module, ...]:
+    """Excludes are held against names without the layer, except for MLA."""
+    found = []
+    for i in range(question.num_layers):
+        for path, parts, sharding in layer_modules(question.family, f"layers.{i}", FUSED_A):
+            name, prefix = _names(question.family, i, path)
+            found.append(Module(name, prefix, parts, sharding))
+    root = "" if question.family == "dflash" else "model."
+    sharding = "column" if question.family == "eagle3-mla" else "replicated"
+    return (
+        *found,
+        Module(f"{root}fc", f"{root}fc", ("fc",), sharding),
+        Module("lm_head", "lm_head", ("lm_head",), "column"),
+    )
+
+
+def _names(family: str, layer: int, path: str) -> tuple[str, str]:
+    """Name and prefix of one linear of a layer."""
+    leaf = path.rpartition(".")[2]
+    if family == "eagle3-mla":
+        return f"model.midlayer.{path}", f"model.midlayer.{path}"
+    if family == "dflash":
+        return f"layers.{layer}.{path}", leaf
+    inner = path if leaf == "o_proj" else leaf
+    return f"model.layers.{layer}.{path}", f"model.{inner}"
+
+
+def plain(question: Question) -> frozenset[str]:
+    """Plain torch: fc of the Llama draft and of DFlash. Only ModelOpt quantizes a head."""
+    head_too = question.method == "modelopt"
+    leaves = set() if head_too and question.family == "eagle3-llama" else {"lm_head"}
+    return frozenset(leaves if question.family == "eagle3-mla" else leaves | {"fc"})
+
+
+def is_excluded(question: Question, module: Module, patterns: tuple[str, ...]) -> bool | Finding:
+    """One rule per quant_method; some ask for the parts of a fused linear."""
+    method, prefix = question.method, module.prefix
+    leaves = tuple(part.rpartition(".")[2] for part in module.parts)
+    if method == "awq":
+        return any(pattern in prefix for pattern in patterns)
+    if method == "compressed-tensors":
+        return any(suffix_or_regex(pattern, prefix) for pattern in patterns)
+    if method == "quark":
+        if any(exact_or_regex(pattern, prefix) for pattern in patterns):
+            return True
+        fused = leaves if module.leaf in ("gate_up_proj", FUSED_A) else ()
+        return _all_parts(module, fused, patterns, exact_or_regex)
+    fused = leaves if module.leaf in ("qkv_proj", "gate_up_proj") else (module.leaf,)
+    skipped = _all_parts(module, fused, patterns, dotted_path)
+    if method == "modelopt" and skipped is False:
+        return any(star_on_parts(p, prefix) or _names_latent(p, module) for p in patterns)
+    return skipped
+
+
+def _all_parts(
+    module: Module,
+    leaves: tuple[str, ...],
+    patterns: tuple[str, ...],
+    matches: Callable[[str, str], bool],
+) -> bool | Finding:
+    """All parts of a fused linear, or none."""
+    names = [module.prefix.removesuffix(module.leaf) + leaf for leaf in leaves]
+    found = {any(matches(pattern, name) for pattern in patterns) for name in names}
+    if len(found) > 1:
+        return Finding(
+            "init",
+            f"ValueError: Found different quantization schemes for {list(leaves)} in"
+            f" {module.prefix}. SGLang requires all to use the same scheme.",
+            f"exclude all of {', '.join(leaves)} or none",
+        )
+    return found == {True}
+
+
+def _names_latent(pattern: str, module: Module) -> bool:
+    """ModelOpt's excludes name the parts of MLA, which are looked for in the fused name."""
+    tail = pattern.rpartition(".")[2]
+    return tail in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj") and (
+        tail in module.leaf
+    )
+
+
+def config_problem(question: Question) -> Finding | None:
+    """Rules for config.json."""
+    config = question.config
+    if question.method == "awq" and question.arch == "gfx942":
+        dtype = config.get("torch_dtype", config.get("dtype"))
+        if dtype == "bfloat16":
+            return Finding(
+                "config",
+                "ValueError: torch.bfloat16 is not supported for quantization method awq. Supported"
+                " dtypes: [torch.float16]",
+                "set torch_dtype to float16, or serve with --dtype float16",
+            )
+        if dtype != "float16":
+            return Finding("unknown", "torch_dtype is missing: AWQ is served in float16", "add it")
+    # A null key is there: the head is then the target's.
+    own_head = question.family == "eagle3-llama" and not config.get("tie_word_embeddings")
+    if own_head and "draft_vocab_size" not in config:
+        return Finding(
+            "init",
+            "AttributeError: 'LlamaConfig' object has no attribute 'draft_vocab_size'",
+            "add draft_vocab_size to config.json",
+        )
+    return None
+
+
+def module_problem(
+    question: Question, module: Module, shapes: list[tuple[int, int]]
+) -> Finding | None:
+    """What loading of one quantized module, `shapes` per shard, asks of it."""
+    scheme, columns = question.scheme, shapes[0][1]
+    if module.leaf == "kv_b_proj":
+        return Finding(
+            "load",
+            "NotImplementedError: Eagle3 MLA draft post_load_weights only supports float dtypes,"
+            " got torch.float8_e4m3fn",
+            "keep kv_b_proj in BF16, and exclude it",
+        )
+    if module.leaf == FUSED_A and (text := CONCATENATED.get(question.signature)):
+        return Finding("load", text, "use FP8 per channel with dynamic tokens, or FP8 blocks")
+    if scheme.granularity == "block" and module.sharding != "replicated":
+        small = next((rows for rows, _ in shapes if rows % 128), None)
+        if small is not None and module.sharding == "column":
+            return Finding(
+                "init",
+                f"ValueError: Weight output_partition_size = {small} is not divisible by weight"
+                " quantization block_n = 128.",
+                f"quantize {module.leaf} per channel",
+            )
+        if columns % 128:
+            return Finding("unknown", f"{module.name}: blocks are split by shards", "use fewer")
+    if scheme.granularity == "group" and columns % (scheme.group_size or 1):
+        if question.method != "compressed-tensors" or scheme.weight_dtype != "int4":
+            return Finding("unknown", f"{module.name}: groups are split by shards", "use fewer")
+        return Finding(
+            "init",
+            "AssertionError: sglang/srt/layers/quantization/compressed_tensors/schemes/"
+            "compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
+            "use fewer tensor-parallel shards, or smaller groups",
+        )
+    return None
+
+
+def launch(question: Question, num_draft_tokens: int) -> str:
+    """The server's command line; a BF16 draft must not inherit the target's quantization."""
+    algorithm = "DFLASH" if question.family == "dflash" else "EAGLE3"
+    parts = [
+        f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
+        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {{draft}}",
+    ]
+    if algorithm == "EAGLE3":
+        parts.append(
+            f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1"
+            f" --speculative-num-draft-tokens {num_draft_tokens + 1}"
+        )
+    if question.declaration is None:
+        parts.append("--speculative-draft-model-quantization unquant")
+    elif question.method == "awq" and question.arch == "gfx942":
+        parts.append("--dtype float16")
+    return " ".join(parts)
+
+
+ENGINE = Engine(
+    name="sglang",
+    version="0.5.23",
+    evidence="loading executed on a CPU with SGLang 0.5.23's own classes; no kernel was run",
+    archs=("sm90", "sm100", "gfx942"),
+    architectures={
+        "LlamaForCausalLMEagle3": "eagle3-llama",
+        "Eagle3DeepseekV2ForCausalLM": "eagle3-mla",
+        "DFlashDraftModel": "dflash",
+    },
+    refused_architectures={
+        "EAGLE3LlamaForCausalLM": Finding(
+            "config",
+            "ValueError: Cannot find model module. 'EAGLE3LlamaForCausalLM' is not a registered"
+            " model in the Transformers library (only relevant if the model is meant to be in"
+            " Transformers) and 'AutoModel' is not present in the model config's 'auto_map'"
+            " (relevant if the model is custom).",
+            "set architectures to LlamaForCausalLMEagle3",
+        )
+    },
+    methods=_METHODS,
+    unknown_method="ValueError: Unknown quantization method: {}.",
+    no_method="ValueError: Unknown quantization method: .",
+    schemes=SCHEMES,
+    modules=modules,
+    plain=plain,
+    is_excluded=is_excluded,
+    config_problem=config_problem,
+    module_problem=module_problem,
+    drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
+    casts=frozenset({"eagle3-llama", "dflash"}),
+    launch=launch,
+)

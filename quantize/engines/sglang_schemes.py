@@ -1,0 +1,144 @@
+"""Which scheme class of SGLang 0.5.23 takes what is declared, and what it refuses.
+
+Source: loading executed on faked sm90, sm100 and gfx942 (`tests/engines/RESULTS.md`), whose error
+texts these are.
+"""
+
+from collections.abc import Mapping
+
+from .contract import Finding, Scheme
+
+_USE = "use FP8 per channel with dynamic tokens (quark or compressed-tensors)"
+_NO_QUARK = Finding("init", "NotImplementedError: No quark compatible scheme was found.", _USE)
+_NO_CT = Finding(
+    "init", "NotImplementedError: No compressed-tensors compatible scheme was found.", _USE
+)
+_NO_MARLIN = Finding("after load", "NameError: name 'gptq_marlin_repack' is not defined", _USE)
+_ROCM = "ValueError: {} quantization is currently not supported in ROCm."
+_NO_PCPT = Finding(
+    "config",
+    "ValueError: ModelOptFp8Config only supports regular FP8 quantization, but found"
+    " 'FP8_PER_CHANNEL_PER_TOKEN'. Use the native 'mxfp8' quantization method for MXFP8 or"
+    " ModelOptFp4Config for FP4.",
+    "store it in layout compressed-tensors or quark",
+)
+_NO_PCPT_ROCM = Finding(
+    "config",
+    "ValueError: Cannot find any of ['quantization'] in the model's quantization config.",
+    "store it in layout compressed-tensors or quark",
+)
+_NEGATIVE = Finding(
+    "init",
+    "RuntimeError: Trying to create tensor with negative dimension -256: [-256, 128]",
+    "quantize with groups of 128",
+)
+
+
+def _modelopt(name: str, rocm: str) -> dict[str, Scheme]:
+    refused = Finding("config", _ROCM.format(rocm), _USE)
+    return {"*": Scheme(name), "gfx942": Scheme(name, refused)}
+
+
+_NOT_QUARK = {"*": Scheme("QuarkLinearMethod", _NO_QUARK)}
+_NOT_CT = {"*": Scheme("CompressedTensorsLinearMethod", _NO_CT)}
+_W8A8 = {"*": Scheme("QuarkW8A8Fp8")}
+_CT_W8A8 = {"*": Scheme("CompressedTensorsW8A8Fp8")}
+_FP8 = {"*": Scheme("Fp8LinearMethod")}
+_WNA16 = {
+    "*": Scheme("CompressedTensorsWNA16"),
+    "gfx942": Scheme("CompressedTensorsWNA16", _NO_MARLIN),
+}
+_W8A16 = {
+    "*": Scheme("CompressedTensorsW8A16Fp8"),
+    "gfx942": Scheme("CompressedTensorsW8A16Fp8", _NO_MARLIN),
+}
+
+SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
+    "quark int4 channel none": _NOT_QUARK,
+    "quark int4 channel token-dynamic": _NOT_QUARK,
+    "quark int4 channel tensor-static": _NOT_QUARK,
+    "quark int4 group32 none": _NOT_QUARK,
+    "quark int4 group128 none": _NOT_QUARK,
+    "quark int4 group128 token-dynamic": _NOT_QUARK,
+    "quark int4 group128 tensor-static": _NOT_QUARK,
+    "quark fp8 channel none": _NOT_QUARK,
+    "quark fp8 channel token-dynamic": _W8A8,
+    "quark fp8 channel tensor-static": _W8A8,
+    "quark fp8 tensor none": _NOT_QUARK,
+    "quark fp8 tensor token-dynamic": _W8A8,
+    "quark fp8 tensor tensor-static": _W8A8,
+    "quark mxfp4 none": _NOT_QUARK,
+    "quark mxfp4 token-dynamic": _NOT_QUARK,
+    "quark mxfp4 tensor-static": _NOT_QUARK,
+    "quark mxfp4 mxfp4": {"*": Scheme("QuarkW4A4MXFP4")},
+    "modelopt fp8 tensor tensor-static": _modelopt("ModelOptFp8LinearMethod", "modelopt_fp8"),
+    "modelopt fp8 channel token-dynamic": {
+        "*": Scheme("ModelOptFp8LinearMethod", _NO_PCPT),
+        "gfx942": Scheme("ModelOptFp8LinearMethod", _NO_PCPT_ROCM),
+    },
+    "modelopt nvfp4 none": _modelopt("ModelOptNvFp4A16LinearMethod", "modelopt_fp4"),
+    "modelopt nvfp4 nvfp4": _modelopt("ModelOptFp4LinearMethod", "modelopt_fp4"),
+    "compressed-tensors int4 channel none": _WNA16,
+    "compressed-tensors int4 group128 none": _WNA16,
+    "compressed-tensors int4 channel token-dynamic": _NOT_CT,
+    "compressed-tensors int4 group128 token-dynamic": _NOT_CT,
+    "compressed-tensors fp8 channel none": _W8A16,
+    "compressed-tensors fp8 channel token-dynamic": _CT_W8A8,
+    "compressed-tensors fp8 channel tensor-static": _CT_W8A8,
+    "compressed-tensors fp8 tensor none": _W8A16,
+    "compressed-tensors fp8 tensor token-dynamic": _CT_W8A8,
+    "compressed-tensors fp8 tensor tensor-static": _CT_W8A8,
+    "compressed-tensors nvfp4 none": {"*": Scheme("CompressedTensorsW4A16Fp4")},
+    "compressed-tensors nvfp4 nvfp4": {
+        "*": Scheme("CompressedTensorsW4A16Fp4"),
+        "sm100": Scheme("CompressedTensorsW4A4Fp4"),
+    },
+    "compressed-tensors mxfp4 none": _NOT_CT,
+    "fp8 fp8 tensor token-dynamic": _FP8,
+    "fp8 fp8 tensor tensor-static": _FP8,
+    "fp8 fp8 block group-dynamic": _FP8,
+    "awq int4 group128 none": {
+        "*": Scheme("AWQMarlinLinearScheme"),
+        "gfx942": Scheme("AWQLinearScheme"),
+    },
+    "awq int4 channel none": {
+        "*": Scheme("AWQMarlinLinearScheme"),
+        "gfx942": Scheme("AWQLinearScheme", _NEGATIVE),
+    },
+}
+FUSED_A = "fused_qkv_a_proj_with_mqa"
+_ZERO_DIM = "RuntimeError: zero-dimensional tensor (at position 0) cannot be concatenated"
+_ONE_DIM = (
+    "AssertionError: param.shape=torch.Size([1]) param.dtype=torch.float32"
+    " loaded_weight.shape=torch.Size([2]) loaded_weight.dtype=torch.float32"
+)
+_SHAPES = (
+    "AssertionError: param.shape=torch.Size([2]) param.dtype=torch.int64"
+    " loaded_weight.shape=torch.Size([4]) loaded_weight.dtype=torch.int64"
+)
+_DROPPED = (
+    "AssertionError: sglang/srt/layers/linear.py:894:"
+    " assert param_data.shape == loaded_weight.shape"
+)
+_COLUMNS = "RuntimeError: Sizes of tensors must match except in dimension 0."
+CONCATENATED: Mapping[str, str] = {
+    "quark fp8 channel tensor-static": _ZERO_DIM,
+    "quark fp8 tensor token-dynamic": _ZERO_DIM,
+    "quark fp8 tensor tensor-static": _ZERO_DIM,
+    "modelopt fp8 tensor tensor-static": _ZERO_DIM,
+    "modelopt nvfp4 none": _DROPPED,
+    "modelopt nvfp4 nvfp4": _DROPPED,
+    "compressed-tensors int4 channel none": _SHAPES,
+    "compressed-tensors int4 group128 none": _SHAPES,
+    "compressed-tensors fp8 channel tensor-static": _ONE_DIM,
+    "compressed-tensors fp8 tensor none": _ONE_DIM,
+    "compressed-tensors fp8 tensor token-dynamic": _ONE_DIM,
+    "compressed-tensors fp8 tensor tensor-static": _ONE_DIM,
+    "compressed-tensors nvfp4 none": _ONE_DIM,
+    "compressed-tensors nvfp4 nvfp4": _ONE_DIM,
+    "fp8 fp8 tensor token-dynamic": _ZERO_DIM,
+    "fp8 fp8 tensor tensor-static": _ZERO_DIM,
+    "awq int4 group128 none": _COLUMNS,
+}
+"""The MLA draft puts q_a and kv_a together along rows, whatever the tensor (`kimi_k25_eagle3.py`,
+line 480): signature -> the error where one of the tensors has no such rows."""

@@ -1,0 +1,321 @@
+"""Applying an engine's tables to a folder: every linear as the engine builds it, and its tensors.
+
+Knows no engine. The order of what is found follows `contract.STAGES`.
+"""
+
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..drafts import Family
+from ..drafts.family import TensorSpec
+from ..safetensors_header import TensorInfo
+from ..stored import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE, stored_parts, weight_suffix
+from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
+
+_NOT_READ = ("weight_shape", "weight_zero_point")  # no kernel reads them: codes are symmetric
+_GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
+_SPELLINGS = re.compile(
+    r"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens)\.|[dt]2[dt]$"
+)
+"""Names on disk with which loading was executed; other spellings of the families were not."""
+_TAKEN_ELSEWHERE = (".k_scale", ".v_scale", ".q_scale", ".inv_freq")
+"""Tensors that attention or rotary embeddings may take, or drop rightly: not executed."""
+_REQUANTIZE = "quantize the draft again"
+_SHARED = ("embed_tokens", "lm_head")
+
+Stored = Mapping[str, Mapping[str, TensorInfo]]
+"""Canonical module -> suffix -> tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """One folder in one engine.
+
+    Attributes:
+        specs: what the family expects, by canonical tensor name.
+    """
+
+    engine: Engine
+    question: Question
+    checkpoint: Checkpoint
+    family: Family
+    geometry: Any
+    specs: Mapping[str, TensorSpec]
+
+    def layers_and_findings(self) -> tuple[list[Layer], list[Finding]]:
+        """Every linear, and everything that is not as the folder means it."""
+        stored = self._stored()
+        layers: list[Layer] = []
+        findings = list(self._strangers(stored))
+        scheme = self._scheme(findings)
+        if scheme is None and self.question.declaration is not None:
+            return layers, findings  # how it takes any linear is not known
+        for module in self.engine.modules(self.question):
+            parts = {part: stored.get(part, {}) for part in module.parts}
+            if module.leaf in _SHARED and not any(parts.values()):
+                continue
+            quantized = scheme is not None and self._is_quantized(module, findings)
+            findings += self._quantized(module, parts) if quantized else self._plain(module, parts)
+            tensors = tuple(t.name for part in parts.values() for t in part.values())
+            layers.append(
+                Layer(
+                    module=module.name,
+                    tensors=tensors,
+                    scheme=scheme.name if quantized and scheme else None,
+                    quantized=quantized,
+                )
+            )
+        if scheme is not None and scheme.problem is not None:
+            built = any(layer.quantized for layer in layers)
+            if built or scheme.problem.stage == "config":
+                findings.append(scheme.problem)
+        return layers, findings
+
+    def _stored(self) -> Stored:
+        found: dict[str, dict[str, TensorInfo]] = {}
+        for name, tensor in self.checkpoint.tensors.items():
+            module, _, suffix = self.family.canonical_name(name).rpartition(".")
+            found.setdefault(module, {})[suffix] = tensor
+        return found
+
+    def _scheme(self, findings: list[Finding]) -> Scheme | None:
+        """The row of the engine's table; None where nothing is declared or it is not known."""
+        declared = self.question.declaration
+        if declared is None:
+            return None
+        signature = declared.signature
+        rows = self.engine.schemes.get(signature or "", {})
+        row = rows.get(self.question.arch, rows.get("*"))
+        if row is None:
+            what = signature or declared.problem or f"quant_method {declared.method}"
+            findings.append(
+                Finding("unknown", f"not in the table of what was executed: {what}", _REQUANTIZE)
+            )
+        return row
+
+    def _is_quantized(self, module: Module, findings: list[Finding]) -> bool:
+        """Whether the engine builds a module as quantized."""
+        if module.leaf in self.engine.plain(self.question):
+            return False
+        try:
+            excluded = self.engine.is_excluded(self.question, module, self.question.scheme.excludes)
+        except UnsureError as exc:
+            findings.append(Finding("unknown", str(exc), "write excludes without layer numbers"))
+            return True
+        if isinstance(excluded, Finding):
+            findings.append(excluded)
+            return True
+        return not excluded
+
+    def _plain(
+        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
+    ) -> Iterator[Finding]:
+        """A module that the engine takes as floats."""
+        for part, tensors in parts.items():
+            companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
+            weight = tensors.get("weight")
+            codes = weight is not None and weight.dtype not in FLOAT_DTYPES
+            if not tensors:
+                yield _never_written(module, f"{part}.weight")
+            elif companions or codes:
+                yield self._codes_into_floats(module, companions)
+            elif weight is not None and weight.shape != self._shape(part):
+                yield _other_shape(weight, self._shape(part))
+
+    def _codes_into_floats(self, module: Module, companions: list[str]) -> Finding:
+        remedy = f"declare {module.leaf} as quantized: {_why_plain(self, module)}"
+        name = companions[0] if companions else f"{module.name}.weight"
+        family = self.question.family
+        if companions and family in self.engine.refuses_unknown:
+            return _no_such_name(name, remedy)
+        if family in self.engine.casts and family in self.engine.drops_unknown:
+            what = f"dropped: {name}" if companions else f"cast to floats: {name}"
+            return Finding("wrong", f"{what}, for {module.name} is not quantized", remedy)
+        return Finding("unknown", f"codes in {name}, which is served as floats", remedy)
+
+    def _quantized(
+        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
+    ) -> Iterator[Finding]:
+        """A module that the engine takes as quantized: each part stored so, nothing absent."""
+        shapes = [self._shape(part) for part in parts]
+        problem = self.engine.module_problem(
+            self.question, module, [self._shard(module, part) for part in parts]
+        )
+        if problem is not None:
+            yield problem
+        mixed = {self._is_float(tensors) for tensors in parts.values() if tensors}
+        for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
+            if not tensors:
+                yield _never_written(module, f"{part}.{weight_suffix(self.question.scheme)}")
+            elif self._is_float(tensors):
+                yield self._floats_into_codes(module, tensors["weight"], len(mixed) > 1)
+            else:
+                yield from self._parts(module, tensors, shape)
+        if len(parts) > 1:
+            yield from self._one_global_scale(module, parts)
+        yield from self._split_rows(module, parts)
+
+    def _parts(
+        self, module: Module, tensors: Mapping[str, TensorInfo], shape: tuple[int, int]
+    ) -> Iterator[Finding]:
+        """The stored tensors of one quantized linear, against its declaration."""
+        expected = stored_parts(self.question.scheme, *shape)
+        for suffix, part in expected.items():
+            tensor = tensors.get(suffix)
+            if tensor is None:
+                if suffix not in _NOT_READ:
+                    yield _never_written(module, suffix)
+            elif tensor.dtype not in part.dtypes or tensor.numel != math.prod(part.shape):
+                yield _other_shape(tensor, part.shape)
+        for suffix, tensor in tensors.items():
+            if suffix not in expected and suffix != "bias":
+                yield self._stranger(tensor.name)
+
+    def _floats_into_codes(self, module: Module, weight: TensorInfo, mixed: bool) -> Finding:
+        """A stored float weight where the engine expects codes: an exclude does not match."""
+        scheme, family = self.question.scheme, self.question.family
+        remedy = (
+            f"exclude {module.leaf} so that {self.engine.name} matches it as {module.prefix!r}"
+            if not mixed
+            else f"quantize all parts of {module.leaf} or none: they are fused"
+        )
+        if scheme.weight_dtype == "fp8_e4m3":
+            if family in self.engine.casts:
+                what = f"cast: {weight.name}: {weight.dtype} -> {FP8_DTYPE}"
+                return Finding("wrong", f"{what}; its scale is never written", remedy)
+            if mixed and module.leaf.startswith("fused_qkv_a"):
+                return Finding(
+                    "load",
+                    "RuntimeError: Promotion for Float8 Types is not supported, attempted to"
+                    " promote BFloat16 and Float8_e4m3fn",
+                    remedy,
+                )
+        elif weight_suffix(scheme) != "weight":
+            if family in self.engine.refuses_unknown:
+                return _no_such_name(weight.name, remedy)
+            if family in self.engine.drops_unknown:
+                return Finding("wrong", f"dropped: {weight.name}; codes are never written", remedy)
+        elif scheme.weight_dtype == "int4" and family in self.engine.refuses_unknown:
+            text = f"AssertionError: Tried to load weights of size torch.Size({list(weight.shape)})"
+            return Finding("load", text, remedy)
+        return Finding("unknown", f"{weight.name} is stored as {weight.dtype}", remedy)
+
+    def _one_global_scale(
+        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
+    ) -> Iterator[Finding]:
+        """NVFP4: kernels take one global scale for a whole fused linear."""
+        scales = [t for part in parts.values() for s, t in part.items() if s in _GLOBAL_SCALES]
+        if len({self._float(tensor) for tensor in scales}) < 2:
+            return
+        remedy = "quantize the fused parts with one global scale"
+        row = self.engine.schemes[self.question.signature]
+        if row.get(self.question.arch, row.get("*")) == Scheme("CompressedTensorsW4A16Fp4"):
+            yield Finding(
+                "after load",
+                "ValueError: NVFP4 weight-only linear requires all fused projections to share one"
+                " weight_global_scale",
+                remedy,
+            )
+        else:
+            yield Finding("wrong", f"one scale for several: {module.name}", remedy)
+
+    def _split_rows(
+        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
+    ) -> Iterator[Finding]:
+        """AWQ with one group for the whole row: a shard of the row has no group at all."""
+        split = module.sharding == "row" and self.question.tp > 1
+        if split and self.question.signature == "awq int4 channel none":
+            name = next(t.name for part in parts.values() for t in part.values())
+            yield Finding(
+                "wrong",
+                f"dropped: qzeros and scales of {name.rpartition('.')[0]}",
+                "quantize with groups of 128, or serve on one GPU",
+            )
+
+    def _strangers(self, stored: Stored) -> Iterator[Finding]:
+        """Tensors that are not the family's, and those of its that are absent or split badly."""
+        unusual = {name for name in self.checkpoint.tensors if not _SPELLINGS.match(name)}
+        for name in sorted(unusual):
+            text = f"{name}: loading of such a name was not executed"
+            yield Finding("unknown", text, "use the names of the published drafts")
+        for module, tensors in stored.items():
+            for suffix, tensor in tensors.items():
+                plain = f"{module}.{suffix}".lstrip(".") in self.specs
+                companion = suffix in COMPANIONS and f"{module}.weight" in self.specs
+                if not (plain or companion or tensor.name in unusual):
+                    yield self._stranger(tensor.name)
+        for name, spec in self.specs.items():
+            module, _, suffix = name.rpartition(".")
+            if spec.role == "norm" and suffix not in stored.get(module, {}):
+                yield Finding("wrong", f"never written: {name}", "export the draft again")
+        if self.engine.name == "sglang" and self.question.family == "dflash":
+            for module in _SHARED:
+                if module in stored:
+                    text = f"{module}: the target's is served, not the draft's own"
+                    yield Finding("unknown", text, f"compare {module} with the target's")
+        for key in ("num_attention_heads", "intermediate_size"):
+            if self.checkpoint.config.get(key, 0) % self.question.tp:
+                yield Finding("unknown", f"{key}: not whole in each shard", "use fewer shards")
+
+    def _stranger(self, name: str) -> Finding:
+        """A tensor for which there is no parameter; no engine minds a bias."""
+        remedy = f"remove {name}, or serve what it belongs to"
+        if name.endswith(_TAKEN_ELSEWHERE):
+            return Finding("unknown", f"{name}: loading of such a tensor was not executed", remedy)
+        if name.endswith(".bias") or self.question.family in self.engine.drops_unknown:
+            return Finding("wrong", f"dropped: {name}", remedy)
+        return _no_such_name(name, remedy)
+
+    def _is_float(self, tensors: Mapping[str, TensorInfo]) -> bool:
+        weight = tensors.get("weight")
+        return weight is not None and weight.dtype in FLOAT_DTYPES
+
+    def _shape(self, part: str) -> tuple[int, int]:
+        rows, columns = (dim.size for dim in self.specs[f"{part}.weight"].shape)
+        return rows, columns
+
+    def _shard(self, module: Module, part: str) -> tuple[int, int]:
+        """Rows and columns of one part in one shard; heads of k and v are never cut."""
+        (rows, columns), tp = self._shape(part), self.question.tp
+        if module.sharding == "row":
+            return rows, columns // tp
+        if module.sharding == "column":
+            shared = part.endswith((".k_proj", ".v_proj"))
+            heads = self.checkpoint.config.get("num_key_value_heads", tp) if shared else tp
+            return rows // min(tp, heads), columns
+        return rows, columns
+
+    def _float(self, tensor: TensorInfo) -> float:
+        """The value of a tensor of one F32."""
+        with (self.checkpoint.folder / tensor.file).open("rb") as stream:
+            stream.seek(tensor.start)
+            return float(struct.unpack("<f", stream.read(4))[0])
+
+
+def _why_plain(walk: Walk, module: Module) -> str:
+    if walk.question.declaration is None:
+        return "there is no quantization_config that is read"
+    if module.leaf in walk.engine.plain(walk.question):
+        return f"{walk.engine.name} never quantizes it, so keep it in BF16"
+    return f"an exclude matches {module.prefix!r}"
+
+
+def _never_written(module: Module, name: str) -> Finding:
+    text = f"never written: {module.name}, for {name} is not stored"
+    return Finding("wrong", text, "the folder is incomplete: quantize or download it again")
+
+
+def _no_such_name(name: str, remedy: str) -> Finding:
+    loaded = name.replace("midlayer", "layers.0")
+    text = f"ValueError: There is no module or parameter named {loaded!r}"
+    return Finding("load", text, remedy)
+
+
+def _other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
+    text = f"{tensor.name}: {tensor.dtype} {list(tensor.shape)}, expected shape {list(shape)}"
+    return Finding("unknown", text, "the tensors are not those of the declaration or of the config")

@@ -1,0 +1,499 @@
+"""Dequantized folders: every bit is what the quantized one stands for, and errors leave nothing."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draftquant.quantize import dequantize as module
+from draftquant.quantize.backends import get_backend
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.declared import declared_scheme
+from draftquant.quantize.dequantize import DequantizeReport, dequantize_draft
+from draftquant.quantize.dequantize_plan import plan_dequantization
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import CheckpointError, OutputError, VerifyError
+from draftquant.quantize.hub import DraftSource
+from draftquant.quantize.loading import load_draft
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.stored_draft import StoredDraft
+from draftquant.quantize.verify_dequantized import (
+    FloatDtype,
+    rounded_bytes,
+    verify_dequantized,
+)
+from draftquant.recipes import Recipe, WeightFormat, load_recipe
+from draftquant.recipes.schema import LayoutName
+from draftquant.scripts.cli import main
+from handmade import MADE, quantize_by_hand
+from test_formats import CASES, recipe
+from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_dflash import tiny_dflash
+from tiny_mla import tiny_eagle3_mla
+
+PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
+STORAGE = {case[:2]: case for case in CASES}
+"""Each layout with each weight format once, with the last of its activations: often static."""
+UP = "midlayer.mlp.up_proj"
+TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whole groups of 128 inputs everywhere, but rows that are no whole blocks of 128."""
+    folder = tmp_path_factory.mktemp("dequantize") / "draft"
+    return tiny_eagle3_llama(
+        folder, hidden=128, intermediate=256, heads=9, kv_heads=3, head_dim=128, vocab=96
+    )
+
+
+@pytest.fixture(scope="module")
+def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small folder of recipe int4-channel."""
+    folder = tmp_path_factory.mktemp("int4")
+    return quantized(
+        tiny_eagle3_llama(folder / "draft"), folder / "out", load_recipe("int4-channel")
+    )
+
+
+def quantized(source: Path, out: Path, chosen: Recipe) -> Path:
+    chosen = dataclasses.replace(chosen, backend="torch")
+    plan = make_plan(chosen, read_draft(Checkpoint.open(source)))
+    modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
+    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else None
+    quantize_draft(plan, out, source=DraftSource(folder=source), input_scales=scales)
+    return out
+
+
+def dequantized(source: Path, out: Path, dtype: FloatDtype | None = None) -> DequantizeReport:
+    return dequantize_draft(DraftSource(folder=source), out, dtype=dtype)
+
+
+def as_torch(stored: Stored) -> torch.Tensor:
+    raw = torch.frombuffer(bytearray(stored.data), dtype=TORCH[stored.dtype])
+    return raw.reshape(stored.shape)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def config_of(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text())
+
+
+# ---- what is written
+
+
+@pytest.mark.parametrize(("layout", "weights"), STORAGE, ids=str)
+def test_every_layout_and_format_gives_the_weights_that_were_computed(
+    layout: LayoutName, weights: WeightFormat, draft: Path, tmp_path: Path
+) -> None:
+    packed = quantized(draft, tmp_path / "packed", recipe(*STORAGE[layout, weights]))
+    reports = [dequantized(packed, tmp_path / "BF16"), dequantized(packed, tmp_path / "F32", "F32")]
+    loaded, exact = load_draft(packed), load_draft(tmp_path / "F32")
+    assert (len(loaded.quantized), exact.quantized) == (7, ())
+    assert all(torch.equal(w, exact.weights[name]) for name, w in loaded.weights.items())
+    assert exact.fusion_sha256 == loaded.fusion_sha256
+
+    before = read_tensors(draft)
+    names = {f"{linear.module}.weight" for linear in reports[0].linears}
+    for report, dtype in zip(reports, ("BF16", "F32"), strict=True):
+        after = read_tensors(tmp_path / dtype)
+        assert after.keys() == before.keys()
+        assert (report.dtype, len(report.linears), report.kept) == (dtype, 7, len(before) - 7)
+        rounded, largest = 0, 0.0
+        for name, tensor in before.items():
+            if name not in names:
+                assert after[name] == tensor
+                continue
+            product = get_backend("torch").quantize(as_torch(tensor), weights).dequantized()
+            if layout == "compressed-tensors" and weights.dtype == "nvfp4":
+                # It stores the inverse of the global scale: two roundings of 2^-24.
+                stored = loaded.weights[name.replace("midlayer.", "layers.0.")]
+                torch.testing.assert_close(stored, product, rtol=2**-22, atol=0)
+                product = stored
+            nearest = product.to(TORCH[dtype])
+            assert after[name].dtype == dtype
+            assert torch.equal(as_torch(after[name]), nearest)
+            difference = (nearest.double() - product.double()).abs()
+            rounded += int((difference > 0).sum())
+            relative = (difference / product.double().abs())[product != 0].max()
+            largest = max(largest, float(relative))
+        assert (report.rounded, report.max_relative_difference) == (rounded, largest)
+        # Half an ulp of 8 significant bits is at most 2^-8 of the value; MXFP4 needs only 2 bits.
+        assert largest <= 2**-8
+        assert (rounded == 0) == (dtype == "F32" or weights.dtype == "mxfp4")
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
+def test_folders_made_elsewhere(name: str, tmp_path: Path) -> None:
+    odd = {"intermediate": 100} if name.startswith("ct") else {}  # the last word is not full
+    source = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True, **odd)
+    packed = quantize_by_hand(source, tmp_path / "packed", MADE[name])
+    dequantized(packed, tmp_path / "plain")
+    expected, found = load_draft(packed), load_draft(tmp_path / "plain")
+    for key, weight in expected.weights.items():
+        rounded = weight.bfloat16() if key.removesuffix(".weight") in expected.linears else weight
+        assert torch.equal(found.weights[key], rounded.to(weight.dtype))
+    recorded = json.loads((tmp_path / "plain" / "draftquant.json").read_text())
+    assert recorded["quantized_by"] is None
+
+
+FAMILIES: dict[str, Callable[[Path], Path]] = {
+    "llama-sharded": lambda folder: tiny_eagle3_llama(
+        folder, sharded=True, prefix="model.layers.0.", num_layers=2, pruned_vocabulary=True
+    ),
+    "llama-float16": lambda folder: tiny_eagle3_llama(folder, dtype="F16"),
+    "llama-float32": lambda folder: tiny_eagle3_llama(folder, dtype="F32"),
+    "mla": tiny_eagle3_mla,
+    "mla-modelopt-sharded": lambda folder: tiny_eagle3_mla(folder, modelopt=True, sharded=True),
+    "dflash": lambda folder: tiny_dflash(folder, mask_embedding=True),
+    "dflash-sharded": lambda folder: tiny_dflash(folder, spelling="torchspec", sharded=True),
+}
+
+
+@pytest.mark.parametrize("name", ["int4-channel", "blackwell-fp8", "mi325x-w4a8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gets_its_folder_back(family: str, name: str, tmp_path: Path) -> None:
+    source = FAMILIES[family](tmp_path / "draft")
+    packed = quantized(source, tmp_path / "packed", load_recipe(name))
+    before = files(packed)
+    report = dequantized(packed, tmp_path / "plain")
+    assert files(packed) == before
+    original, plain = Checkpoint.open(source), Checkpoint.open(tmp_path / "plain")
+    assert plain.config == original.config
+    forms = [
+        {t.name: (t.dtype, t.shape, t.file) for t in checkpoint.tensors.values()}
+        for checkpoint in (original, plain)
+    ]
+    assert forms[0] == forms[1]
+    assert plain.index == original.index
+    assert {f.metadata["format"] for f in plain.headers.values()} == {"pt"}
+    sides = {file for file in files(source) if file in original.side_files()}
+    assert {file: files(plain.folder)[file] for file in sides} == {
+        file: files(source)[file] for file in sides
+    }
+    assert set(plain.side_files()) == sides | {"draftquant.json"}
+    assert report.bytes_after == plain.nbytes == original.nbytes
+    assert read_draft(plain).family.name == read_draft(original).family.name
+
+
+def test_provenance_says_what_it_was_made_from(int4: Path, tmp_path: Path) -> None:
+    report = dequantized(int4, tmp_path / "plain")
+    recorded = json.loads((tmp_path / "plain" / "draftquant.json").read_text())
+    made_by = json.loads((int4 / "draftquant.json").read_text())
+    assert recorded["format"] == "draftquant-dequantized"
+    assert recorded["version"] == 1
+    assert recorded["source"]["tensor_sha256"] == made_by["tensor_sha256"]
+    assert "compressed-tensors int4 per channel" in recorded["source"]["scheme"]
+    assert recorded["quantized_by"] == made_by
+    assert recorded["rounding"]["rounded"] == report.rounded > 0
+    names = Checkpoint.open(tmp_path / "plain").tensors.keys()
+    assert recorded["tensor_sha256"].keys() == names
+    dequantized(int4, tmp_path / "again")
+    assert files(tmp_path / "again") == files(tmp_path / "plain")
+
+
+def test_a_dequantized_draft_is_not_quantized_again(int4: Path, tmp_path: Path) -> None:
+    dequantized(int4, tmp_path / "plain")
+    with pytest.raises(CheckpointError, match="already the result of a quantization"):
+        quantized(tmp_path / "plain", tmp_path / "out", load_recipe("int4-channel"))
+    with pytest.raises(CheckpointError, match="nothing to dequantize"):
+        dequantized(tmp_path / "plain", tmp_path / "out")
+
+
+def test_a_shard_of_scales_alone_disappears(int4: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(int4, tmp_path / "packed")
+    tensors = read_tensors(folder)
+    (folder / "model.safetensors").unlink()
+    write_tensors(folder, dict(tensors), sharded=True, metadata={"format": "pt"})
+    from tiny import write_safetensors
+
+    scales = {n for n in tensors if n.endswith("_scale")}
+    shards = {
+        "model-00001-of-00002.safetensors": tensors.keys() - scales,
+        "model-00002-of-00002.safetensors": scales,
+    }
+    for file, names in shards.items():
+        write_safetensors(folder / file, {n: tensors[n] for n in sorted(names)}, {"format": "pt"})
+    edit_json(
+        folder / "model.safetensors.index.json",
+        weight_map={name: file for file, names in shards.items() for name in names},
+    )
+    dequantized(folder, tmp_path / "plain")
+    dequantized(int4, tmp_path / "single")
+    assert read_tensors(tmp_path / "plain") == read_tensors(tmp_path / "single")
+    assert list(Checkpoint.open(tmp_path / "plain").headers) == ["model-00001-of-00002.safetensors"]
+
+
+# ---- rounding and its verification
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+def test_rounding_by_integers_is_torch_s_rounding(dtype: FloatDtype) -> None:
+    """All ties of BF16 in two octaves, both zeros, subnormals, and random values."""
+    rng = np.random.default_rng(0)
+    ties = (np.arange(0x3F80, 0x4080, dtype=np.uint32) << 16) | 0x8000
+    around = np.concatenate([ties - 1, ties, ties + 1, ties | 0x80000000]).astype(np.uint32)
+    small = np.array([0, 1 << 31, 1, 0x8000, 0x8001, 0x18000, 0x33000000], np.uint32)
+    noise = rng.standard_normal(4096, dtype=np.float32)
+    values = np.concatenate([around.view(np.float32), small.view(np.float32), noise])
+    expected = torch.from_numpy(values).to(TORCH[dtype]).view(torch.uint8).numpy()
+    assert rounded_bytes(values, dtype).tobytes() == expected.tobytes()
+
+
+DamagePlain = Callable[[Path], None]
+
+
+def flip(folder: Path, name: str, byte: int) -> None:
+    tensors = read_tensors(folder)
+    data = bytearray(tensors[name].data)
+    data[byte] ^= 1
+    tensors[name] = Stored(tensors[name].dtype, tensors[name].shape, bytes(data))
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+
+
+def retype(folder: Path) -> None:
+    tensors = read_tensors(folder)
+    old = tensors[f"{UP}.weight"]
+    tensors[f"{UP}.weight"] = Stored("F16", old.shape, old.data)
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+
+
+DAMAGED: dict[str, tuple[DamagePlain, str]] = {
+    "first bit of a weight": (lambda f: flip(f, f"{UP}.weight", 0), f"{UP}.weight"),
+    "last byte of a weight": (lambda f: flip(f, f"{UP}.weight", -1), f"{UP}.weight"),
+    "kept": (lambda f: flip(f, "fc.weight", 5), "fc.weight"),
+    "dtype": (retype, f"{UP}.weight"),
+    "config": (lambda f: edit_json(f / "config.json", rope_theta=10000), "config.json"),
+    "stale declaration": (
+        lambda f: (f / "hf_quant_config.json").write_text("{}") and None,
+        "hf_quant_config.json",
+    ),
+    "side file": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
+    "metadata": (lambda f: write_tensors(f, read_tensors(f)), "__metadata__: format"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_verification_finds_what_is_wrong(case: str, int4: Path, tmp_path: Path) -> None:
+    dequantized(int4, tmp_path / "plain")
+    (tmp_path / "plain" / "draftquant.json").unlink()  # written after verification
+    source = StoredDraft.read(Checkpoint.open(int4))
+    assert verify_dequantized(source, tmp_path / "plain", "BF16").faults == ()
+    damage, where = DAMAGED[case]
+    damage(tmp_path / "plain")
+    (fault,) = verify_dequantized(source, tmp_path / "plain", "BF16").faults
+    assert fault.where == where
+
+
+def test_a_wrong_index_is_found(tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft", sharded=True)
+    packed = quantized(source, tmp_path / "packed", load_recipe("int4-channel"))
+    dequantized(packed, tmp_path / "plain")
+    (tmp_path / "plain" / "draftquant.json").unlink()
+    index = tmp_path / "plain" / "model.safetensors.index.json"
+    edit_json(index, metadata={"total_size": 1})
+    stored = StoredDraft.read(Checkpoint.open(packed))
+    (fault,) = verify_dequantized(stored, tmp_path / "plain", "BF16").faults
+    assert "total_size" in fault.where
+
+
+def test_a_writer_that_truncates_is_not_published(
+    int4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def truncated(product: Any, *_: object) -> torch.Tensor:
+        bits = torch.from_numpy(product).view(torch.int32)
+        return (bits & -65536).view(torch.float32).bfloat16()
+
+    monkeypatch.setattr(module, "_rounded", truncated)
+    with pytest.raises(VerifyError, match=r"not published:\n.*rounded to BF16"):
+        dequantized(int4, tmp_path / "plain")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- bad input
+
+
+def set_first(folder: Path, name: str, value: bytes) -> None:
+    tensors = read_tensors(folder)
+    old = tensors[name]
+    tensors[name] = Stored(old.dtype, old.shape, value + old.data[len(value) :])
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+
+
+def drop(folder: Path, name: str) -> None:
+    tensors = read_tensors(folder)
+    del tensors[name]
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+
+
+def float32_norms(folder: Path) -> None:
+    tensors = read_tensors(folder)
+    norm = tensors["norm.weight"]
+    tensors["norm.weight"] = Stored("F32", norm.shape, bytes(4 * norm.shape[0]))
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+
+
+BF16_NAN, BF16_ZERO, BF16_MINUS_ONE = b"\xc0\x7f", b"\0\0", b"\x80\xbf"
+BAD: dict[str, tuple[Callable[[Path], None], str]] = {
+    "not quantized": (
+        lambda f: edit_json(f / "config.json", quantization_config=None),
+        "declares no quantization_config: nothing to dequantize",
+    ),
+    "NaN scale": (
+        lambda f: set_first(f, f"{UP}.weight_scale", BF16_NAN),
+        f"{UP}.weight_scale: expected positive scales, got 1 other.s., first nan at row 0",
+    ),
+    "zero scale": (
+        lambda f: set_first(f, f"{UP}.weight_scale", BF16_ZERO), "first 0.0 at row 0",
+    ),
+    "negative scale": (
+        lambda f: set_first(f, f"{UP}.weight_scale", BF16_MINUS_ONE), "first -1.0 at row 0",
+    ),
+    "missing scale": (lambda f: drop(f, f"{UP}.weight_scale"), f"{UP}.weight_scale: .* got none"),
+    "missing codes": (lambda f: drop(f, f"{UP}.weight_packed"), f"{UP}.weight_packed: .* got none"),
+    "missing kept tensor": (lambda f: drop(f, "norm.weight"), "missing, first norm.weight"),
+    "mixed dtypes": (float32_norms, "kept weights of one dtype, got BF16 and F32"),
+    "changed codes": (
+        lambda f: flip(f, f"{UP}.weight_packed", 3),
+        f"{UP}.weight_packed: not the bytes whose sha256 was recorded",
+    ),
+    "weights in another format": (
+        lambda f: (f / "pytorch_model.bin").write_bytes(b"w") and None,
+        "another format would travel",
+    ),
+    "truncated": (
+        lambda f: (f / "model.safetensors").write_bytes(
+            (f / "model.safetensors").read_bytes()[:-1]
+        ) and None,
+        "truncated",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_and_leaves_nothing(case: str, int4: Path, tmp_path: Path) -> None:
+    packed = shutil.copytree(int4, tmp_path / "packed")
+    damage, message = BAD[case]
+    damage(packed)
+    with pytest.raises(CheckpointError, match=message):
+        dequantized(packed, tmp_path / "plain")
+    assert [path.name for path in tmp_path.iterdir()] == ["packed"]
+
+
+def test_mixed_dtypes_are_accepted_with_a_choice(int4: Path, tmp_path: Path) -> None:
+    packed = shutil.copytree(int4, tmp_path / "packed")
+    float32_norms(packed)
+    (packed / "draftquant.json").unlink()
+    assert dequantized(packed, tmp_path / "plain", "BF16").dtype == "BF16"
+    assert read_tensors(tmp_path / "plain")["norm.weight"].dtype == "F32"
+
+
+def test_a_declaration_without_a_quantized_linear(int4: Path, tmp_path: Path) -> None:
+    dequantized(int4, tmp_path / "plain")
+    declared = config_of(int4)["quantization_config"]
+    edit_json(tmp_path / "plain" / "config.json", quantization_config=declared)
+    with pytest.raises(CheckpointError, match="no linear is stored quantized: nothing"):
+        plan_dequantization(Checkpoint.open(tmp_path / "plain"))
+
+
+@pytest.mark.parametrize(("layout", "suffix"), [("quark", "weight_zero_point"), ("awq", "qzeros")])
+def test_zero_points_of_asymmetric_codes_are_refused(
+    layout: LayoutName, suffix: str, draft: Path, tmp_path: Path
+) -> None:
+    case = next(c for c in CASES if c[0] == layout and c[1].dtype == "int4")
+    packed = quantized(draft, tmp_path / "packed", recipe(*case))
+    set_first(packed, f"{UP}.{suffix}", b"\x87")
+    (packed / "draftquant.json").unlink()
+    for read in (load_draft, lambda folder: dequantized(folder, tmp_path / "plain")):
+        with pytest.raises(CheckpointError, match=f"{UP}.{suffix}: .*symmetric"):
+            read(packed)
+    assert [path.name for path in tmp_path.iterdir()] == ["packed"]
+
+
+def test_a_damaged_fp8_code_and_a_value_too_large_for_float16(tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "draft", dtype="F16")
+    packed = quantized(source, tmp_path / "packed", load_recipe("fp8-ptpc"))
+    damaged = shutil.copytree(packed, tmp_path / "damaged")
+    set_first(damaged, f"{UP}.weight", b"\x7f")
+    with pytest.raises(CheckpointError, match="row 0 decodes to NaN or infinity"):
+        dequantized(damaged, tmp_path / "plain")
+    set_first(packed, f"{UP}.weight_scale", np.float32(1000).tobytes())
+    (packed / "draftquant.json").unlink()
+    with pytest.raises(CheckpointError, match="row 0 holds values that F16 cannot, up to 448000"):
+        dequantized(packed, tmp_path / "plain")
+    assert not (tmp_path / "plain").exists()
+    assert dequantized(packed, tmp_path / "plain", "F32").rounded == 0
+
+
+def test_an_output_that_cannot_be_written(
+    int4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(OutputError, match="already exists"):
+        dequantized(int4, tmp_path / "there")
+    with pytest.raises(OutputError, match="overlaps the source"):
+        dequantized(int4, int4 / "inside")
+    full = SimpleNamespace(free=1000)
+    monkeypatch.setattr("draftquant.quantize.staging.shutil.disk_usage", lambda _: full)
+    with pytest.raises(OutputError, match="1,000 free"):
+        dequantized(int4, tmp_path / "plain")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+# ---- acceptance and the command
+
+
+def test_replay_of_the_dequantized_folder_is_that_of_the_quantized_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (PAIR / "prompts.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "prompts.jsonl").write_text("".join(lines[:4]))
+    traces, int4, exact, plain = (str(tmp_path / n) for n in ("traces", "int4", "f32", "bf16"))
+    record = ["record", "--target", str(PAIR / "target"), "--draft", str(PAIR / "draft")]
+    prompts = ["--prompts", str(tmp_path / "prompts.jsonl"), "--max-new-tokens", "48"]
+    assert main([*record, *prompts, "--out", traces]) == 0
+    assert main(["quantize", str(PAIR / "draft"), "--recipe", "int4-channel", "--out", int4]) == 0
+    assert main(["dequantize", int4, "--out", exact, "--dtype", "float32"]) == 0
+    assert "7 linears dequantized, 0 of" in capsys.readouterr().out
+    assert main(["dequantize", int4, "--out", plain, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["dtype"] == "BF16"
+    assert 0 < report["rounded"] < report["elements"]
+    assert 0 < report["max_relative_difference"] <= 2**-8
+    folders = [str(PAIR / "draft"), int4, exact, plain]
+    assert main(["replay", *folders, "--traces", traces, "--json"]) == 0
+    bf16, packed, float32, rounded = json.loads(capsys.readouterr().out)
+    assert float32["prompts"] == packed["prompts"] != bf16["prompts"]
+    # BF16 moves a weight by 2^-8 of itself, INT4 by half a step in 7.5: proposals hardly change.
+    assert rounded["mean_acceptance_length"] == pytest.approx(
+        packed["mean_acceptance_length"], rel=0.02
+    )
+
+
+def test_the_command_refuses_bad_input_with_2(
+    int4: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["dequantize", str(PAIR / "draft"), "--out", str(tmp_path / "b")]) == 2
+    assert "nothing to dequantize\n  fix: " in capsys.readouterr().err
+    with pytest.raises(SystemExit) as exit_:
+        main(["dequantize", str(int4), "--out", str(tmp_path / "b"), "--dtype", "float16"])
+    assert exit_.value.code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_declared_scheme_is_gone(int4: Path, tmp_path: Path) -> None:
+    dequantized(int4, tmp_path / "plain")
+    assert declared_scheme(Checkpoint.open(int4)) is not None
+    assert declared_scheme(Checkpoint.open(tmp_path / "plain")) is None

@@ -1,0 +1,288 @@
+"""`check`: its predictions beside what the engines really did, its rules one by one, the command.
+
+The truth is `engines/results.json`: loading executed with the engines' own classes.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines.check import ENGINES
+from draftquant.quantize.engines.contract import UnsureError
+from draftquant.quantize.engines.excludes import (
+    dotted_path,
+    exact_or_regex,
+    star_on_parts,
+    substring_or_wildcard,
+    suffix_or_regex,
+)
+from draftquant.quantize.errors import CheckpointError
+from draftquant.scripts.cli import main
+from tiny import read_tensors, tiny_eagle3_llama, write_tensors
+
+ENGINES_FOLDER = Path(__file__).parent / "engines"
+sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
+
+from broken import BROKEN  # noqa: E402
+from cases import FAMILIES, Workshop, _broken, _quantized  # noqa: E402
+from draftquant.recipes import Recipe  # noqa: E402
+from formats import all_formats, format_recipe  # noqa: E402
+
+REPLACED = {"broken--qkv-kept-without-alias", "broken--qkv-kept-quark-without-alias"}
+"""Their excludes have changed since results.json was written; a test of their own is below."""
+OTHER_TEXT = {"broken--mla-quark-exclude-bare"}
+"""Several things are wrong: which of them an engine meets first follows the order of tensors."""
+FORMATS_OF = "eagle3-mla"  # the family in which the engines differ most
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    out = tmp_path_factory.mktemp("engines")
+    return Workshop(out)
+
+
+@pytest.fixture(scope="module")
+def formats() -> list[Recipe]:
+    return all_formats()
+
+
+@pytest.fixture(scope="module")
+def folders(workshop: Workshop, formats: list[Recipe]) -> Path:
+    """Unquantized drafts of all families, every broken folder, every format of one family."""
+    for family in FAMILIES:
+        workshop.source(family).rename(workshop.out / f"{family}--unquantized")
+    for broken in BROKEN:
+        _broken(workshop, broken)
+    for recipe in formats:
+        _quantized(workshop, "format", FORMATS_OF, recipe)
+    return workshop.out
+
+
+def outcomes() -> Iterator[tuple[dict[str, Any], str, int]]:
+    """Every row of the truth, with the GPU and the number of shards."""
+    for outcome in json.loads((ENGINES_FOLDER / "results.json").read_text())["outcomes"]:
+        for platform in outcome["on"]:
+            arch, _, tp = platform.split()
+            yield outcome, arch, int(tp)
+
+
+def test_predictions_are_what_the_engines_did(folders: Path) -> None:
+    compared, faults = 0, []
+    for outcome, arch, tp in outcomes():
+        folder = folders / outcome["draft"]
+        if not folder.is_dir() or outcome["draft"] in REPLACED:
+            continue
+        answer = check_draft(folder, engine=outcome["engine"], arch=arch, tp=tp)
+        compared += 1
+        said = f"{outcome['draft']} on {outcome['engine']} {arch}, tp {tp}: {answer.error}"
+        if answer.verdict != outcome["verdict"]:
+            faults.append(f"{said}: {answer.verdict}, not {outcome['verdict']}")
+        elif answer.verdict == "REFUSED":
+            # The first words: what follows are numbers and lists of the engine's.
+            same = (answer.error or "")[:40] == outcome["error"][:40]
+            if not same and outcome["draft"] not in OTHER_TEXT:
+                faults.append(f"{said}: not {outcome['error']}")
+    assert faults == []
+    assert compared > 600
+
+
+def test_every_row_of_results_names_a_case_that_is_made(formats: list[Recipe]) -> None:
+    made = {f"broken--{broken.name}" for broken in BROKEN}
+    made |= {f"{family}--{recipe.name}" for family in FAMILIES for recipe in formats}
+    recipes = {path.stem for path in Path(__file__).parents[1].glob("recipes/*.yaml")}
+    made |= {f"{family}--{name}" for family in FAMILIES for name in (*recipes, "unquantized")}
+    assert {outcome["draft"] for outcome, _, _ in outcomes()} <= made
+
+
+@pytest.mark.parametrize("name", sorted(REPLACED))
+def test_fused_parts_without_their_alias_are_cast(folders: Path, name: str) -> None:
+    for engine, arch in (("vllm", "sm90"), ("sglang", "gfx942")):
+        answer = check_draft(folders / name, engine=engine, arch=arch)
+        assert answer.verdict == "LOADS BUT WRONG"
+        assert "q_proj.weight: BF16 -> F8_E4M3" in (answer.error or "")
+
+
+def test_layers_name_what_fills_them(folders: Path) -> None:
+    folder = folders / "broken--o-proj-kept-modelopt"
+    layers = {
+        layer.module: layer for layer in check_draft(folder, engine="vllm", arch="sm90").layers
+    }
+    qkv = layers["model.layers.0.self_attn.qkv_proj"]
+    assert qkv.quantized
+    assert qkv.scheme == "ModelOptLinearMethod"
+    assert len(qkv.tensors) == 9
+    assert not layers["model.layers.0.self_attn.o_proj"].quantized
+    assert not layers["model.fc"].quantized
+
+
+@pytest.mark.parametrize(
+    ("rule", "pattern", "name", "expected"),
+    [
+        (exact_or_regex, "model.fc", "model.fc", True),
+        (exact_or_regex, "fc", "model.fc", False),
+        (exact_or_regex, "*fc*", "model.fc", False),
+        (exact_or_regex, "re:.*fc$", "model.fc", True),
+        (exact_or_regex, "re:fc", "model.fc", False),
+        (suffix_or_regex, "fc", "model.fc", True),
+        (suffix_or_regex, "c", "model.fc", False),
+        (substring_or_wildcard, "fc", "model.fc", True),
+        (substring_or_wildcard, "*fc*", "model.fc", True),
+        (substring_or_wildcard, "re:.*fc$", "model.fc", False),
+        (dotted_path, "fc", "model.fc", True),
+        (dotted_path, "mlp.gate", "model.mlp.gate_up_proj", False),
+        (star_on_parts, "o_*", "model.self_attn.o_proj", True),
+        (star_on_parts, "re:.*fc$", "model.fc", False),
+    ],
+)
+def test_exclude_rules(rule: Any, pattern: str, name: str, expected: bool) -> None:
+    assert rule(pattern, name) is expected
+
+
+def test_a_broken_regular_expression_is_unsure() -> None:
+    with pytest.raises(UnsureError, match="no regular expression"):
+        exact_or_regex("re:(", "model.fc")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_launch_of_an_unquantized_draft(tmp_path: Path, engine: str) -> None:
+    answer = check_draft(tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True), engine=engine)
+    assert answer.verdict == "LOADS"
+    flag = "--speculative-draft-model-quantization unquant"
+    assert (flag in (answer.launch or "")) == (engine == "sglang")
+    assert str(tmp_path / "d") in (answer.launch or "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"version": "0.99"}, "version 0.99"),
+        ({"arch": "sm75"}, "never executed"),
+        ({"tp": 3}, "num_attention_heads"),
+    ],
+)
+def test_what_was_not_executed_is_unknown(tmp_path: Path, asked: dict[str, Any], why: str) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True)
+    answer = check_draft(draft, engine="vllm", **asked)
+    assert answer.verdict == "UNKNOWN"
+    assert why in " ".join(finding.text for finding in answer.findings)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"quant_method": "gptq", "bits": 4},
+        {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+        {"quant_method": "quark", "surprise": 1},
+        {"quant_method": "fp8", "activation_scheme": 7},
+    ],
+)
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_declarations_that_are_not_understood_are_unknown(
+    tmp_path: Path, change: dict[str, Any], engine: str
+) -> None:
+    draft = tiny_eagle3_llama(
+        tmp_path / "d", pruned_vocabulary=True, config={"quantization_config": change}
+    )
+    answer = check_draft(draft, engine=engine, arch="sm90")
+    refused = engine == "tensorrt-llm" and change["quant_method"] == "quark"
+    assert answer.verdict == ("REFUSED" if refused else "UNKNOWN")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_scheme_in_no_table_is_unknown(workshop: Workshop, engine: str) -> None:
+    recipe = format_recipe("compressed-tensors", "fp8-channel", "fp8-token")
+    folder = workshop.quantize(workshop.source("eagle3-llama"), recipe, f"renamed-{engine}")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["quant_method"] = "gptq_marlin"
+    (folder / "config.json").write_text(json.dumps(config))
+    answer = check_draft(folder, engine=engine, arch="sm90")
+    assert answer.verdict == "UNKNOWN"
+    assert "not in the table of what was executed" in (answer.error or "")
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": []}))
+    with pytest.raises(CheckpointError, match="expected an object with quant_method"):
+        check_draft(folder, engine=engine, arch="sm90")
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "midlayer.self_attn.k_scale"])
+def test_names_that_were_not_executed_are_unknown(tmp_path: Path, name: str) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True)
+    tensors = read_tensors(draft)
+    write_tensors(draft, {**tensors, name: tensors["norm.weight"]}, metadata={"format": "pt"})
+    assert check_draft(draft, engine="vllm", arch="sm90").verdict == "UNKNOWN"
+
+
+def test_a_layer_number_of_the_target_is_unknown(workshop: Workshop) -> None:
+    source = workshop.source("eagle3-llama")
+    folder = workshop.quantize(
+        source, format_recipe("compressed-tensors", "fp8-channel", "fp8-token"), "numbered"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["ignore"].append("model.layers.61.self_attn.o_proj")
+    (folder / "config.json").write_text(json.dumps(config))
+    answer = check_draft(folder, engine="vllm", arch="sm90")
+    assert answer.verdict == "UNKNOWN"
+    assert "counts the draft's layers after the target's" in (answer.error or "")
+
+
+def test_tensorrt_llm_was_read_only(folders: Path) -> None:
+    quark = check_draft(folders / "broken--quark-exclude-bare", engine="tensorrt-llm")
+    assert quark.verdict == "REFUSED"
+    assert "read, not executed" in (quark.error or "")
+    other = check_draft(folders / "broken--nvfp4-global-scale-shared", engine="tensorrt-llm")
+    assert other.verdict == "UNKNOWN"
+
+
+def test_bad_input_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder"):
+        check_draft(tmp_path / "nowhere", engine="vllm")
+    with pytest.raises(CheckpointError, match="engines: vllm, sglang"):
+        check_draft(tmp_path, engine="ollama")
+
+
+@pytest.mark.parametrize(
+    ("case", "arguments", "code", "parts"),
+    [
+        ("eagle3-llama--unquantized", ["sglang"], 0, ("LOADS", "unquant", "qkv_proj")),
+        ("broken--quark-exclude-bare", ["vllm"], 1, ("LOADS BUT WRONG", "exclude fc so that")),
+        ("broken--mla-model-type", ["vllm"], 1, ("REFUSED", "kimi_k2")),
+        ("broken--mla-model-type", ["vllm", "--arch", "gfx942"], 3, ("UNKNOWN",)),
+        ("broken--o-proj-kept-regex", ["sglang"], 3, ("depends on the GPU", "gfx942 REFUSED")),
+        ("nowhere", ["vllm"], 2, ()),
+    ],
+)
+def test_the_command(
+    folders: Path,
+    case: str,
+    arguments: list[str],
+    code: int,
+    parts: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", str(folders / case), "--engine", *arguments]) == code
+    out = capsys.readouterr().out
+    for part in parts:
+        assert part in out
+
+
+def test_the_command_in_json(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(folders / "broken--quark-exclude-bare")
+    assert main(["check", folder, "--engine", "vllm", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["verdict"] == "LOADS BUT WRONG"
+    assert answer["findings"][0]["remedy"] == answer["remedy"]
+
+
+def test_check_imports_no_torch(folders: Path) -> None:
+    code = (
+        "import sys; from draftquant.scripts.cli import main;"
+        " main(['check', sys.argv[1], '--engine', 'vllm']);"
+        " sys.exit(not {'torch', 'transformers', 'quark', 'modelopt'}.isdisjoint(sys.modules))"
+    )
+    folder = str(folders / "broken--nvfp4-global-scales-differ")
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
