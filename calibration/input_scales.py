@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..quantize.loading import LoadedDraft
-from ..quantize.numerics import fp8_scale
+from ..quantize.numerics import fp8_scale, nvfp4_global_scale
+from ..recipes import ActivationFormat
 from .draft_inputs import check_trace_fits, first_hidden
 from .errors import CalibrationError
 from .predictions import draft_predictions, num_draft_tokens_fault
@@ -22,13 +23,26 @@ from .traces import TraceFolder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputScale:
-    """Statistics of one linear's input: `absmax`, and the FP8 `scale` = absmax / 448 in float32.
+    """Statistics of one linear's input: `absmax`, and the `scale` that is stored; see `stored_scale`.
 
     Linears that engines fuse (q/k/v, gate/up) read one tensor and get one scale.
     """
 
     absmax: float
     scale: float
+
+
+FP8_PER_TENSOR = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
+
+
+def stored_scale(absmax: float, activations: ActivationFormat) -> float:
+    """What a linear stores of its input: absmax / 448 (FP8), absmax / (6 * 448) (NVFP4), float32.
+
+    NVFP4's is the global scale of the scales of groups, as for weights. Zero absmax gives 1.
+    Source: ModelOpt 0.47 `NVFP4QTensor.get_activation_scaling_factor`.
+    """
+    rule = nvfp4_global_scale if activations.dtype == "nvfp4" else fp8_scale
+    return float(rule(torch.tensor(absmax)))
 
 
 class _AbsmaxObserver:
@@ -50,6 +64,7 @@ def measure_input_scales(
     traces: TraceFolder,
     *,
     num_draft_tokens: int,
+    activations: ActivationFormat = FP8_PER_TENSOR,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Mapping[str, InputScale]:
     """Take the absmax of every attention and MLP input over all that K draft tokens need.
@@ -61,6 +76,7 @@ def measure_input_scales(
         draft: the draft to quantize, in BF16 or wider values.
         traces: recorded for calibration, not the ones that the gate judges on.
         num_draft_tokens: K, as it will be served.
+        activations: the format that the scales are stored for.
         on_progress: called with (prompts done, prompts).
 
     Returns:
@@ -98,11 +114,11 @@ def measure_input_scales(
             raise CalibrationError(draft.name, f"{name}: an input is NaN or infinite",
                                    fix="inspect the draft's weights")  # fmt: skip
     found = {name: value for name, value in absmax.items() if value is not None}
-    return _with_scales(found, draft.family.fused_linears)
+    return _with_scales(found, draft.family.fused_linears, activations)
 
 
 def _with_scales(
-    absmax: Mapping[str, float], fused: Sequence[tuple[str, ...]]
+    absmax: Mapping[str, float], fused: Sequence[tuple[str, ...]], activations: ActivationFormat
 ) -> Mapping[str, InputScale]:
     """One scale per group of fused linears, the largest of its members."""
     largest: dict[tuple[str, ...], float] = {}
@@ -112,7 +128,7 @@ def _with_scales(
     scales: dict[str, InputScale] = {}
     for name in absmax:
         value = largest[_group(name, fused)]
-        scales[name] = InputScale(absmax=value, scale=float(fp8_scale(torch.tensor(value))))
+        scales[name] = InputScale(absmax=value, scale=stored_scale(value, activations))
     return scales
 
 

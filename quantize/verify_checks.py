@@ -16,8 +16,13 @@ from .verify_report import Fault
 
 QUANTIZABLE = ("attention", "mlp")
 # What engines call the linears that they fuse: SGLang 0.5.23 and vLLM 0.33 match excludes on these.
-_FUSED_NAMES = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
-                "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}  # fmt: skip
+_FUSED_NAMES = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), ("qkv_proj",)),
+    **dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj",)),
+    **dict.fromkeys(
+        ("q_a_proj", "kv_a_proj_with_mqa"), ("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa")
+    ),
+}
 _REPLACED_LATER = "README.md"  # `draftquant card` writes its own
 
 
@@ -215,7 +220,7 @@ def _runtime_names(row: Row) -> list[str]:
     canonical = row.canonical.removesuffix(".weight")
     parent, _, leaf = canonical.rpartition(".")
     block = parent.rpartition(".")[2]  # self_attn or mlp
-    leaves = [leaf, _FUSED_NAMES[leaf]] if leaf in _FUSED_NAMES else [leaf]
+    leaves = [leaf, *_FUSED_NAMES.get(leaf, ())]
     names = [_module(row), canonical]
     for part in leaves:
         # vLLM numbers the draft's layer after the target's; SGLang drops layer and block.

@@ -141,3 +141,18 @@ def test_one_flipped_bit_of_the_codes_is_found(
     report = verify(out, draft)
     assert not report.ok
     assert any("up_proj" in fault.where for fault in report.faults)
+
+
+def test_a_damaged_zero_point_of_awq_is_found(draft: Path, tmp_path: Path) -> None:
+    case = next(case for case in CASES if case[0] == "awq")
+    plan = make_plan(recipe(*case), read_draft(Checkpoint.open(draft)))
+    out = tmp_path / "out"
+    quantize_draft(plan, out, source=resolve_draft(str(draft)))
+    tensors = read_tensors(out)
+    name = "midlayer.mlp.up_proj.qzeros"
+    changed = bytearray(tensors[name].data)
+    changed[5] = 0x87
+    tensors[name] = tensors[name]._replace(data=bytes(changed))
+    write_tensors(out, tensors, metadata={"format": "pt"})
+    faults = verify(out, draft).faults
+    assert (name, "another zero point") in [(fault.where, fault.got) for fault in faults]

@@ -11,6 +11,8 @@ from draftquant.calibration.prompts import Prompt, read_prompts
 from draftquant.calibration.record import record_traces
 from draftquant.calibration.traces import TraceFolder
 from draftquant.quantize.loading import LoadedDraft, load_draft
+from draftquant.recipes import ActivationFormat
+from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
 from tied_pair import prompt_tokens, save_draft, save_target
 
@@ -60,6 +62,34 @@ def test_every_linear_has_a_scale_and_fused_ones_share_it(
     assert len({scale.absmax for scale in scales.values()}) == 4
     for scale in scales.values():
         assert scale.scale == float(torch.tensor(scale.absmax, dtype=torch.float32) / 448)
+
+
+def test_nvfp4_stores_the_global_scale_of_its_groups(
+    draft: LoadedDraft, traces: TraceFolder
+) -> None:
+    """Six, the largest FP4, times 448, the largest FP8 scale of a group: 2688."""
+    nvfp4 = ActivationFormat(dtype="nvfp4", granularity="group", dynamic=True)
+    scales = measure_input_scales(draft, traces, num_draft_tokens=3, activations=nvfp4)
+    fp8 = measure_input_scales(draft, traces, num_draft_tokens=3)
+    assert {name: s.absmax for name, s in scales.items()} == {n: s.absmax for n, s in fp8.items()}
+    for scale in scales.values():
+        assert scale.scale == float(torch.tensor(scale.absmax, dtype=torch.float32) / 2688)
+
+
+def test_quantize_calibrates_for_the_recipes_activations(folder: Path, tmp_path: Path) -> None:
+    """The scale on disk, from the command line: a sixth of FP8's."""
+    stored: dict[str, dict[str, torch.Tensor]] = {}
+    for dtype, recipe in (("nvfp4", "blackwell-nvfp4"), ("fp8", "blackwell-fp8")):
+        out = tmp_path / dtype
+        arguments = ["--traces", str(folder / "traces"), "--num-draft-tokens", "3"]
+        command = ["quantize", str(folder / "draft"), "--recipe", recipe, "--out", str(out)]
+        assert main([*command, *arguments, "--backend", "torch"]) == 0
+        tensors = load_file(out / "model.safetensors")
+        stored[dtype] = {n: t for n, t in tensors.items() if n.endswith(".input_scale")}
+    assert len(stored["fp8"]) == 7
+    for name, scale in stored["fp8"].items():
+        # Both are one float32 division of one absmax: two roundings of 2^-24.
+        torch.testing.assert_close(stored["nvfp4"][name] * 6, scale, rtol=2**-22, atol=0)
 
 
 def test_the_first_step_alone_would_clip_the_later_ones(tmp_path: Path) -> None:

@@ -8,15 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.backends.quark import _quark_process_state
-from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.backends import get_backend
+from draftquant.quantize.backends.modelopt import _run_modelopt
+from draftquant.quantize.backends.quark import _quark_process_state, _weight_spec
+from draftquant.quantize.layouts import Columns, get_layout
 from draftquant.quantize.packing import int4_words
+from draftquant.quantize.safetensors_header import TensorInfo
 from draftquant.recipes import ActivationFormat, WeightFormat, load_recipe
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
 FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
 FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
+INT4_GROUP = WeightFormat(dtype="int4", granularity="group", group_size=32, symmetric=True)
+NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
+MXFP4 = WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True)
 PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
 STATIC = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
 
@@ -56,7 +63,65 @@ def without_excludes(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in keys}
 
 
+def gaussian(dtype: torch.dtype) -> Tensor:
+    weight = torch.randn(24, 128, generator=torch.Generator().manual_seed(0)) * 0.02
+    weight[3, :32] = 0
+    return weight.to(dtype)
+
+
+def stored_by_us(recipe_name: str, weights: WeightFormat, weight: Tensor) -> dict[str, Tensor]:
+    """The tensors of one linear in a recipe's layout, by suffix."""
+    recipe = dataclasses.replace(load_recipe(recipe_name), weights=weights, activations=None)
+    layout, block = get_layout(recipe.layout), get_backend("torch").quantize(weight, weights)
+    dtype = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[weight.dtype]
+    info = TensorInfo(
+        name="m.weight", dtype=dtype, shape=tuple(weight.shape), file="x", start=0, stop=0
+    )
+    tensors = dict(layout.encode_whole(info, block, recipe, None))
+    for name, rows in layout.encode_rows("m", block, weights).items():
+        tensors[name] = rows.tensor if isinstance(rows, Columns) else rows
+    assert {t.name: t.shape for t in layout.stored(info, recipe)} == {
+        name: tuple(tensor.shape) for name, tensor in tensors.items()
+    }
+    return {name.removeprefix("m."): tensor for name, tensor in tensors.items()}
+
+
+def assert_same_bytes(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert (ours[name].dtype, ours[name].shape) == (tensor.dtype, tensor.shape), name
+        raw = tensor.detach().flatten().view(torch.uint8)
+        assert torch.equal(ours[name].flatten().view(torch.uint8), raw), name
+
+
 # Quark
+
+
+@needs_quark
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("recipe", "weights"), [("mi325x-w4a8", INT4_GROUP), ("mi355-mxfp4", MXFP4)]
+)
+def test_quark_exports_the_same_groups(
+    recipe: str, weights: WeightFormat, dtype: torch.dtype
+) -> None:
+    """Its whole export of one linear: INT4 groups transposed, MXFP4 exponents as bytes."""
+    weight = gaussian(dtype)
+    with torch.no_grad(), _quark_process_state():
+        from quark.torch import ModelQuantizer
+        from quark.torch.export.nn.modules.qparamslinear import QParamsLinear
+        from quark.torch.quantization.config.config import QConfig, QLayerConfig
+
+        linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        linear.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+        layer = QLayerConfig(weight=_weight_spec(weights))
+        quantizer = ModelQuantizer(QConfig(global_quant_config=layer))
+        frozen = quantizer.freeze(quantizer.quantize_model(torch.nn.Sequential(linear), None))[0]
+        exported = QParamsLinear(frozen, custom_mode="quark", pack_method="reorder")
+    theirs = {"weight": exported.weight.data, "weight_scale": exported.weight_quantizer.scale}
+    if weights == INT4_GROUP:
+        theirs["weight_zero_point"] = exported.weight_quantizer.zero_point
+    assert_same_bytes(stored_by_us(recipe, weights, weight), theirs)
 
 
 def quark_config(weights: WeightFormat, activations: ActivationFormat | None) -> Any:
@@ -121,6 +186,17 @@ def test_quark_packs_the_same_words() -> None:
 
 
 # ModelOpt
+
+
+@needs_modelopt
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_modelopt_exports_the_same_nvfp4(dtype: torch.dtype) -> None:
+    weight = gaussian(dtype)
+    with torch.no_grad():
+        theirs = _run_modelopt(weight, NVFP4).state_dict()
+    names = ("weight", "weight_scale", "weight_scale_2")
+    ours = stored_by_us("blackwell-nvfp4", NVFP4, weight)
+    assert_same_bytes(ours, {name: theirs[name] for name in names})
 
 
 @needs_modelopt

@@ -15,7 +15,11 @@ from .declaration import Declaration, read_declaration
 from .walk import Walk
 
 ENGINES = {engine.name: engine for engine in (vllm.ENGINE, sglang.ENGINE, tensorrt_llm.ENGINE)}
-_READ = {"EAGLE3LlamaForCausalLM": "LlamaForCausalLMEagle3"}
+_READ = {
+    "EAGLE3LlamaForCausalLM": "LlamaForCausalLMEagle3",
+    "Eagle3DeepSeekV3ForCausalLM": "Eagle3DeepseekV3ForCausalLM",
+}
+"""TensorRT-LLM's names of architectures -> those that the families read."""
 
 
 def check_draft(

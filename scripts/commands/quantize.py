@@ -158,9 +158,15 @@ def _calibrated(
     shared = shared_tables(traces, options.target)
     draft = load_draft(plan.draft.checkpoint.folder, shared=shared)
     num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, [draft])
+    activations = plan.recipe.activations
+    assert activations is not None  # `needs_input_scales` says so
     with progress_bar("calibrate", len(traces)) as bar:
         found = measure_input_scales(
-            draft, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set
+            draft,
+            traces,
+            num_draft_tokens=num_draft_tokens,
+            activations=activations,
+            on_progress=bar.set,
         )
     stderr().print(f"input scales from {len(traces)} traces, steps 1..{num_draft_tokens}")
     scales = {modules[name]: scale.scale for name, scale in found.items() if name in modules}
