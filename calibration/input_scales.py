@@ -23,7 +23,7 @@ from .traces import TraceFolder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputScale:
-    """Statistics of one linear's input: `absmax`, and the `scale` that is stored; see `stored_scale`.
+    """Statistics of one linear's input: `absmax`, and the `scale` that `stored_scale` makes of it.
 
     Linears that engines fuse (q/k/v, gate/up) read one tensor and get one scale.
     """

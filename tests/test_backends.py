@@ -114,6 +114,31 @@ def test_modelopt_refuses_int4_and_names_who_can(monkeypatch: pytest.MonkeyPatch
     assert "backend: torch" in caught.value.fix
 
 
+REFUSED_FORMATS: list[tuple[BackendName, WeightFormat, str]] = [
+    ("modelopt", WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True),
+     "got mxfp4 per group of 32"),
+    ("modelopt", WeightFormat(dtype="fp8_e4m3", granularity="block", group_size=128,
+                              symmetric=True), "got fp8_e4m3 per block of 128"),
+    ("quark", WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True),
+     "nvfp4 per group of 16 is not computed"),
+    ("quark", WeightFormat(dtype="fp8_e4m3", granularity="block", group_size=128,
+                           symmetric=True), "fp8_e4m3 per block of 128 is not computed"),
+    ("quark", WeightFormat(dtype="int4", granularity="group", group_size=128, symmetric=True,
+                           scale_dtype="float16"), "scale_dtype float16 is not computed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "weights", "message"), REFUSED_FORMATS)
+def test_formats_that_a_toolkit_does_not_compute_are_refused(
+    name: BackendName, weights: WeightFormat, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report_version(monkeypatch, "nvidia-modelopt", "0.47.0")
+    report_version(monkeypatch, "amd-quark", "0.13")
+    with pytest.raises(BackendError, match=message) as caught:
+        get_backend(name).check(weights)
+    assert "backend: torch" in caught.value.fix
+
+
 def test_quark_refuses_a_format_that_no_layout_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     report_version(monkeypatch, "amd-quark", "0.13")
     per_tensor = WeightFormat(dtype="int4", granularity="tensor", symmetric=True)

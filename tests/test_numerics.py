@@ -8,11 +8,14 @@ from draftquant.quantize.backends import get_backend
 from draftquant.quantize.numerics import (
     FP8,
     QuantizedWeight,
+    fp4_codes,
     fp8_codes,
     fp8_rounded,
     fp8_scale,
     int4_codes,
     int4_scale,
+    mxfp4_codes,
+    mxfp4_scale,
     row_absmax,
 )
 from draftquant.recipes.schema import WeightFormat
@@ -217,3 +220,23 @@ def test_int4_scale_is_that_of_compressed_tensors(seed: int) -> None:
     theirs, zero_point = calculate_qparams(low, high, args)
     assert torch.equal(int4_scale(weight), theirs)
     assert not zero_point.any()
+
+
+def test_fp4_keeps_the_sign_of_what_rounds_to_zero_and_mxfp4_does_not() -> None:
+    """0.25 is the tie between 0 and 0.5 and goes to zero; -0.0 has no sign to keep."""
+    x = torch.tensor([[-0.25, 0.25, -0.0, -0.26, -6.0, 5.0, 5.1]])
+    assert fp4_codes(x).tolist() == [[8, 0, 0, 9, 15, 6, 7]]
+    assert mxfp4_codes(x, torch.ones(1, 1)).tolist() == [[0, 0, 0, 9, 15, 6, 7]]
+
+
+def test_mxfp4_scale_by_hand() -> None:
+    """Four times the scale is the power of two below absmax, from mantissa 1.75 on the one above.
+
+    At the top 1.75 * 2^127 rounds to infinity: the largest scale, 2^127, as Quark 0.13 has it.
+    """
+    absmax = torch.tensor(
+        [[1.0], [1.74], [1.75], [6.0], [7.0], [1.7 * 2.0**127], [1.75 * 2.0**127]]
+    )
+    exponents = [-2, -2, -1, 0, 1, 125, 127]
+    assert mxfp4_scale(absmax).log2().flatten().tolist() == exponents
+    assert mxfp4_scale(torch.zeros(1, 32)).item() == 2.0**-127

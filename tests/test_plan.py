@@ -194,9 +194,7 @@ OVERHEAD = {
     "fp8-ptpc": {"weight_scale": 4 * ROWS},
     "blackwell-fp8": {"weight_scale": 7 * 4, "input_scale": 7 * 4},
     "blackwell-fp8-mla": {"weight_scale": 4 * ROWS},
-    "blackwell-nvfp4": {
-        "weight_scale": CODES // 16, "weight_scale_2": 7 * 4, "input_scale": 7 * 4
-    },
+    "blackwell-nvfp4": {"weight_scale": CODES // 16, "weight_scale_2": 7 * 4, "input_scale": 7 * 4},
 }
 
 

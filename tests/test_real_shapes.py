@@ -189,8 +189,7 @@ def test_kept_linears_are_those_that_engines_want_in_floating_point(
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_recipe_takes_a_draft_of_every_divisor(tmp_path: Path, name: str) -> None:
-    """Recipes with groups take those whose inputs are whole groups, and name the ones that are not.
-    """
+    """Recipes with groups take whole groups of inputs, and name what is not."""
     for divide in REAL_DRAFTS[name].divisors:
         draft = read_draft(write_headers(tmp_path / str(divide), name, divide=divide))
         assert len(draft.rows) == PUBLISHED[name].tensors

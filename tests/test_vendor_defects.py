@@ -13,6 +13,7 @@ import pytest
 import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.errors import BackendError
+from draftquant.quantize.layouts.base import exponent_bytes
 from draftquant.quantize.numerics import fp8_codes, fp8_scale
 from draftquant.recipes.schema import WeightFormat
 from safetensors import safe_open
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
 FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
 FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
+NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
 LINEAR = "model.layers.0.self_attn.q_proj"
 ORDER, REORDER = (0, 1, 2, 3, 4, 5, 6, 7), (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -107,6 +109,19 @@ def test_modelopt_gives_nan_for_an_all_zero_weight() -> None:
     ours = get_backend("modelopt").quantize(weight, FP8_TENSOR)
     assert ours.scale.tolist() == [[1.0]]
     assert not ours.codes.view(torch.uint8).any()
+
+
+@needs_modelopt
+def test_modelopt_gives_nan_for_an_all_zero_weight_in_nvfp4() -> None:
+    weight = torch.zeros(8, 32, dtype=torch.bfloat16)
+    groups = {-1: 16, "type": "dynamic", "scale_bits": (4, 3)}
+    attributes = {"num_bits": (2, 1), "axis": None, "block_sizes": groups}
+    exported = modelopt_export(modelopt_quantized(weight, attributes), torch.float32)
+    assert exported["weight_scale_2"].item() == 0.0
+    assert exported["weight_scale"].float().isnan().all()
+    ours = get_backend("modelopt").quantize(weight, NVFP4)
+    assert ours.global_scale == 1
+    assert not ours.dequantized().any()
 
 
 @needs_modelopt
@@ -213,6 +228,16 @@ def test_quark_contract_of_the_export_internals() -> None:
     assert expected <= inspect.signature(get_real_quantizer).parameters.keys()
     codes = torch.arange(8)
     assert PackMethod(None, "int4").pack(codes, False) is codes
+
+
+@needs_quark
+def test_quark_stores_the_smallest_mxfp4_scale_twice_as_large() -> None:
+    """2^-127, the scale of an all-zero group, is subnormal: Quark's logarithm gives 2^-126."""
+    from quark.torch.utils.numerics import to_e8m0_uint8
+
+    scales = torch.tensor([2.0**-127, 2.0**-126, 1.0, 2.0**127])
+    assert to_e8m0_uint8(scales).tolist() == [1, 1, 127, 254]
+    assert exponent_bytes(scales).tolist() == [0, 1, 127, 254]
 
 
 @needs_quark

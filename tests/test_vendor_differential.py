@@ -115,11 +115,15 @@ def same_bits(ours: QuantizedWeight, theirs: QuantizedWeight) -> bool:
     if ours.global_scale is not None and theirs.global_scale is not None:
         pairs.append((ours.global_scale, theirs.global_scale))
     alike = (ours.global_scale is None) == (theirs.global_scale is None)
-    return alike and ours.group_size == theirs.group_size and all(
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
-        for a, b in pairs
+    return (
+        alike
+        and ours.group_size == theirs.group_size
+        and all(
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+            for a, b in pairs
+        )
     )
 
 

@@ -27,7 +27,7 @@ class ModelOptBackend:
     streams_rows = False
 
     def check(self, weights: WeightFormat) -> None:
-        """Fail unless ModelOpt 0.47 is here and its export packs the format; see `Backend.check`."""
+        """Fail unless ModelOpt 0.47 is here and exports the format; see `Backend.check`."""
         if weights.dtype not in ("fp8_e4m3", "nvfp4") or weights.granularity == "block":
             raise BackendError(
                 "backend modelopt",
