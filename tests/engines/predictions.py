@@ -1,9 +1,10 @@
 """What `draftquant check` says of the cases, beside what the engines did."""
 
-import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
+
+from draftquant.quantize.engines import check_draft
 
 Verdict = Literal["LOADS", "LOADS BUT WRONG", "REFUSED", "UNKNOWN"]
 
@@ -17,29 +18,24 @@ def predicted(folder: Path, engine: str, arch: str, tp: int) -> Verdict:
         arch: "sm90", "sm100" or "gfx942".
         tp: number of tensor-parallel shards.
     """
-    from draftquant.quantize.engines import check_draft
-
     verdict: Verdict = check_draft(folder, engine=engine, arch=arch, tp=tp).verdict
     return verdict
 
 
-def find_mismatches(folders: Path, outcomes: Iterable[Mapping[str, Any]]) -> list[str] | None:
-    """Every prediction that is not what the engine did; None as long as there is no `check`.
+def find_mismatches(folders: Path, outcomes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Every prediction that is not what the engine did.
 
     What the fakes could not tell (UNKNOWN) refutes no prediction. `check` may not say UNKNOWN
     where the engine gave an answer: that would be a hole in it.
     """
-    if importlib.util.find_spec("draftquant.quantize.engines") is None:
-        return None
-    return [
-        f"{outcome['draft']} on {outcome['engine']} {outcome['arch']}, tp {outcome['tp']}:"
-        f" check says {said}, the engine {outcome['verdict']} {outcome['error'] or ''}".rstrip()
-        for outcome in outcomes
-        if outcome["verdict"] != "UNKNOWN"
-        and (
-            said := predicted(
-                folders / outcome["draft"], outcome["engine"], outcome["arch"], outcome["tp"]
+    mismatches = []
+    for outcome in outcomes:
+        place = (outcome["engine"], outcome["arch"], outcome["tp"])
+        said = predicted(folders / outcome["draft"], *place)
+        if outcome["verdict"] not in ("UNKNOWN", said):
+            engine, arch, tp = place
+            mismatches.append(
+                f"{outcome['draft']} on {engine} {arch}, tp {tp}: check says {said},"
+                f" the engine {outcome['verdict']} {outcome['error'] or ''}".rstrip()
             )
-        )
-        != outcome["verdict"]
-    ]
+    return mismatches
