@@ -15,7 +15,7 @@ from .declared import DeclaredScheme
 from .decode import E2M1, Bytes, Floats, floats, read_rows, read_whole
 from .safetensors_header import TensorInfo
 from .scale_rule import INT4_SMALLEST_SCALE, scale_faults
-from .stored import scale_suffix
+from .stored import ZERO_POINTS, scale_suffix
 from .stored_linear import StoredLinear, spread
 from .verify_report import Fault, LinearFinding
 
@@ -31,7 +31,6 @@ FP4_MAX = np.float32(6)
 FP4_MIDPOINTS = (E2M1[:7] + E2M1[1:8]) / 2
 # w/s is computed with one rounding of the scale's inverse and one of the product, there a division.
 FP4_SLACK = np.float32(2.0**-21)
-_AWQ_ZERO_POINTS = 0x88  # two nibbles of 8: a code is stored as code + 8
 # One rounding of w/s to bfloat16 before the one to FP8 is tolerated: half an ulp of 8 bits.
 FP8_SLACK = 2.0**-8
 
@@ -291,7 +290,7 @@ def companion_faults(
     if "weight_zero_point" in values and read_whole(output, values["weight_zero_point"]).any():
         faults.append(Fault(where=values["weight_zero_point"].name, expected="all zero (symmetric)",
                             got="a non-zero zero point"))  # fmt: skip
-    if "qzeros" in values and (read_whole(output, values["qzeros"]) != _AWQ_ZERO_POINTS).any():
+    if "qzeros" in values and (read_whole(output, values["qzeros"]) != ZERO_POINTS["qzeros"]).any():
         faults.append(Fault(where=values["qzeros"].name, expected="8 in every nibble (symmetric)",
                             got="another zero point"))  # fmt: skip
     if "weight_shape" in values:

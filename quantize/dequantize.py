@@ -4,10 +4,8 @@ Engines without a kernel for a format can serve the result, and accept what the 
 make them accept. It holds weights only: the rounding of activations is not in it.
 """
 
-import fnmatch
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,12 +18,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint, read_json_object
+from .checkpoint import PROVENANCE_FILE, Checkpoint, read_json_object
 from .decode import Floats
 from .dequantize_plan import DequantizePlan, OutputTensor, plan_dequantization
 from .errors import CheckpointError, VerifyError
 from .hub import DraftSource
-from .staging import check_output, staged_output, sync, write_text
+from .side_files import (
+    SPARE_BYTES,
+    check_no_other_weights,
+    copy_side_files,
+    write_config_and_index,
+)
+from .staging import check_output, staged_output, write_text
 from .verify_dequantized import (
     QUANTIZED_ONLY,
     WORKERS,
@@ -45,8 +49,6 @@ _TORCH: dict[FloatDtype, torch.dtype] = {
     "F16": torch.float16,
     "F32": torch.float32,
 }
-_SPARE_BYTES = 16 << 20  # headers, config, provenance
-_OTHER_WEIGHTS = ("pytorch_model*", "consolidated*.pth", "*.ckpt", "*.gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,17 +114,19 @@ def dequantize_draft(
     checkpoint = Checkpoint.open(source.folder)
     plan = plan_dequantization(checkpoint, dtype)
     side_files = [file for file in checkpoint.side_files() if file not in QUANTIZED_ONLY]
-    _check_side_files(checkpoint.folder, side_files)
+    check_no_other_weights(
+        checkpoint.folder,
+        side_files,
+        travel="beside the dequantized ones",
+        made="dequantized",
+    )
     made_by = _provenance_of(checkpoint.folder)
     side_bytes = sum((checkpoint.folder / file).stat().st_size for file in side_files)
-    check_output(out, checkpoint.folder, needed_bytes=plan.bytes_after + side_bytes + _SPARE_BYTES)
+    check_output(out, checkpoint.folder, needed_bytes=plan.bytes_after + side_bytes + SPARE_BYTES)
     with staged_output(out) as staging:
         on_stage("write")
         _write_tensors(plan, staging, on_progress)
-        for file in side_files:
-            (staging / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(checkpoint.folder / file, staging / file)
-            sync(staging / file)
+        copy_side_files(checkpoint.folder, staging, side_files)
         _write_config(plan, staging)
         on_stage("verify")
         found = verify_dequantized(plan.source, staging, plan.dtype)
@@ -147,16 +151,6 @@ def dequantize_draft(
         provenance = _provenance(plan, source, argv, report, found) | {"quantized_by": made_by}
         write_text(staging / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
     return report
-
-
-def _check_side_files(folder: Path, side_files: Sequence[str]) -> None:
-    for file in side_files:
-        if any(fnmatch.fnmatch(Path(file).name, pattern) for pattern in _OTHER_WEIGHTS):
-            raise CheckpointError(
-                folder / file,
-                "the weights in another format would travel beside the dequantized ones",
-                fix="move this file out of the folder: the safetensors are what is dequantized",
-            )
 
 
 def _provenance_of(folder: Path) -> Mapping[str, Any] | None:
@@ -236,13 +230,9 @@ def _fits(magnitude: Floats, dtype: FloatDtype) -> npt.NDArray[np.bool_]:
 def _write_config(plan: DequantizePlan, staging: Path) -> None:
     """config.json without the declaration, and the index."""
     checkpoint = plan.source.checkpoint
-    if checkpoint.index is not None:
-        metadata = {**checkpoint.index.get("metadata", {}), "total_size": plan.bytes_after}
-        files = {output.stored.name: output.file for output in plan.outputs}
-        index = {"metadata": metadata, "weight_map": dict(sorted(files.items()))}
-        write_text(staging / INDEX_FILE, json.dumps(index, indent=2) + "\n")
     config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
-    write_text(staging / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    files = {output.stored.name: output.file for output in plan.outputs}
+    write_config_and_index(staging, checkpoint, config, files, plan.bytes_after)
 
 
 def _provenance(

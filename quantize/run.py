@@ -1,8 +1,6 @@
 """`quantize_draft`: plan in, published folder out. It appears whole and verified, or not at all."""
 
-import fnmatch
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +8,20 @@ from typing import Any
 
 from ..recipes.schema import recipe_sha256, to_mapping
 from .backends import Backend, get_backend
-from .checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE
+from .checkpoint import CONFIG_FILE, PROVENANCE_FILE
 from .errors import BackendError, CheckpointError, VerifyError
 from .execute import execute
 from .hub import DraftSource
 from .layouts import get_layout
 from .lints import config_changes, find_lints, fixed_config
 from .plan import Plan, Step
-from .staging import check_output, staged_output, sync, write_text
+from .side_files import (
+    SPARE_BYTES,
+    check_no_other_weights,
+    copy_side_files,
+    write_config_and_index,
+)
+from .staging import check_output, staged_output, write_text
 from .verify import VerifyReport, verify
 from .versions import package_version
 
@@ -77,7 +81,7 @@ def quantize_draft(
     side_files = plan.draft.checkpoint.side_files()
     _check_side_files(plan, side_files)
     side_bytes = sum((folder / file).stat().st_size for file in side_files)
-    check_output(out, folder, needed_bytes=plan.bytes_after + side_bytes + _SPARE_BYTES)
+    check_output(out, folder, needed_bytes=plan.bytes_after + side_bytes + SPARE_BYTES)
     with staged_output(out) as staging:
         on_stage("write")
         execute(
@@ -88,7 +92,7 @@ def quantize_draft(
             allow_zero_rows=allow_zero_rows,
             on_progress=on_progress,
         )
-        _copy_side_files(folder, staging, side_files)
+        copy_side_files(folder, staging, side_files)
         _write_config(plan, staging, changes)
         on_stage("verify")
         report = verify(staging, folder)
@@ -106,9 +110,6 @@ def quantize_draft(
             provenance |= {"input_scales": scales, "input_scale_origin": input_scale_origin}
         write_text(staging / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
     return QuantizeReport(out=out, plan=plan, verification=report, config_changes=changes)
-
-
-_SPARE_BYTES = 16 << 20  # headers, config, provenance
 
 
 def _checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:
@@ -133,19 +134,10 @@ def _checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str,
     return {module: scales[module] for module in modules}
 
 
-_OTHER_WEIGHTS = ("pytorch_model*", "consolidated*.pth", "*.ckpt", "*.gguf")
-
-
 def _check_side_files(plan: Plan, side_files: Sequence[str]) -> None:
     """What this run copies is neither a file that it writes nor the weights once more."""
     folder = plan.draft.checkpoint.folder
-    for file in side_files:
-        if any(fnmatch.fnmatch(Path(file).name, pattern) for pattern in _OTHER_WEIGHTS):
-            raise CheckpointError(
-                folder / file,
-                "the weights in another format would travel unquantized",
-                fix="move this file out of the folder: the safetensors are what is quantized",
-            )
+    check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
     for file in (PROVENANCE_FILE, "hf_quant_config.json"):
         if file in side_files:
             raise CheckpointError(
@@ -161,13 +153,6 @@ def _check_side_files(plan: Plan, side_files: Sequence[str]) -> None:
         )
 
 
-def _copy_side_files(folder: Path, staging: Path, side_files: Sequence[str]) -> None:
-    for file in side_files:
-        (staging / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / file, staging / file)
-        sync(staging / file)
-
-
 def _write_config(plan: Plan, staging: Path, changes: Mapping[str, Any]) -> None:
     """config.json with changes and the layout's declaration, the layout's own files, the index."""
     checkpoint = plan.draft.checkpoint
@@ -175,13 +160,9 @@ def _write_config(plan: Plan, staging: Path, changes: Mapping[str, Any]) -> None
     declared = layout.declare(plan.recipe, plan.kept_modules())
     for file, content in layout.side_files(declared).items():
         write_text(staging / file, json.dumps(content, indent=2) + "\n")
-    if checkpoint.index is not None:
-        files = {t.name: step.row.tensor.file for step in plan.steps for t in step.stored}
-        metadata = {**checkpoint.index.get("metadata", {}), "total_size": plan.bytes_after}
-        index = {"metadata": metadata, "weight_map": dict(sorted(files.items()))}
-        write_text(staging / INDEX_FILE, json.dumps(index, indent=2) + "\n")
     config = {**fixed_config(checkpoint.config, changes), "quantization_config": declared}
-    write_text(staging / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    stored = {t.name: step.row.tensor.file for step in plan.steps for t in step.stored}
+    write_config_and_index(staging, checkpoint, config, stored, plan.bytes_after)
 
 
 def _provenance(

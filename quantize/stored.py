@@ -18,6 +18,8 @@ COMPANIONS = (
     "qweight", "qzeros", "scales",
 )  # fmt: skip
 """Suffixes that only a quantized linear has."""
+ZERO_POINTS = {"weight_zero_point": 0x00, "qzeros": 0x88}
+"""Every byte of the zero points of symmetric codes; AWQ's are two nibbles of 8."""
 _PACKED_DTYPES = (FP8_DTYPE, "I32", "U8")
 
 

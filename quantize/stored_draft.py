@@ -14,11 +14,15 @@ from .decode import read_whole
 from .drafts import Draft, Row, read_config, read_draft
 from .errors import CheckpointError
 from .safetensors_header import TensorInfo
-from .stored import FLOAT_DTYPES, quantized_looking, scale_suffix, stored_parts, weight_suffix
+from .stored import (
+    FLOAT_DTYPES,
+    ZERO_POINTS,
+    quantized_looking,
+    scale_suffix,
+    stored_parts,
+    weight_suffix,
+)
 from .stored_linear import StoredLinear
-
-_ZERO_POINTS = {"weight_zero_point": 0x00, "qzeros": 0x88}
-"""Every byte of the zero points of symmetric codes; AWQ's are two nibbles of 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,7 @@ class StoredDraft:
         """
         module, scheme = row.tensor.name.removesuffix(".weight"), self._scheme_of(row)
         for suffix, part in self.parts(row).items():
-            expected = _ZERO_POINTS.get(suffix)
+            expected = ZERO_POINTS.get(suffix)
             if expected is not None and (read_whole(self.checkpoint, part) != expected).any():
                 raise CheckpointError(
                     self.checkpoint.folder,

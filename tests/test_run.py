@@ -248,7 +248,7 @@ def test_a_killed_run_publishes_nothing(tmp_path: Path, number: signal.Signals) 
         import sys, time
         from draftquant.quantize import run
         from draftquant.scripts.cli import main
-        run._copy_side_files = lambda *_: (print("written", flush=True), time.sleep(60))
+        run.copy_side_files = lambda *_: (print("written", flush=True), time.sleep(60))
         sys.exit(main(["quantize", "draft", "--recipe", "int4-channel", "--out", "out"]))
     """
     with subprocess.Popen(

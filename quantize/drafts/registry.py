@@ -34,13 +34,6 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
     """
     family, geometry = read_config(checkpoint)
     _check_marks(checkpoint, family)
-    if geometry.num_layers > len(checkpoint.tensors):  # before a table of that many layers is made
-        raise CheckpointError(
-            checkpoint.folder / CONFIG_FILE,
-            f"num_hidden_layers: {geometry.num_layers} layers, but {len(checkpoint.tensors)}"
-            " tensors in all",
-            fix="correct 'num_hidden_layers'",
-        )
     specs = family.tensor_specs(geometry)
     rows: dict[str, Row] = {}
     for name, tensor in checkpoint.tensors.items():
@@ -67,10 +60,11 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
 
 
 def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
-    """The family and geometry that config.json declares; the tensors are not looked at.
+    """The family and geometry that config.json declares; of the tensors, only the number counts.
 
     Raises:
-        CheckpointError: no family has this architecture, or a key is missing or wrong.
+        CheckpointError: no family has this architecture, a key is missing or wrong, or there are
+            more layers than tensors.
     """
     where = checkpoint.folder / CONFIG_FILE
     config = plain_config(checkpoint.config, where)
@@ -90,7 +84,15 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
             fix=f"supported: {', '.join(known)}",
         )
     sizes = where if config is checkpoint.config else f"{where}: {LAYER_CONFIG}"
-    return by_config[0], by_config[0].read_geometry(config, sizes)
+    geometry = by_config[0].read_geometry(config, sizes)
+    if geometry.num_layers > len(checkpoint.tensors):  # before a table of that many layers is made
+        raise CheckpointError(
+            where,
+            f"num_hidden_layers: {geometry.num_layers} layers, but {len(checkpoint.tensors)}"
+            " tensors in all",
+            fix="correct 'num_hidden_layers'",
+        )
+    return by_config[0], geometry
 
 
 def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..checkpoint import CONFIG_FILE, Checkpoint
+from ..checkpoint import Checkpoint
 from ..drafts import read_config
-from ..drafts.registry import FAMILIES
 from ..errors import CheckpointError
 from . import sglang, tensorrt_llm, vllm
 from .contract import STAGES, VERDICTS, Engine, EngineCheck, Finding, Layer, Question
@@ -75,8 +74,7 @@ def _check(checkpoint: Checkpoint, engine: Engine, arch: str, tp: int) -> Engine
     known = replace(
         checkpoint, config={**checkpoint.config, "architectures": [_READ.get(name, name)]}
     )
-    _, geometry = read_config(known)
-    family = next(f for f in FAMILIES if f.name == engine.architectures[name])
+    family, geometry = read_config(known)
     targets = checkpoint.config.get("num_target_layers")
     question = Question(
         family=family.name,
@@ -88,12 +86,6 @@ def _check(checkpoint: Checkpoint, engine: Engine, arch: str, tp: int) -> Engine
         arch=arch,
         tp=tp,
     )
-    if geometry.num_layers > len(checkpoint.tensors):
-        raise CheckpointError(
-            checkpoint.folder / CONFIG_FILE,
-            f"num_hidden_layers: {geometry.num_layers} layers in {len(checkpoint.tensors)} tensors",
-            fix="correct 'num_hidden_layers'",
-        )
     problem = engine.config_problem(question)
     walk = Walk(
         engine=engine,

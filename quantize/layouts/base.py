@@ -124,6 +124,18 @@ def scalar(value: "float | Tensor", shape: tuple[int, ...]) -> "Tensor":
     return torch.as_tensor(value, dtype=torch.float32).reshape(shape)
 
 
+def scalars(
+    module: str, block: "QuantizedWeight", recipe: Recipe, input_scale: float | None
+) -> dict[str, "Tensor"]:
+    """The one `weight_scale` [] of a matrix and its `input_scale` [], where it has them."""
+    whole = {}
+    if recipe.weights.granularity == "tensor":
+        whole[f"{module}.weight_scale"] = scalar(block.scale, ())
+    if input_scale is not None:
+        whole[f"{module}.input_scale"] = scalar(input_scale, ())
+    return whole
+
+
 def exponent_bytes(scale: "Tensor") -> "Tensor":
     """Float32 powers of two -> E8M0 bytes, exponent + 127, same shape."""
     import torch

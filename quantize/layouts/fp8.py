@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..safetensors_header import TensorInfo
-from .base import Columns, StoredTensor, last_parts, scalar
+from .base import Columns, StoredTensor, last_parts, scalars
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,13 +66,7 @@ class Fp8Layout:
         input_scale: float | None,
     ) -> "Mapping[str, Tensor]":
         """See `Layout.encode_whole`."""
-        module = weight.name.removesuffix(".weight")
-        whole = {}
-        if recipe.weights.granularity == "tensor":
-            whole[f"{module}.weight_scale"] = scalar(block.scale, ())
-        if input_scale is not None:
-            whole[f"{module}.input_scale"] = scalar(input_scale, ())
-        return whole
+        return scalars(weight.name.removesuffix(".weight"), block, recipe, input_scale)
 
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
         """See `Layout.declare`.

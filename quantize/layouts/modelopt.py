@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..safetensors_header import TensorInfo
-from .base import Columns, StoredTensor, check_divides, last_parts, scalar
+from .base import Columns, StoredTensor, check_divides, last_parts, scalar, scalars
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,13 +76,9 @@ class ModelOptLayout:
     ) -> "Mapping[str, Tensor]":
         """See `Layout.encode_whole`."""
         module = weight.name.removesuffix(".weight")
-        whole = {}
-        if recipe.weights.granularity == "tensor":
-            whole[f"{module}.weight_scale"] = scalar(block.scale, ())
+        whole = scalars(module, block, recipe, input_scale)
         if block.global_scale is not None:
             whole[f"{module}.weight_scale_2"] = scalar(block.global_scale, ())
-        if input_scale is not None:
-            whole[f"{module}.input_scale"] = scalar(input_scale, ())
         return whole
 
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:

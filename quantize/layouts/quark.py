@@ -12,7 +12,7 @@ from .base import (
     check_divides,
     excluded_spellings,
     exponent_bytes,
-    scalar,
+    scalars,
 )
 
 if TYPE_CHECKING:
@@ -86,14 +86,10 @@ class QuarkLayout:
         import torch
 
         module = weight.name.removesuffix(".weight")
-        whole: dict[str, Tensor] = {}
-        if recipe.weights.granularity == "tensor":
-            whole[f"{module}.weight_scale"] = scalar(block.scale, ())
+        whole = scalars(module, block, recipe, input_scale)
         for tensor in self.stored(weight, recipe):
             if tensor.name == f"{module}.weight_zero_point":
                 whole[tensor.name] = torch.zeros(tensor.shape, dtype=torch.int32)
-        if input_scale is not None:
-            whole[f"{module}.input_scale"] = scalar(input_scale, ())
         return whole
 
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
