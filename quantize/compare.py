@@ -12,10 +12,10 @@ import numpy as np
 
 from .checkpoint import Checkpoint
 from .declared import DeclaredScheme
-from .decode import E2M1, Bytes, Floats, floats, read_rows, read_whole
+from .decode import E2M1, Bytes, Floats, e4m3_rounded, floats, read_rows, read_whole
 from .safetensors_header import TensorInfo
 from .scale_rule import INT4_SMALLEST_SCALE, scale_faults
-from .stored import ZERO_POINTS, scale_suffix
+from .stored import INPUT_SCALES, ZERO_POINTS, scale_suffix
 from .stored_linear import StoredLinear, spread
 from .verify_report import Fault, LinearFinding
 
@@ -24,8 +24,11 @@ _KEPT_BLOCK = 2**21  # bytes
 _BLOCK = 2**17  # weights: three float32 arrays of a block fit the cache of a core
 
 INT4_MIN, INT4_MAX = -8.0, 7.0
-# w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 each, |w/s| <= 8.5.
+# w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 each, |w/s| <= 8.5. Of two
+# stages it is computed with three here, since s2 is s / s1: five in all, still less than 2^-18.
 INT4_BOUND = 0.5 + 2.0**-18
+# compressed-tensors 0.20 rounds w/s to the dtype of w: half an ulp of BF16 in [4, 8).
+INT4_ROUNDED_QUOTIENT = 2.0**-6
 FP8_MAX = 448.0
 FP4_MAX = np.float32(6)
 FP4_MIDPOINTS = (E2M1[:7] + E2M1[1:8]) / 2
@@ -37,12 +40,17 @@ FP8_SLACK = 2.0**-8
 
 @dataclass(slots=True, kw_only=True)
 class Compared:
-    """What one comparison found; hashes by tensor name."""
+    """What one comparison found; hashes by tensor name.
+
+    Attributes:
+        absmax: largest magnitude of the source weight; None unless its scales are good.
+    """
 
     faults: list[Fault] = field(default_factory=list)
     source_sha256: dict[str, str] = field(default_factory=dict)
     output_sha256: dict[str, str] = field(default_factory=dict)
     linear: LinearFinding | None = None
+    absmax: float | None = None
 
 
 def compare_kept(
@@ -85,6 +93,7 @@ def compare_linear(
     scheme: DeclaredScheme,
     *,
     absmax_scale: bool,
+    rounded_quotient: bool = False,
     on_bytes: OnBytes,
 ) -> Compared:
     """A quantized linear, its parts already checked by header, against its source weight.
@@ -95,13 +104,16 @@ def compare_linear(
         tensor: the source weight, [out_features, in_features].
         scheme: what `output` declares.
         absmax_scale: the scale must also be absmax / 7.5 (INT4) or absmax / 448 (FP8).
+        rounded_quotient: weight/scale may have been rounded to BF16 before it was rounded to INT4,
+            or to FP8 in a first stage.
         on_bytes: called with the number of bytes read.
     """
     module = tensor.name.removesuffix(".weight")
     found = Compared()
     linear = StoredLinear(output, scheme, module, in_features=tensor.shape[1])
     scale = linear.scale
-    smallest = INT4_SMALLEST_SCALE if scheme.weight_dtype == "int4" else 0.0
+    one_stage = scheme.weight_dtype == "int4" and scheme.first_stage is None
+    smallest = INT4_SMALLEST_SCALE if one_stage else 0.0
     good = np.isfinite(scale) & (scale > 0) & (scale >= smallest)
     if not good.all():
         row, group = map(int, np.argwhere(~good)[0])
@@ -109,7 +121,7 @@ def compare_linear(
         got = f"{int((~good).sum())} other(s), first {scale[row, group]} at row {row}"
         where = f"{module}.{scale_suffix(scheme)}"
         found.faults.append(Fault(where=where, expected=expected, got=got))
-    errors = _Errors(scheme, linear, tensor.shape)
+    errors = _Errors(scheme, linear, tensor.shape, rounded_quotient)
     stored = linear.codes_tensor
     digests = hashlib.sha256(), hashlib.sha256()
     for rows in _row_blocks(tensor.shape[0], max(1, _BLOCK // max(1, tensor.shape[1]))):
@@ -128,6 +140,7 @@ def compare_linear(
         if absmax_scale:
             found.faults += scale_faults(output, scheme, module, scale, errors.absmax)
         found.linear = errors.finding(module)
+        found.absmax = float(errors.absmax.max())
     return found
 
 
@@ -153,9 +166,16 @@ class _Errors:
     """
 
     def __init__(
-        self, scheme: DeclaredScheme, linear: StoredLinear, shape: tuple[int, ...]
+        self,
+        scheme: DeclaredScheme,
+        linear: StoredLinear,
+        shape: tuple[int, ...],
+        rounded_quotient: bool,
     ) -> None:
         self._scheme = scheme
+        self._rounded_quotient = rounded_quotient
+        one_stage = rounded_quotient and scheme.first_stage is None
+        self._int4_bound = INT4_BOUND + (INT4_ROUNDED_QUOTIENT if one_stage else 0)
         self._linear = linear
         self._in_features = shape[1]
         self._group = scheme.group_size or shape[1]
@@ -174,26 +194,41 @@ class _Errors:
         codes = self._linear.codes(rows, stored, out=self._buffer("codes", shape))
         own = self._linear.scale_of(rows)
         with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
-            self.absmax[rows.start : rows.stop] = _group_absmax(w, self._group)
+            self.absmax[rows.start : rows.stop] = group_absmax(w, self._group)
             scale = spread(own, self._scheme.group_size, self._in_features)
+            first = self._linear.first_scale
+            second = None if first is None else self._second_quotient(w, first, scale, codes)
             x = np.multiply(w, np.float32(1) / scale, out=w)
             error = np.subtract(x, codes, out=self._buffer("error", shape))
             self._square_error += _weighted_squares(error, scale)
             self._square += _weighted_squares(x, scale)
             if self._scheme.weight_dtype == "int4":
-                self._int4_errors(x, codes, error)
+                self._int4_errors(x if second is None else second, codes, error)
             elif self._scheme.weight_dtype == "fp8_e4m3":
                 self._fp8_errors(x, codes, error)
             else:
                 self._fp4_errors(x, codes, error)
             self._judge(rows.start, error, x, codes)
 
+    def _second_quotient(
+        self, w: Floats, first: np.float32, scale: Floats, codes: Floats
+    ) -> Floats:
+        """FP8 value / second scale, where that of both stages is `scale`; the nearest to the codes.
+
+        One rounding of w / first scale to BF16 may decide between two neighbouring values.
+        """
+        slack = FP8_SLACK if self._rounded_quotient else 0.0
+        ends = [
+            e4m3_rounded(w / first * np.float32(1 + s)) * (first / scale) for s in (-slack, slack)
+        ]
+        return np.clip(codes, np.minimum(*ends), np.maximum(*ends))
+
     def _int4_errors(self, x: Floats, codes: Floats, out: Floats) -> None:
         """|clamp(x, -8, 7) - code| / bound, where x = w / scale."""
         np.clip(x, INT4_MIN, INT4_MAX, out=out)
         np.subtract(out, codes, out=out)
         np.abs(out, out=out)
-        np.multiply(out, np.float32(1 / INT4_BOUND), out=out)
+        np.multiply(out, np.float32(1 / self._int4_bound), out=out)
 
     def _fp8_errors(self, x: Floats, codes: Floats, out: Floats) -> None:
         """|clamp(x, -448, 448) - code| / bound.
@@ -262,7 +297,7 @@ class _Errors:
         )
 
 
-def _group_absmax(w: Floats, group: int) -> Floats:
+def group_absmax(w: Floats, group: int) -> Floats:
     """Largest magnitude of every `group` inputs of a row; the last group may be shorter."""
     rows, columns = w.shape
     if columns % group:
@@ -287,9 +322,10 @@ def companion_faults(
 ) -> list[Fault]:
     """Zero points, stored shape and input scale of a linear; `values` by suffix."""
     faults = []
-    if "weight_zero_point" in values and read_whole(output, values["weight_zero_point"]).any():
-        faults.append(Fault(where=values["weight_zero_point"].name, expected="all zero (symmetric)",
-                            got="a non-zero zero point"))  # fmt: skip
+    for suffix in ("weight_zero_point", "weight_zero_point_2"):
+        if suffix in values and read_whole(output, values[suffix]).any():
+            where, got = values[suffix].name, "a non-zero zero point"
+            faults.append(Fault(where=where, expected="all zero (symmetric)", got=got))
     if "qzeros" in values and (read_whole(output, values["qzeros"]) != ZERO_POINTS["qzeros"]).any():
         faults.append(Fault(where=values["qzeros"].name, expected="8 in every nibble (symmetric)",
                             got="another zero point"))  # fmt: skip
@@ -298,14 +334,15 @@ def companion_faults(
         if shape != list(tensor.shape):
             faults.append(Fault(where=values["weight_shape"].name, expected=str(list(tensor.shape)),
                                 got=str(shape)))  # fmt: skip
-    if "input_scale" in values:
-        scale = input_scale(output, values["input_scale"])
-        if not 0 < scale < float("inf"):
-            faults.append(Fault(where=values["input_scale"].name, expected="a finite scale > 0",
-                                got=str(scale)))  # fmt: skip
+    for suffix in INPUT_SCALES:
+        if suffix in values:
+            scale = stored_scalar(output, values[suffix])
+            if not 0 < scale < float("inf"):
+                where, expected = values[suffix].name, "a finite scale > 0"
+                faults.append(Fault(where=where, expected=expected, got=str(scale)))
     return faults
 
 
-def input_scale(output: Checkpoint, tensor: TensorInfo) -> float:
-    """The value of a stored static activation scale."""
+def stored_scalar(output: Checkpoint, tensor: TensorInfo) -> float:
+    """The value of a tensor of one number."""
     return float(floats(read_whole(output, tensor), tensor.dtype)[0])

@@ -39,25 +39,30 @@ class HalfRatio:
 
 
 def half_ratios(draft: Draft) -> tuple[HalfRatio, ...]:
-    """Measure every linear of layer 0 that reads the concat input, twice as wide as the draft.
-
-    The output projection can be as wide (twice as many query channels as hidden ones), but reads
-    attention output.
+    """Measure every linear that reads the concat input.
 
     Raises:
         CheckpointError: a source file shrank.
     """
+    return tuple(_ratio(draft, row) for row in concat_linears(draft))
+
+
+def concat_linears(draft: Draft) -> tuple[Row, ...]:
+    """Every linear of layer 0 that reads the concat input, twice as wide as the draft.
+
+    The output projection can be as wide (twice as many query channels as hidden ones), but reads
+    attention output.
+    """
     embedding = draft.row("layers.0.input_layernorm.weight")
     hidden = embedding.tensor.shape[0] if embedding else 0
-    wide = [
+    return tuple(
         row
         for row in draft.linears()
         if row.role == "attention"
         and row.canonical.startswith("layers.0.")
         and not row.canonical.endswith(".o_proj.weight")
         and row.tensor.shape[1] == 2 * hidden
-    ]
-    return tuple(_ratio(draft, row) for row in wide)
+    )
 
 
 def _ratio(draft: Draft, row: Row) -> HalfRatio:

@@ -4,6 +4,7 @@ import typing
 from dataclasses import dataclass
 
 from .checkpoint import CONFIG_FILE, Checkpoint
+from .declared import raw_declaration
 from .drafts import Row
 from .errors import CheckpointError
 from .layouts import StoredTensor
@@ -59,7 +60,7 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
             kept weights mix dtypes and none is given.
         VerifyError: its quantization_config is not understood.
     """
-    if checkpoint.config.get("quantization_config") is None:
+    if raw_declaration(checkpoint) is None:
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,
             "declares no quantization_config: nothing to dequantize",

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..recipes.schema import Recipe, WeightFormat
+from ..recipes.schema import Recipe
 from .backends import Backend
 from .checkpoint import pread_exactly
 from .errors import BackendError
@@ -66,14 +66,24 @@ def execute(
             ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,))
         )
 
+        def weight_of(step: Step) -> _Weight:
+            return _Weight(step.row.tensor, inputs[step.row.tensor.file], allow_zero_rows)
+
+        absmax = _shared_absmax(plan, pool, weight_of)
+
         def run(step: Step) -> Step:
-            file = step.row.tensor.file
+            file, module = step.row.tensor.file, step.row.tensor.name.removesuffix(".weight")
             if step.action == "keep":
                 outputs[file].copy(inputs[file], step.row.tensor)
             else:
-                module = step.row.tensor.name.removesuffix(".weight")
-                weight = _Weight(step.row.tensor, inputs[file], allow_zero_rows)
-                _quantize(weight, plan.recipe, backend, outputs[file], input_scales.get(module))
+                _quantize(
+                    weight_of(step),
+                    plan.recipe,
+                    backend,
+                    outputs[file],
+                    absmax=absmax.get(module),
+                    input_scale=input_scales.get(module),
+                )
             return step
 
         here = [s for s in by_size if s.action == "quantize" and not backend.streams_rows]
@@ -157,15 +167,14 @@ def _quantize(
     recipe: Recipe,
     backend: Backend,
     output: SafetensorsFile,
+    *,
+    absmax: Tensor | None,
     input_scale: float | None,
 ) -> None:
     """Stream one weight through the backend into the stored tensors of its layout."""
     layout = get_layout(recipe.layout)
     module = weight.tensor.name.removesuffix(".weight")
     block_bytes = BLOCK_BYTES if backend.streams_rows else weight.tensor.nbytes
-    absmax = None
-    if backend.streams_rows and _scales_whole_matrix(recipe.weights):
-        absmax = _tensor_absmax(weight, block_bytes)
     written: dict[str, int] = {}
     columns: dict[str, list[Tensor]] = {}
     first = 0
@@ -187,15 +196,29 @@ def _quantize(
         output.write(name, data)
 
 
-def _scales_whole_matrix(weights: WeightFormat) -> bool:
-    """True if a scale depends on the largest magnitude of the whole weight."""
-    return weights.granularity == "tensor" or weights.dtype == "nvfp4"
+def _shared_absmax(
+    plan: Plan, pool: ThreadPoolExecutor, weight_of: Callable[[Step], _Weight]
+) -> dict[str, Tensor]:
+    """What the one scale of each matrix must cover, by module; {} where rows have their own.
+
+    Engines hold linears that they fuse under one scale: with several, NVFP4 is served wrongly and
+    FP8 is rounded a second time. So they share the largest magnitude, as in ModelOpt's own export.
+    """
+    if not plan.recipe.weights.scales_whole_matrix:
+        return {}
+    found = pool.map(lambda step: _tensor_absmax(weight_of(step)), plan.quantized)
+    modules = (step.row.tensor.name.removesuffix(".weight") for step in plan.quantized)
+    absmax = dict(zip(modules, found, strict=True))
+    for group in plan.draft.fused_groups():
+        if members := absmax.keys() & set(group):
+            absmax |= dict.fromkeys(members, max(absmax[module] for module in members))
+    return absmax
 
 
-def _tensor_absmax(weight: _Weight, block_bytes: int) -> Tensor:
+def _tensor_absmax(weight: _Weight) -> Tensor:
     """Largest magnitude of the whole weight, [1, 1]: a first pass over its blocks."""
     first, largest = 0, torch.zeros(1, 1)
-    for rows in weight.blocks(block_bytes):
+    for rows in weight.blocks(BLOCK_BYTES):
         block = weight.checked_absmax(rows, first).amax(dim=0, keepdim=True)
         largest = torch.maximum(largest, block.float())
         first += len(rows)

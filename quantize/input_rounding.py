@@ -53,6 +53,8 @@ class InputRounding:
             return _in_groups(x, 16, lambda groups: _nvfp4(groups, whole))
         if self._activations == "group-dynamic":
             return _in_groups(x, FP8_GROUP, lambda groups: _fp8(groups, _fp8_scale(groups)))
+        if self._activations == "tensor-dynamic":  # one scale for all tokens of a call
+            return _fp8(x, _fp8_scale(x.reshape(1, -1)).reshape(()))
         return _fp8(x, _fp8_scale(x) if scale is None else scale)
 
 

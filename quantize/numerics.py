@@ -31,7 +31,7 @@ class QuantizedWeight:
             [1, 1] (tensor), [rows, groups] (group), [row blocks, column blocks] (block). int4: the
             weight's dtype or that of the recipe; fp8_e4m3: float32; nvfp4: float8_e4m3fn; mxfp4:
             float32 powers of two.
-        global_scale: [] float32 (nvfp4), else None.
+        global_scale: [] float32 (nvfp4, and the first stage of two), else None.
         group_size: inputs (and rows, for blocks) that share a scale; None for channel and tensor.
     """
 

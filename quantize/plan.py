@@ -14,6 +14,7 @@ from ..recipes.schema import Action, Recipe, Rule
 from .drafts.family import Draft, Row
 from .errors import PlanError
 from .layouts import StoredTensor, check_layout, get_layout
+from .runtime_names import excluded_modules, known_target_layers, modules_in_layers
 from .safetensors_header import DTYPE_BYTES
 
 
@@ -44,11 +45,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All steps, sorted by tensor name, with the recipe and the draft that they follow from."""
+    """All steps, sorted by tensor name, with the recipe and the draft that they follow from.
+
+    Attributes:
+        target_layers: decoder layers of the target; None = not known.
+    """
 
     recipe: Recipe
     draft: Draft
     steps: tuple[Step, ...]
+    target_layers: int | None = None
 
     @property
     def quantized(self) -> tuple[Step, ...]:
@@ -75,15 +81,19 @@ class Plan:
         return added
 
     def kept_modules(self) -> tuple[str, ...]:
-        """On-disk names of the 2-D modules that stay floating-point, for the exclude list."""
+        """Names of the 2-D modules that stay floating-point, for the exclude list."""
+        exact = get_layout(self.recipe.layout).exact_excludes
+        return excluded_modules(
+            self.draft, self._kept_matrices(), target_layers=self.target_layers if exact else None
+        )
+
+    def kept_in_layers(self) -> tuple[str, ...]:
+        """Canonical names of the kept linears of decoder layers."""
+        return modules_in_layers(self._kept_matrices())
+
+    def _kept_matrices(self) -> list[Row]:
         kept = [step.row for step in self.steps if step.action == "keep"]
-        names = {
-            row.tensor.name.removesuffix(".weight") for row in kept if len(row.tensor.shape) == 2
-        }
-        missing = set(self.draft.family.served_unquantized) - {
-            name.rpartition(".")[2] for name in names
-        }
-        return tuple(sorted(names | missing))
+        return [row for row in kept if len(row.tensor.shape) == 2]
 
     def to_mapping(self) -> dict[str, Any]:
         """The plan as plain data, for `--json`."""
@@ -100,10 +110,17 @@ class Plan:
         }
 
 
-def make_plan(recipe: Recipe, draft: Draft) -> Plan:
+def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None) -> Plan:
     """Apply a recipe to a draft.
 
+    Args:
+        recipe: what becomes of which tensor.
+        draft: whose headers have been read.
+        target_layers: decoder layers of the target; None = as config.json says, if it does. Layouts
+            whose excludes are whole names need it where a linear of a decoder layer is kept.
+
     Raises:
+        CheckpointError: `target_layers` is not what config.json says.
         PlanError: a tensor is unclaimed or claimed twice, a rule matches nothing or something that
             cannot be quantized, or the count differs from the recipe's `expect`.
         LayoutError: the layout cannot express the formats, or cannot store one of the shapes.
@@ -121,7 +138,8 @@ def make_plan(recipe: Recipe, draft: Draft) -> Plan:
             tensor = row.tensor
             stored = (StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),)
         steps.append(Step(row=row, action=action, rule=index, stored=stored))
-    plan = Plan(recipe=recipe, draft=draft, steps=tuple(steps))
+    layers = known_target_layers(draft.checkpoint, target_layers)
+    plan = Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers)
     _check_rules_used(plan)
     _check_count(plan)
     _check_fused(plan)
@@ -234,6 +252,14 @@ def _check_excludable(plan: Plan) -> None:
                 f" draft in their own way, so an exclude of {leaf!r} holds for all of them",
                 fix=f"quantize {leaf!r} in every layer or in none",
             )
+    numbered = plan.kept_in_layers()
+    if numbered and plan.target_layers is None and get_layout(plan.recipe.layout).exact_excludes:
+        raise PlanError(
+            f"recipe {plan.recipe.name}",
+            f"{', '.join(numbered)} would be kept, and layout {plan.recipe.layout} excludes whole"
+            " names: vLLM numbers a draft's layers after the target's, whose number is not known",
+            fix="give it (--target-layers 61), or use a layout with patterns (compressed-tensors)",
+        )
 
 
 def _check_names(plan: Plan) -> None:

@@ -13,13 +13,18 @@ FLOAT_DTYPES = ("BF16", "F16", "F32")
 FP8_DTYPE = "F8_E4M3"
 NIBBLES_PER_WORD = 8
 COMPANIONS = (
-    "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "input_scale",
+    "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_zero_point_2",
+    "input_scale",
     "weight_scale_2", "weight_scale_inv", "weight_global_scale", "input_global_scale",
     "qweight", "qzeros", "scales",
 )  # fmt: skip
 """Suffixes that only a quantized linear has."""
-ZERO_POINTS = {"weight_zero_point": 0x00, "qzeros": 0x88}
+ZERO_POINTS = {"weight_zero_point": 0x00, "weight_zero_point_2": 0x00, "qzeros": 0x88}
 """Every byte of the zero points of symmetric codes; AWQ's are two nibbles of 8."""
+INPUT_SCALES = ("input_scale", "input_global_scale")
+"""Static scales of a linear's input; the second one, of NVFP4 in compressed-tensors, divides."""
+BESIDE_CODES = frozenset({*INPUT_SCALES, *ZERO_POINTS, "weight_shape"})
+"""What symmetric codes are decoded without."""
 _PACKED_DTYPES = (FP8_DTYPE, "I32", "U8")
 
 
@@ -73,6 +78,7 @@ def _codes(scheme: DeclaredScheme, rows: int, columns: int) -> dict[str, Part]:
             "weight_shape": Part(("I64",), (2,)),
         }
     zeros = "qzeros" if scheme.layout == "awq" else "weight_zero_point"
+    zeros += "_2" if scheme.first_stage else ""
     if scheme.transposed:
         return {
             weight_suffix(scheme): Part(("I32",), (columns, row_words)),
@@ -90,6 +96,8 @@ def _scales(
     suffix = scale_suffix(scheme)
     if scheme.layout == "awq":
         return {suffix: Part(("F16",), (groups, rows))}
+    if scheme.first_stage:
+        return {"weight_scale": Part(("F32", "BF16"), ()), suffix: Part(FLOAT_DTYPES, (rows,))}
     if scheme.weight_dtype == "int4":
         shape: tuple[int, ...] = (rows, groups) if ours else (rows,)
         return {suffix: Part(int4_dtypes, (groups, rows) if scheme.transposed else shape)}
@@ -121,7 +129,10 @@ def scale_suffix(scheme: DeclaredScheme) -> str:
     """Last part of the name of the tensor with its scales."""
     if scheme.layout == "awq":
         return "scales"
-    return "weight_scale_inv" if scheme.granularity == "block" else "weight_scale"
+    if scheme.first_stage:
+        return "weight_scale_2"
+    plain_blocks = scheme.layout == "fp8" and scheme.granularity == "block"
+    return "weight_scale_inv" if plain_blocks else "weight_scale"
 
 
 def quantized_looking(tensors: Iterable[TensorInfo]) -> set[str]:

@@ -4,6 +4,7 @@ Both are known from headers alone. It shares no code with the side that wrote th
 """
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,7 +109,7 @@ def _as_if_unquantized(
 
     So the family's own table recognises the draft and checks names and shapes.
     """
-    shapes = _family_shapes(checkpoint)
+    shapes = family_shapes(checkpoint)
     tensors = dict(checkpoint.tensors)
     for module in sorted(modules):
         name = f"{module}.weight"
@@ -137,8 +138,12 @@ def _as_if_unquantized(
     return dataclasses.replace(checkpoint, tensors=tensors)
 
 
-def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """On-disk weight name -> unquantized shape, for every module of the folder."""
+def family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """On-disk weight name -> unquantized shape, for every module of the folder.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
     family, geometry = read_config(checkpoint)
     specs = family.tensor_specs(geometry)
     shapes = {}
@@ -147,3 +152,24 @@ def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
         if spec is not None:
             shapes[f"{module}.weight"] = tuple(dim.size for dim in spec.shape)
     return shapes
+
+
+def plain_headers(checkpoint: Checkpoint, modules: Collection[str]) -> Checkpoint:
+    """The same headers, everything stored under a quantized module replaced by its plain weight.
+
+    A module that the family does not know is left out.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
+    kept = {n: t for n, t in checkpoint.tensors.items() if n.rpartition(".")[0] not in modules}
+    floats = [t.dtype for t in kept.values() if t.dtype in FLOAT_DTYPES and len(t.shape) == 2]
+    files = {name.rpartition(".")[0]: t.file for name, t in checkpoint.tensors.items()}
+    for name, shape in family_shapes(checkpoint).items():
+        module = name.removesuffix(".weight")
+        if module in modules:
+            dtype = floats[0] if floats else FLOAT_DTYPES[0]
+            kept[name] = TensorInfo(
+                name=name, dtype=dtype, shape=shape, file=files[module], start=0, stop=0
+            )
+    return dataclasses.replace(checkpoint, tensors=dict(sorted(kept.items())))

@@ -11,9 +11,11 @@ import numpy.typing as npt
 from .checkpoint import Checkpoint
 from .declared import DeclaredScheme
 from .decode import Bytes, Floats, floats, read_rows, read_whole, unpack_fp4, unpack_int4
+from .safetensors_header import TensorInfo
 from .stored import FP8_DTYPE, NIBBLES_PER_WORD, scale_suffix, weight_suffix
 
 E8M0_BIAS = 127
+INVERSE_SCALE = "weight_global_scale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ class StoredLinear:
 
     Attributes:
         codes_tensor: the tensor with the codes.
-        scale: [out_features, groups] or [1, 1] float32.
+        scale: [out_features, groups] or [1, 1] float32, that of a first stage included.
+        first_scale: of a first stage of two; None where there is one.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class StoredLinear:
             out_features = self.codes_tensor.shape[1] * NIBBLES_PER_WORD
         self.out_features = out_features
         self.scale = _scale(checkpoint, scheme, module, out_features)
+        self.first_scale = global_scale(checkpoint, module) if scheme.first_stage else None
 
     def bytes_of(self, rows: range) -> Bytes:
         """The stored bytes of some rows; all bytes where codes are transposed."""
@@ -89,7 +93,7 @@ class StoredLinear:
         if self._words is not None:
             first, last = rows.start // NIBBLES_PER_WORD, -(-rows.stop // NIBBLES_PER_WORD)
             words = np.ascontiguousarray(self._words[:, first:last])
-            codes = unpack_int4(words, "reorder", offset=_offset(scheme))
+            codes = unpack_int4(words, str(scheme.pack_method), offset=_offset(scheme))
             start = rows.start - first * NIBBLES_PER_WORD
             return np.ascontiguousarray(codes[:, start : start + count].T)
         if scheme.weight_dtype == "fp8_e4m3":
@@ -144,16 +148,24 @@ def _scale(
     if scheme.transposed:
         return np.ascontiguousarray(scale.reshape(tensor.shape).T)
     scale = scale.reshape(out_features, -1)
-    if scheme.weight_dtype == "nvfp4":
+    if scheme.weight_dtype == "nvfp4" or scheme.first_stage:
         scale = scale * global_scale(checkpoint, module)
     return scale
 
 
 def global_scale(checkpoint: Checkpoint, module: str) -> np.float32:
-    """The scale over the group scales of an NVFP4 weight; compressed-tensors stores its inverse."""
-    tensor = checkpoint.tensors.get(f"{module}.weight_scale_2")
-    if tensor is not None:
-        return np.float32(floats(read_whole(checkpoint, tensor), tensor.dtype)[0])
-    inverse = checkpoint.tensors[f"{module}.weight_global_scale"]
+    """The scale over those of groups (NVFP4) or of rows (two stages).
+
+    compressed-tensors stores the inverse.
+    """
+    tensor = matrix_scale(checkpoint, module)
+    stored = floats(read_whole(checkpoint, tensor), tensor.dtype)[0]
     with np.errstate(divide="ignore"):
-        return np.float32(1 / floats(read_whole(checkpoint, inverse), inverse.dtype)[0])
+        return np.float32(1 / stored if tensor.name.endswith(INVERSE_SCALE) else stored)
+
+
+def matrix_scale(checkpoint: Checkpoint, module: str) -> TensorInfo:
+    """The one stored scale of a whole matrix: NVFP4's global one, or that of FP8 per tensor."""
+    suffixes = ("weight_scale_2", INVERSE_SCALE, "weight_scale")
+    found = (checkpoint.tensors.get(f"{module}.{suffix}") for suffix in suffixes)
+    return next(tensor for tensor in found if tensor is not None and tensor.numel == 1)

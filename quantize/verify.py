@@ -5,7 +5,7 @@ cannot hide in a common helper.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ from .drafts import Draft, read_draft
 from .errors import CheckpointError, VerifyError
 from .lints import config_changes, find_lints
 from .safetensors_header import TensorInfo
+from .scale_rule import matrix_scale_faults
 from .verify_checks import (
     Sorting,
     config_faults,
-    exclude_faults,
     fused_faults,
     index_faults,
     metadata_faults,
@@ -28,10 +28,14 @@ from .verify_checks import (
     side_file_faults,
     sort_tensors,
 )
+from .verify_excludes import exclude_faults
 from .verify_report import Fault, LinearFinding, VerifyReport
 
 __all__ = ["Fault", "LinearFinding", "VerifyReport", "verify"]
 
+REPAIRED_FORMAT = "draftquant-repaired"
+"""`format` of the draftquant.json of a folder whose config was repaired here, but which was made by
+something else: it says nothing of how its codes were found."""
 OnProgress = Callable[[int, int], None]
 _WORKERS = 2  # hashing and numpy release the interpreter lock; more would wait for memory
 
@@ -135,6 +139,7 @@ class _Verification:
             source_sha256 |= one.source_sha256
             output_sha256 |= one.output_sha256
         faults = [*self._header_faults(), *(fault for one in compared for fault in one.faults)]
+        faults += self._matrix_scale_faults(compared)
         self._hash_the_rest(source_sha256, output_sha256)
         if self._provenance is not None:
             faults += provenance_faults(self._provenance, source_sha256, output_sha256)
@@ -153,12 +158,11 @@ class _Verification:
 
     def _header_faults(self) -> list[Fault]:
         sorting, scheme = self._sorting, self._scheme
-        complete = frozenset(r.tensor.name.removesuffix(".weight") for r, _ in sorting.linears)
         excludes = exclude_faults(self._draft, scheme, sorting.quantized) if scheme else []
         return [
             *sorting.faults,
             *excludes,
-            *fused_faults(self._draft, self._output, sorting.quantized, complete),
+            *fused_faults(self._draft, self._output, sorting.quantized, sorting.complete),
             *config_faults(self._source, self._output, scheme, self._changes, self._provenance),
             *index_faults(self._output),
             *metadata_faults(self._source, self._output),
@@ -190,6 +194,8 @@ class _Verification:
             tensor,
             scheme,
             absmax_scale=_scale_rule(self._provenance) == "absmax",
+            rounded_quotient=self._provenance is None
+            and (scheme.layout == "compressed-tensors" or scheme.first_stage is not None),
             on_bytes=self._progress.add,
         )
         compared.faults += companion_faults(self._output, tensor, parts)
@@ -198,6 +204,27 @@ class _Verification:
                 compared.output_sha256[part.name] = hash_tensor(self._output, part)
                 self._progress.add(part.nbytes)
         return compared
+
+    def _matrix_scale_faults(self, compared: Sequence[Compared]) -> list[Fault]:
+        """Scales of whole matrices, of linears that engines fuse together."""
+        absmax = {c.linear.module: c.absmax for c in compared if c.linear and c.absmax is not None}
+        scheme = self._scheme
+        by_absmax = _scale_rule(self._provenance) == "absmax"
+        if scheme is None or not scheme.scales_whole_matrix or not by_absmax:
+            return []
+        fused = [group for group in self._draft.fused_groups() if absmax.keys() >= set(group)]
+        alone = absmax.keys() - {module for group in fused for module in group}
+        groups = [*fused, *((module,) for module in sorted(alone))]
+        return [
+            fault
+            for group in groups
+            for fault in matrix_scale_faults(
+                self._output,
+                scheme,
+                {module: absmax[module] for module in group},
+                own_allowed=self._provenance is None,
+            )
+        ]
 
     def _hash_the_rest(self, source: dict[str, str], output: dict[str, str]) -> None:
         """Hashes of tensors that a fault kept from being compared."""
@@ -210,7 +237,10 @@ class _Verification:
 def _read_provenance(folder: Path) -> Mapping[str, object] | None:
     """The parsed draftquant.json; None where the folder was made by something else."""
     path = folder / PROVENANCE_FILE
-    return read_json_object(path, "quantize the draft again") if path.exists() else None
+    if not path.exists():
+        return None
+    recorded = read_json_object(path, "quantize the draft again")
+    return None if recorded.get("format") == REPAIRED_FORMAT else recorded
 
 
 def _scale_rule(provenance: Mapping[str, object] | None) -> object:

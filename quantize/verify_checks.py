@@ -6,23 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
-from .compare import input_scale
+from .compare import stored_scalar
 from .declared import HF_QUANT_CONFIG, DeclaredScheme
 from .drafts import Draft, Row
 from .lints import fixed_config
 from .safetensors_header import TensorInfo
-from .stored import Part, quantized_looking, stored_parts
+from .stored import BESIDE_CODES, INPUT_SCALES, Part, quantized_looking, stored_parts
 from .verify_report import Fault
 
 QUANTIZABLE = ("attention", "mlp")
-# What engines call the linears that they fuse: SGLang 0.5.23 and vLLM 0.33 match excludes on these.
-_FUSED_NAMES = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), ("qkv_proj",)),
-    **dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj",)),
-    **dict.fromkeys(
-        ("q_a_proj", "kv_a_proj_with_mqa"), ("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa")
-    ),
-}
+_ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
 _REPLACED_LATER = "README.md"  # `draftquant card` writes its own
 
 
@@ -32,12 +25,14 @@ class Sorting:
 
     Attributes:
         kept: same name, dtype and shape on both sides.
-        linears: complete quantized linears, with their stored tensors by suffix.
+        linears: quantized linears whose codes can be decoded, with their stored tensors by suffix.
+        complete: on-disk names of those linears that have every tensor that is declared.
         quantized: on-disk names of all modules that look quantized, complete or not.
     """
 
     kept: tuple[Row, ...]
     linears: tuple[tuple[Row, Mapping[str, TensorInfo]], ...]
+    complete: frozenset[str]
     quantized: frozenset[str]
     faults: tuple[Fault, ...]
 
@@ -45,7 +40,7 @@ class Sorting:
 def sort_tensors(draft: Draft, output: Checkpoint, scheme: DeclaredScheme | None) -> Sorting:
     """Hold every tensor of the source against the header of the output, and the other way round."""
     modules = quantized_looking(output.tensors.values())
-    kept, linears, quantized = [], [], set()
+    kept, linears, quantized, complete = [], [], set(), set()
     faults: list[Fault] = []
     claimed: set[str] = set()
     for row in draft.rows:
@@ -61,21 +56,25 @@ def sort_tensors(draft: Draft, output: Checkpoint, scheme: DeclaredScheme | None
         quantized.add(module)
         if scheme is None or row.role not in QUANTIZABLE:
             claimed |= {n for n in output.tensors if n.rpartition(".")[0] == module}
-            faults.append(_must_not_be_quantized(module, row))
+            faults.append(must_not_be_quantized(module, row))
             continue
         rows, columns = row.tensor.shape
         parts = stored_parts(scheme, rows, columns, source_dtypes=(row.tensor.dtype,))
         claimed |= {f"{module}.{suffix}" for suffix in parts}
         found = {suffix: output.tensors.get(f"{module}.{suffix}") for suffix in parts}
-        wrong = _wrong_parts(module, parts, found, scheme)
+        wrong = wrong_parts(module, parts, found, scheme)
         faults += wrong
-        if not wrong:
-            linears.append((row, {s: tensor for s, tensor in found.items() if tensor}))
+        absent = {fault.where.rpartition(".")[2] for fault in wrong}
+        if not absent:
+            complete.add(module)
+        if absent <= BESIDE_CODES:
+            linears.append((row, {s: t for s, t in found.items() if t and s not in absent}))
     for name in sorted(output.tensors.keys() - claimed):
-        faults.append(Fault(where=name, expected="no such tensor", got=_form(output.tensors[name])))
+        faults.append(Fault(where=name, expected="no such tensor", got=form(output.tensors[name])))
     return Sorting(
         kept=tuple(kept),
         linears=tuple(linears),
+        complete=frozenset(complete),
         quantized=frozenset(quantized),
         faults=tuple(faults),
     )
@@ -84,7 +83,7 @@ def sort_tensors(draft: Draft, output: Checkpoint, scheme: DeclaredScheme | None
 def fused_faults(
     draft: Draft, output: Checkpoint, quantized: frozenset[str], complete: frozenset[str]
 ) -> list[Fault]:
-    """Linears that engines fuse are quantized together, and share one static input scale."""
+    """Linears that engines fuse are quantized together, and share what engines take only once."""
     faults = []
     for group in draft.fused_groups():
         members = [module for module in group if module in quantized]
@@ -92,33 +91,13 @@ def fused_faults(
             left = ", ".join(module for module in group if module not in quantized)
             expected = "all or none of them quantized"
             faults.append(Fault(where=", ".join(group), expected=expected, got=f"kept: {left}"))
-        names = [f"{module}.input_scale" for module in group if module in complete]
-        scales = {n: input_scale(output, output.tensors[n]) for n in names if n in output.tensors}
-        if len(set(scales.values())) > 1:
-            expected, got = "one input scale for fused linears", str(list(scales.values()))
-            faults.append(Fault(where=", ".join(scales), expected=expected, got=got))
-    return faults
-
-
-def exclude_faults(draft: Draft, scheme: DeclaredScheme, quantized: frozenset[str]) -> list[Fault]:
-    """Kept matrices are excluded, quantized ones are not, under each name an engine may ask for."""
-    faults = []
-    for row in draft.rows:
-        module = _module(row)
-        if len(row.tensor.shape) != 2:
-            continue
-        if module in quantized:
-            for name in _runtime_names(row):
-                if scheme.is_excluded(name):
-                    faults.append(_exclude_fault(scheme, name, "not excluded: it is quantized"))
-                    break
-        else:
-            base = module.removeprefix("model.")
-            # The head stands outside `model` at run time.
-            names = {module, base} if row.role == "head" else {module, base, f"model.{base}"}
-            for name in sorted(names):
-                if not scheme.is_excluded(name):
-                    faults.append(_exclude_fault(scheme, name, "excluded: it is kept"))
+        for suffix in _ONE_FOR_FUSED:
+            names = [f"{module}.{suffix}" for module in group if module in complete]
+            stored = [output.tensors[name] for name in names if name in output.tensors]
+            scales = {t.name: stored_scalar(output, t) for t in stored if t.numel == 1}
+            if len(set(scales.values())) > 1:
+                expected, got = f"one {suffix} for fused linears", str(list(scales.values()))
+                faults.append(Fault(where=", ".join(scales), expected=expected, got=got))
     return faults
 
 
@@ -136,7 +115,8 @@ def config_faults(
         output: the quantized folder.
         scheme: what the output declares; ModelOpt's has a second file.
         changes: what the lints of the source ask for.
-        provenance: draftquant.json, which says whether there are changes, never which.
+        provenance: draftquant.json, which says whether there are changes, never which; a folder
+            that was repaired later may have them or not.
     """
     as_it_was = _key_faults(source.config, output.config)
     fixed = _key_faults(fixed_config(source.config, changes), output.config)
@@ -147,6 +127,8 @@ def config_faults(
         if recorded != changes:
             where, got = f"{PROVENANCE_FILE}: config_changes", json.dumps(recorded)
             faults.append(Fault(where=where, expected=json.dumps(changes), got=got))
+    elif provenance.get("repairs"):
+        faults = min(as_it_was, fixed, key=len)
     else:
         faults = as_it_was
     if scheme and scheme.layout == "modelopt" and not (output.folder / HF_QUANT_CONFIG).is_file():
@@ -215,51 +197,35 @@ def provenance_faults(
     return faults
 
 
-def _runtime_names(row: Row) -> list[str]:
-    """Names under which an engine may ask whether a quantized linear is excluded."""
-    canonical = row.canonical.removesuffix(".weight")
-    parent, _, leaf = canonical.rpartition(".")
-    block = parent.rpartition(".")[2]  # self_attn or mlp
-    leaves = [leaf, *_FUSED_NAMES.get(leaf, ())]
-    names = [_module(row), canonical]
-    for part in leaves:
-        # vLLM numbers the draft's layer after the target's; SGLang drops layer and block.
-        names += [part, f"{block}.{part}", f"{parent}.{part}", f"layers.61.{block}.{part}"]
-    return names + [f"model.{name.removeprefix('model.')}" for name in names]
-
-
-def _exclude_fault(scheme: DeclaredScheme, name: str, expected: str) -> Fault:
-    got = f"patterns {list(scheme.excludes)}"
-    return Fault(where=f"{CONFIG_FILE}: {name}", expected=expected, got=got)
-
-
 def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> Fault | None:
     if stored is None:
-        return Fault(where=tensor.name, expected=_form(tensor), got="none")
+        return Fault(where=tensor.name, expected=form(tensor), got="none")
     if (stored.dtype, stored.shape) != (tensor.dtype, tensor.shape):
-        return Fault(where=tensor.name, expected=f"{_form(tensor)} (kept)", got=_form(stored))
+        return Fault(where=tensor.name, expected=f"{form(tensor)} (kept)", got=form(stored))
     return None
 
 
-def _must_not_be_quantized(module: str, row: Row) -> Fault:
+def must_not_be_quantized(module: str, row: Row) -> Fault:
+    """The fault of a row that is stored as codes but has no business to be."""
     reason = f"{CONFIG_FILE} declares no quantization"
     if row.role not in QUANTIZABLE:
         reason = f"{row.role} is never quantized"
-    return Fault(where=module, expected=f"{_form(row.tensor)}: {reason}", got="a quantized weight")
+    return Fault(where=module, expected=f"{form(row.tensor)}: {reason}", got="a quantized weight")
 
 
-def _wrong_parts(
+def wrong_parts(
     module: str,
     parts: Mapping[str, Part],
     found: Mapping[str, TensorInfo | None],
     scheme: DeclaredScheme,
 ) -> list[Fault]:
+    """Parts of a quantized linear, by suffix, that are absent or of another dtype or shape."""
     faults = []
     for suffix, part in parts.items():
         tensor = found[suffix]
         if tensor is None or tensor.dtype not in part.dtypes or tensor.shape != part.shape:
             expected = f"{' or '.join(part.dtypes)} {list(part.shape)} ({scheme})"
-            got = _form(tensor) if tensor else "none"
+            got = form(tensor) if tensor else "none"
             faults.append(Fault(where=f"{module}.{suffix}", expected=expected, got=got))
     return faults
 
@@ -268,7 +234,8 @@ def _module(row: Row) -> str:
     return row.tensor.name.removesuffix(".weight")
 
 
-def _form(tensor: TensorInfo) -> str:
+def form(tensor: TensorInfo) -> str:
+    """Dtype and shape, for a fault."""
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 

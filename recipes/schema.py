@@ -52,6 +52,8 @@ class WeightFormat:
 
     Attributes:
         scale_dtype: of INT4 scales; None = the dtype of the weight.
+        first_stage: what INT4 codes per channel are taken of: the weight rounded to FP8 under one
+            scale for the matrix, w ≈ code * scale * matrix scale; None = the weight itself.
     """
 
     dtype: WeightDtype
@@ -59,6 +61,7 @@ class WeightFormat:
     symmetric: bool
     group_size: int | None = None
     scale_dtype: Literal["float16"] | None = None
+    first_stage: Literal["fp8_e4m3"] | None = None
 
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
@@ -73,11 +76,21 @@ class WeightFormat:
             return f"group_size: {self.dtype} per {self.granularity} needs {wanted}"
         if self.scale_dtype and self.dtype != "int4":
             return f"scale_dtype: the scales of {self.dtype} have one dtype: leave it out"
+        if self.first_stage and (self.dtype, self.granularity) != ("int4", "channel"):
+            return f"first_stage: only int4 per channel has two stages, not {self}: leave it out"
+        if self.first_stage and self.scale_dtype:
+            return "scale_dtype: the scales of two stages are float32: leave it out"
         return None
+
+    @property
+    def scales_whole_matrix(self) -> bool:
+        """True if a scale depends on the largest magnitude of the whole weight."""
+        return self.granularity == "tensor" or self.dtype == "nvfp4" or bool(self.first_stage)
 
     def __str__(self) -> str:
         size = f" of {self.group_size}" if self.group_size else ""
-        return f"{self.dtype} per {self.granularity}{size}"
+        of = f" of {self.first_stage} per tensor" if self.first_stage else ""
+        return f"{self.dtype} per {self.granularity}{size}{of}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,7 +197,7 @@ REFUSED = {
     "no columns": (torch.ones(8, 0), None, "expected a non-empty matrix"),
     "integers": (torch.ones(2, 8, dtype=torch.int32), None, "bfloat16, float16 or float32"),
     "float64": (torch.ones(2, 8, dtype=torch.float64), None, "bfloat16, float16 or float32"),
-    "block of rows": (torch.ones(2, 8), torch.ones(1, 1), "expected a whole weight"),
+    "small absmax": (torch.ones(2, 8), torch.tensor([[0.5]]), "expected an absmax of at least 1"),
 }
 
 
@@ -210,6 +210,41 @@ def test_unusable_weight_is_refused_before_the_toolkit_sees_it(
     weight, absmax, message = REFUSED[case]
     with pytest.raises(BackendError, match=message):
         get_backend(name).quantize(weight, weights, absmax)
+
+
+@pytest.mark.parametrize("name", ["quark", "modelopt"])
+def test_an_absmax_for_rows_with_scales_of_their_own_is_refused(name: BackendName) -> None:
+    with pytest.raises(BackendError, match="for one scale of the whole matrix, got 2 for"):
+        get_backend(name).quantize(torch.ones(2, 8), FP8_CHANNEL, torch.tensor([[2.0]]))
+
+
+NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
+WITH_ABSMAX = [("quark", FP8_TENSOR), ("modelopt", FP8_TENSOR), ("modelopt", NVFP4)]
+
+
+@pytest.mark.parametrize("name_and_weights", WITH_ABSMAX, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("factor", [1.0, 1.7, 40.0])
+def test_vendors_cover_the_absmax_of_fused_weights_as_torch_does(
+    name_and_weights: tuple[BackendName, WeightFormat], dtype: torch.dtype, factor: float
+) -> None:
+    """1.7 times a bfloat16 is none: the weight is then given to the toolkit in float32."""
+    (name, weights), torch_backend = name_and_weights, get_backend("torch")
+    pytest.importorskip({"quark": "quark", "modelopt": "modelopt"}[name])
+    weight = (torch.randn(24, 64, generator=torch.Generator().manual_seed(3)) * 0.02).to(dtype)
+    absmax = (weight.abs().amax().float() * factor).reshape(1, 1)
+    theirs = get_backend(name).quantize(weight.clone(), weights, absmax)
+    ours = torch_backend.quantize(weight, weights, absmax)
+    assert theirs.codes.shape == weight.shape
+    assert torch.equal(theirs.codes.view(torch.uint8), ours.codes.view(torch.uint8))
+    assert torch.equal(theirs.scale.float(), ours.scale.float())
+    if factor > 1:
+        own = torch_backend.quantize(weight, weights)
+        assert not torch.equal(own.codes.view(torch.uint8), ours.codes.view(torch.uint8))
+    if weights.dtype == "nvfp4":
+        assert ours.global_scale is not None
+        assert theirs.global_scale is not None
+        assert torch.equal(theirs.global_scale, ours.global_scale)
 
 
 @pytest.mark.parametrize("name", VENDORS)

@@ -29,9 +29,9 @@ ENGINES_FOLDER = Path(__file__).parent / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 from broken import BROKEN  # noqa: E402
-from cases import FAMILIES, Workshop, _broken, _quantized  # noqa: E402
+from cases import FAMILIES, NUM_TARGET_LAYERS, Workshop, _broken, _quantized  # noqa: E402
 from draftquant.recipes import Recipe  # noqa: E402
-from formats import all_formats, format_recipe  # noqa: E402
+from formats import FamilyName, all_formats, format_recipe  # noqa: E402
 
 WITHOUT_ALIAS = ("broken--qkv-kept-without-alias", "broken--qkv-kept-quark-without-alias")
 OTHER_TEXT = {"broken--mla-quark-exclude-bare"}
@@ -76,7 +76,9 @@ def test_predictions_are_what_the_engines_did(folders: Path) -> None:
         folder = folders / outcome["draft"]
         if not folder.is_dir():
             continue
-        answer = check_draft(folder, engine=outcome["engine"], arch=arch, tp=tp)
+        answer = check_draft(
+            folder, engine=outcome["engine"], arch=arch, tp=tp, target_layers=NUM_TARGET_LAYERS
+        )
         compared += 1
         said = f"{outcome['draft']} on {outcome['engine']} {arch}, tp {tp}: {answer.error}"
         if answer.verdict != outcome["verdict"]:
@@ -96,6 +98,23 @@ def test_every_row_of_results_names_a_case_that_is_made(formats: list[Recipe]) -
     recipes = {path.stem for path in Path(__file__).parents[1].glob("recipes/*.yaml")}
     made |= {f"{family}--{name}" for family in FAMILIES for name in (*recipes, "unquantized")}
     assert {outcome["draft"] for outcome, _, _ in outcomes()} <= made
+
+
+@pytest.mark.parametrize(
+    ("name", "small"),
+    [
+        ("fp8-block-split-inputs", "input_size_per_partition = 192"),
+        ("ct-fp8-block-split-rows", "output_partition_size = 192"),
+    ],
+)
+def test_blocks_are_not_split_by_shards(folders: Path, name: str, small: str) -> None:
+    folder, layers = folders / f"broken--{name}", NUM_TARGET_LAYERS
+    for engine in ("vllm", "sglang"):
+        one = check_draft(folder, engine=engine, tp=1, target_layers=layers)
+        two = check_draft(folder, engine=engine, tp=2, target_layers=layers)
+        assert one.verdict == "LOADS"
+        assert two.verdict == "REFUSED"
+        assert small in (two.error or "")
 
 
 @pytest.mark.parametrize("name", WITHOUT_ALIAS)
@@ -188,8 +207,7 @@ def test_declarations_that_are_not_understood_are_unknown(
         tmp_path / "d", pruned_vocabulary=True, config={"quantization_config": change}
     )
     answer = check_draft(draft, engine=engine, arch="sm90")
-    refused = engine == "tensorrt-llm" and change["quant_method"] == "quark"
-    assert answer.verdict == ("REFUSED" if refused else "UNKNOWN")
+    assert answer.verdict == "UNKNOWN"
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -226,14 +244,104 @@ def test_a_layer_number_of_the_target_is_unknown(workshop: Workshop) -> None:
     answer = check_draft(folder, engine="vllm", arch="sm90")
     assert answer.verdict == "UNKNOWN"
     assert "counts the draft's layers after the target's" in (answer.error or "")
+    for layers, verdict in ((61, "REFUSED"), (60, "LOADS")):  # is it the draft's own layer?
+        known = check_draft(folder, engine="vllm", arch="sm90", target_layers=layers)
+        assert known.verdict == verdict
+    assert check_draft(folder, engine="sglang", arch="sm90", target_layers=61).verdict == "LOADS"
 
 
-def test_tensorrt_llm_was_read_only(folders: Path) -> None:
-    quark = check_draft(folders / "broken--quark-exclude-bare", engine="tensorrt-llm")
-    assert quark.verdict == "REFUSED"
-    assert "read, not executed" in (quark.error or "")
-    other = check_draft(folders / "broken--nvfp4-global-scale-shared", engine="tensorrt-llm")
-    assert other.verdict == "UNKNOWN"
+@pytest.mark.parametrize("layers", [0, -1, True, 61.0])
+def test_target_layers_is_a_number_of_layers(tmp_path: Path, layers: int) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True)
+    with pytest.raises(CheckpointError, match="expected a whole number of at least 1") as caught:
+        check_draft(draft, engine="vllm", target_layers=layers)
+    assert "num_hidden_layers" in caught.value.fix
+
+
+def test_target_layers_agrees_with_config(tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(
+        tmp_path / "d", pruned_vocabulary=True, config={"num_target_layers": 61}
+    )
+    with pytest.raises(CheckpointError) as caught:
+        check_draft(draft, engine="vllm", target_layers=60)
+    assert str(caught.value.where).endswith("config.json: num_target_layers")
+    assert "a target of 61 decoder layers, --target-layers 60" in caught.value.what
+    for layers in (None, 61):
+        assert check_draft(draft, engine="vllm", target_layers=layers).verdict == "LOADS"
+
+
+NO_INPUTS = "TypeError: 'NoneType' object is not subscriptable"
+READ_IN_TENSORRT_LLM = {
+    ("compressed-tensors", "int4-group128", "weights-only"): ("REFUSED", NO_INPUTS),
+    ("compressed-tensors", "int4-group128", "fp8-token"): (
+        "REFUSED",
+        "ValueError: Unsupported quant_bits: 4. Supported: 8 (FP8) or 4 (NVFP4).",
+    ),
+    ("compressed-tensors", "fp8-tensor", "fp8-static"): (
+        "REFUSED",
+        "ValueError: Unsupported weights_quant_strategy: tensor."
+        " Supported strategies: 'channel', 'block'.",
+    ),
+    ("compressed-tensors", "fp8-channel", "fp8-static"): (
+        "REFUSED",
+        "ValueError: Unsupported inputs_quant_strategy: tensor.",
+    ),
+    ("compressed-tensors", "fp8-channel", "fp8-token"): ("UNKNOWN", "FP8_PER_CHANNEL_PER_TOKEN"),
+    ("modelopt", "fp8-tensor", "fp8-static"): ("UNKNOWN", "read as FP8;"),
+    ("modelopt", "nvfp4", "nvfp4"): ("UNKNOWN", "read as NVFP4;"),
+    ("quark", "fp8-channel", "fp8-token"): ("LOADS BUT WRONG", "cast to floats without"),
+    ("fp8", "fp8-tensor", "fp8-token"): ("LOADS BUT WRONG", "cast to floats without"),
+    ("fp8", "fp8-tensor", "fp8-static"): ("UNKNOWN", "FP8_BLOCK_SCALES"),
+    ("quark", "int4-group128", "weights-only"): (
+        "UNKNOWN",
+        "quant_method quark in this form was not read",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("formats", "expected"), READ_IN_TENSORRT_LLM.items(), ids=lambda value: "-".join(value)
+)
+def test_what_was_read_of_tensorrt_llm(
+    workshop: Workshop, formats: tuple[Any, str, str], expected: tuple[str, str]
+) -> None:
+    recipe = format_recipe(*formats)
+    folder = workshop.quantize(workshop.source("eagle3-llama"), recipe, f"trt-{recipe.name}")
+    answer = check_draft(folder, engine="tensorrt-llm")
+    verdict, text = expected
+    assert (answer.verdict, answer.evidence) == (
+        verdict,
+        "its public source was read, in parts; never executed",
+    )
+    assert text in (answer.error or "")
+    assert '"decoding_type": "Eagle3"' in (answer.launch or "")
+    assert "trtllm-serve TARGET --tp_size 1 --config draft.yaml" in (answer.launch or "")
+
+
+@pytest.mark.parametrize("family", ["eagle3-mla", "dflash"])
+def test_loading_of_other_families_was_not_read(workshop: Workshop, family: FamilyName) -> None:
+    recipe = format_recipe("quark", "fp8-channel", "fp8-token")
+    folder = workshop.quantize(workshop.source(family), recipe, f"trt-{family}")
+    answer = check_draft(folder, engine="tensorrt-llm")
+    assert answer.verdict == "UNKNOWN"
+    assert "read for Llama only" in (answer.error or "")
+
+
+def test_tensorrt_llm_reads_the_side_file_first(workshop: Workshop) -> None:
+    recipe = format_recipe("compressed-tensors", "fp8-tensor", "fp8-static")
+    folder = workshop.quantize(workshop.source("eagle3-llama"), recipe, "trt-side-file")
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    answer = check_draft(folder, engine="tensorrt-llm", arch="sm90")
+    assert answer.verdict == "UNKNOWN"
+    assert "reads hf_quant_config.json first" in (answer.error or "")
+
+
+def test_nothing_is_said_to_load_in_tensorrt_llm(folders: Path) -> None:
+    named = [*folders.glob("broken--*"), *folders.glob("*--unquantized")]
+    named += folders.glob(f"{FORMATS_OF}--*")
+    assert len(named) > 60
+    for folder in named:
+        assert check_draft(folder, engine="tensorrt-llm").verdict != "LOADS"
 
 
 def test_bad_input_is_an_error(tmp_path: Path) -> None:

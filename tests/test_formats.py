@@ -19,10 +19,10 @@ from draftquant.quantize.stored_linear import StoredLinear
 from draftquant.quantize.verify import verify
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.schema import LayoutName
-from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import Stored, fused_absmax, read_tensors, tiny_eagle3_llama, write_tensors
 
 BASE = load_recipe("fp8-ptpc")
-WEIGHTS = tuple(
+ONE_STAGE = tuple(
     WeightFormat(
         dtype=dtype, granularity=granularity, symmetric=True, group_size=size, scale_dtype=scale
     )
@@ -38,6 +38,10 @@ WEIGHTS = tuple(
         ("mxfp4", "group", 32, None),
     )
 )
+TWO_STAGES = WeightFormat(
+    dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
+)
+WEIGHTS = (*ONE_STAGE, TWO_STAGES)
 ACTIVATIONS = (
     None,
     *(
@@ -105,7 +109,9 @@ def test_what_is_written_verifies_and_decodes_to_what_was_computed(
     for module in modules:
         tensor = source[f"{module}.weight"]
         raw = torch.frombuffer(bytearray(tensor.data), dtype=torch.bfloat16).view(tensor.shape)
-        expected = get_backend("torch").quantize(raw, weights).dequantized()
+        whole = torch.tensor([[fused_absmax(source, module)]])
+        absmax = whole if weights.scales_whole_matrix else None
+        expected = get_backend("torch").quantize(raw, weights, absmax).dequantized()
         decoded = StoredLinear(checkpoint, scheme, module, in_features=raw.shape[1]).decoded()
         ours = torch.from_numpy(decoded.dequantized())
         # compressed-tensors stores the inverse of NVFP4's global scale: two roundings of 2^-24.

@@ -15,6 +15,7 @@ from compressed_tensors.compressors.naive_quantized.base import FloatQuantizatio
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
+from compressed_tensors.quantization.quant_scheme import FP8_BLOCK as THEIR_FP8_BLOCK
 from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.layouts import Columns, get_layout
@@ -30,7 +31,9 @@ from wide import dimensions
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
 FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
 FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
+FP8_BLOCK = WeightFormat(dtype="fp8_e4m3", granularity="block", group_size=128, symmetric=True)
 PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
+PER_GROUP = ActivationFormat(dtype="fp8_e4m3", granularity="group", dynamic=True)
 STATIC = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
 KEPT = ("embed_tokens", "fc", "lm_head")
 
@@ -118,6 +121,7 @@ def ct_recipe(weights: WeightFormat, activations: ActivationFormat | None) -> Re
 CT_FORMATS = [
     (INT4, None),
     *((w, a) for w in (FP8_CHANNEL, FP8_TENSOR) for a in (PER_TOKEN, STATIC)),
+    (FP8_BLOCK, PER_GROUP),
 ]
 
 
@@ -187,6 +191,34 @@ def test_compressed_tensors_decompresses_fp8(weights: WeightFormat) -> None:
     scheme = config.config_groups["group_0"]
     found = FloatQuantizationCompressor.decompress(stored, scheme)["weight"]
     assert torch.equal(found, values.float() * scale)
+
+
+def test_compressed_tensors_decompresses_fp8_blocks() -> None:
+    """Two blocks of rows, of which the second has 44, and three of inputs."""
+    generator = torch.Generator().manual_seed(0)
+    values = (torch.randn(172, 384, generator=generator) * 100).to(torch.float8_e4m3fn)
+    scale = torch.rand(2, 3, generator=generator)
+    block = QuantizedWeight(codes=values, scale=scale, group_size=128)
+    recipe = ct_recipe(FP8_BLOCK, PER_GROUP)
+    stored = encoded("compressed-tensors", recipe, block)
+    assert {name: tensor.shape for name, tensor in stored.items()} == {
+        "weight": (172, 384),
+        "weight_scale": (2, 3),
+    }
+    config = QuantizationConfig.model_validate(get_layout("compressed-tensors").declare(recipe, ()))
+    scheme = config.config_groups["group_0"]
+    found = FloatQuantizationCompressor.decompress(stored, scheme)["weight"]
+    assert torch.equal(found, block.dequantized())
+
+
+def test_our_fp8_blocks_are_the_preset_of_compressed_tensors() -> None:
+    declared = get_layout("compressed-tensors").declare(ct_recipe(FP8_BLOCK, PER_GROUP), ())
+    scheme = QuantizationConfig.model_validate(declared).config_groups["group_0"]
+    assert isinstance(scheme, QuantizationScheme)
+    assert scheme.weights == THEIR_FP8_BLOCK["weights"]
+    assert scheme.input_activations is not None
+    theirs = THEIR_FP8_BLOCK["input_activations"].model_dump() | {"observer": None}
+    assert scheme.input_activations.model_dump() | {"observer": None} == theirs
 
 
 # Excludes

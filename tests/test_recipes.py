@@ -241,24 +241,27 @@ def test_documented_layouts_are_those_of_the_schema() -> None:
 # "What can be expressed", row by row
 INT4_GROUP = dataclasses.replace(INT4, granularity="group", group_size=128)
 INT4_F16 = dataclasses.replace(INT4_GROUP, scale_dtype="float16")
+INT4_OF_FP8 = dataclasses.replace(INT4, first_stage="fp8_e4m3")
 FP8_BLOCK = dataclasses.replace(FP8_TENSOR, granularity="block", group_size=128)
 NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
 MXFP4 = WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True)
 FP8_GROUPS = dataclasses.replace(PER_TOKEN, granularity="group")
 NVFP4_INPUTS = dataclasses.replace(FP8_GROUPS, dtype="nvfp4")
 MXFP4_INPUTS = dataclasses.replace(FP8_GROUPS, dtype="mxfp4")
-WEIGHTS = (INT4, INT4_GROUP, INT4_F16, FP8_CHANNEL, FP8_TENSOR, FP8_BLOCK, NVFP4, MXFP4)
+FP8 = (FP8_CHANNEL, FP8_TENSOR)
+WEIGHTS = (INT4, INT4_OF_FP8, INT4_GROUP, INT4_F16, *FP8, FP8_BLOCK, NVFP4, MXFP4)
 ACTIVATIONS = (None, PER_TOKEN, STATIC, FP8_GROUPS, NVFP4_INPUTS, MXFP4_INPUTS)
 FP8_ONLY = (None, PER_TOKEN, STATIC)
 EXPRESSIBLE: dict[LayoutName, set[tuple[WeightFormat, ActivationFormat | None]]] = {
     "quark": {
-        *((w, a) for w in (INT4, INT4_GROUP, INT4_F16, FP8_CHANNEL, FP8_TENSOR) for a in FP8_ONLY),
+        *((w, a) for w in (INT4, INT4_OF_FP8, INT4_GROUP, INT4_F16, *FP8) for a in FP8_ONLY),
         *((MXFP4, a) for a in (*FP8_ONLY, MXFP4_INPUTS)),
     },
     "compressed-tensors": {
         (INT4, None),
         *((w, a) for w in (INT4_GROUP, INT4_F16) for a in (None, PER_TOKEN)),
-        *((w, a) for w in (FP8_CHANNEL, FP8_TENSOR) for a in FP8_ONLY),
+        *((w, a) for w in FP8 for a in FP8_ONLY),
+        (FP8_BLOCK, FP8_GROUPS),
         *((NVFP4, a) for a in (None, NVFP4_INPUTS)),
         (MXFP4, None),
     },

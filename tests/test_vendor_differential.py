@@ -24,6 +24,9 @@ INT4_GROUPS = [
 ]
 NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
 MXFP4 = WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True)
+TWO_STAGES = WeightFormat(
+    dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
+)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 REORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -32,6 +35,7 @@ def vendor_case(name: BackendName, weights: WeightFormat) -> Any:
     missing = importlib.util.find_spec(name) is None
     skip = pytest.mark.skipif(missing, reason=f"{name} is not installed")
     label = f"{name}-{weights.dtype}-{weights.granularity}{weights.group_size or ''}"
+    label += "-of-fp8" if weights.first_stage else ""
     return pytest.param(name, weights, marks=[pytest.mark.vendor, skip], id=label)
 
 
@@ -42,6 +46,7 @@ VENDOR_FORMATS = [
     vendor_case("modelopt", FP8_TENSOR),
     vendor_case("modelopt", FP8_CHANNEL),
     *(vendor_case("quark", weights) for weights in INT4_GROUPS),
+    vendor_case("quark", TWO_STAGES),
     vendor_case("quark", MXFP4),
     vendor_case("modelopt", NVFP4),
 ]

@@ -323,7 +323,7 @@ def test_an_input_scale_that_is_no_scale_or_differs(
     edit(out, lambda t: t.__setitem__(key, set_scale(t[key], 0.25)))
     assert verify(out, source).ok  # down_proj is not fused with anything
     edit(out, lambda t: t.__setitem__(f"{Q}.input_scale", set_scale(t[key], 0.25)))
-    assert "expected one input scale for fused linears" in faults_of(verify(out, source))
+    assert "expected one input_scale for fused linears" in faults_of(verify(out, source))
 
 
 def test_an_input_scale_that_is_not_declared(copy_of: Callable[[str], Path], source: Path) -> None:

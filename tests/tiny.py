@@ -200,6 +200,19 @@ def read_tensors(folder: Path) -> dict[str, Stored]:
     return found
 
 
+def fused_with(module: str) -> list[str]:
+    """The modules that engines fuse with one, itself included."""
+    parent, _, leaf = module.rpartition(".")
+    groups = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+    return [f"{parent}.{m}" for m in next((g for g in groups if leaf in g), (leaf,))]
+
+
+def fused_absmax(tensors: Mapping[str, Stored], module: str) -> float:
+    """Largest magnitude of a weight and of those that engines fuse with it."""
+    weights = [values_of(tensors[f"{member}.weight"]) for member in fused_with(module)]
+    return max(float(np.abs(weight).max()) for weight in weights)
+
+
 def edit_json(path: Path, **changes: Any) -> None:
     """Replace keys of a JSON object on disk; a change to None removes the key."""
     value = json.loads(path.read_text()) | changes

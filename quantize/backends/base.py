@@ -34,11 +34,12 @@ class Backend(Protocol):
         Args:
             weight: [rows, in_features] bfloat16, float16 or float32, finite.
             weights: the recipe's format.
-            absmax: [1, 1], largest magnitude of the *whole* weight, given only for blocks of rows
-                whose scales depend on it (per tensor, and nvfp4).
+            absmax: [1, 1] float32, largest magnitude that a scale of the *whole* matrix must cover
+                (`WeightFormat.scales_whole_matrix`): that of the weight, of which `weight` may be
+                a block, and of those that engines fuse with it. None = that of `weight`.
 
         Raises:
-            BackendError: the toolkit failed on this weight.
+            BackendError: the toolkit failed on this weight, or `absmax` makes no sense for it.
         """
 
     def versions(self) -> dict[str, str]:

@@ -14,7 +14,13 @@ from ..errors import BackendError
 from ..numerics import QuantizedWeight, fp8_codes, fp8_scale
 from ..packing import fp4_codes_of_bytes
 from .torch import TorchBackend
-from .vendor import TOOLKIT_ERRORS, finite_absmax, process_state, tested_version
+from .vendor import (
+    TOOLKIT_ERRORS,
+    finite_absmax,
+    process_state,
+    tested_version,
+    with_absmax,
+)
 
 TESTED_SERIES = "0.47.*"
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
@@ -45,7 +51,7 @@ class ModelOptBackend:
         Args:
             weight: [rows, in_features] bfloat16, float16 or float32; not changed.
             weights: the recipe's format, FP8 or NVFP4.
-            absmax: expected None, since ModelOpt needs the whole weight.
+            absmax: see `Backend.quantize`.
 
         Returns:
             codes float8_e4m3fn, scale [rows, 1] or [1, 1] float32 (FP8), or codes uint8, scale
@@ -54,30 +60,31 @@ class ModelOptBackend:
         Raises:
             BackendError: the weight or format is not usable, or ModelOpt is missing or failed.
         """
-        rows = finite_absmax(self.name, weight, absmax)
+        rows = finite_absmax(self.name, weight).float()
+        covered = with_absmax(self.name, weight, weights, absmax)
+        largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
         self.check(weights)
         try:
             with torch.no_grad(), process_state():
-                packed = _run_modelopt(weight, weights)
+                packed = _run_modelopt(covered, weights)
         except TOOLKIT_ERRORS as exc:
             raise BackendError(
                 f"backend modelopt, weight {list(weight.shape)} {weight.dtype}",
                 f"NVIDIA ModelOpt failed: {type(exc).__name__}: {exc}",
                 fix="use 'backend: torch', which gives the same bits",
             ) from exc
-        codes, scale = packed.weight.data, packed.weight_scale
+        codes, scale = packed.weight.data[: len(weight)], packed.weight_scale
         if weights.dtype == "nvfp4":
-            if rows.float().amax() < SMALLEST_NORMAL:
-                return TorchBackend().quantize(weight, weights)
+            if largest < SMALLEST_NORMAL:
+                return TorchBackend().quantize(weight, weights, absmax)
             return QuantizedWeight(
                 codes=fp4_codes_of_bytes(codes),
-                scale=scale,
+                scale=scale[: len(weight)],
                 global_scale=packed.weight_scale_2,
                 group_size=weights.group_size,
             )
-        if weights.granularity == "tensor":
-            rows = rows.amax(dim=0, keepdim=True)
-        return _with_vanishing_rows(weight, rows.float(), codes, scale.reshape(-1, 1))
+        whole = weights.granularity == "tensor"
+        return _with_vanishing_rows(weight, largest if whole else rows, codes, scale.reshape(-1, 1))
 
     def versions(self) -> dict[str, str]:
         """See `Backend.versions`."""

@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from ...recipes.schema import BackendName, WeightFormat
 from ..errors import BackendError
 from ..numerics import FP8, FP8_MAX, QuantizedWeight, fp4_codes
-from .vendor import TOOLKIT_ERRORS, finite_absmax, process_state, tested_version
+from .vendor import (
+    TOOLKIT_ERRORS,
+    finite_absmax,
+    process_state,
+    tested_version,
+    with_absmax,
+)
 
 TESTED_VERSION = "0.13"
 EXTENSION = "quark_hw_emulation_stable_abi"
@@ -31,7 +37,7 @@ BLOCK_ELEMENTS = 1 << 24
 
 
 class QuarkBackend:
-    """INT4 and FP8 without blocks, and MXFP4, equal to `TorchBackend` bit for bit."""
+    """INT4, also in two stages, FP8 without blocks, MXFP4: `TorchBackend`'s bits."""
 
     name: BackendName = "quark"
     streams_rows = False
@@ -63,21 +69,22 @@ class QuarkBackend:
         Args:
             weight: [rows, in_features] bfloat16, float16 or float32; not changed.
             weights: the recipe's format.
-            absmax: expected None, since Quark needs the whole weight.
+            absmax: see `Backend.quantize`.
 
         Returns:
             codes int8 and scale [rows, 1 or groups] in the weight's dtype (INT4), codes
             float8_e4m3fn and scale [rows, 1] or [1, 1] float32 (FP8), or codes uint8 and scale
-            [rows, groups] float32 (MXFP4).
+            [rows, groups] float32 (MXFP4). Two stages: scale [rows, 1] float32, and a global one.
 
         Raises:
             BackendError: the weight is not usable, or Quark is missing or failed.
         """
-        rows = finite_absmax(self.name, weight, absmax)
+        rows = finite_absmax(self.name, weight).float()
+        covered = with_absmax(self.name, weight, weights, absmax)
         self.check(weights)
         try:
             with torch.no_grad(), _quark_process_state():
-                codes, scale = _run_quark(weight, weights)
+                codes, scale, first_scale = _run_quark(covered, weights)
         except TOOLKIT_ERRORS as exc:
             raise BackendError(
                 f"backend quark, weight {list(weight.shape)} {weight.dtype}",
@@ -85,12 +92,19 @@ class QuarkBackend:
                 fix="use 'backend: torch', which gives the same bits; if it is the extension that "
                 "was not built, install g++ and ninja",
             ) from exc
+        largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
+        # Where a scale would be zero Quark 0.13 stores 2^-23, draftquant 1: all codes are 0.
         if weights.dtype == "fp8_e4m3":
-            if weights.granularity == "tensor":
-                rows = rows.amax(dim=0, keepdim=True)
-            # Where the scale would be zero Quark 0.13 stores 2^-23, draftquant 1: all codes are 0.
-            scale = scale.masked_fill(rows.float() / FP8_MAX == 0, 1.0)
-        return QuantizedWeight(codes=codes, scale=scale, group_size=weights.group_size)
+            covers = largest if weights.granularity == "tensor" else rows
+            scale = scale.masked_fill(covers / FP8_MAX == 0, 1.0)
+        if first_scale is not None:
+            first_scale = first_scale.masked_fill(largest.reshape(()) / FP8_MAX == 0, 1.0)
+        return QuantizedWeight(
+            codes=codes[: len(weight)],
+            scale=scale[: len(weight)],
+            global_scale=first_scale,
+            group_size=weights.group_size,
+        )
 
     def versions(self) -> dict[str, str]:
         """See `Backend.versions`."""
@@ -149,8 +163,14 @@ def _quark_process_state() -> Iterator[None]:
             logging.disable(disabled)
 
 
-def _run_quark(weight: Tensor, weights: WeightFormat) -> tuple[Tensor, Tensor]:
-    """Codes and scale of one linear, from Quark's observer and its exporter's quantizer."""
+def _run_quark(weight: Tensor, weights: WeightFormat) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes, scale and that of a first stage, from Quark's observer and its exporter's quantizer.
+
+    Two stages run in float32: with a bfloat16 weight Quark rounds to bfloat16 before FP8, and so
+    the scales of rows; it does neither with a float32 one, nor from file to file.
+    """
+    if weights.first_stage:
+        weight = weight.float()
     from quark.torch import ModelQuantizer
     from quark.torch.quantization.config.config import QConfig, QLayerConfig
 
@@ -169,7 +189,16 @@ def _weight_spec(weights: WeightFormat) -> Any:
     from quark.torch.quantization.config import config
 
     int4 = {"symmetric": True, "scale_type": "float", "round_method": "half_even"}
-    if weights.dtype == "mxfp4":
+    if weights.first_stage:
+        spec = config.ProgressiveSpec(
+            first_stage=config.FP8E4M3PerTensorSpec(
+                observer_method="min_max", scale_type="float32", is_dynamic=False
+            ),
+            second_stage=config.Int4PerChannelSpec(
+                ch_axis=0, is_dynamic=False, **int4 | {"scale_type": "float32"}
+            ),
+        )
+    elif weights.dtype == "mxfp4":
         spec = config.OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False)
     elif weights.dtype == "int4" and weights.group_size is not None:
         spec = config.Int4PerGroupSpec(
@@ -186,7 +215,9 @@ def _weight_spec(weights: WeightFormat) -> Any:
     return spec.to_quantization_spec()
 
 
-def _exported_codes(frozen: Any, weight: Tensor, weights: WeightFormat) -> tuple[Tensor, Tensor]:
+def _exported_codes(
+    frozen: Any, weight: Tensor, weights: WeightFormat
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Round as Quark's export does, in blocks of rows, before it packs."""
     from quark.torch.export.nn.modules.realquantizer import get_real_quantizer
     from quark.torch.utils.pack import PackMethod
@@ -199,20 +230,24 @@ def _exported_codes(frozen: Any, weight: Tensor, weights: WeightFormat) -> tuple
         device=weight.device,
         float_dtype=torch.float32,
     )
-    # The base class packs nothing: packing is the layout's work, and Quark's is slow.
-    real.pack_method = PackMethod(None, real.qspec.dtype.value)
-    scale, zero_point = real.scale, getattr(real, "zero_point", None)
+    stages = list(real) if weights.first_stage else [real]
+    for stage in stages:
+        # The base class packs nothing: packing is the layout's work, and Quark's is slow.
+        stage.pack_method = PackMethod(None, stage.qspec.dtype.value)
+    last = stages[-1]
+    scale, zero_point = last.scale, getattr(last, "zero_point", None)
     codes = torch.empty(weight.shape, dtype=_CODES[weights.dtype])
     step = max(1, BLOCK_ELEMENTS // weight.shape[1])
     for start in range(0, weight.shape[0], step):
         rows = slice(start, start + step)
         if weights.granularity != "tensor":
-            real.scale = scale[rows]
+            last.scale = scale[rows]
             if zero_point is not None:
-                real.zero_point = zero_point[rows]
+                last.zero_point = zero_point[rows]
         # In float32: FP8 codes of a bfloat16 weight would be rounded to bfloat16 first.
         rounded = real.to_real_quantize_params(weight[rows].float())
         # Unpacked, Quark's FP4 codes are the values that they stand for.
         codes[rows] = fp4_codes(rounded) if weights.dtype == "mxfp4" else rounded
     scales = 1 if weights.granularity == "tensor" else len(weight)
-    return codes, scale.detach().reshape(scales, -1).clone()
+    first_scale = stages[0].scale.detach().clone() if weights.first_stage else None
+    return codes, scale.detach().reshape(scales, -1).clone(), first_scale

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...recipes.schema import BackendName
+from ...recipes.schema import BackendName, WeightFormat
 from ..errors import BackendError
 from ..numerics import row_absmax
 
@@ -56,19 +56,13 @@ def tested_version(backend: BackendName, package: str, wanted: str) -> str:
     return version
 
 
-def finite_absmax(backend: BackendName, weight: Tensor, absmax: Tensor | None) -> Tensor:
+def finite_absmax(backend: BackendName, weight: Tensor) -> Tensor:
     """Largest magnitude per row, [rows, 1], of a weight that a toolkit may be given.
 
     Raises:
-        BackendError: a block of rows, not a matrix, another dtype, or NaN or inf in it.
+        BackendError: not a matrix, another dtype, or NaN or inf in it.
     """
     where = f"backend {backend}, weight {list(weight.shape)} {weight.dtype}"
-    if absmax is not None:
-        raise BackendError(
-            where,
-            "expected a whole weight, got a block of rows with the absmax of the whole",
-            fix="pass the whole weight, or use 'backend: torch', which streams",
-        )
     if weight.ndim != 2 or weight.numel() == 0 or weight.dtype not in WEIGHT_DTYPES:
         raise BackendError(
             where,
@@ -82,6 +76,42 @@ def finite_absmax(backend: BackendName, weight: Tensor, absmax: Tensor | None) -
             where, "expected finite values, got NaN or inf", fix="repair the source checkpoint"
         )
     return rows
+
+
+def with_absmax(
+    backend: BackendName, weight: Tensor, weights: WeightFormat, absmax: Tensor | None
+) -> Tensor:
+    """A weight for whose scale a toolkit finds `absmax`: one more row holds it, where it is larger.
+
+    No toolkit takes the largest magnitude from outside; the codes of that row are to be dropped.
+
+    Args:
+        backend: for the message.
+        weight: [rows, in_features], finite.
+        weights: the recipe's format.
+        absmax: see `Backend.quantize`.
+
+    Returns:
+        `weight` itself, or [rows + 1, in_features] in its dtype, in float32 if that rounds absmax.
+
+    Raises:
+        BackendError: absmax is smaller than that of the weight, or rows have scales of their own.
+    """
+    if absmax is None:
+        return weight
+    own, wanted = float(row_absmax(weight).amax()), float(absmax)
+    if not weights.scales_whole_matrix or wanted < own:
+        raise BackendError(
+            f"backend {backend}, weight {list(weight.shape)} {weight.dtype}",
+            f"expected an absmax of at least {own:g}, for one scale of the whole matrix,"
+            f" got {wanted:g} for {weights}",
+            fix="pass the largest magnitude of this weight and of those fused with it",
+        )
+    if wanted == own:
+        return weight
+    row = torch.full((1, weight.shape[1]), wanted)
+    exact = row.to(weight.dtype)
+    return torch.cat([weight, exact] if float(exact[0, 0]) == wanted else [weight.float(), row])
 
 
 @contextlib.contextmanager

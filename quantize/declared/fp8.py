@@ -15,11 +15,7 @@ def read(keys: ObjectReader) -> DeclaredScheme:
     keys.absent("kv_cache_scheme")
     blocks = keys.has("weight_block_size")
     if blocks:
-        size = keys.numbers("weight_block_size")
-        if size != (128, 128):
-            raise not_understood(
-                keys.where, f"{keys.key}.weight_block_size", ("[128, 128]",), list(size)
-            )
+        keys.numbers("weight_block_size", 128, 128)
     excludes = keys.strings("ignored_layers") or keys.strings("modules_to_not_convert")
     other = keys.strings("modules_to_not_convert")
     if other and set(other) != set(excludes):

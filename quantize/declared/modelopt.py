@@ -5,10 +5,10 @@ from typing import Any
 
 from ..checkpoint import CONFIG_FILE, Checkpoint, read_json_object
 from .compressed_tensors import only_group
+from .raw import HF_QUANT_CONFIG
 from .reader import ObjectReader, not_understood
 from .scheme import SPEC_NO_MEANING, Activations, DeclaredScheme, Granularity, WeightDtype
 
-HF_QUANT_CONFIG = "hf_quant_config.json"
 _ALGORITHMS: dict[str, tuple[WeightDtype, Granularity, int | None, Activations]] = {
     "FP8": ("fp8_e4m3", "tensor", None, "tensor-static"),
     "FP8_PER_CHANNEL_PER_TOKEN": ("fp8_e4m3", "channel", None, "token-dynamic"),
@@ -18,7 +18,7 @@ _ALGORITHMS: dict[str, tuple[WeightDtype, Granularity, int | None, Activations]]
 
 
 def read(keys: ObjectReader) -> DeclaredScheme:
-    """Read a flat `quantization_config` with quant_method "modelopt".
+    """Read a `quantization_config` with quant_method "modelopt"; the nested form, flattened.
 
     Raises:
         VerifyError: it says something that is not understood.
@@ -72,7 +72,7 @@ def _check_group(group: ObjectReader, granularity: Granularity, group_size: int 
     group.finish()
 
 
-def check_nested(checkpoint: Checkpoint, scheme: DeclaredScheme, algo: str) -> None:
+def check_side_file(checkpoint: Checkpoint, scheme: DeclaredScheme, algo: str) -> None:
     """TensorRT-LLM reads hf_quant_config.json: what it says must be what config.json says.
 
     Raises:

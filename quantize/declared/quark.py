@@ -1,6 +1,8 @@
 """AMD Quark 0.13, `real_quantized` export; see its `ModelQuantizer` and `export_safetensors`."""
 
-from .reader import ObjectReader
+from typing import Literal
+
+from .reader import ObjectReader, not_understood
 from .scheme import (
     PACK_METHODS,
     SPEC_NO_MEANING,
@@ -43,8 +45,9 @@ def read(keys: ObjectReader) -> DeclaredScheme:
     export.finish()
     section = keys.section("global_quant_config", ignored={"target_device"})
     section.absent("bias", "output_tensors")
-    weight = section.section("weight", ignored=SPEC_NO_MEANING)
-    dtype, granularity, group_size = _weight(weight)
+    stages = section.sections("weight", ignored=SPEC_NO_MEANING)
+    dtype, granularity, group_size = _weight(stages[-1])
+    first_stage = _first_stage(stages, dtype, granularity)
     activations: Activations = "none"
     if section.has("input_tensors"):
         activations = _inputs(section.section("input_tensors", ignored=SPEC_NO_MEANING))
@@ -54,6 +57,7 @@ def read(keys: ObjectReader) -> DeclaredScheme:
         weight_dtype=dtype,
         granularity=granularity,
         group_size=group_size,
+        first_stage=first_stage,
         pack_method=pack_method if dtype == "int4" else None,
         activations=activations,
         excludes=keys.strings("exclude"),
@@ -86,6 +90,23 @@ def _weight(spec: ObjectReader) -> tuple[WeightDtype, Granularity, int | None]:
     return dtype, _GRANULARITIES[scheme], size
 
 
+def _first_stage(
+    stages: list[ObjectReader], dtype: WeightDtype, granularity: Granularity
+) -> Literal["fp8_e4m3"] | None:
+    """Quark's `ProgressiveSpec`: FP8 per tensor first, then INT4 per channel."""
+    if len(stages) == 1:
+        return None
+    second = f"{dtype} per {granularity}"
+    if len(stages) != 2 or second != "int4 per channel":
+        got = f"{len(stages)} stages, the last one {second}"
+        raise not_understood(stages[-1].where, stages[-1].key, ("int4 per channel, of two",), got)
+    first = stages[0]
+    first.choice("dtype", "fp8_e4m3")
+    first.choice("qscheme", "per_tensor")
+    _weight(first)
+    return "fp8_e4m3"
+
+
 def _inputs(spec: ObjectReader) -> Activations:
     if spec.choice("dtype", "fp8_e4m3", "fp4") == "fp4":
         spec.choice("is_dynamic", True)
@@ -94,12 +115,14 @@ def _inputs(spec: ObjectReader) -> Activations:
     spec.optional("symmetric", True, None)
     spec.optional("zero_point_type", "int32", "float32", None)
     scheme = spec.choice("qscheme", "per_channel", "per_tensor")
-    spec.choice("is_dynamic", scheme == "per_channel")
+    dynamic = spec.choice("is_dynamic", True, *((False,) if scheme == "per_tensor" else ()))
     # Quark spells "per token" as per_channel along the axis of tokens.
     spec.optional("ch_axis", *((1,) if scheme == "per_channel" else (None,)))
     spec.absent("group_size", *_UNUSED, *_UNUSED_WITHOUT_MX)
     spec.finish()
-    return "token-dynamic" if scheme == "per_channel" else "tensor-static"
+    if scheme == "per_channel":
+        return "token-dynamic"
+    return "tensor-dynamic" if dynamic else "tensor-static"
 
 
 def _mx(spec: ObjectReader) -> None:

@@ -63,6 +63,19 @@ class ObjectReader:
         self._seen.add(key)
         return ObjectReader.of(self._value.get(key), self.where, self._path(key), ignored)
 
+    def sections(self, key: str, ignored: Collection[str] = ()) -> "list[ObjectReader]":
+        """A nested object, or a list of such, that must be there and hold at least one."""
+        value = self._value.get(key)
+        if not isinstance(value, list):
+            return [self.section(key, ignored)]
+        self._seen.add(key)
+        if not value:
+            raise not_understood(self.where, self._path(key), ("a JSON object",), value)
+        return [
+            ObjectReader.of(item, self.where, f"{self._path(key)}[{i}]", ignored)
+            for i, item in enumerate(value)
+        ]
+
     def choice(self, key: str, *understood: ChoiceT) -> ChoiceT:
         """A value that must be there and be one of `understood`, of the same JSON type."""
         self._seen.add(key)
@@ -97,13 +110,13 @@ class ObjectReader:
             raise not_understood(self.where, self._path(key), ("a list of names",), got)
         return tuple(got)
 
-    def numbers(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers that must be there."""
+    def numbers(self, key: str, *understood: int) -> None:
+        """A list that must be there and hold exactly these whole numbers."""
         self._seen.add(key)
         got = self._value.get(key)
-        if not isinstance(got, list) or not all(type(item) is int for item in got):
-            raise not_understood(self.where, self._path(key), ("a list of whole numbers",), got)
-        return tuple(got)
+        whole = isinstance(got, list) and all(type(item) is int for item in got)
+        if not whole or got != list(understood):
+            raise not_understood(self.where, self._path(key), (str(list(understood)),), got)
 
     def finish(self) -> None:
         """Every key has been read.

@@ -6,15 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
+from ..declared import HF_QUANT_CONFIG
 from ..drafts import read_config
 from ..errors import CheckpointError
+from ..runtime_names import known_target_layers
 from . import sglang, tensorrt_llm, vllm
 from .contract import STAGES, VERDICTS, Engine, EngineCheck, Finding, Layer, Question
 from .declaration import Declaration, read_declaration
 from .walk import Walk
 
 ENGINES = {engine.name: engine for engine in (vllm.ENGINE, sglang.ENGINE, tensorrt_llm.ENGINE)}
-_READ = {
+OTHER_NAMES = {
     "EAGLE3LlamaForCausalLM": "LlamaForCausalLMEagle3",
     "Eagle3DeepSeekV3ForCausalLM": "Eagle3DeepseekV3ForCausalLM",
 }
@@ -28,6 +30,7 @@ def check_draft(
     version: str | None = None,
     arch: str | None = None,
     tp: int = 1,
+    target_layers: int | None = None,
 ) -> EngineCheck:
     """Predict what an engine does with a draft folder, quantized or not.
 
@@ -37,9 +40,12 @@ def check_draft(
         version: of the engine; another than the one that its tables are of is UNKNOWN.
         arch: "gfx942", "sm90" or "sm100"; None = whatever all of them agree on.
         tp: number of tensor-parallel shards, at least 1.
+        target_layers: decoder layers of the target, after which vLLM numbers the draft's; None = as
+            config.json says in num_target_layers, if it does.
 
     Raises:
-        CheckpointError: the folder cannot be read as a draft, or there is no such engine.
+        CheckpointError: the folder cannot be read as a draft, there is no such engine, or
+            `target_layers` is not what config.json says.
     """
     if engine not in ENGINES or tp < 1:
         raise CheckpointError(
@@ -49,16 +55,20 @@ def check_draft(
         )
     known = ENGINES[engine]
     checkpoint = Checkpoint.open(folder)
+    first = known_target_layers(checkpoint, target_layers)
     if version is not None and version != known.version:
         return _unknown(known, arch, tp, f"version {version}: known is {known.version} only")
     if arch is None:
-        return _agreed(known, [_check(checkpoint, known, each, tp) for each in known.archs], tp)
+        answers = [_check(checkpoint, known, each, tp, first) for each in known.archs]
+        return _agreed(known, answers, tp)
     if arch not in known.archs:
         return _unknown(known, arch, tp, f"{engine} on {arch}: never executed")
-    return _check(checkpoint, known, arch, tp)
+    return _check(checkpoint, known, arch, tp, first)
 
 
-def _check(checkpoint: Checkpoint, engine: Engine, arch: str, tp: int) -> EngineCheck:
+def _check(
+    checkpoint: Checkpoint, engine: Engine, arch: str, tp: int, first_layer: int | None
+) -> EngineCheck:
     declared = checkpoint.config.get("architectures")
     name = str(declared[0]) if isinstance(declared, list) and len(declared) == 1 else ""
     if name in engine.refused_architectures:
@@ -66,23 +76,27 @@ def _check(checkpoint: Checkpoint, engine: Engine, arch: str, tp: int) -> Engine
     if name not in engine.architectures:
         return _unknown(engine, arch, tp, f"architectures {declared!r}: never executed")
     declaration = read_declaration(checkpoint)
+    taken = declaration and engine.taken(declaration)
+    if isinstance(taken, Finding):
+        return _answer(engine, arch, tp, [taken])
+    declaration = taken
     refused = _method_problem(engine, declaration)
     if refused is not None:
         return _answer(engine, arch, tp, [refused])
     if declaration is not None and declaration.method is None:
         declaration = None  # the engine goes on as if nothing was declared
     known = replace(
-        checkpoint, config={**checkpoint.config, "architectures": [_READ.get(name, name)]}
+        checkpoint, config={**checkpoint.config, "architectures": [OTHER_NAMES.get(name, name)]}
     )
     family, geometry = read_config(known)
-    targets = checkpoint.config.get("num_target_layers")
     question = Question(
         family=family.name,
         config=checkpoint.config,
         tensor_names=frozenset(checkpoint.tensors),
         declaration=declaration,
+        has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
         num_layers=geometry.num_layers,
-        first_layer=targets if isinstance(targets, int) else None,
+        first_layer=first_layer,
         arch=arch,
         tp=tp,
     )

@@ -80,6 +80,7 @@ class Question:
         family: name of the draft's family.
         config: the parsed config.json. tensor_names: of the folder.
         declaration: None where nothing is declared.
+        has_side_file: whether there is an hf_quant_config.json.
         num_layers: of the draft. first_layer: its number among the target's and its own layers;
             None = not known.
     """
@@ -88,6 +89,7 @@ class Question:
     config: Mapping[str, Any]
     tensor_names: frozenset[str]
     declaration: Declaration | None
+    has_side_file: bool
     num_layers: int
     first_layer: int | None
     arch: str
@@ -126,6 +128,8 @@ class Engine:
         methods: every quant_method that it knows; another is refused with `unknown_method`.
         no_method: its error for a quantization_config without quant_method; None where it goes on
             as if there were none.
+        taken: what it makes of a declaration before it looks at any layer: the declaration as it
+            understands it, None as if there were none, or why it refuses it.
         schemes: signature of a declaration -> arch, or "*" -> what becomes of it.
         modules: the linears of the draft. plain: leaves of modules that it never quantizes.
         is_excluded: its rule for excludes; raises UnsureError, returns a Finding if it refuses.
@@ -152,6 +156,7 @@ class Engine:
     is_excluded: Callable[[Question, Module, tuple[str, ...]], bool | Finding]
     config_problem: Callable[[Question], Finding | None]
     module_problem: Callable[[Question, Module, list[tuple[int, int]]], Finding | None]
+    taken: Callable[[Declaration], Declaration | Finding | None] = lambda declaration: declaration
     drops_unknown: frozenset[str] = frozenset()
     refuses_unknown: frozenset[str] = frozenset()
     casts: frozenset[str] = frozenset()

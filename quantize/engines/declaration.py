@@ -5,30 +5,20 @@ keys that it knows. So a declaration that the strict reader rejects has no schem
 verdict of UNKNOWN, unless the engine refuses it by its quant_method.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..checkpoint import CONFIG_FILE, Checkpoint, read_json_object
+from ..checkpoint import Checkpoint
 from ..declared import (
-    HF_QUANT_CONFIG,
+    NO_MEANING,
+    READERS,
     DeclaredScheme,
-    awq,
-    compressed_tensors,
-    fp8,
-    modelopt,
-    quark,
+    Form,
+    ObjectReader,
+    RawDeclaration,
+    raw_declaration,
 )
-from ..declared.reader import ObjectReader
 from ..errors import CheckpointError, VerifyError
-
-_READERS: Mapping[str, Callable[[ObjectReader], DeclaredScheme]] = {
-    "quark": quark.read,
-    "compressed-tensors": compressed_tensors.read,
-    "modelopt": modelopt.read,
-    "fp8": fp8.read,
-    "awq": awq.read,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +26,23 @@ class Declaration:
     """A `quantization_config`, or the hf_quant_config.json where there is none.
 
     Attributes:
-        method: its quant_method as written; None where the key is missing.
+        method: its quant_method as written; None where the key is missing. An engine may still take
+            it for ModelOpt's: see `Engine.taken`.
+        form: how it is written. algorithm: ModelOpt's quant_algo. by_modelopt: it names ModelOpt as
+            its producer.
         scheme: None where it is not understood; `problem` says why.
         lists_excludes: whether it has a list of excludes at all.
+        exclude_remedy: what to do about excludes where the engine reads none of them.
     """
 
     method: str | None
+    form: Form
+    algorithm: str | None
+    by_modelopt: bool
     scheme: DeclaredScheme | None
     problem: str | None
     lists_excludes: bool
+    exclude_remedy: str | None = None
 
     @property
     def signature(self) -> str | None:
@@ -55,61 +53,53 @@ class Declaration:
         parts = [s.layout, s.weight_dtype.removesuffix("_e4m3")]
         if s.weight_dtype in ("int4", "fp8_e4m3"):
             size = s.group_size if s.granularity == "group" else None
-            parts.append(f"{s.granularity}{size or ''}")
+            parts.append(f"{s.granularity}{size or ''}{'+fp8' if s.first_stage else ''}")
         return " ".join([*parts, s.activations])
 
 
 def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
     """What the folder declares; None = nothing.
 
-    Both engines read config.json, and hf_quant_config.json only where it declares nothing
-    (executed with vLLM 0.33 and SGLang 0.5.23).
-
     Raises:
         CheckpointError: hf_quant_config.json is not readable as JSON, or quantization_config is no
             object that says anything.
     """
-    raw = checkpoint.config.get("quantization_config")
-    where = checkpoint.folder / CONFIG_FILE
-    side_file = checkpoint.folder / HF_QUANT_CONFIG
-    if raw is None:
-        if not side_file.is_file():
-            return None
-        raw, where = _flattened(read_json_object(side_file, "export it again")), side_file
+    found = raw_declaration(checkpoint)
+    if found is None:
+        return None
+    raw = found.value
     if not isinstance(raw, dict) or not raw:
         raise CheckpointError(
-            where,
+            found.where,
             f"quantization_config: expected an object with quant_method, got {raw!r}",
             fix="remove it, or quantize the draft again",
         )
-    method = raw.get("quant_method")
+    algorithm, producer = raw.get("quant_algo"), raw.get("producer")
+    method = raw.get("quant_method") if found.has_method else None
     lists = any(raw.get(key) for key in ("exclude", "ignore", "modules_to_not_convert"))
     try:
-        scheme, problem = _read(raw, method, where), None
+        scheme, problem = _read(found, method or ("modelopt" if algorithm else None)), None
     except VerifyError as exc:
         scheme, problem = None, " ".join(str(exc).split())
     return Declaration(
         method=None if method is None else str(method),
+        form=found.form,
+        algorithm=None if algorithm is None else str(algorithm),
+        by_modelopt=isinstance(producer, dict) and producer.get("name") == "modelopt",
         scheme=scheme,
         problem=problem,
         lists_excludes=lists,
     )
 
 
-def _flattened(side: dict[str, Any]) -> dict[str, Any]:
-    """The nested form of ModelOpt's own file as its flat form in config.json."""
-    nested = side.get("quantization")
-    return {"quant_method": "modelopt", **(nested if isinstance(nested, dict) else {})}
-
-
-def _read(raw: dict[str, Any], method: object, where: object) -> DeclaredScheme | None:
-    if not isinstance(method, str) or method not in _READERS:
+def _read(found: RawDeclaration, method: object) -> DeclaredScheme | None:
+    if not isinstance(method, str) or method not in READERS:
         return None
-    ignored = ("quant_method", "producer", "version", "quant_mode", "global_compression_ratio")
+    raw: dict[str, Any] = found.value
     per_row = method == "awq" and raw.get("group_size") == -1  # one group for the whole row
     if per_row:
         raw = {**raw, "group_size": 128}
-    keys = ObjectReader.of(raw, where, "quantization_config", ignored=ignored)
-    scheme = _READERS[method](keys)
+    keys = ObjectReader.of(raw, found.where, found.key, ignored=NO_MEANING | {"quant_method"})
+    scheme = READERS[method](keys)
     keys.finish()
     return replace(scheme, granularity="channel", group_size=None) if per_row else scheme

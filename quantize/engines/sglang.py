@@ -5,8 +5,11 @@ Sources: loading executed with its own classes on faked sm90, sm100 and gfx942
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from .blocks import block_problem
 from .contract import Engine, Finding, Module, Question, layer_modules
+from .declaration import Declaration
 from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
 from .sglang_schemes import CONCATENATED, FUSED_A, SCHEMES
 
@@ -44,6 +47,27 @@ _METHODS = frozenset(
         "mxfp4",
     ]
 )
+
+
+def taken(declaration: Declaration) -> Declaration | None:
+    """`_parse_modelopt_quant_config`: FP8 and FP4 of ModelOpt, whatever the form.
+
+    What it finds replaces the nested form in config.json, whose excludes are then not read.
+    """
+    algorithm = declaration.algorithm or ""
+    known = algorithm == "FP8" or "FP4" in algorithm
+    if declaration.form == "side file" and not known:
+        return None
+    if declaration.method is None and known:
+        declaration = replace(declaration, method="modelopt")
+    if declaration.form != "nested" or declaration.scheme is None:
+        return declaration
+    return replace(
+        declaration,
+        scheme=replace(declaration.scheme, excludes=()),
+        exclude_remedy="write quantization_config in ModelOpt's flat form: SGLang reads no excludes"
+        " of the nested one",
+    )
 
 
 def modules(question: Question) -> tuple[Module, ...]:
@@ -164,19 +188,13 @@ def module_problem(
             " got torch.float8_e4m3fn",
             "keep kv_b_proj in BF16, and exclude it",
         )
+    if module.leaf == FUSED_A and scheme.first_stage:
+        what = "use FP8 per channel with dynamic tokens"
+        return Finding("init", "TypeError: unhashable type: 'dict'", what)
     if module.leaf == FUSED_A and (text := CONCATENATED.get(question.signature)):
         return Finding("load", text, "use FP8 per channel with dynamic tokens, or FP8 blocks")
     if scheme.granularity == "block" and module.sharding != "replicated":
-        small = next((rows for rows, _ in shapes if rows % 128), None)
-        if small is not None and module.sharding == "column":
-            return Finding(
-                "init",
-                f"ValueError: Weight output_partition_size = {small} is not divisible by weight"
-                " quantization block_n = 128.",
-                f"quantize {module.leaf} per channel",
-            )
-        if columns % 128:
-            return Finding("unknown", f"{module.name}: blocks are split by shards", "use fewer")
+        return block_problem(question, module, shapes)
     if scheme.granularity == "group" and columns % (scheme.group_size or 1):
         if question.method != "compressed-tensors" or scheme.weight_dtype != "int4":
             return Finding("unknown", f"{module.name}: groups are split by shards", "use fewer")
@@ -231,6 +249,7 @@ ENGINE = Engine(
     methods=_METHODS,
     unknown_method="ValueError: Unknown quantization method: {}.",
     no_method="ValueError: Unknown quantization method: .",
+    taken=taken,
     schemes=SCHEMES,
     modules=modules,
     plain=plain,

@@ -41,6 +41,12 @@ def _modelopt(name: str, rocm: str) -> dict[str, Scheme]:
 
 _NOT_QUARK = {"*": Scheme("QuarkLinearMethod", _NO_QUARK)}
 _NOT_CT = {"*": Scheme("CompressedTensorsLinearMethod", _NO_CT)}
+_TWO_STAGES = {
+    "*": Scheme(
+        "QuarkLinearMethod",
+        Finding("init", "AttributeError: 'list' object has no attribute 'get'", _USE),
+    )
+}
 _W8A8 = {"*": Scheme("QuarkW8A8Fp8")}
 _CT_W8A8 = {"*": Scheme("CompressedTensorsW8A8Fp8")}
 _FP8 = {"*": Scheme("Fp8LinearMethod")}
@@ -57,6 +63,15 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "quark int4 channel none": _NOT_QUARK,
     "quark int4 channel token-dynamic": _NOT_QUARK,
     "quark int4 channel tensor-static": _NOT_QUARK,
+    **dict.fromkeys(
+        (
+            "quark int4 channel+fp8 none",
+            "quark int4 channel+fp8 token-dynamic",
+            "quark int4 channel+fp8 tensor-static",
+            "quark int4 channel+fp8 tensor-dynamic",
+        ),
+        _TWO_STAGES,
+    ),
     "quark int4 group32 none": _NOT_QUARK,
     "quark int4 group128 none": _NOT_QUARK,
     "quark int4 group128 token-dynamic": _NOT_QUARK,
@@ -88,6 +103,7 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "compressed-tensors fp8 tensor none": _W8A16,
     "compressed-tensors fp8 tensor token-dynamic": _CT_W8A8,
     "compressed-tensors fp8 tensor tensor-static": _CT_W8A8,
+    "compressed-tensors fp8 block group-dynamic": _CT_W8A8,
     "compressed-tensors nvfp4 none": {"*": Scheme("CompressedTensorsW4A16Fp4")},
     "compressed-tensors nvfp4 nvfp4": {
         "*": Scheme("CompressedTensorsW4A16Fp4"),

@@ -1,7 +1,14 @@
-"""What TensorRT-LLM does with a draft, as far as its public source says: read, never executed.
+"""What TensorRT-LLM makes of a draft, as far as its public source says: read, never executed.
 
-Facts: `quark` is not handled as a quant_method; of compressed-tensors' 4-bit formats only NVFP4 is;
-compressed-tensors FP8 is taken per channel or block only. Everything else is UNKNOWN here.
+Sources, each in the newest version that was to be had of the main branch, 2026:
+`tensorrt_llm/_torch/model_config.py` at 008e0af8 and `tensorrt_llm/models/quant_config_utils.py` at
+21156a7a (what is read of a declaration, and these errors), `_torch/models/modeling_speculative.py`
+at 00679c66 (a draft gets a config of its own: nothing but the dtype of the KV cache is the
+target's), `_torch/modules/linear.py` at 00bbf71e, `_torch/models/modeling_utils.py` at cb4c622c and
+`checkpoints/hf/weight_mapper.py` at f59aed07 (a linear that is not quantized takes `weight` alone,
+cast to its own dtype), `docs/source/features/speculative-decoding.md` at 04c8822c (the command).
+Loading was read to its end for a Llama draft without a quantization that is understood. Whatever
+goes beyond is UNKNOWN here.
 """
 
 from collections.abc import Mapping
@@ -9,32 +16,87 @@ from collections.abc import Mapping
 from .contract import Engine, Finding, Module, Question, Scheme
 
 _USE = "store it in layout modelopt"
+_NO_INPUTS = "TypeError: 'NoneType' object is not subscriptable"
+"""`group_config["input_activations"]["strategy"]`, where a group has no activations."""
+_BITS = "ValueError: Unsupported quant_bits: 4. Supported: 8 (FP8) or 4 (NVFP4)."
+_TENSOR = (
+    "ValueError: Unsupported weights_quant_strategy: tensor."
+    " Supported strategies: 'channel', 'block'."
+)
+_STATIC = "ValueError: Unsupported inputs_quant_strategy: tensor."
 
-
-def _not_handled(what: str) -> dict[str, Scheme]:
-    return {"*": Scheme("none", Finding("config", f"(read, not executed) {what}", _USE))}
-
-
-_INT4 = _not_handled("compressed-tensors: of 4-bit formats only NVFP4 is supported")
-_PER_TENSOR = _not_handled("compressed-tensors FP8: strategy must be 'channel' or 'block'")
-
+_REFUSED: Mapping[str, str] = {
+    "compressed-tensors int4 channel none": _NO_INPUTS,
+    "compressed-tensors int4 group128 none": _NO_INPUTS,
+    "compressed-tensors int4 channel token-dynamic": _BITS,
+    "compressed-tensors int4 group128 token-dynamic": _BITS,
+    "compressed-tensors fp8 channel none": _NO_INPUTS,
+    "compressed-tensors fp8 channel tensor-static": _STATIC,
+    "compressed-tensors fp8 tensor none": _NO_INPUTS,
+    "compressed-tensors fp8 tensor token-dynamic": _TENSOR,
+    "compressed-tensors fp8 tensor tensor-static": _TENSOR,
+    "compressed-tensors nvfp4 none": _NO_INPUTS,
+}
+_READ_AS: Mapping[str, str] = {
+    "modelopt fp8 tensor tensor-static": "FP8",
+    "modelopt fp8 channel token-dynamic": "FP8_PER_CHANNEL_PER_TOKEN",
+    "modelopt nvfp4 nvfp4": "NVFP4",
+    "modelopt nvfp4 none": "W4A16_NVFP4",
+    "compressed-tensors fp8 channel token-dynamic": "FP8_PER_CHANNEL_PER_TOKEN",
+    "compressed-tensors fp8 block group-dynamic": "FP8_BLOCK_SCALES",
+    "compressed-tensors nvfp4 nvfp4": "NVFP4",
+    "compressed-tensors mxfp4 none": "W4A16_MXFP4",
+    "fp8 fp8 tensor tensor-static": "FP8_BLOCK_SCALES",
+    "fp8 fp8 block group-dynamic": "FP8_BLOCK_SCALES",
+}
+_NOT_READ = frozenset(
+    {
+        "fp8 fp8 tensor token-dynamic",
+        "quark fp8 channel token-dynamic",
+        "quark fp8 channel tensor-static",
+        "quark fp8 tensor token-dynamic",
+        "quark fp8 tensor tensor-static",
+        "quark fp8 channel none",
+        "quark fp8 tensor none",
+    }
+)
+"""`load_hf_quant_config` has no branch for these: the draft counts as unquantized."""
 SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
-    "compressed-tensors int4 channel none": _INT4,
-    "compressed-tensors int4 group128 none": _INT4,
-    "compressed-tensors int4 channel token-dynamic": _INT4,
-    "compressed-tensors int4 group128 token-dynamic": _INT4,
-    "compressed-tensors fp8 tensor tensor-static": _PER_TENSOR,
+    signature: {"*": Scheme(_READ_AS.get(signature, "none"))}
+    for signature in (*_REFUSED, *_READ_AS, *_NOT_READ)
 }
 
 
 def _config_problem(question: Question) -> Finding | None:
     declared = question.declaration
-    if declared is not None and declared.method == "quark":
-        return Finding("config", "(read, not executed) quant_method quark is not handled", _USE)
-    row = SCHEMES.get((declared.signature if declared else None) or "")
-    if row is not None:
-        return row["*"].problem
-    return Finding("unknown", "its source was read for other cases only", "try it")
+    if declared is None:
+        return Finding("unknown", "loading was not executed, and read in part only", "try it")
+    if question.has_side_file and declared.method != "modelopt":
+        text = "TensorRT-LLM reads hf_quant_config.json first, which is there as well"
+        return Finding("unknown", text, "remove hf_quant_config.json")
+    signature, method = question.signature, declared.method
+    if signature in _REFUSED:
+        return Finding("config", _REFUSED[signature], _USE)
+    if signature in _READ_AS:
+        text = f"its declaration is read as {_READ_AS[signature]}; its loading was not executed"
+        return Finding("unknown", text, "try it")
+    if signature not in _NOT_READ:
+        text = f"what it makes of quant_method {method} in this form was not read"
+        return Finding("unknown", text, _USE)
+    text = f"the quantization_config of {method} is not read"
+    if question.family == "eagle3-llama":
+        return Finding("wrong", f"{text}: FP8 codes are cast to floats without their scales", _USE)
+    return Finding("unknown", f"{text}; what loading then does was read for Llama only", _USE)
+
+
+def _launch(question: Question, num_draft_tokens: int) -> str:
+    """The server's command line; JSON is YAML."""
+    decoding = "DFlash" if question.family == "dflash" else "Eagle3"
+    return (
+        f'echo \'{{"speculative_config": {{"decoding_type": "{decoding}",'
+        f' "max_draft_len": {num_draft_tokens}, "speculative_model": "{{draft}}"}}}}\''
+        f" > draft.yaml && trtllm-serve TARGET --tp_size {question.tp} --config draft.yaml"
+    )
 
 
 def _no_modules(_question: Question) -> tuple[Module, ...]:
@@ -43,8 +105,8 @@ def _no_modules(_question: Question) -> tuple[Module, ...]:
 
 ENGINE = Engine(
     name="tensorrt-llm",
-    version="source snapshot",
-    evidence="its public source was read; nothing was executed",
+    version="main at 008e0af8",
+    evidence="its public source was read, in parts; never executed",
     archs=("sm90", "sm100"),
     architectures={
         "LlamaForCausalLMEagle3": "eagle3-llama",
@@ -62,5 +124,5 @@ ENGINE = Engine(
     is_excluded=lambda _question, _module, _patterns: False,
     config_problem=_config_problem,
     module_problem=lambda _question, _module, _shapes: None,
-    launch=lambda _question, _num_draft_tokens: "",
+    launch=_launch,
 )

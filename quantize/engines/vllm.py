@@ -5,85 +5,14 @@ whose error texts these are; rules read in `vllm/model_executor/layers/quantizat
 """
 
 import re
-from collections.abc import Mapping
+from dataclasses import replace
 
-from .contract import Engine, Finding, Module, Question, Scheme, UnsureError, layer_modules
+from .blocks import BLOCK, block_problem
+from .contract import Engine, Finding, Module, Question, UnsureError, layer_modules
+from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
+from .vllm_schemes import SCHEMES
 
-_USE_QUARK = "use quark int4 in groups of 128, or FP8 per channel with dynamic tokens"
-_USE_CT = "use int4 without activations, or FP8 per channel with dynamic tokens"
-_NO_QUARK = Finding(
-    "init", "NotImplementedError: No quark compatible scheme was found.", _USE_QUARK
-)
-_NO_GROUP = Finding(
-    "init",
-    "ValueError: Quark W4A16 weight.group_size must be a positive int, got None",
-    _USE_QUARK,
-)
-_NO_ACTIVATIONS = Finding(
-    "init",
-    "ValueError: Unsupported activation quant key:"
-    " QuantKey(f8e4m3fn,scale(f32,dynamic,per_tensor),symmetric)",
-    "quantize without activations, or with MXFP4 activations",
-)
-_NO_CT = Finding(
-    "init", "NotImplementedError: No compressed-tensors compatible scheme was found", _USE_CT
-)
-_W8A8 = {"*": Scheme("QuarkW8A8Fp8")}
-_NOT_QUARK = {"*": Scheme("QuarkLinearMethod", _NO_QUARK)}
-_CT_W8A8 = {"*": Scheme("CompressedTensorsW8A8Fp8")}
-_CT_W8A16 = {"*": Scheme("CompressedTensorsW8A16Fp8")}
-_CT_NVFP4 = {"*": Scheme("CompressedTensorsW4A4Fp4")}
-_WNA16 = {"*": Scheme("CompressedTensorsWNA16")}
-_INT4 = {"*": Scheme("QuarkW4A16Int4")}
-_MODELOPT = {"*": Scheme("ModelOptLinearMethod")}
-_FP8 = {"*": Scheme("Fp8LinearMethod")}
-_AWQ = {"*": Scheme("AutoAWQMarlinLinearMethod")}
-
-SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
-    "quark int4 channel none": {"*": Scheme("QuarkW4A16Int4", _NO_GROUP)},
-    "quark int4 channel token-dynamic": _NOT_QUARK,
-    "quark int4 channel tensor-static": _NOT_QUARK,
-    "quark int4 group32 none": _INT4,
-    "quark int4 group128 none": _INT4,
-    "quark int4 group128 token-dynamic": _NOT_QUARK,
-    "quark int4 group128 tensor-static": _NOT_QUARK,
-    "quark fp8 channel none": _NOT_QUARK,
-    "quark fp8 channel token-dynamic": _W8A8,
-    "quark fp8 channel tensor-static": _W8A8,
-    "quark fp8 tensor none": _NOT_QUARK,
-    "quark fp8 tensor token-dynamic": _W8A8,
-    "quark fp8 tensor tensor-static": _W8A8,
-    "quark mxfp4 none": {"*": Scheme("QuarkOCP_MX")},
-    "quark mxfp4 token-dynamic": {"*": Scheme("QuarkOCP_MX", _NO_ACTIVATIONS)},
-    "quark mxfp4 tensor-static": {"*": Scheme("QuarkW4A8_MXFP4_FP8")},
-    "quark mxfp4 mxfp4": {"*": Scheme("QuarkOCP_MX")},
-    "modelopt fp8 tensor tensor-static": _MODELOPT,
-    "modelopt fp8 channel token-dynamic": _MODELOPT,
-    "modelopt nvfp4 none": _MODELOPT,
-    "modelopt nvfp4 nvfp4": _MODELOPT,
-    "compressed-tensors int4 channel none": _WNA16,
-    "compressed-tensors int4 group128 none": _WNA16,
-    "compressed-tensors int4 channel token-dynamic": {"*": Scheme("CompressedTensors", _NO_CT)},
-    "compressed-tensors int4 group128 token-dynamic": {
-        "sm90": Scheme("CompressedTensorsW4A8Fp8"),
-        "sm100": Scheme("CompressedTensors", _NO_CT),
-    },
-    "compressed-tensors fp8 channel none": _CT_W8A16,
-    "compressed-tensors fp8 channel token-dynamic": _CT_W8A8,
-    "compressed-tensors fp8 channel tensor-static": _CT_W8A8,
-    "compressed-tensors fp8 tensor none": _CT_W8A16,
-    "compressed-tensors fp8 tensor token-dynamic": _CT_W8A8,
-    "compressed-tensors fp8 tensor tensor-static": _CT_W8A8,
-    "compressed-tensors nvfp4 none": _CT_NVFP4,
-    "compressed-tensors nvfp4 nvfp4": _CT_NVFP4,
-    "compressed-tensors mxfp4 none": {"*": Scheme("CompressedTensorsW4A4Mxfp4")},
-    "fp8 fp8 tensor token-dynamic": _FP8,
-    "fp8 fp8 tensor tensor-static": _FP8,
-    "fp8 fp8 block group-dynamic": _FP8,
-    "awq int4 group128 none": _AWQ,
-    "awq int4 channel none": _AWQ,
-}
 _METHODS = frozenset(
     [
         "awq",
@@ -118,12 +47,25 @@ _METHODS = frozenset(
         "mxfp8",
     ]
 )
-_UNSUPPORTED = (
-    "ValidationError: 1 validation error for SpeculativeConfig Value error, Model architectures"
-    " ['{}'] are not supported for now."
-)
+_INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
+_UNSUPPORTED = _INVALID.format("Model architectures ['{}'] are not supported for now.")
+_NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
 UNKNOWN_FIRST_LAYER = 10**6
+
+
+def taken(declaration: Declaration) -> Declaration | Finding:
+    """`_normalize_quantization_config`: ModelOpt's nested form needs no quant_method."""
+    if declaration.form == "flat" or not declaration.by_modelopt:
+        return declaration
+    algorithm = declaration.algorithm or ""
+    if algorithm.upper() not in _NESTED_ALGORITHMS:
+        return Finding(
+            "config",
+            _INVALID.format(f"Unknown ModelOpt quant algo: {algorithm}"),
+            "write quantization_config of config.json in ModelOpt's flat form",
+        )
+    return replace(declaration, method="modelopt")
 
 
 def modules(question: Question) -> tuple[Module, ...]:
@@ -193,7 +135,7 @@ def _check_numbers(question: Question, patterns: tuple[str, ...]) -> None:
             if int(number) >= question.num_layers:
                 raise UnsureError(
                     f"the exclude {pattern!r} names layer {number}: vLLM counts the draft's layers"
-                    " after the target's, whose number is not known here"
+                    " after the target's, whose number is not known here (--target-layers)"
                 )
 
 
@@ -241,13 +183,8 @@ def module_problem(
             f" divisible by 128, got {(columns, rows)}",
             f"keep {module.leaf} in BF16, or quantize to FP8",
         )
-    if scheme.granularity == "block" and any(r % 128 for r, _ in shapes[:-1]):
-        start, size = (-(-count // 128) for count in (rows - shapes[-1][0], rows))
-        return Finding(
-            "load",
-            f"RuntimeError: start ({start}) + length (1) exceeds dimension size ({size}).",
-            f"quantize {module.leaf} per channel: its parts are no whole blocks of 128 rows",
-        )
+    if scheme.granularity == "block":
+        return _block_problem(question, module, shapes)
     if scheme.granularity == "group" and columns % (scheme.group_size or 1):
         if question.method != "compressed-tensors" or scheme.weight_dtype != "int4":
             return Finding("unknown", f"{module.name}: groups are split by shards", "use fewer")
@@ -259,6 +196,23 @@ def module_problem(
         )
         return Finding("init", text, "use fewer tensor-parallel shards, or smaller groups")
     return None
+
+
+def _block_problem(
+    question: Question, module: Module, shapes: list[tuple[int, int]]
+) -> Finding | None:
+    """Fused linears of layout fp8 are let through, and then have too few rows of scales."""
+    parts = [rows for rows, _ in shapes]
+    if question.method != "fp8" or len(parts) < 2 or not any(rows % BLOCK for rows in parts):
+        return block_problem(question, module, shapes)
+    if not any(rows % BLOCK for rows in parts[:-1]):
+        return None
+    start, size = (-(-count // BLOCK) for count in (sum(parts[:-1]), sum(parts)))
+    return Finding(
+        "load",
+        f"RuntimeError: start ({start}) + length (1) exceeds dimension size ({size}).",
+        f"quantize {module.leaf} per channel: its parts are no whole blocks of {BLOCK} rows",
+    )
 
 
 def launch(question: Question, num_draft_tokens: int) -> str:
@@ -290,9 +244,9 @@ ENGINE = Engine(
         )
     },
     methods=_METHODS,
-    unknown_method="ValidationError: 1 validation error for SpeculativeConfig Value error, Unknown"
-    " quantization method: {}.",
+    unknown_method=_INVALID.format("Unknown quantization method: {}."),
     no_method=None,
+    taken=taken,
     schemes=SCHEMES,
     modules=modules,
     plain=plain,

@@ -3,7 +3,6 @@
 Knows no engine. The order of what is found follows `contract.STAGES`.
 """
 
-import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,11 @@ from ..safetensors_header import TensorInfo
 from ..stored import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE, stored_parts, weight_suffix
 from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
 
-_NOT_READ = ("weight_shape", "weight_zero_point")  # no kernel reads them: codes are symmetric
+_NOT_READ = (
+    "weight_shape",
+    "weight_zero_point",
+    "weight_zero_point_2",
+)  # no kernel reads them: codes are symmetric
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 _SPELLINGS = re.compile(
     r"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens)\.|[dt]2[dt]$"
@@ -170,7 +173,9 @@ class Walk:
             if tensor is None:
                 if suffix not in _NOT_READ:
                     yield _never_written(module, suffix)
-            elif tensor.dtype not in part.dtypes or tensor.numel != math.prod(part.shape):
+            elif tensor.dtype not in part.dtypes or _without_ones(tensor.shape) != _without_ones(
+                part.shape
+            ):
                 yield _other_shape(tensor, part.shape)
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
@@ -179,7 +184,8 @@ class Walk:
     def _floats_into_codes(self, module: Module, weight: TensorInfo, mixed: bool) -> Finding:
         """A stored float weight where the engine expects codes: an exclude does not match."""
         scheme, family = self.question.scheme, self.question.family
-        remedy = (
+        unread = self.question.declaration and self.question.declaration.exclude_remedy
+        remedy = unread or (
             f"exclude {module.leaf} so that {self.engine.name} matches it as {module.prefix!r}"
             if not mixed
             else f"quantize all parts of {module.leaf} or none: they are fused"
@@ -200,6 +206,10 @@ class Walk:
                 return _no_such_name(weight.name, remedy)
             if family in self.engine.drops_unknown:
                 return Finding("wrong", f"dropped: {weight.name}; codes are never written", remedy)
+        elif module.leaf == "lm_head" and family in self.engine.drops_unknown:  # FP4, in bytes
+            packed, columns = weight.shape[1] // 2, weight.shape[1]
+            text = f"RuntimeError: The size of tensor a ({packed}) must match the size of tensor b"
+            return Finding("load", f"{text} ({columns}) at non-singleton dimension 1", remedy)
         elif scheme.weight_dtype == "int4" and family in self.engine.refuses_unknown:
             text = f"AssertionError: Tried to load weights of size torch.Size({list(weight.shape)})"
             return Finding("load", text, remedy)
@@ -295,6 +305,13 @@ class Walk:
         with (self.checkpoint.folder / tensor.file).open("rb") as stream:
             stream.seek(tensor.start)
             return float(struct.unpack("<f", stream.read(4))[0])
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without trailing ones: engines load a column of scales as [out] or [out, 1]."""
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
 
 
 def _why_plain(walk: Walk, module: Module) -> str:

@@ -24,6 +24,8 @@ class AwqLayout:
     """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]."""
 
     name: LayoutName = "awq"
+    exact_excludes = False
+    exclude_keys = ("modules_to_not_convert",)
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""
@@ -73,12 +75,16 @@ class AwqLayout:
         (_, zeros, _) = self.stored(weight, recipe)
         return {zeros.name: torch.full(zeros.shape, _ZERO_POINTS, dtype=torch.int32)}
 
+    def excludes(self, kept: Sequence[str]) -> list[str]:
+        """See `Layout.excludes`; engines look for these parts anywhere in a module's name."""
+        return last_parts(kept)
+
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
-        """See `Layout.declare`; engines look for these parts anywhere in a module's name."""
+        """See `Layout.declare`."""
         return {
             "bits": 4,
             "group_size": recipe.weights.group_size,
-            "modules_to_not_convert": last_parts(kept),
+            "modules_to_not_convert": self.excludes(kept),
             "quant_method": "awq",
             "version": "gemm",
             "zero_point": True,

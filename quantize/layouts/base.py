@@ -45,9 +45,16 @@ class Columns(NamedTuple):
 
 
 class Layout(Protocol):
-    """One way to store quantized weights."""
+    """One way to store quantized weights.
+
+    Attributes:
+        exact_excludes: whether engines compare its excludes with whole names, layer number and all.
+        exclude_keys: of a declaration, each with the same list of excludes.
+    """
 
     name: LayoutName
+    exact_excludes: bool
+    exclude_keys: tuple[str, ...]
 
     def problem(self, recipe: Recipe) -> str | None:
         """Why this layout cannot express the recipe's formats, or None."""
@@ -79,6 +86,9 @@ class Layout(Protocol):
             recipe: whose formats are stored.
             input_scale: stored scale of the linear's input, None where the recipe has none.
         """
+
+    def excludes(self, kept: Sequence[str]) -> list[str]:
+        """Modules to exclude, spelled so that every engine which reads this layout matches them."""
 
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
         """The `quantization_config` of config.json; `kept` are the module names to exclude."""

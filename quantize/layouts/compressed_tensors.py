@@ -26,11 +26,13 @@ FORMATS = {
     "mxfp4": "mxfp4-pack-quantized",
 }
 _TOKEN, _TENSOR = "fp8_e4m3 per token, dynamic", "fp8_e4m3 per tensor, static"
+_GROUP = "fp8_e4m3 per group, dynamic"
 _ACTIVATIONS: dict[tuple[str, str], tuple[str | None, ...]] = {
     ("int4", "channel"): (None,),
     ("int4", "group"): (None, _TOKEN),
     ("fp8_e4m3", "channel"): (None, _TOKEN, _TENSOR),
     ("fp8_e4m3", "tensor"): (None, _TOKEN, _TENSOR),
+    ("fp8_e4m3", "block"): (_GROUP,),
     ("nvfp4", "group"): (None, "nvfp4 per group, dynamic"),
     ("mxfp4", "group"): (None,),
 }
@@ -40,16 +42,19 @@ _ACTIVATIONS: dict[tuple[str, str], tuple[str | None, ...]] = {
 class CompressedTensorsLayout:
     """`weight` (FP8) or `weight_packed`; `weight_scale` [out, groups], [1] for a whole matrix.
 
-    INT4 adds `weight_shape`; NVFP4 `weight_global_scale` and `input_global_scale`, which divide.
+    That of blocks is [out / 128, in / 128]. INT4 adds `weight_shape`; NVFP4 `weight_global_scale`
+    and `input_global_scale`, which divide.
     """
 
     name: LayoutName = "compressed-tensors"
+    exact_excludes = False
+    exclude_keys = ("ignore",)
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""
         weights = recipe.weights
-        if weights.granularity == "block":
-            return "blocks are written in the plain fp8 layout, which every engine reads"
+        if weights.first_stage:
+            return "compressed-tensors has no weights of two stages"
         wanted = None if recipe.activations is None else str(recipe.activations)
         if wanted not in _ACTIVATIONS[weights.dtype, weights.granularity]:
             return "no engine has a scheme for this pair in compressed-tensors"
@@ -74,7 +79,10 @@ class CompressedTensorsLayout:
             "nvfp4": ("weight_packed", "U8", (rows, columns // 2)),
             "mxfp4": ("weight_packed", "U8", (rows, columns // 2)),
         }[weights.dtype]
-        scale_shape = (1,) if weights.granularity == "tensor" else (rows, groups)
+        scale_shape = {
+            "tensor": (1,),
+            "block": (-(-rows // (weights.group_size or 1)), groups),
+        }.get(weights.granularity, (rows, groups))
         parts: list[tuple[str, str, tuple[int, ...]]] = [
             codes,
             ("weight_scale", scale_dtype, scale_shape),
@@ -133,6 +141,10 @@ class CompressedTensorsLayout:
             whole[f"{module}.{_input_scale(recipe)}"] = value
         return whole
 
+    def excludes(self, kept: Sequence[str]) -> list[str]:
+        """See `Layout.excludes`."""
+        return excluded_spellings(kept)
+
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
         """See `Layout.declare`."""
         form = FORMATS[recipe.weights.dtype]
@@ -147,7 +159,7 @@ class CompressedTensorsLayout:
             "config_groups": {"group_0": group},
             "format": form,
             "global_compression_ratio": None,
-            "ignore": excluded_spellings(kept),
+            "ignore": self.excludes(kept),
             "kv_cache_scheme": None,
             "quant_method": "compressed-tensors",
             "quantization_status": "compressed",
@@ -165,11 +177,13 @@ def _input_scale(recipe: Recipe) -> str:
 
 def _weights(weights: WeightFormat) -> dict[str, Any]:
     strategy = "tensor_group" if weights.dtype == "nvfp4" else weights.granularity
-    return _args(
+    blocks = weights.granularity == "block"
+    structure = {"block_structure": [weights.group_size, weights.group_size]} if blocks else {}
+    return structure | _args(
         bits=8 if weights.dtype == "fp8_e4m3" else 4,
         kind="int" if weights.dtype == "int4" else "float",
         strategy=strategy,
-        group_size=weights.group_size,
+        group_size=None if blocks else weights.group_size,
         dynamic=False,
     )
 
@@ -180,7 +194,11 @@ def _activations(activations: ActivationFormat | None) -> dict[str, Any] | None:
     if activations.dtype == "nvfp4":
         return _args(bits=4, kind="float", strategy="tensor_group", group_size=16, dynamic="local")
     return _args(
-        bits=8, kind="float", strategy=activations.granularity, dynamic=activations.dynamic
+        bits=8,
+        kind="float",
+        strategy=activations.granularity,
+        group_size=128 if activations.granularity == "group" else None,
+        dynamic=activations.dynamic,
     )
 
 

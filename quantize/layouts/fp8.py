@@ -23,6 +23,8 @@ class Fp8Layout:
     """
 
     name: LayoutName = "fp8"
+    exact_excludes = True
+    exclude_keys = ("ignored_layers", "modules_to_not_convert")
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""
@@ -68,14 +70,17 @@ class Fp8Layout:
         """See `Layout.encode_whole`."""
         return scalars(weight.name.removesuffix(".weight"), block, recipe, input_scale)
 
-    def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
-        """See `Layout.declare`.
+    def excludes(self, kept: Sequence[str]) -> list[str]:
+        """See `Layout.excludes`.
 
         vLLM compares whole names, so both spellings of each are listed; SGLang looks for parts.
         """
         bare = [module.removeprefix("model.") for module in kept]
-        names = [*bare, *(f"model.{module}" for module in bare), *last_parts(kept)]
-        ignored = sorted(set(names))
+        return sorted({*bare, *(f"model.{module}" for module in bare), *last_parts(kept)})
+
+    def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
+        """See `Layout.declare`."""
+        ignored = self.excludes(kept)
         scheme = "static" if recipe.needs_input_scales else "dynamic"
         declared = {
             "activation_scheme": scheme,

@@ -23,6 +23,8 @@ class ModelOptLayout:
     """
 
     name: LayoutName = "modelopt"
+    exact_excludes = False
+    exclude_keys = ("exclude_modules", "ignore")
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""
@@ -81,34 +83,17 @@ class ModelOptLayout:
             whole[f"{module}.weight_scale_2"] = scalar(block.global_scale, ())
         return whole
 
-    def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
-        """See `Layout.declare`: the flat form, which every engine reads.
+    def excludes(self, kept: Sequence[str]) -> list[str]:
+        """See `Layout.excludes`.
 
         Engines match these as wildcards against runtime names, so the last part of a name between
         two stars is enough; ModelOpt's own `model*` would match every layer of the draft.
         """
-        excludes = [f"*{leaf}*" for leaf in last_parts(kept)]
-        declared: dict[str, Any] = {
-            "exclude_modules": excludes,
-            "ignore": excludes,
-            "producer": PRODUCER,
-            "quant_algo": _algorithm(recipe),
-            "quant_method": "modelopt",
-        }
-        weights = recipe.weights
-        if weights.granularity == "channel":
-            return declared
-        args: dict[str, Any] = {
-            "dynamic": False,
-            "num_bits": 4 if weights.group_size else 8,
-            "type": "float",
-        }
-        if weights.group_size:
-            args["group_size"] = declared["group_size"] = weights.group_size
-        group: dict[str, Any] = {"targets": ["Linear"], "weights": args}
-        if recipe.activations is not None:
-            group["input_activations"] = args
-        return {"config_groups": {"group_0": group}, **declared}
+        return [f"*{leaf}*" for leaf in last_parts(kept)]
+
+    def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
+        """See `Layout.declare`."""
+        return flat_form(_algorithm(recipe) or "", self.excludes(kept))
 
     def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
         """ModelOpt's own nested form beside config.json: TensorRT-LLM reads it."""
@@ -120,6 +105,27 @@ class ModelOptLayout:
         if "group_size" in declared:
             quantization["group_size"] = declared["group_size"]
         return {SIDE_FILE: {"producer": PRODUCER, "quantization": quantization}}
+
+
+def flat_form(algorithm: str, excludes: list[str]) -> dict[str, Any]:
+    """The flat `quantization_config` of an algorithm, which every engine reads."""
+    declared: dict[str, Any] = {
+        "exclude_modules": excludes,
+        "ignore": excludes,
+        "producer": PRODUCER,
+        "quant_algo": algorithm,
+        "quant_method": "modelopt",
+    }
+    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+        return declared
+    group_size = 16 if algorithm.endswith("NVFP4") else None
+    args: dict[str, Any] = {"dynamic": False, "num_bits": 4 if group_size else 8, "type": "float"}
+    if group_size:
+        args["group_size"] = declared["group_size"] = group_size
+    group: dict[str, Any] = {"targets": ["Linear"], "weights": args}
+    if not algorithm.startswith("W4A16"):
+        group["input_activations"] = args
+    return {"config_groups": {"group_0": group}, **declared}
 
 
 def _algorithm(recipe: Recipe) -> str | None:

@@ -12,6 +12,7 @@ from .base import (
     check_divides,
     excluded_spellings,
     exponent_bytes,
+    scalar,
     scalars,
 )
 
@@ -22,16 +23,20 @@ if TYPE_CHECKING:
 
 VERSION = "0.13"  # whose JSON this is
 _INT4_PER_WORD = 8
+_SECOND_STAGE = "_2"
 
 
 class QuarkLayout:
     """`weight` and `weight_scale`, for INT4 an all-zero `weight_zero_point` too.
 
+    Of two stages `weight_scale` [] is the first one's, `_2` the second one's scale and zero point.
     INT4 per channel is [out, in / 8] int32, INT4 groups are transposed, [in, out / 8], with scales
     [groups, out]; MXFP4 is [out, in / 2] bytes with [out, in / 32] exponents.
     """
 
     name: LayoutName = "quark"
+    exact_excludes = False
+    exclude_keys = ("exclude",)
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""
@@ -63,6 +68,8 @@ class QuarkLayout:
         from ..packing import fp4_bytes, int4_words
 
         codes, scale = f"{module}.weight", f"{module}.weight_scale"
+        if weights.first_stage:
+            scale += _SECOND_STAGE
         if weights.dtype == "mxfp4":
             return {codes: fp4_bytes(block.codes), scale: exponent_bytes(block.scale)}
         if weights.dtype == "int4" and weights.granularity == "group":
@@ -87,16 +94,22 @@ class QuarkLayout:
 
         module = weight.name.removesuffix(".weight")
         whole = scalars(module, block, recipe, input_scale)
+        if block.global_scale is not None:
+            whole[f"{module}.weight_scale"] = scalar(block.global_scale, ())
         for tensor in self.stored(weight, recipe):
-            if tensor.name == f"{module}.weight_zero_point":
+            if tensor.name.startswith(f"{module}.weight_zero_point"):
                 whole[tensor.name] = torch.zeros(tensor.shape, dtype=torch.int32)
         return whole
+
+    def excludes(self, kept: Sequence[str]) -> list[str]:
+        """See `Layout.excludes`."""
+        return excluded_spellings(kept)
 
     def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
         """See `Layout.declare`."""
         return {
             "algo_config": None,
-            "exclude": excluded_spellings(kept),
+            "exclude": self.excludes(kept),
             "export": {
                 "kv_cache_group": [],
                 "min_kv_scale": 0.0,
@@ -141,6 +154,13 @@ def _int4_parts(weight: TensorInfo, weights: WeightFormat) -> Parts:
         )
     scale_dtype = "F16" if weights.scale_dtype else weight.dtype
     words = rows // _INT4_PER_WORD
+    if weights.first_stage:
+        return [
+            ("weight", "I32", (rows, -(-columns // _INT4_PER_WORD))),
+            ("weight_scale", "F32", ()),
+            (f"weight_scale{_SECOND_STAGE}", "F32", (rows,)),
+            (f"weight_zero_point{_SECOND_STAGE}", "I32", (words,)),
+        ]
     if weights.group_size is None:
         return [
             ("weight", "I32", (rows, -(-columns // _INT4_PER_WORD))),
@@ -168,7 +188,12 @@ def _float_parts(weight: TensorInfo, weights: WeightFormat) -> Parts:
     return [("weight", "F8_E4M3", (rows, columns)), ("weight_scale", "F32", scale_shape)]
 
 
-def _weight_spec(weights: WeightFormat) -> dict[str, Any]:
+def _weight_spec(weights: WeightFormat) -> dict[str, Any] | list[dict[str, Any]]:
+    if weights.first_stage:  # a list of stages, both with float32 scales
+        return [
+            _spec(weights.first_stage, "tensor", axis=None, dynamic=False),
+            _spec(weights.dtype, weights.granularity, axis=0, dynamic=False),
+        ]
     if weights.dtype == "int4":
         return _spec(weights.dtype, weights.granularity, dynamic=False, axis=0) | {
             "group_size": weights.group_size,

@@ -1,13 +1,19 @@
-"""`draftquant check`: what an engine will do with a draft folder, before a server is started."""
+"""`draftquant check`: what an engine will do with a draft folder, before a server is started.
+
+With `--fix` it writes a repaired copy, and says what the engine will do with that.
+"""
 
 import argparse
 import dataclasses
 import typing
+from pathlib import Path
+from typing import Any
 
 from ...quantize.engines import EngineCheck, check_draft
 from ...quantize.engines.contract import Arch, EngineName
 from ...quantize.hub import resolve_draft
 from ..console import print_json, print_table, stdout, table
+from .check_fix import add_fix_arguments, check_fix_arguments, fix, print_fix
 
 _EXIT = {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED": 1, "UNKNOWN": 3}
 _COLOURS = {"LOADS": "green", "LOADS BUT WRONG": "red", "REFUSED": "red", "UNKNOWN": "yellow"}
@@ -20,27 +26,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", required=True, choices=typing.get_args(EngineName))
     parser.add_argument("--version", metavar="V", help="of the engine; only one is known of each")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel shards")
+    parser.add_argument(
+        "--target-layers",
+        type=int,
+        metavar="N",
+        help="decoder layers of the target, after which vLLM numbers the draft's",
+    )
     parser.add_argument("--arch", choices=typing.get_args(Arch), help="default: all must agree")
+    add_fix_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
+    check_fix_arguments(options)
     source = resolve_draft(options.draft)
-    answer = check_draft(
-        source.folder,
+    answer = _check(source.folder, options)
+    if options.fix:
+        repaired = fix(source, options)
+        after = _check(options.out, options) if repaired.report else answer
+        if options.json:
+            found = {"before": _mapping(answer), "after": _mapping(after), **repaired.to_mapping()}
+            print_json(found)
+        else:
+            print_fix(repaired)
+            _print(after)
+            stdout().print(f"before [bold]{answer.verdict}[/], after [bold]{after.verdict}[/]")
+        return _EXIT[after.verdict]
+    if options.json:
+        print_json(_mapping(answer))
+    else:
+        _print(answer)
+    return _EXIT[answer.verdict]
+
+
+def _check(folder: Path, options: argparse.Namespace) -> EngineCheck:
+    return check_draft(
+        folder,
         engine=options.engine,
         version=options.version,
         arch=options.arch,
         tp=options.tp,
+        target_layers=options.target_layers,
     )
-    if options.json:
-        found = dataclasses.asdict(answer)
-        found["findings"] = [finding._asdict() for finding in answer.findings]
-        print_json(found)
-    else:
-        _print(answer)
-    return _EXIT[answer.verdict]
+
+
+def _mapping(answer: EngineCheck) -> dict[str, Any]:
+    findings = [finding._asdict() for finding in answer.findings]
+    return {**dataclasses.asdict(answer), "findings": findings}
 
 
 def _print(answer: EngineCheck) -> None:

@@ -29,12 +29,18 @@ def open_draft(reference: str) -> tuple[DraftSource, Draft]:
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--recipe` and `--backend`."""
+    """`--recipe`, `--backend` and `--target-layers`."""
     parser.add_argument("--recipe", required=True, metavar="R", help="built-in name or .yaml path")
     parser.add_argument(
         "--backend",
         choices=typing.get_args(BackendName),
         help="who computes the codes, instead of the recipe's choice",
+    )
+    parser.add_argument(
+        "--target-layers",
+        type=int,
+        metavar="N",
+        help="decoder layers of the target, for layouts whose excludes are whole names (fp8)",
     )
 
 

@@ -1,19 +1,25 @@
-"""`draftquant inspect`: what a draft is, what quantization can save, what could hurt."""
+"""`draftquant inspect`: what a draft is, what quantization can save, what could hurt.
+
+A folder that is stored quantized is audited instead.
+"""
 
 import argparse
 import dataclasses
 import math
 from typing import Any
 
+from ...quantize.audit import audit, looks_quantized
+from ...quantize.checkpoint import Checkpoint
 from ...quantize.concat import HalfRatio, half_ratios
-from ...quantize.drafts import Draft
+from ...quantize.drafts import Draft, read_draft
 from ...quantize.drafts.speculators import is_speculators
-from ...quantize.errors import LayoutError, PlanError
+from ...quantize.errors import CheckpointError, LayoutError, PlanError, VerifyError
+from ...quantize.hub import resolve_draft
 from ...quantize.lints import Lint, find_lints
 from ...quantize.plan import make_plan
 from ...recipes import built_in_recipes, load_recipe
 from ..console import megabytes, print_json, print_table, stdout, table
-from .common import open_draft
+from .audit_report import audit_mapping, print_audit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,12 +30,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    _, draft = open_draft(options.draft)
-    found = _summary(draft, half_ratios(draft), find_lints(draft))
-    if options.json:
+    checkpoint = Checkpoint.open(resolve_draft(options.draft).folder)
+    return (_inspect_quantized if looks_quantized(checkpoint) else _inspect)(
+        checkpoint, options.json
+    )
+
+
+def _inspect(checkpoint: Checkpoint, as_json: bool) -> int:
+    draft = read_draft(checkpoint)
+    lints = find_lints(draft)
+    found = _summary(draft, half_ratios(draft), lints)
+    if as_json:
         print_json(found)
     else:
         _print(found)
+    return 0
+
+
+def _inspect_quantized(checkpoint: Checkpoint, as_json: bool) -> int:
+    try:
+        found = audit(checkpoint)
+    except VerifyError as exc:  # nothing was verified: it is the input that is not understood
+        raise CheckpointError(exc.where, exc.what, fix=exc.fix) from exc
+    mapping = audit_mapping(found, find_lints(found.draft))
+    if as_json:
+        print_json(mapping)
+    else:
+        print_audit(found, mapping)
+        _print_lints(mapping["lints"], corrected="when the draft is quantized again")
     return 0
 
 
@@ -111,7 +139,7 @@ def _print(found: dict[str, Any]) -> None:
     _print_lints(found["lints"])
 
 
-def _print_lints(lints: list[dict[str, Any]]) -> None:
+def _print_lints(lints: list[dict[str, Any]], corrected: str = "in the output") -> None:
     out = stdout()
     if not lints:
         out.print("no lints: nothing here that trainers and engines are known to read differently")
@@ -119,7 +147,7 @@ def _print_lints(lints: list[dict[str, Any]]) -> None:
     out.print("[bold]Lints[/]")
     for lint in lints:
         color = {"warning": "yellow", "note": "cyan"}[lint["level"]]
-        fixable = " (quantize --fix-config corrects it in the output)" if lint["fix"] else ""
+        fixable = f" (quantize --fix-config corrects it {corrected})" if lint["fix"] else ""
         out.print(f"[{color}]{lint['level']}[/] [bold]{lint['name']}[/]{fixable}")
         for part in ("cause", "remedy"):
             out.print(f"  {part}: {lint[part]}", markup=False, soft_wrap=True)

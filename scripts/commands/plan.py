@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     _, draft = open_draft(options.draft)
-    plan = make_plan(chosen_recipe(options), draft)
+    plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
     if options.json:
         print_json(plan.to_mapping())
     else:

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     from ...quantize.run import quantize_draft
 
     source, draft = open_draft(options.draft)
-    plan = make_plan(chosen_recipe(options), draft)
+    plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
     scales, origin = _input_scales(plan, options)
     seconds = _Stopwatch()
     with progress_bar("quantize", plan.bytes_before) as bar:

@@ -19,23 +19,28 @@ from edits import (
     head_quantized,
     kept,
     kv_b_quantized,
+    nested,
     pack_order,
     side_file_disagrees,
     side_file_only,
     stray_bias,
     without_config,
+    without_method,
 )
 
 QUARK_FP8 = ("quark", "fp8-tensor", "fp8-static")
 QUARK_INT4 = ("quark", "int4-group128", "weights-only")
 CT_FP8 = ("compressed-tensors", "fp8-channel", "fp8-token")
+CT_FP8_BLOCK = ("compressed-tensors", "fp8-block", "fp8-group")
 CT_INT4 = ("compressed-tensors", "int4-group128", "weights-only")
+MODELOPT_PTPC = ("modelopt", "fp8-channel", "fp8-token")
 MODELOPT_FP8 = ("modelopt", "fp8-tensor", "fp8-static")
 FP8 = ("fp8", "fp8-tensor", "fp8-static")
 FP8_BLOCK = ("fp8", "fp8-block", "fp8-group")
 QKV_ALONE = [f"re:.*[.]{part}_proj$" for part in "qkv"]
 """Without the dot, `.*v_proj$` would match qkv_proj as well."""
 NVFP4 = ("modelopt", "nvfp4", "nvfp4")
+NVFP4_WEIGHTS = ("modelopt", "nvfp4", "weights-only")
 AWQ = ("awq", "int4-group128-float16", "weights-only")
 
 BROKEN = (
@@ -94,6 +99,43 @@ BROKEN = (
         edit=side_file_only,
     ),
     Broken(
+        name="modelopt-side-file-only-per-token",
+        what="hf_quant_config.json alone again, with FP8 per channel and token",
+        formats=MODELOPT_PTPC,
+        edit=side_file_only,
+    ),
+    Broken(
+        name="modelopt-side-file-only-weights",
+        what="hf_quant_config.json alone again, with NVFP4 weights only",
+        formats=NVFP4_WEIGHTS,
+        edit=side_file_only,
+    ),
+    Broken(
+        name="modelopt-nested",
+        what="the nested form in config.json, as ModelOpt exports its own drafts: no quant_method",
+        formats=MODELOPT_FP8,
+        edit=nested,
+    ),
+    Broken(
+        name="modelopt-nested-dflash",
+        what="the nested form again, of a draft whose head no engine quantizes",
+        formats=MODELOPT_FP8,
+        edit=nested,
+        family="dflash",
+    ),
+    Broken(
+        name="modelopt-nested-nvfp4",
+        what="the nested form again, with NVFP4",
+        formats=NVFP4,
+        edit=nested,
+    ),
+    Broken(
+        name="modelopt-without-method",
+        what="the flat form without quant_method",
+        formats=MODELOPT_FP8,
+        edit=without_method,
+    ),
+    Broken(
         name="modelopt-side-file-disagrees",
         what="hf_quant_config.json excludes nothing, config.json excludes fc and lm_head",
         formats=MODELOPT_FP8,
@@ -117,6 +159,29 @@ BROKEN = (
         formats=FP8_BLOCK,
         edit=lambda _folder: None,
         source={"kv_heads": 1},
+    ),
+    Broken(
+        name="ct-fp8-block-small-heads",
+        what="the same blocks, in compressed-tensors",
+        formats=CT_FP8_BLOCK,
+        edit=lambda _folder: None,
+        source={"kv_heads": 1},
+    ),
+    Broken(
+        name="fp8-block-split-inputs",
+        what="blocks of 128 inputs, and 192 inputs of o_proj in each of two shards",
+        formats=FP8_BLOCK,
+        edit=lambda _folder: None,
+        source={"v_head_dim": 96},
+        family="eagle3-mla",
+    ),
+    Broken(
+        name="ct-fp8-block-split-rows",
+        what="blocks of 128 rows, and 192 rows of q_b_proj in each of two shards",
+        formats=CT_FP8_BLOCK,
+        edit=lambda _folder: None,
+        source={"heads": 2},
+        family="eagle3-mla",
     ),
     Broken(
         name="nvfp4-global-scale-shared",

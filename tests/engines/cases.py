@@ -113,7 +113,8 @@ class Workshop:
             DraftQuantError: the recipe does not fit the draft.
         """
         recipe = dataclasses.replace(recipe, backend="torch")  # same bytes, without the toolkits
-        plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
+        draft = read_draft(Checkpoint.open(source))
+        plan = make_plan(recipe, draft, target_layers=NUM_TARGET_LAYERS)
         modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
         scales = dict.fromkeys(modules, INPUT_SCALE) if recipe.needs_input_scales else None
         quantize_draft(

@@ -104,6 +104,18 @@ def side_file_only(folder: Folder) -> None:
     assert (folder.path / SIDE_FILE).is_file()  # else this would be another case
 
 
+def nested(folder: Folder) -> None:
+    """hf_quant_config.json as quantization_config: what ModelOpt's exporter of drafts writes."""
+    side_file = folder.path / SIDE_FILE
+    folder.config["quantization_config"] = json.loads(side_file.read_text())
+    side_file.unlink()
+
+
+def without_method(folder: Folder) -> None:
+    del folder.quantization["quant_method"]
+    (folder.path / SIDE_FILE).unlink(missing_ok=True)
+
+
 def side_file_disagrees(folder: Folder) -> None:
     path = folder.path / SIDE_FILE
     content = json.loads(path.read_text())

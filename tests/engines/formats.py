@@ -12,6 +12,9 @@ FamilyName = Literal["eagle3-llama", "eagle3-mla", "dflash"]
 LAYOUTS: tuple[LayoutName, ...] = ("quark", "modelopt", "compressed-tensors", "fp8", "awq")
 WEIGHTS = {
     "int4-channel": WeightFormat(dtype="int4", granularity="channel", symmetric=True),
+    "int4-of-fp8": WeightFormat(
+        dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
+    ),
     "int4-group128": WeightFormat(
         dtype="int4", granularity="group", group_size=128, symmetric=True
     ),

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from cases import NUM_TARGET_LAYERS
 from draftquant.quantize.engines import check_draft
 
 Verdict = Literal["LOADS", "LOADS BUT WRONG", "REFUSED", "UNKNOWN"]
@@ -18,7 +19,8 @@ def predicted(folder: Path, engine: str, arch: str, tp: int) -> Verdict:
         arch: "sm90", "sm100" or "gfx942".
         tp: number of tensor-parallel shards.
     """
-    verdict: Verdict = check_draft(folder, engine=engine, arch=arch, tp=tp).verdict
+    answer = check_draft(folder, engine=engine, arch=arch, tp=tp, target_layers=NUM_TARGET_LAYERS)
+    verdict: Verdict = answer.verdict
     return verdict
 
 

@@ -8,14 +8,15 @@ from typing import Any
 from cases import Case
 
 Outcome = Mapping[str, Any]
-_COLUMNS = (
+COLUMNS = (
     ("vllm", "sm90"),
     ("vllm", "sm100"),
     ("sglang", "sm90"),
     ("sglang", "sm100"),
     ("sglang", "gfx942"),
 )
-_WORDS = {
+ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+WORDS = {
     "LOADS": "loads",
     "LOADS BUT WRONG": "**wrong**",
     "REFUSED": "refused",
@@ -79,11 +80,10 @@ def _as_json(outcomes: Iterable[Outcome]) -> str:
 
 def _as_markdown(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> str:
     versions = sorted({(outcome["engine"], outcome["version"]) for outcome in outcomes})
-    names = {"vllm": "vLLM", "sglang": "SGLang"}
-    engines = " and ".join(f"{names[engine]} {version}" for engine, version in versions)
+    engines = " and ".join(f"{ENGINE_NAMES[engine]} {version}" for engine, version in versions)
     by_place = {(o["draft"], o["engine"], o["arch"], o["tp"]): o for o in outcomes}
     reasons: dict[str, int] = {}
-    header = " | ".join(f"{names[engine]} {arch}" for engine, arch in _COLUMNS)
+    header = " | ".join(f"{ENGINE_NAMES[engine]} {arch}" for engine, arch in COLUMNS)
     parts = [_INTRODUCTION.format(engines=engines)]
     for kind, title, column in (
         ("recipe", "Built-in recipes", "family and recipe"),
@@ -92,7 +92,7 @@ def _as_markdown(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> str:
     ):
         parts.append(f"\n## {title}\n\n| {column} | {header} |\n|{'---|' * 6}\n")
         for case in (case for case in cases if case.kind == kind):
-            cells = [_cell(case, by_place, *place, reasons) for place in _COLUMNS]
+            cells = [_cell(case, by_place, *place, reasons) for place in COLUMNS]
             label = case.name.replace("--", " ")
             if kind == "broken":
                 label = f"{case.name.removeprefix('broken--')}: {case.what} ({case.family})"
@@ -118,7 +118,7 @@ def _cell(
 
 
 def _words(outcome: Outcome, reasons: dict[str, int]) -> str:
-    word = _WORDS[outcome["verdict"]]
+    word = WORDS[outcome["verdict"]]
     if outcome["verdict"] == "LOADS":
         return word + ("°" if outcome["not_run"] else "")
     return f"{word} [{_number(_reason(outcome), reasons)}]"

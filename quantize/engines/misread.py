@@ -1,0 +1,85 @@
+"""Which linears engines take otherwise than they are stored, for what the excludes say."""
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from ..checkpoint import Checkpoint
+from ..declared import HF_QUANT_CONFIG
+from ..drafts import read_config
+from .check import ENGINES
+from .contract import Engine, Finding, Module, Question, UnsureError
+from .declaration import read_declaration
+
+
+class Misread(NamedTuple):
+    """One linear of one engine; `as_floats` is how the engine takes it, None = that is unknown."""
+
+    engine: str
+    module: str
+    as_floats: bool | None
+
+    def __str__(self) -> str:
+        taken = {True: "floats, stored as codes", False: "codes, stored as floats"}
+        how = "unknown" if self.as_floats is None else taken[self.as_floats]
+        return f"{self.engine} takes {self.module} as {how}"
+
+
+def misread_excludes(
+    checkpoint: Checkpoint, quantized: Collection[str], *, target_layers: int | None
+) -> tuple[Misread, ...]:
+    """Linears that vLLM or SGLang take as codes where floats are stored, or the other way round.
+
+    Fused linears with parts of both kinds are left out: no exclude is right for them. Which engine
+    has the scheme at all does not matter here.
+
+    Args:
+        checkpoint: declares its quantization in the flat form, in a layout that is known here.
+        quantized: canonical names of the modules that are stored as codes.
+        target_layers: decoder layers of the target, after which vLLM numbers the draft's.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
+    return tuple(
+        found
+        for engine in ENGINES.values()
+        if (question := _question(engine, checkpoint, target_layers)) is not None
+        for module in engine.modules(question)
+        for found in _misread(engine, question, module, quantized)
+    )
+
+
+def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None) -> Question | None:
+    """None where the engine refuses the declaration, or reads none."""
+    declaration = read_declaration(checkpoint)
+    taken = engine.taken(declaration) if declaration is not None else None
+    if taken is None or isinstance(taken, Finding) or taken.scheme is None:
+        return None
+    family, geometry = read_config(checkpoint)
+    return Question(
+        family=family.name,
+        config=checkpoint.config,
+        tensor_names=frozenset(checkpoint.tensors),
+        declaration=taken,
+        has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
+        num_layers=geometry.num_layers,
+        first_layer=target_layers,
+        arch=engine.archs[0],  # no rule for excludes depends on the GPU
+        tp=1,
+    )
+
+
+def _misread(
+    engine: Engine, question: Question, module: Module, quantized: Collection[str]
+) -> Iterator[Misread]:
+    kinds = {part in quantized for part in module.parts}
+    if len(kinds) > 1 or module.leaf in engine.plain(question):
+        return
+    try:
+        excluded = engine.is_excluded(question, module, question.scheme.excludes)
+    except UnsureError:
+        yield Misread(engine.name, module.prefix, None)
+        return
+    if isinstance(excluded, Finding) or excluded in kinds:
+        as_floats = None if isinstance(excluded, Finding) else excluded
+        yield Misread(engine.name, module.prefix, as_floats)

@@ -1,0 +1,105 @@
+"""Which scheme class of vLLM 0.33.0 takes what is declared, and what it refuses.
+
+Source: loading executed on faked sm90 and sm100 (`tests/engines/RESULTS.md`), whose error texts
+these are.
+"""
+
+from collections.abc import Mapping
+
+from .contract import Finding, Scheme
+
+_USE_QUARK = "use quark int4 in groups of 128, or FP8 per channel with dynamic tokens"
+_USE_CT = "use int4 without activations, or FP8 per channel with dynamic tokens"
+_NO_QUARK = Finding(
+    "init", "NotImplementedError: No quark compatible scheme was found.", _USE_QUARK
+)
+_NO_GROUP = Finding(
+    "init",
+    "ValueError: Quark W4A16 weight.group_size must be a positive int, got None",
+    _USE_QUARK,
+)
+_NO_ACTIVATIONS = Finding(
+    "init",
+    "ValueError: Unsupported activation quant key:"
+    " QuantKey(f8e4m3fn,scale(f32,dynamic,per_tensor),symmetric)",
+    "quantize without activations, or with MXFP4 activations",
+)
+_NO_CT = Finding(
+    "init", "NotImplementedError: No compressed-tensors compatible scheme was found", _USE_CT
+)
+_TWO_STAGES = {
+    "*": Scheme(
+        "QuarkLinearMethod",
+        Finding(
+            "init",
+            "NotImplementedError: Multi-entry weight or activation quantization configs are only"
+            " supported for NVFP4.",
+            _USE_QUARK,
+        ),
+    )
+}
+_W8A8 = {"*": Scheme("QuarkW8A8Fp8")}
+_NOT_QUARK = {"*": Scheme("QuarkLinearMethod", _NO_QUARK)}
+_CT_W8A8 = {"*": Scheme("CompressedTensorsW8A8Fp8")}
+_CT_W8A16 = {"*": Scheme("CompressedTensorsW8A16Fp8")}
+_CT_NVFP4 = {"*": Scheme("CompressedTensorsW4A4Fp4")}
+_WNA16 = {"*": Scheme("CompressedTensorsWNA16")}
+_INT4 = {"*": Scheme("QuarkW4A16Int4")}
+_MODELOPT = {"*": Scheme("ModelOptLinearMethod")}
+_FP8 = {"*": Scheme("Fp8LinearMethod")}
+_AWQ = {"*": Scheme("AutoAWQMarlinLinearMethod")}
+
+SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
+    "quark int4 channel none": {"*": Scheme("QuarkW4A16Int4", _NO_GROUP)},
+    "quark int4 channel token-dynamic": _NOT_QUARK,
+    "quark int4 channel tensor-static": _NOT_QUARK,
+    **dict.fromkeys(
+        (
+            "quark int4 channel+fp8 none",
+            "quark int4 channel+fp8 token-dynamic",
+            "quark int4 channel+fp8 tensor-static",
+            "quark int4 channel+fp8 tensor-dynamic",
+        ),
+        _TWO_STAGES,
+    ),
+    "quark int4 group32 none": _INT4,
+    "quark int4 group128 none": _INT4,
+    "quark int4 group128 token-dynamic": _NOT_QUARK,
+    "quark int4 group128 tensor-static": _NOT_QUARK,
+    "quark fp8 channel none": _NOT_QUARK,
+    "quark fp8 channel token-dynamic": _W8A8,
+    "quark fp8 channel tensor-static": _W8A8,
+    "quark fp8 tensor none": _NOT_QUARK,
+    "quark fp8 tensor token-dynamic": _W8A8,
+    "quark fp8 tensor tensor-static": _W8A8,
+    "quark mxfp4 none": {"*": Scheme("QuarkOCP_MX")},
+    "quark mxfp4 token-dynamic": {"*": Scheme("QuarkOCP_MX", _NO_ACTIVATIONS)},
+    "quark mxfp4 tensor-static": {"*": Scheme("QuarkW4A8_MXFP4_FP8")},
+    "quark mxfp4 mxfp4": {"*": Scheme("QuarkOCP_MX")},
+    "modelopt fp8 tensor tensor-static": _MODELOPT,
+    "modelopt fp8 channel token-dynamic": _MODELOPT,
+    "modelopt nvfp4 none": _MODELOPT,
+    "modelopt nvfp4 nvfp4": _MODELOPT,
+    "compressed-tensors int4 channel none": _WNA16,
+    "compressed-tensors int4 group128 none": _WNA16,
+    "compressed-tensors int4 channel token-dynamic": {"*": Scheme("CompressedTensors", _NO_CT)},
+    "compressed-tensors int4 group128 token-dynamic": {
+        "sm90": Scheme("CompressedTensorsW4A8Fp8"),
+        "sm100": Scheme("CompressedTensors", _NO_CT),
+    },
+    "compressed-tensors fp8 channel none": _CT_W8A16,
+    "compressed-tensors fp8 channel token-dynamic": _CT_W8A8,
+    "compressed-tensors fp8 channel tensor-static": _CT_W8A8,
+    "compressed-tensors fp8 tensor none": _CT_W8A16,
+    "compressed-tensors fp8 tensor token-dynamic": _CT_W8A8,
+    "compressed-tensors fp8 tensor tensor-static": _CT_W8A8,
+    "compressed-tensors fp8 block group-dynamic": _CT_W8A8,
+    "compressed-tensors nvfp4 none": _CT_NVFP4,
+    "compressed-tensors nvfp4 nvfp4": _CT_NVFP4,
+    "compressed-tensors mxfp4 none": {"*": Scheme("CompressedTensorsW4A4Mxfp4")},
+    "fp8 fp8 tensor token-dynamic": _FP8,
+    "fp8 fp8 tensor tensor-static": _FP8,
+    "fp8 fp8 block group-dynamic": _FP8,
+    "awq int4 group128 none": _AWQ,
+    "awq int4 channel none": _AWQ,
+}

@@ -1,0 +1,141 @@
+"""How `draftquant inspect` shows a folder that is stored quantized."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ...quantize.audit import Audit, LinearAudit
+from ...quantize.lints import Lint
+from ..console import megabytes, print_table, stdout, table
+
+_LOST = 0.75
+"""Share of zero codes from which a half of a concat input is lost.
+
+Gaussian halves that are 4 apart (`concat.HARMFUL_RATIO`) give this share under INT4 per channel.
+"""
+
+
+def audit_mapping(found: Audit, lints: tuple[Lint, ...]) -> dict[str, Any]:
+    """Everything that was found, as JSON values."""
+    return {**found.to_mapping(), "lints": [dataclasses.asdict(lint) for lint in lints]}
+
+
+def print_audit(found: Audit, mapping: Mapping[str, Any]) -> None:
+    """Print what the folder declares, a line per linear, then every fault.
+
+    Args:
+        found: the audit.
+        mapping: the same as `audit_mapping` gives it.
+    """
+    out = stdout()
+    layout = ", speculators layout" if mapping["speculators_layout"] else ""
+    out.print(
+        f"[bold]{mapping['draft']}[/]: {mapping['family']} ({mapping['architecture']}{layout}),"
+        f" {mapping['num_layers']} layer(s), quantized: {len(found.linears)} linears,"
+        f" {mapping['bytes']:,} bytes of tensors"
+    )
+    out.print(f"declared: {found.scheme or 'nothing'}", markup=False)
+    made_by = "; ".join(found.made_by) or "nothing says by whom"
+    out.print(f"made by: {made_by}", markup=False)
+    if found.bits_per_weight is not None:
+        out.print(
+            f"quantized linears: {megabytes(found.quantized_bytes)},"
+            f" {found.bits_per_weight:.3f} bits per weight with scales"
+        )
+    for form, count in _forms(found).items():
+        out.print(f"stored as: {form} ({count} linears)", markup=False)
+    _print_linears(found)
+    _print_halves(found)
+    _print_faults(found)
+
+
+def _forms(found: Audit) -> dict[str, int]:
+    """The ways in which linears are stored, by suffix and dtype, and how many are stored so."""
+    forms: dict[str, int] = {}
+    for linear in found.linears:
+        parts = (f"{t.name.rpartition('.')[2]} {t.dtype}" for t in linear.tensors)
+        form = ", ".join(parts)
+        forms[form] = forms.get(form, 0) + 1
+    return forms
+
+
+def _print_linears(found: Audit) -> None:
+    columns: tuple[str, ...] = (
+        "shape",
+        "bytes",
+        "scales",
+        "smallest",
+        "largest",
+        "ends",
+        "zero",
+        "values",
+        "fit",
+    )
+    static = any(linear.input_scale is not None for linear in found.linears)
+    columns += ("input scale",) if static else ()
+    rows = table("Quantized linears", "linear", "role", *columns, right=columns)
+    for linear in found.linears:
+        shape = "x".join(map(str, linear.shape))
+        cells = [linear.module, linear.role, shape, f"{linear.nbytes:,}", *_code_cells(linear)]
+        rows.add_row(*cells, *([_number(linear.input_scale)] if static else []))
+    print_table(rows)
+    stdout().print(
+        "ends: codes at an end of the range; values: distinct codes; fit: scales with a code near"
+        " that end",
+        style="dim",
+    )
+
+
+def _code_cells(linear: LinearAudit) -> list[str]:
+    codes = linear.codes
+    if codes is None:
+        return ["not decoded", *[""] * 6]
+    return [
+        f"{codes.num_scales:,}",
+        _number(codes.smallest_scale),
+        _number(codes.largest_scale),
+        f"{codes.saturated:.2%}",
+        f"{codes.zero:.2%}",
+        f"{codes.distinct}/{codes.possible}",
+        "" if codes.scales_fit is None else f"{codes.scales_fit:.2%}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _print_halves(found: Audit) -> None:
+    """The two halves of the concat input, where one scale covers both."""
+    for linear in found.linears:
+        halves = linear.codes.zero_halves if linear.codes else None
+        if halves is None:
+            continue
+        embedding, hidden = halves
+        advice = ""
+        if max(halves) >= _LOST:
+            advice = ": one scale for both halves rounded the smaller one away"
+        stdout().print(
+            f"{linear.module}: {embedding:.1%} of the codes of the embedding half are zero,"
+            f" {hidden:.1%} of those of the hidden half{advice}",
+            markup=False,
+        )
+
+
+def _print_faults(found: Audit) -> None:
+    out = stdout()
+    if not found.faults:
+        out.print(
+            "no faults: stored as declared; whether the codes are those of a draft is for"
+            " `draftquant verify --against` to say"
+        )
+        return
+    count = len(found.faults)
+    out.print(
+        f"[bold yellow]{count} fault{'s' * (count != 1)}[/]; `draftquant check --fix` repairs"
+        " config-level ones"
+    )
+    for fault in found.faults:
+        out.print(f"  {fault.where}", markup=False, soft_wrap=True)
+        out.print(f"    expected {fault.expected}", markup=False, soft_wrap=True)
+        out.print(f"    got {fault.got}", markup=False, soft_wrap=True)

@@ -1,0 +1,137 @@
+"""The README's table: every built-in recipe on every family in every engine, loaded and predicted.
+
+Usage: `.venv/bin/python tests/engines/readme.py` rewrites it from results.json and `check`.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+README = HERE.parents[1] / "README.md"
+sys.path.insert(0, str(HERE.parent))  # tiny.py and its kin
+
+from cases import FAMILIES, Case, Workshop, recipe_cases  # noqa: E402
+from predictions import predicted  # noqa: E402
+from results import COLUMNS, ENGINE_NAMES, WORDS  # noqa: E402
+
+_BEGIN = "<!-- written by tests/engines/readme.py -->\n"
+_END = "<!-- end of what tests/engines/readme.py writes -->\n"
+_LEGEND = """
+Each cell is what the engine did. `check` predicted {right} of these {all} outcomes (one and two
+shards each){marked}. **wrong**: accepted without an error, and served
+wrongly. [RESULTS.md](tests/engines/RESULTS.md) has the engines' own errors, {others} outcomes of
+other formats and of broken folders, and how the engines were run.
+"""
+
+
+class Place(NamedTuple):
+    """Where a draft was loaded."""
+
+    engine: str
+    arch: str
+    tp: int
+
+
+Verdicts = Mapping[tuple[str, Place], str]
+"""Name of a case, place -> verdict."""
+
+
+def main() -> None:
+    """Rewrite the README's table; see the module."""
+    with tempfile.TemporaryDirectory() as temporary:
+        written = with_table(README.read_text(), table(*predictions(Path(temporary))))
+    README.write_text(written)
+
+
+def predictions(folder: Path) -> tuple[list[Case], Verdicts]:
+    """Every case of a built-in recipe, and what `check` says of it at each place.
+
+    Args:
+        folder: an empty one, for the drafts.
+    """
+    cases = recipe_cases(Workshop(folder))
+    asked = [(case.name, place) for case in cases for place in _places(case)]
+    return cases, {
+        (name, place): predicted(folder / name, place.engine, place.arch, place.tp)
+        for name, place in asked
+    }
+
+
+def table(cases: Sequence[Case], said: Verdicts) -> str:
+    """The table and its legend, from `predictions`."""
+    loaded = _loaded()
+    right = sum(loaded[key] in (verdict, "UNKNOWN") for key, verdict in said.items())
+    header = " | ".join(f"{ENGINE_NAMES[engine]} {arch}" for engine, arch in COLUMNS)
+    lines = [f"| recipe | families | {header} |", f"|{'---|' * (len(COLUMNS) + 2)}"]
+    lines += _rows(cases, loaded, said)
+    legend = _LEGEND.format(
+        right=right,
+        all=len(said),
+        marked="" if right == len(said) else "; ✗ marks the others, with its word",
+        others=f"{len(loaded) - len(said):,}",
+    )
+    return "\n".join(lines) + "\n" + legend
+
+
+def with_table(readme: str, written: str) -> str:
+    """The README with the table between its two marks replaced."""
+    before, begin, rest = readme.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"{README.name}: expected the marks {_BEGIN.strip()} and {_END.strip()}")
+    return f"{before}{_BEGIN}\n{written}\n{_END}{after}"
+
+
+def _loaded() -> Verdicts:
+    outcomes = json.loads((HERE / "results.json").read_text())["outcomes"]
+    found = {}
+    for outcome in outcomes:
+        for platform in outcome["on"]:
+            arch, _, tp = platform.split()
+            found[outcome["draft"], Place(outcome["engine"], arch, int(tp))] = outcome["verdict"]
+    return found
+
+
+def _places(case: Case) -> Iterator[Place]:
+    if case.refused is None:
+        for engine, arch in COLUMNS:
+            for tp in case.tp:
+                yield Place(engine, arch, tp)
+
+
+def _rows(cases: Sequence[Case], loaded: Verdicts, said: Verdicts) -> Iterator[str]:
+    """One row for all families of a recipe that fare alike."""
+    recipes = dict.fromkeys(case.recipe or "unquantized" for case in cases)
+    for recipe in recipes:
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for case in cases:
+            if (case.recipe or "unquantized") == recipe:
+                cells = tuple(_cell(case, column, loaded, said) for column in COLUMNS)
+                alike.setdefault(cells, []).append(case.family)
+        for cells, families in alike.items():
+            names = "all" if len(families) == len(FAMILIES) else ", ".join(families)
+            yield f"| `{recipe}` | {names} | {' | '.join(cells)} |"
+
+
+def _cell(case: Case, column: tuple[str, str], loaded: Verdicts, said: Verdicts) -> str:
+    if case.refused is not None:
+        return "not written"
+    shards = {
+        tp: _words(loaded[case.name, Place(*column, tp)], said[case.name, Place(*column, tp)])
+        for tp in case.tp
+    }
+    one = shards[case.tp[0]]
+    return "; ".join([one, *(f"{tp} shards: {w}" for tp, w in shards.items() if w != one)])
+
+
+def _words(loaded: str, said: str) -> str:
+    word = WORDS[loaded]
+    return word if loaded in (said, "UNKNOWN") else f"{word} ✗ {said}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,683 @@
+"""`inspect` on quantized folders: figures worked out independently, and every fault triggered."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from draftquant.quantize.audit import Audit, LinearAudit, audit, looks_quantized
+from draftquant.quantize.backends import get_backend
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.code_statistics import TOP
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import CheckpointError, VerifyError
+from draftquant.quantize.hub import DraftSource
+from draftquant.quantize.numerics import QuantizedWeight, fp4_values
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.run import quantize_draft
+from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
+from draftquant.recipes.schema import LayoutName
+from draftquant.scripts.cli import main
+from handmade import MADE, encode, pack, quantize_by_hand
+from test_formats import CASES, recipe
+from tiny import (
+    INDEX_FILE,
+    Stored,
+    fused_absmax,
+    read_tensors,
+    store,
+    tiny_eagle3_llama,
+    values_of,
+)
+from tiny_mla import tiny_eagle3_mla
+from verify_cases import ATTENTION, Q, Tensors, edit, edit_declaration, flip_bit, set_scale
+
+PAIRS = Path(__file__).parent / "pairs"
+Change = Callable[[Tensors], Any]
+Copy = Callable[[str], Path]
+
+
+def audited(folder: Path) -> Audit:
+    checkpoint = Checkpoint.open(folder)
+    assert looks_quantized(checkpoint)
+    return audit(checkpoint)
+
+
+def linear_of(found: Audit, module: str = Q) -> LinearAudit:
+    (linear,) = (linear for linear in found.linears if linear.module == module)
+    return linear
+
+
+def faults_of(folder: Path) -> list[str]:
+    return [str(fault) for fault in audited(folder).faults]
+
+
+def assert_only_fault(folder: Path, *parts: str) -> None:
+    faults = faults_of(folder)
+    assert len(faults) == 1, faults
+    for part in parts:
+        assert part in faults[0]
+
+
+def quantized(source: Path, out: Path, chosen: Recipe) -> Path:
+    chosen = dataclasses.replace(chosen, backend="torch")
+    plan = make_plan(chosen, read_draft(Checkpoint.open(source)))
+    modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
+    scales = dict.fromkeys(modules, 0.01) if chosen.needs_input_scales else None
+    quantize_draft(plan, out, source=DraftSource(folder=source), input_scales=scales)
+    return out
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_eagle3_llama(tmp_path_factory.mktemp("audit") / "source", pruned_vocabulary=True)
+
+
+@pytest.fixture(scope="module")
+def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One correct folder per layout, made without the package; tests work on copies."""
+    folder = tmp_path_factory.mktemp("made")
+    return {name: quantize_by_hand(source, folder / name, how) for name, how in MADE.items()}
+
+
+@pytest.fixture
+def copy_of(made: dict[str, Path], tmp_path: Path) -> Copy:
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(made[name], tmp_path / name))
+
+    return copy
+
+
+# ---- every layout and format, against the numbers of the backend
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whole groups of 128 inputs everywhere, but rows that are no whole blocks of 128."""
+    folder = tmp_path_factory.mktemp("formats") / "draft"
+    return tiny_eagle3_llama(
+        folder, hidden=128, intermediate=256, heads=9, kv_heads=3, head_dim=128, vocab=96
+    )
+
+
+def computed(source: Tensors, module: str, weights: WeightFormat) -> QuantizedWeight:
+    tensor = source[f"{module}.weight"]
+    raw = torch.frombuffer(bytearray(tensor.data), dtype=torch.bfloat16).view(tensor.shape)
+    whole = torch.tensor([[fused_absmax(source, module)]])
+    absmax = whole if weights.scales_whole_matrix else None
+    return get_backend("torch").quantize(raw, weights, absmax)
+
+
+def largest_codes(values: torch.Tensor, block: QuantizedWeight) -> torch.Tensor:
+    """Largest magnitude under every scale: each scale covers an equal rectangle, the last less."""
+    rows, columns = block.scale.shape
+    height, width = -(-values.shape[0] // rows), -(-values.shape[1] // columns)
+    if block.group_size is not None:
+        width = block.group_size
+        height = width if rows < values.shape[0] else 1
+    return torch.tensor(
+        [
+            [
+                values[r * height : (r + 1) * height, c * width : (c + 1) * width].abs().max()
+                for c in range(columns)
+            ]
+            for r in range(rows)
+        ]
+    )
+
+
+@pytest.mark.parametrize(("layout", "weights", "inputs"), CASES, ids=str)
+def test_every_layout_and_format_gives_the_figures_that_were_computed(
+    layout: LayoutName,
+    weights: WeightFormat,
+    inputs: ActivationFormat | None,
+    draft: Path,
+    tmp_path: Path,
+) -> None:
+    chosen = recipe(layout, weights, inputs)
+    out = quantized(draft, tmp_path / "out", chosen)
+    found = audited(out)
+    assert found.faults == ()
+    assert found.scheme is not None
+    assert (found.scheme.layout, found.scheme.weight_dtype) == (layout, weights.dtype)
+    assert len(found.linears) == 7
+    before, after = read_tensors(draft), read_tensors(out)
+    assert found.quantized_bytes == sum(
+        len(t.data) for name, t in after.items() if name not in before or before[name] != t
+    )
+    for linear in found.linears:
+        block = computed(before, linear.module, weights)
+        fp4 = block.codes.dtype == torch.uint8
+        values = fp4_values(block.codes) if fp4 else block.codes.float()
+        ends = {"int4": (-8, 7), "fp8_e4m3": (-448, 448)}.get(weights.dtype, (-6, 6))
+        codes = linear.codes
+        assert codes is not None
+        assert codes.num_scales == block.scale.numel()
+        at_an_end = (values == ends[0]) | (values == ends[1])
+        assert codes.saturated == at_an_end.double().mean().item()
+        assert codes.zero == (values == 0).double().mean().item()
+        assert codes.distinct == len(values.unique() if not fp4 else (values + 0.0).unique())
+        assert codes.possible == {"int4": 16, "fp8_e4m3": 253}.get(weights.dtype, 15)
+        scale = block.scale.float() * (1 if block.global_scale is None else block.global_scale)
+        # compressed-tensors stores the inverse of NVFP4's global scale: two roundings of 2^-24.
+        slack = 2**-22 if layout == "compressed-tensors" and weights.dtype == "nvfp4" else 0
+        expected = scale.min().item(), scale.max().item()
+        assert (codes.smallest_scale, codes.largest_scale) == pytest.approx(expected, rel=slack)
+        largest = largest_codes(values, block)
+        fit = (largest >= TOP[weights.dtype]).double().mean().item()
+        assert codes.scales_fit == pytest.approx(fit, rel=1e-12)
+        assert (codes.zero_halves is not None) == (linear.module.rpartition(".")[2][0] in "qkv")
+        if codes.zero_halves is not None:
+            halves = [(half == 0).double().mean().item() for half in values.chunk(2, dim=1)]
+            assert list(codes.zero_halves) == halves
+        stored = [name for name in after if name.rpartition(".")[0] == linear.module]
+        assert [tensor.name for tensor in linear.tensors] == sorted(stored)
+        assert linear.nbytes == sum(len(after[name].data) for name in stored)
+        if chosen.needs_input_scales:
+            static = linear.input_scale
+            assert static is not None
+            divides = layout == "compressed-tensors" and weights.dtype == "nvfp4"
+            assert static == pytest.approx(100 if divides else 0.01, rel=2**-7)  # stored in BF16
+        else:
+            assert linear.input_scale is None
+
+
+# ---- figures in plain numpy
+
+
+@pytest.mark.parametrize("name", ["quark-int4", "quark-int4-order", "ct-int4"])
+def test_int4_figures_in_plain_numpy(made: dict[str, Path], source: Path, name: str) -> None:
+    w = values_of(read_tensors(source)[f"{Q}.weight"])
+    bits = store(np.abs(w).max(1) / 7.5, "BF16")  # the scale is stored in the weight's dtype
+    scale = values_of(bits)
+    q = np.clip(np.rint(w * (np.float32(1) / scale)[:, None]), -8, 7)
+    linear = linear_of(audited(made[name]))
+    codes = linear.codes
+    assert codes is not None
+    assert (codes.smallest_scale, codes.largest_scale) == (scale.min(), scale.max())
+    assert codes.saturated == np.isin(q, (-8, 7)).mean()
+    assert codes.zero == (q == 0).mean()
+    assert codes.zero_halves == ((q[:, :64] == 0).mean(), (q[:, 64:] == 0).mean())
+    assert (codes.distinct, codes.possible, codes.num_scales) == (len(np.unique(q)), 16, 64)
+    assert codes.scales_fit == 1
+    companions = 8 * 4 if name.startswith("quark") else 2 * 8  # zero points, or weight_shape
+    assert linear.nbytes == 64 * 128 // 2 + 64 * 2 + companions
+    assert linear.bits_per_weight == 8 * linear.nbytes / (64 * 128)
+    assert (linear.role, linear.shape) == ("attention", (64, 128))
+
+
+def test_made_by_and_totals(made: dict[str, Path], source: Path, tmp_path: Path) -> None:
+    assert audited(made["quark-int4"]).made_by == ("quark 0.13",)
+    assert audited(made["ct-int4"]).made_by == ("compressed-tensors 0.20.0",)
+    assert audited(made["modelopt-fp8"]).made_by == ("modelopt 0.47.0",)
+    out = quantized(source, tmp_path / "out", load_recipe("int4-channel"))
+    found = audited(out)
+    assert found.made_by[0].startswith("draftquant ")
+    assert "recipe int4-channel" in found.made_by[0]
+    weights = sum(linear.shape[0] * linear.shape[1] for linear in found.linears)
+    assert found.bits_per_weight == 8 * found.quantized_bytes / weights
+    kept = sum(
+        len(tensor.data)
+        for name, tensor in read_tensors(source).items()
+        if name in read_tensors(out)
+    )
+    assert found.checkpoint.nbytes == found.quantized_bytes + kept
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_folders_made_elsewhere_have_no_faults(made: dict[str, Path], name: str) -> None:
+    assert faults_of(made[name]) == []
+
+
+@pytest.mark.parametrize("pair", ["dflash", "eagle3-llama", "eagle3-mla"])
+@pytest.mark.parametrize("name", ["int4-channel", "mi325x-fp8", "blackwell-nvfp4"])
+def test_the_shipped_pairs(pair: str, name: str, tmp_path: Path) -> None:
+    out = quantized(PAIRS / pair / "draft", tmp_path / "out", load_recipe(name))
+    found = audited(out)
+    assert found.faults == ()
+    assert all(linear.codes is not None for linear in found.linears)
+    assert any(linear.codes and linear.codes.zero_halves for linear in found.linears) == (
+        pair != "dflash"
+    )
+
+
+# ---- faults of stored tensors
+
+
+def replaced(name: str, change: Callable[[Stored], Stored]) -> Change:
+    return lambda tensors: tensors.__setitem__(name, change(tensors[name]))
+
+
+def copied(name: str, to: str) -> Change:
+    return lambda tensors: tensors.__setitem__(to, tensors[name])
+
+
+def with_a_nan(fp8: Stored) -> Stored:
+    return fp8._replace(data=fp8.data[:300] + b"\x7f" + fp8.data[301:])
+
+
+def bfloat16(tensor: Stored) -> Stored:
+    return store(values_of(tensor), "BF16")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "parts"),
+    [
+        ("quark-int4", lambda t: t.pop(f"{Q}.weight_scale"), [f"{Q}.weight_scale", "got none"]),
+        ("quark-fp8", lambda t: t.pop(f"{Q}.weight"), [f"{Q}.weight: ", "F8_E4M3 [64, 128]"]),
+        ("modelopt-fp8", lambda t: t.pop(f"{Q}.input_scale"), [f"{Q}.input_scale", "got none"]),
+        (
+            "modelopt-fp8",
+            replaced(f"{Q}.weight_scale", bfloat16),
+            [f"{Q}.weight_scale: expected F32 []", "got BF16 []"],
+        ),
+        (
+            "ct-fp8",
+            replaced(f"{Q}.weight_scale", lambda t: t._replace(shape=(1, 64))),
+            [f"{Q}.weight_scale: expected F32 or BF16 [64, 1]", "got F32 [1, 64]"],
+        ),
+        (
+            "ct-int4",
+            copied("norm.weight", f"{Q}.weight_g_idx"),
+            [f"{Q}.weight_g_idx: expected no such tensor, got BF16 [64]"],
+        ),
+        (
+            "quark-int4",
+            copied("norm.weight", "norm.weight_scale"),
+            ["norm: expected only linears of eagle3-llama to be quantized"],
+        ),
+        (
+            "quark-int4",
+            copied(f"{Q}.weight_scale", "layers.7.self_attn.q_proj.weight_scale"),
+            ["layers.7.self_attn.q_proj: expected only linears of eagle3-llama"],
+        ),
+        (
+            "quark-int4",
+            replaced(f"{Q}.weight_zero_point", lambda t: flip_bit(t, 3)),
+            [f"{Q}.weight_zero_point: expected all zero (symmetric)"],
+        ),
+        (
+            "ct-int4",
+            replaced(f"{Q}.weight_shape", lambda t: t._replace(data=np.array([64, 64]).tobytes())),
+            [f"{Q}.weight_shape: expected [64, 128], got [64, 64]"],
+        ),
+        (
+            "quark-fp8",
+            replaced(f"{Q}.weight", with_a_nan),
+            [f"{Q}.weight: expected codes that are numbers", "1 NaN(s), first at row 2, column 44"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_fault_of_stored_tensors(
+    copy_of: Copy, name: str, change: Change, parts: list[str]
+) -> None:
+    out = copy_of(name)
+    edit(out, change)
+    assert_only_fault(out, *parts)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -0.5])
+@pytest.mark.parametrize("name", ["quark-int4", "quark-fp8", "ct-int4", "modelopt-fp8"])
+def test_a_scale_that_is_no_positive_number(copy_of: Copy, name: str, value: float) -> None:
+    out = copy_of(name)
+    edit(out, replaced(f"{Q}.weight_scale", lambda t: set_scale(t, value)))
+    assert_only_fault(out, f"{Q}.weight_scale: expected finite scales > 0, got 1 other(s)", "row 0")
+    codes = linear_of(audited(out)).codes
+    assert codes is not None
+    json.dumps(audited(out).to_mapping(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", ["quark-int4", "ct-fp8"])
+def test_a_subnormal_scale_counts_where_codes_are_not_zero(copy_of: Copy, name: str) -> None:
+    out = copy_of(name)
+    edit(out, replaced(f"{Q}.weight_scale", lambda t: set_scale(t, 2.0**-127)))
+    assert_only_fault(out, f"{Q}.weight_scale: expected normal numbers, >= 1.18e-38")
+
+    def first_row_of_zeros(tensors: Tensors) -> None:
+        codes = tensors[f"{Q}.weight"]
+        row = len(codes.data) // codes.shape[0]
+        tensors[f"{Q}.weight"] = codes._replace(data=bytes(row) + codes.data[row:])
+
+    edit(out, first_row_of_zeros)
+    assert faults_of(out) == []
+
+
+def test_exponents_of_mxfp4_that_are_no_number_or_subnormal(draft: Path, tmp_path: Path) -> None:
+    out = quantized(draft, tmp_path / "out", load_recipe("mi355-mxfp4"))
+    edit(
+        out,
+        replaced(f"{Q}.weight_scale", lambda t: t._replace(data=bytes([0, 255]) + t.data[2:])),
+    )
+    first, second = faults_of(out)
+    assert "expected finite scales > 0, got 1 other(s), first inf at row 0, group 1" in first
+    assert "expected normal numbers" in second
+    assert "row 0, group 0" in second
+
+
+def test_zero_points_of_awq(draft: Path, tmp_path: Path) -> None:
+    out = quantized(draft, tmp_path / "out", load_recipe("mi325x-int4-awq"))
+    edit(out, replaced(f"{Q}.qzeros", lambda t: flip_bit(t, 9)))
+    assert_only_fault(out, f"{Q}.qzeros: expected 8 in every nibble (symmetric)")
+
+
+@pytest.mark.parametrize(("suffix", "role"), [("fc", "fusion"), ("lm_head", "head")])
+def test_a_module_that_engines_hold_as_a_plain_layer(copy_of: Copy, suffix: str, role: str) -> None:
+    out = copy_of("quark-int4")
+
+    def quantize_it(tensors: Tensors) -> None:
+        weight = tensors.pop(f"{suffix}.weight")
+        tensors.update(encode(suffix, weight, MADE["quark-int4"], 0.05))
+
+    edit(out, quantize_it)
+    edit_declaration(
+        out, lambda d: d.__setitem__("exclude", [n for n in d["exclude"] if suffix not in n])
+    )
+    assert_only_fault(out, f"{suffix}: expected BF16", f"{role} is never quantized")
+    assert linear_of(audited(out), suffix).codes is not None
+
+
+# ---- faults of the declaration
+
+
+def test_excludes_that_miss_a_kept_module(copy_of: Copy) -> None:
+    out = copy_of("quark-int4")
+    edit_declaration(out, lambda d: d["exclude"].remove("model.fc"))
+    assert_only_fault(out, "config.json: model.fc: expected excluded: it is kept")
+
+
+def test_excludes_that_hit_a_quantized_module_under_its_name_in_an_engine(copy_of: Copy) -> None:
+    out = copy_of("quark-int4")
+    edit_declaration(out, lambda d: d["exclude"].append("re:.*up_proj$"))
+    faults = faults_of(out)
+    assert faults
+    assert all("up_proj" in fault and "not excluded: it is quantized" in fault for fault in faults)
+
+
+def test_the_embedding_needs_no_exclude(copy_of: Copy) -> None:
+    """vLLM 0.33 and SGLang 0.5.23 build it without a quantization; Quark lists linears only."""
+    out = copy_of("quark-int4")
+    edit_declaration(out, lambda d: d.__setitem__("exclude", ["fc", "model.fc", "lm_head"]))
+    assert faults_of(out) == []
+
+
+def test_fused_linears_of_which_one_is_kept(copy_of: Copy, source: Path) -> None:
+    out, before = copy_of("quark-fp8"), read_tensors(source)
+
+    def keep_k(tensors: Tensors) -> None:
+        for suffix in ("weight", "weight_scale"):
+            del tensors[f"{ATTENTION}k_proj.{suffix}"]
+        tensors[f"{ATTENTION}k_proj.weight"] = before[f"{ATTENTION}k_proj.weight"]
+
+    edit(out, keep_k)
+    assert any(
+        f"expected all or none of them quantized, got kept: {ATTENTION}k_proj" in fault
+        for fault in faults_of(out)
+    )
+    assert len(audited(out).linears) == 6
+
+
+def test_fused_linears_that_disagree_in_the_input_scale(copy_of: Copy) -> None:
+    out = copy_of("quark-fp8-static")
+    edit(out, replaced(f"{Q}.input_scale", lambda t: set_scale(t, 0.25)))
+    assert_only_fault(out, f"{Q}.input_scale", "one input_scale for fused linears", "0.25")
+    assert linear_of(audited(out)).input_scale == 0.25
+
+
+def test_an_input_scale_of_zero(copy_of: Copy) -> None:
+    out = copy_of("quark-fp8-static")
+
+    def all_zero(tensors: Tensors) -> None:
+        for name in [n for n in tensors if n.endswith(".input_scale")]:
+            tensors[name] = set_scale(tensors[name], 0)
+
+    edit(out, all_zero)
+    faults = faults_of(out)
+    assert len(faults) == 7
+    assert all("expected a finite scale > 0, got 0.0" in fault for fault in faults)
+
+
+def test_an_input_scale_that_is_no_number_is_null_in_json(copy_of: Copy) -> None:
+    out = copy_of("quark-fp8-static")
+    name = f"{ATTENTION}o_proj.input_scale"
+    edit(out, replaced(name, lambda t: set_scale(t, float("nan"))))
+    assert_only_fault(out, name, "expected a finite scale > 0, got nan")
+    text = json.dumps(audited(out).to_mapping(), allow_nan=False)
+    assert [linear["input_scale"] for linear in json.loads(text)["linears"]].count(None) == 1
+
+
+def test_total_size_of_the_index(tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "source", sharded=True)
+    out = quantize_by_hand(source, tmp_path / "out", MADE["ct-int4"])
+    assert faults_of(out) == []
+    index = json.loads((out / INDEX_FILE).read_text())
+    right = index["metadata"]["total_size"]
+    index["metadata"]["total_size"] = 5
+    (out / INDEX_FILE).write_text(json.dumps(index))
+    assert_only_fault(out, f"metadata.total_size: expected {right}, got 5")
+
+
+def without_declaration(folder: Path) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["quark-int4", "ct-int4", "ct-fp8"])
+def test_quantized_tensors_without_a_declaration(copy_of: Copy, name: str) -> None:
+    out = without_declaration(copy_of(name))
+    assert_only_fault(
+        out,
+        "config.json: quantization_config: expected a declaration",
+        "7 linears stored as weight",
+    )
+    found = audited(out)
+    assert found.scheme is None
+    assert [linear.codes for linear in found.linears] == [None] * 7
+    assert found.quantized_bytes > 0
+
+
+def test_the_file_of_modelopt_alone_is_a_declaration(copy_of: Copy) -> None:
+    out = without_declaration(copy_of("modelopt-fp8"))
+    found = audited(out)
+    assert found.faults == ()
+    assert str(found.scheme) == "modelopt fp8_e4m3 per tensor, activations tensor-static"
+    side = json.loads((out / "hf_quant_config.json").read_text())
+    side["quantization"]["quant_algo"] = "W4A8_AWQ"
+    (out / "hf_quant_config.json").write_text(json.dumps(side))
+    with pytest.raises(VerifyError, match=r"hf_quant_config.json: .*quant_algo.*W4A8_AWQ"):
+        audited(out)
+
+
+def test_a_declaration_over_plain_weights(
+    source: Path, made: dict[str, Path], tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(source, tmp_path / "plain"))
+    shutil.copyfile(made["quark-int4"] / "config.json", out / "config.json")
+    assert_only_fault(out, "quantization_config: expected linears stored as quark int4", "got none")
+
+
+def test_what_is_no_draft_is_an_error(copy_of: Copy) -> None:
+    out = copy_of("quark-int4")
+    edit(out, copied("norm.weight", "extra.weight"))
+    with pytest.raises(CheckpointError, match=r"extra\.weight: no tensor of eagle3-llama"):
+        audited(out)
+
+
+# ---- what is no fault, but tells
+
+
+def repacked(
+    change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]], w: Stored
+) -> dict[str, Stored]:
+    """q_proj in Quark's INT4 of the weights `change` gives, but with the scale of `w`."""
+    values = values_of(w)
+    scale = store(np.abs(values).max(1) / 7.5, "BF16")
+    codes = np.clip(np.rint(change(values) / values_of(scale)[:, None]), -8, 7).astype(int)
+    return {f"{Q}.weight": pack(codes, "reorder"), f"{Q}.weight_scale": scale}
+
+
+def test_codes_that_never_come_near_the_end_do_not_fit_their_scale(
+    copy_of: Copy, source: Path
+) -> None:
+    """A scale twice as large as absmax asks for, in the first 16 rows."""
+    out, w = copy_of("quark-int4"), read_tensors(source)[f"{Q}.weight"]
+
+    def halved(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.concatenate([values[:16] / 2, values[16:]])
+
+    edit(out, lambda tensors: tensors.update(repacked(halved, w)))
+    found = audited(out)
+    codes = linear_of(found).codes
+    assert found.faults == ()
+    assert codes is not None
+    assert codes.scales_fit == 48 / 64
+
+
+@pytest.mark.parametrize("layout", ["quark", "awq", "compressed-tensors"])
+def test_codes_that_use_less_than_half_of_the_range_everywhere(
+    draft: Path, tmp_path: Path, layout: LayoutName
+) -> None:
+    """Scales half as large, with codes twice as large, would hold the very same weights."""
+    groups = WeightFormat(dtype="int4", granularity="group", group_size=128, symmetric=True)
+    scaled = dataclasses.replace(groups, scale_dtype="float16")
+    out = quantized(draft, tmp_path / "out", recipe(layout, scaled, None))
+    assert faults_of(out) == []
+    suffix = {"awq": "qweight", "compressed-tensors": "weight_packed"}.get(layout, "weight")
+    zero = 0x0 if layout == "quark" else 0x8  # the nibble of code 0
+    nibble = zero + 3
+    edit(
+        out,
+        replaced(
+            f"{Q}.{suffix}", lambda t: t._replace(data=bytes([nibble << 4 | zero]) * len(t.data))
+        ),
+    )
+    assert_only_fault(
+        out, f"{Q}.{suffix}: expected codes up to 7", "got none beyond 3 in the whole"
+    )
+    edit(
+        out,
+        replaced(f"{Q}.{suffix}", lambda t: t._replace(data=t.data[:-1] + bytes([nibble + 1]))),
+    )
+    assert faults_of(out) == []  # one code of 4
+
+
+def test_rows_of_zeros_do_not_count_as_unfit(copy_of: Copy, source: Path) -> None:
+    out, w = copy_of("quark-int4"), read_tensors(source)[f"{Q}.weight"]
+    edit(out, lambda tensors: tensors.update(repacked(lambda values: values * 0, w)))
+    codes = linear_of(audited(out)).codes
+    assert codes is not None
+    assert (codes.scales_fit, codes.zero, codes.distinct) == (None, 1, 1)
+
+
+def test_a_half_that_one_scale_per_row_rounds_away(
+    copy_of: Copy, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, w = copy_of("quark-int4"), read_tensors(source)[f"{Q}.weight"]
+
+    def smaller_embedding_half(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.concatenate([values[:, :64] / 20, values[:, 64:]], axis=1)
+
+    edit(out, lambda tensors: tensors.update(repacked(smaller_embedding_half, w)))
+    codes = linear_of(audited(out)).codes
+    assert codes is not None
+    assert codes.zero_halves is not None
+    assert codes.zero_halves[0] > 0.95 > 0.4 > codes.zero_halves[1]
+    assert main(["inspect", str(out)]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "rounded the smaller" in line]
+    assert len(told) == 1
+    assert told[0].startswith(Q)
+
+
+# ---- the command
+
+
+def test_inspect_prints_the_audit(copy_of: Copy, capsys: pytest.CaptureFixture[str]) -> None:
+    out = copy_of("modelopt-fp8")
+    assert main(["inspect", str(out)]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "eagle3-llama (LlamaForCausalLMEagle3), 1 layer(s), quantized: 7 linears",
+        "declared: modelopt fp8_e4m3 per tensor, activations tensor-static",
+        "made by: modelopt 0.47.0",
+        "stored as: input_scale F32, weight F8_E4M3, weight_scale F32 (7 linears)",
+        "input scale",
+        "0.05",
+        f"{ATTENTION}k_proj",
+        "no faults: stored as declared",
+        "warning aux-layer-ids",
+    ):
+        assert part in text
+
+
+def test_inspect_prints_faults(copy_of: Copy, capsys: pytest.CaptureFixture[str]) -> None:
+    out = copy_of("quark-int4")
+    edit(out, lambda t: t.pop(f"{Q}.weight_scale"))
+    edit_declaration(out, lambda d: d["exclude"].remove("model.fc"))
+    assert main(["inspect", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "2 faults; `draftquant check --fix` repairs config-level ones" in text
+    assert "not decoded" in text
+    assert f"  {Q}.weight_scale\n    expected BF16 or F16 or F32 [64] (quark int4" in text
+    assert "    got none" in text
+
+
+def test_inspect_json_holds_everything(copy_of: Copy, capsys: pytest.CaptureFixture[str]) -> None:
+    out = copy_of("quark-int4")
+    edit(out, replaced(f"{Q}.weight_zero_point", lambda t: flip_bit(t, 3)))
+    assert main(["inspect", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["quantized"] is True
+    assert found["family"] == "eagle3-llama"
+    assert found["declared"]["weight_dtype"] == "int4"
+    assert found["declared"]["excludes"][0] == "embed_tokens"
+    assert found["bytes"] == sum(len(t.data) for t in read_tensors(out).values())
+    assert [fault["where"] for fault in found["faults"]] == [f"{Q}.weight_zero_point"]
+    assert "aux-layer-ids" in [lint["name"] for lint in found["lints"]]
+    (q,) = (linear for linear in found["linears"] if linear["module"] == Q)
+    assert q["codes"]["num_scales"] == 64
+    assert q["tensors"][0] == {
+        "name": f"{Q}.weight", "dtype": "I32", "shape": [64, 16], "bytes": 4096
+    }  # fmt: skip
+
+
+def test_inspect_refuses_a_declaration_that_is_not_understood(
+    copy_of: Copy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = copy_of("quark-int4")
+    edit_declaration(out, lambda d: d["global_quant_config"]["weight"].update(dtype="int3"))
+    assert main(["inspect", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert "global_quant_config.weight.dtype" in error
+    assert "'int3'" in error
+
+
+def test_inspect_of_plain_drafts_is_as_before(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (source, tiny_eagle3_mla(tmp_path / "mla")):
+        assert not looks_quantized(Checkpoint.open(folder))
+        assert main(["inspect", str(folder), "--json"]) == 0
+        assert "bytes_after" in json.loads(capsys.readouterr().out)
+
+
+def test_inspect_of_a_quantized_draft_does_not_import_torch(made: dict[str, Path]) -> None:
+    code = f"""
+import atexit, sys
+heavy = {{"torch", "transformers", "quark", "modelopt", "compressed_tensors", "scipy"}}
+atexit.register(lambda: print("HEAVY", sorted(heavy & sys.modules.keys()), file=sys.stderr))
+from draftquant.scripts.cli import main
+sys.exit(main(["inspect", {str(made["ct-fp8"])!r}]))
+"""
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "no faults" in run.stdout
+    assert run.stderr == "HEAVY []\n"

@@ -1,0 +1,60 @@
+"""The README's table of recipes, families and engines is what results.json and `check` say."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENGINES_FOLDER = Path(__file__).parent / "engines"
+sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
+
+import readme  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def predictions(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], dict[Any, str]]:
+    cases, said = readme.predictions(tmp_path_factory.mktemp("table"))
+    return cases, dict(said)
+
+
+@pytest.fixture(scope="module")
+def written(predictions: tuple[list[Any], dict[Any, str]]) -> str:
+    return readme.table(*predictions)
+
+
+def test_the_readme_has_the_table_of_today(written: str) -> None:
+    text = readme.README.read_text()
+    again = "run: python tests/engines/readme.py"
+    assert readme.with_table(text, written) == text, again
+
+
+def test_every_recipe_has_a_row_for_every_family(written: str) -> None:
+    recipes = {path.stem for path in Path(__file__).parents[1].glob("recipes/*.yaml")}
+    rows: dict[str, list[str]] = {}
+    for line in written.splitlines()[2:]:
+        if line.startswith("| `"):
+            _, recipe, families, *cells, _ = (cell.strip() for cell in line.split("|"))
+            assert len(cells) == 5
+            rows.setdefault(recipe.strip("`"), []).extend(families.split(", "))
+    assert rows.keys() == recipes | {"unquantized"}
+    for families in rows.values():
+        assert sorted(families) in (["all"], sorted(readme.FAMILIES))
+
+
+def test_a_wrong_prediction_is_marked_and_counted(
+    predictions: tuple[list[Any], dict[Any, str]],
+) -> None:
+    cases, said = predictions
+    one = next(place for name, place in said if name == "dflash--mi325x-fp8")
+    marked = readme.table(cases, said | {("dflash--mi325x-fp8", one): "REFUSED"})
+    assert "loads ✗ REFUSED; 2 shards: loads |" in marked
+    right, wrong = (
+        int(text.split("predicted ")[1].split()[0]) for text in (readme.table(cases, said), marked)
+    )
+    assert right == wrong + 1
+
+
+def test_a_readme_without_marks_is_an_error(written: str) -> None:
+    with pytest.raises(ValueError, match="expected the marks"):
+        readme.with_table("# draftquant", written)

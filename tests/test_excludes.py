@@ -1,0 +1,220 @@
+"""Excludes: every engine finds what is kept, and nothing else, under the names that it uses."""
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.engines import EngineCheck, check_draft
+from draftquant.quantize.errors import CheckpointError, PlanError
+from draftquant.quantize.plan import Plan, make_plan
+from draftquant.quantize.runtime_names import fused_names, numbered_name
+from draftquant.quantize.verify import verify
+from draftquant.recipes import Expectation, Recipe, Rule, load_recipe
+from draftquant.scripts.cli import main
+from tiny import edit_json
+from tiny_mla import tiny_eagle3_mla
+
+ENGINES_FOLDER = Path(__file__).parent / "engines"
+sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
+
+from cases import FAMILIES, NUM_TARGET_LAYERS, Workshop  # noqa: E402
+from formats import FamilyName, format_recipe  # noqa: E402
+
+FP8_STATIC = format_recipe("fp8", "fp8-tensor", "fp8-static")
+FP8_BLOCK = format_recipe("fp8", "fp8-block", "fp8-group")
+ONE_OF_EACH_LAYOUT = (
+    format_recipe("quark", "fp8-channel", "fp8-token"),
+    format_recipe("modelopt", "fp8-tensor", "fp8-static"),
+    format_recipe("compressed-tensors", "fp8-channel", "fp8-token"),
+    FP8_STATIC,
+    format_recipe("awq", "int4-group128-float16", "weights-only"),
+)
+KV_B = f"model.layers.{NUM_TARGET_LAYERS}.self_attn.kv_b_proj"
+COMPANIONS = ("_scale", "scales", "qzeros")
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("excludes"))
+
+
+def half(recipe: Recipe, quantized: str) -> Recipe:
+    """The recipe for attention or MLP alone; the other one is kept."""
+    kept = "mlp" if quantized == "attention" else "attention"
+    rules = (
+        Rule(role=(quantized,), action="quantize"),  # type: ignore[arg-type]
+        Rule(role=(kept,), action="keep", why="the other half"),  # type: ignore[arg-type]
+    )
+    return dataclasses.replace(
+        recipe,
+        rules=(*rules, *recipe.rules[1:]),
+        expect=Expectation(quantized_per_layer=3 if quantized == "mlp" else 4),
+    )
+
+
+@pytest.mark.parametrize("recipe", ONE_OF_EACH_LAYOUT, ids=lambda recipe: recipe.layout)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("quantized", ["attention", "mlp"])
+def test_engines_take_as_quantized_exactly_what_is(
+    workshop: Workshop, family: FamilyName, recipe: Recipe, quantized: str
+) -> None:
+    source = workshop.source(family, dtype="F16" if recipe.layout == "awq" else "BF16")
+    name = f"{family}-{recipe.layout}-{quantized}"
+    folder = workshop.quantize(source, half(recipe, quantized), name)  # verified on the way
+    for engine in ("vllm", "sglang"):
+        answer = check_draft(folder, engine=engine, arch="sm90", target_layers=NUM_TARGET_LAYERS)
+        assert len(answer.layers) > 5
+        for layer in answer.layers:
+            assert layer.quantized == any(t.endswith(COMPANIONS) for t in layer.tensors), layer
+        if engine == "vllm":
+            assert answer.verdict == "LOADS", answer.error
+
+
+# Whole names: plain fp8 on MLA, whose kv_b_proj is kept
+
+
+def mla_plan(folder: Path, recipe: Recipe, target_layers: int | None = None) -> Plan:
+    return make_plan(recipe, read_draft(Checkpoint.open(folder)), target_layers=target_layers)
+
+
+def on_vllm(folder: Path, target_layers: int | None) -> EngineCheck:
+    return check_draft(folder, engine="vllm", arch="sm90", target_layers=target_layers)
+
+
+@pytest.mark.parametrize("recipe", [FP8_STATIC, FP8_BLOCK], ids=lambda recipe: recipe.name)
+def test_plain_fp8_on_mla_loads_where_the_target_is_known(
+    workshop: Workshop, recipe: Recipe
+) -> None:
+    folder = workshop.quantize(workshop.source("eagle3-mla"), recipe, f"whole-{recipe.name}")
+    declared = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert KV_B in declared["modules_to_not_convert"]
+    assert declared["ignored_layers"] == declared["modules_to_not_convert"]
+    assert on_vllm(folder, NUM_TARGET_LAYERS).verdict == "LOADS"
+    other = on_vllm(folder, NUM_TARGET_LAYERS + 1)  # another target than it was made for
+    assert other.verdict == "LOADS BUT WRONG"
+    assert "kv_b_proj.weight: BF16 -> F8_E4M3" in (other.error or "")
+    unknown = on_vllm(folder, None)
+    assert unknown.verdict == "UNKNOWN"
+    assert "--target-layers" in (unknown.error or "")
+
+
+def test_plain_fp8_on_mla_needs_the_number_of_target_layers(tmp_path: Path) -> None:
+    folder = tiny_eagle3_mla(tmp_path / "draft")
+    with pytest.raises(PlanError) as caught:
+        mla_plan(folder, FP8_STATIC)
+    assert "layers.0.self_attn.kv_b_proj would be kept" in caught.value.what
+    assert "--target-layers 61" in caught.value.fix
+    assert "compressed-tensors" in caught.value.fix
+    assert mla_plan(folder, load_recipe("fp8-ptpc")).target_layers is None  # has patterns
+
+
+def test_the_number_in_config_json_is_taken(tmp_path: Path) -> None:
+    folder = tiny_eagle3_mla(tmp_path / "draft", config={"num_target_layers": 61}, num_layers=2)
+    kept = mla_plan(folder, FP8_STATIC).kept_modules()
+    assert {f"model.layers.{n}.self_attn.kv_b_proj" for n in (61, 62)} <= set(kept)
+    with pytest.raises(CheckpointError, match=r"names a target of 61 .* --target-layers 60"):
+        mla_plan(folder, FP8_STATIC, 60)
+
+
+def test_excludes_that_are_patterns_carry_no_number(tmp_path: Path) -> None:
+    folder = tiny_eagle3_mla(tmp_path / "draft")
+    recipe = load_recipe("fp8-ptpc")
+    with_number = mla_plan(folder, recipe, 61).kept_modules()
+    assert with_number == mla_plan(folder, recipe).kept_modules()
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_verify_finds_a_missing_number(workshop: Workshop, layer: int) -> None:
+    source = workshop.source("eagle3-mla", num_layers=2)
+    folder = workshop.quantize(source, FP8_STATIC, f"missing-{layer}")
+    assert verify(folder, source).ok
+    missing = f"model.layers.{NUM_TARGET_LAYERS + layer}.self_attn.kv_b_proj"
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("ignored_layers", "modules_to_not_convert"):
+        config["quantization_config"][key].remove(missing)
+    edit_json(folder / "config.json", quantization_config=config["quantization_config"])
+    (fault,) = verify(folder, source).faults
+    # One number of two is left, so which of the two layers it is of cannot be told.
+    assert re.fullmatch(r"config.json: model\.layers\.\d+\.self_attn\.kv_b_proj", fault.where)
+    assert fault.expected == "excluded: it is kept"
+    assert on_vllm(folder, NUM_TARGET_LAYERS).verdict == "LOADS BUT WRONG"
+
+
+def test_verify_finds_the_number_of_a_quantized_linear(workshop: Workshop) -> None:
+    source = workshop.source("eagle3-mla")
+    folder = workshop.quantize(source, FP8_STATIC, "too-many")
+    config = json.loads((folder / "config.json").read_text())
+    name = f"model.layers.{NUM_TARGET_LAYERS}.self_attn.fused_qkv_a_proj"
+    for key in ("ignored_layers", "modules_to_not_convert"):
+        config["quantization_config"][key].append(name)
+    edit_json(folder / "config.json", quantization_config=config["quantization_config"])
+    found = {fault.where: fault.expected for fault in verify(folder, source).faults}
+    assert found == {f"config.json: {name}": "not excluded: it is quantized"}
+
+
+# Patterns: what they match besides
+
+
+@pytest.mark.parametrize("pattern", ["re:.*kv_proj$", "re:.*e_up_proj$", "re:.*[.]qkv_proj$"])
+def test_verify_finds_a_pattern_that_matches_a_fused_name_alone(
+    workshop: Workshop, pattern: str
+) -> None:
+    """No stored name ends so; the linear that engines build from quantized ones does."""
+    source = workshop.source("eagle3-llama")
+    folder = workshop.quantize(source, ONE_OF_EACH_LAYOUT[2], f"over-{len(pattern)}")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["ignore"].append(pattern)
+    edit_json(folder / "config.json", quantization_config=config["quantization_config"])
+    expected = {fault.expected for fault in verify(folder, source).faults}
+    assert expected == {"not excluded: it is quantized"}
+    assert on_vllm(folder, NUM_TARGET_LAYERS).verdict == "REFUSED"
+
+
+def test_verify_finds_a_fused_name_that_is_not_excluded(workshop: Workshop) -> None:
+    source = workshop.source("eagle3-mla")
+    recipe = half(ONE_OF_EACH_LAYOUT[2], "mlp")
+    folder = workshop.quantize(source, recipe, "no-alias")
+    config = json.loads((folder / "config.json").read_text())
+    ignore = config["quantization_config"]["ignore"]
+    config["quantization_config"]["ignore"] = [p for p in ignore if "fused" not in p]
+    edit_json(folder / "config.json", quantization_config=config["quantization_config"])
+    where = {fault.where for fault in verify(folder, source).faults}
+    assert where == {"config.json: model.layers.61.self_attn.fused_qkv_a_proj"}
+    assert on_vllm(folder, None).verdict != "LOADS"
+
+
+def test_names() -> None:
+    assert fused_names("q_proj") == ("qkv_proj",)
+    assert fused_names("midlayer.mlp.up_proj") == ("midlayer.mlp.gate_up_proj",)
+    assert fused_names("layers.0.self_attn.o_proj") == ()
+    assert numbered_name("layers.2.mlp.down_proj", 61) == "model.layers.63.mlp.down_proj"
+
+
+# The commands
+
+
+def test_the_commands_take_the_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tiny_eagle3_mla(tmp_path / "draft", hidden=128, intermediate=256))
+    out = str(tmp_path / "out")
+    recipe = tmp_path / "plain.yaml"
+    text = (Path(__file__).parents[1] / "recipes" / "blackwell-fp8.yaml").read_text()
+    text = text.replace("name: blackwell-fp8", "name: plain").replace(
+        "layout: modelopt", "layout: fp8"
+    )
+    recipe.write_text(text)
+    common = ["--recipe", str(recipe), "--backend", "torch"]
+    assert main(["plan", folder, *common]) == 2
+    assert "--target-layers 61" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["plan", folder, *common, "--target-layers", "61"]) == 0
+    static = ["--input-scale", "1.0", "--out", out]
+    assert main(["quantize", folder, *common, *static, "--target-layers", "61"]) == 0
+    vllm = ["check", out, "--engine", "vllm", "--arch", "sm90"]
+    assert main(vllm) == 3
+    assert main([*vllm, "--target-layers", "61"]) == 0
+    assert main([*vllm, "--target-layers", "62"]) == 1
+    assert main([*vllm, "--target-layers", "0"]) == 2

@@ -1,0 +1,190 @@
+"""ModelOpt's declaration in each form: flat, nested in config.json, hf_quant_config.json alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.quantize.audit import audit
+from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.declared import HF_QUANT_CONFIG, DeclaredScheme, declared_scheme
+from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import CheckpointError, VerifyError
+from draftquant.quantize.hub import resolve_draft
+from draftquant.quantize.loading import load_draft
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import load_recipe
+from tiny import edit_json, read_tensors, tiny_eagle3_llama
+
+RECIPES = ("blackwell-fp8", "blackwell-nvfp4")
+Folders = dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_eagle3_llama(tmp_path_factory.mktemp("forms") / "draft")
+
+
+@pytest.fixture(scope="module")
+def flat(draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """What we write: the flat form in config.json, the nested one beside it."""
+    folders = {}
+    for name in RECIPES:
+        plan = make_plan(load_recipe(name), read_draft(Checkpoint.open(draft)))
+        modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
+        folders[name] = tmp_path_factory.mktemp("flat") / name
+        quantize_draft(
+            plan,
+            folders[name],
+            source=resolve_draft(str(draft)),
+            input_scales=dict.fromkeys(modules, 0.01),
+        )
+    return folders
+
+
+def nested(side: dict[str, Any]) -> dict[str, Any] | None:
+    return side
+
+
+def nested_with_method(side: dict[str, Any]) -> dict[str, Any] | None:
+    return {**side, "quant_method": "modelopt", "version": "0.47.0"}
+
+
+def side_file_alone(_side: dict[str, Any]) -> dict[str, Any] | None:
+    return None
+
+
+FORMS = (nested, nested_with_method, side_file_alone)
+
+
+def in_form(folder: Path, form: Callable[[dict[str, Any]], Any], out: Path) -> Path:
+    """The same folder with its declaration in another form."""
+    out.mkdir()
+    for file in folder.iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    declared = form(json.loads((out / HF_QUANT_CONFIG).read_text()))
+    config = json.loads((out / "config.json").read_text())
+    del config["quantization_config"]
+    if declared is not None:
+        config["quantization_config"] = declared
+        (out / HF_QUANT_CONFIG).unlink()
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return out
+
+
+def scheme_of(folder: Path) -> DeclaredScheme:
+    scheme = declared_scheme(Checkpoint.open(folder))
+    assert scheme is not None
+    return scheme
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_read_alike(
+    name: str, form: Callable[[dict[str, Any]], Any], flat: Folders, draft: Path, tmp_path: Path
+) -> None:
+    folder = in_form(flat[name], form, tmp_path / "other")
+    assert scheme_of(folder) == scheme_of(flat[name])
+    report = verify(folder, draft)
+    assert report.scheme == str(scheme_of(flat[name]))
+    # Whoever writes ModelOpt's layout writes its own file too: TensorRT-LLM reads that one.
+    wanted = [] if form is side_file_alone else [HF_QUANT_CONFIG]
+    assert [fault.where for fault in report.faults] == wanted
+    found = audit(Checkpoint.open(folder))
+    assert len(found.linears) == 7
+    assert all(linear.codes is not None for linear in found.linears)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_loaded_and_dequantized_alike(
+    name: str, form: Callable[[dict[str, Any]], Any], flat: Folders, tmp_path: Path
+) -> None:
+    folder = in_form(flat[name], form, tmp_path / "other")
+    ours, theirs = load_draft(flat[name]), load_draft(folder)
+    assert theirs.quantized == ours.quantized != ()
+    assert all(torch.equal(theirs.weights[key], weight) for key, weight in ours.weights.items())
+    plain = tmp_path / "plain"
+    dequantize_draft(resolve_draft(str(folder)), plain)
+    assert not (plain / HF_QUANT_CONFIG).exists()
+    assert "quantization_config" not in json.loads((plain / "config.json").read_text())
+    weight = torch.frombuffer(
+        bytearray(read_tensors(plain)["midlayer.mlp.up_proj.weight"].data), dtype=torch.bfloat16
+    )
+    expected = ours.weights["layers.0.mlp.up_proj.weight"].to(torch.bfloat16)
+    assert torch.equal(weight, expected.flatten())
+
+
+def broken(folder: Path, **changes: Any) -> None:
+    """Change keys of the nested object in config.json; None removes one."""
+    config = json.loads((folder / "config.json").read_text())
+    declared = config["quantization_config"]
+    declared["quantization"] |= changes
+    for key in [key for key, value in declared["quantization"].items() if value == "gone"]:
+        del declared["quantization"][key]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+INSIDE = "quantization_config.quantization"
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another algorithm": (lambda f: broken(f, quant_algo="W4A8_AWQ"), f"{INSIDE}.quant_algo: "),
+    "no algorithm": (lambda f: broken(f, quant_algo="gone"), f"{INSIDE}.quant_algo: "),
+    "a quantized cache": (lambda f: broken(f, kv_cache_quant_algo="FP8"), "kv_cache_quant_algo: "),
+    "groups": (lambda f: broken(f, group_size=16), f"{INSIDE}.group_size: "),
+    "a key that is not known": (
+        lambda f: broken(f, has_zero_point=True),
+        "has_zero_point (unknown",
+    ),
+    "excludes that are no list": (lambda f: broken(f, exclude_modules="fc"), "exclude_modules: "),
+    "two lists of excludes": (lambda f: broken(f, ignore=["*fc*"]), f"{INSIDE}.ignore: "),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_nested_form_that_is_not_understood(fault: str, flat: Folders, tmp_path: Path) -> None:
+    folder = in_form(flat["blackwell-fp8"], nested, tmp_path / "other")
+    change, message = FAULTS[fault]
+    change(folder)
+    with pytest.raises(VerifyError) as caught:
+        scheme_of(folder)
+    assert message in str(caught.value)
+    assert "\n  fix: " in str(caught.value)
+
+
+def test_a_key_said_twice_is_not_understood(flat: Folders, tmp_path: Path) -> None:
+    """Inside and outside: engines take one or the other."""
+    folder = in_form(flat["blackwell-fp8"], nested_with_method, tmp_path / "other")
+    declared = json.loads((folder / "config.json").read_text())["quantization_config"]
+    edit_json(folder / "config.json", quantization_config={**declared, "quant_algo": "FP8"})
+    with pytest.raises(VerifyError, match=r"quantization_config\.quantization \(unknown key\)"):
+        scheme_of(folder)
+
+
+def test_nested_beside_another_side_file(flat: Folders, tmp_path: Path) -> None:
+    folder = in_form(flat["blackwell-fp8"], nested, tmp_path / "other")
+    side = json.loads((flat["blackwell-nvfp4"] / HF_QUANT_CONFIG).read_text())
+    (folder / HF_QUANT_CONFIG).write_text(json.dumps(side))
+    with pytest.raises(VerifyError, match=r"quantization\.quant_algo: understood is 'FP8'"):
+        scheme_of(folder)
+
+
+@pytest.mark.parametrize("content", [{}, {"quantization": []}, {"quantization": {}}])
+def test_a_side_file_alone_that_says_nothing(
+    content: dict[str, Any], flat: Folders, tmp_path: Path
+) -> None:
+    folder = in_form(flat["blackwell-fp8"], side_file_alone, tmp_path / "other")
+    (folder / HF_QUANT_CONFIG).write_text(json.dumps(content))
+    with pytest.raises(VerifyError, match=rf"{HF_QUANT_CONFIG}: .*quant_algo: understood are"):
+        scheme_of(folder)
+
+
+def test_a_side_file_alone_that_is_no_json(flat: Folders, tmp_path: Path) -> None:
+    folder = in_form(flat["blackwell-fp8"], side_file_alone, tmp_path / "other")
+    (folder / HF_QUANT_CONFIG).write_text("{")
+    with pytest.raises(CheckpointError, match=HF_QUANT_CONFIG):
+        scheme_of(folder)

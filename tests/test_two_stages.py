@@ -1,0 +1,449 @@
+"""INT4 per channel of FP8 values: what Quark 0.13 calls a progressive spec, and AMD int4_fp8."""
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draftquant.quantize.backends import get_backend
+from draftquant.quantize.backends.quark import _quark_process_state, _weight_spec
+from draftquant.quantize.checkpoint import PROVENANCE_FILE, Checkpoint
+from draftquant.quantize.declared import DeclaredScheme, declared_scheme
+from draftquant.quantize.decode import E4M3, e4m3_rounded, unpack_int4
+from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import VerifyError
+from draftquant.quantize.hub import resolve_draft
+from draftquant.quantize.input_rounding import InputRounding
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.numerics import FP8
+from draftquant.quantize.packing import int4_words
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import ActivationFormat, RecipeError, WeightFormat, load_recipe
+from safetensors.torch import load_file
+from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
+from torch import Tensor
+
+TWO_STAGES = WeightFormat(
+    dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
+)
+PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
+RECIPE = dataclasses.replace(load_recipe("mi325x-w4a8"), backend="torch", weights=TWO_STAGES)
+UP = "midlayer.mlp.up_proj"
+needs_quark = pytest.mark.skipif(
+    importlib.util.find_spec("quark") is None, reason="quark is not installed"
+)
+
+
+def vendor(test: Any) -> Any:
+    quiet = pytest.mark.filterwarnings("ignore")  # the toolkit's own
+    return pytest.mark.vendor(quiet(needs_quark(test)))
+
+
+def gaussian(rows: int, columns: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 0.02
+
+
+# Numerics
+
+
+def test_two_stages_by_hand() -> None:
+    """First scale 1; FP8 turns 17 into 16 and 450 cannot be; second scale absmax / 7.5."""
+    weight = torch.tensor([[448.0, 17.0, -19.0, 0.0], [7.5, -7.4, 0.51, 3.1]])
+    result = get_backend("torch").quantize(weight, TWO_STAGES)
+    assert result.global_scale is not None
+    assert result.global_scale.item() == 1.0
+    # 448, 16, -20 (even mantissa), 0; 7.5, -7.5, 0.5, 3.0 (steps of 1/2, 1/2, 1/16, 1/4)
+    assert result.scale.dtype == torch.float32
+    torch.testing.assert_close(result.scale, torch.tensor([[448 / 7.5], [1.0]]), rtol=0, atol=0)
+    # 3.0 stays 3, 0.5 is a tie and goes to 0, where the weight 0.51 itself would give 1.
+    assert result.codes.tolist() == [[7, 0, 0, 0], [7, -8, 0, 3]]
+
+
+def test_the_largest_magnitude_may_be_given() -> None:
+    weight = gaussian(8, 16)
+    absmax = torch.tensor([[0.5]])
+    parts = [get_backend("torch").quantize(rows, TWO_STAGES, absmax) for rows in weight.split(3)]
+    whole = get_backend("torch").quantize(weight, TWO_STAGES, absmax)
+    assert whole.global_scale is not None
+    assert whole.global_scale.item() == np.float32(0.5) / np.float32(448)
+    assert torch.equal(torch.cat([part.codes for part in parts]), whole.codes)
+    assert torch.equal(torch.cat([part.scale for part in parts]), whole.scale)
+
+
+def test_fp8_rounding_of_the_reading_side_is_that_of_torch() -> None:
+    """All values, all midpoints and their neighbours, and random numbers."""
+    values = np.sort(E4M3[np.isfinite(E4M3)])
+    middles = ((values[1:] + values[:-1]) / 2).astype(np.float32)
+    beside = [np.nextafter(middles, np.float32(side)) for side in (-1e9, 1e9)]
+    random = gaussian(1000, 16).numpy().reshape(-1)
+    x = np.concatenate([values, middles, *beside, random, random * 1e4, random * 1e-3])
+    x = np.clip(x.astype(np.float32), -448, 448)
+    expected = torch.from_numpy(x).to(FP8).float().numpy()
+    assert np.array_equal(e4m3_rounded(x), expected)
+    assert e4m3_rounded(np.array([1e9, -1e9], np.float32)).tolist() == [448, -448]
+
+
+# Recipes
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"granularity": "group", "group_size": 128}, "first_stage: only int4 per channel has two"),
+        ({"dtype": "fp8_e4m3"}, "first_stage: only int4 per channel has two stages"),
+        ({"scale_dtype": "float16"}, "scale_dtype: the scales of two stages are float32"),
+    ],
+)
+def test_impossible_two_stages(changes: dict[str, Any], problem: str) -> None:
+    found = dataclasses.replace(TWO_STAGES, **changes).problem()
+    assert found is not None
+    assert found.startswith(problem)
+    assert found.endswith("leave it out")
+
+
+def test_a_recipe_file_says_it_in_one_key(tmp_path: Path) -> None:
+    text = "extends: mi325x-w4a8\nname: two\nweights: {first_stage: fp8_e4m3}\n"
+    (tmp_path / "two.yaml").write_text(text)
+    loaded = load_recipe(str(tmp_path / "two.yaml"))
+    assert loaded.weights == TWO_STAGES
+    assert str(loaded.weights) == "int4 per channel of fp8_e4m3 per tensor"
+    (tmp_path / "two.yaml").write_text(text.replace("fp8_e4m3", "int8"))
+    with pytest.raises(RecipeError, match=r"weights\.first_stage: expected one of 'fp8_e4m3'"):
+        load_recipe(str(tmp_path / "two.yaml"))
+
+
+# Written and verified
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_eagle3_llama(tmp_path_factory.mktemp("two") / "draft", pruned_vocabulary=True)
+
+
+@pytest.fixture(scope="module")
+def written(draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("two") / "out"
+    plan = make_plan(RECIPE, read_draft(Checkpoint.open(draft)))
+    quantize_draft(plan, out, source=resolve_draft(str(draft)))
+    return out
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A copy without draftquant.json, whose hashes would find any change."""
+    out = tmp_path / "copy"
+    out.mkdir()
+    for file in written.iterdir():
+        if file.name != PROVENANCE_FILE:
+            (out / file.name).write_bytes(file.read_bytes())
+    return out
+
+
+def scheme_of(folder: Path) -> DeclaredScheme:
+    scheme = declared_scheme(Checkpoint.open(folder))
+    assert scheme is not None
+    return scheme
+
+
+def test_what_is_stored(written: Path, draft: Path) -> None:
+    tensors = read_tensors(written)
+    rows, columns = read_tensors(draft)[f"{UP}.weight"].shape
+    forms = {
+        name.removeprefix(f"{UP}."): (tensor.dtype, tensor.shape)
+        for name, tensor in tensors.items()
+        if name.startswith(f"{UP}.")
+    }
+    assert forms == {
+        "weight": ("I32", (rows, columns // 8)),
+        "weight_scale": ("F32", ()),
+        "weight_scale_2": ("F32", (rows,)),
+        "weight_zero_point_2": ("I32", (rows // 8,)),
+    }
+    gate, up = (tensors[f"midlayer.mlp.{part}_proj.weight_scale"].data for part in ("gate", "up"))
+    assert gate == up  # one first stage for what engines fuse
+    assert str(scheme_of(written)) == (
+        "quark int4 per channel of fp8_e4m3 per tensor (reorder), activations token-dynamic"
+    )
+
+
+def test_it_verifies_with_and_without_provenance(written: Path, folder: Path, draft: Path) -> None:
+    for checked in (written, folder):
+        report = verify(checked, draft)
+        assert report.ok, report.faults
+        assert report.quantized == 7
+        assert max(linear.max_error for linear in report.linears) <= 1
+        # The two stages of Gaussian rows of 64 to 128; the report's figure is that of both.
+        assert all(0.08 < linear.relative_l2_error < 0.2 for linear in report.linears)
+
+
+def change(folder: Path, name: str, edit: Callable[[bytearray], object]) -> None:
+    tensors = read_tensors(folder)
+    data = bytearray(tensors[name].data)
+    edit(data)
+    tensors[name] = Stored(tensors[name].dtype, tensors[name].shape, bytes(data))
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+
+
+def flip(byte: int, bit: int) -> Callable[[bytearray], object]:
+    def edit(data: bytearray) -> None:
+        data[byte] ^= bit
+
+    return edit
+
+
+BITS = {
+    "weight": flip(101, 0x04),
+    "weight_scale": flip(2, 0x80),  # the lowest bit of its exponent: twice or half
+    "weight_scale_2": flip(6, 0x80),
+    "weight_zero_point_2": flip(1, 0x10),
+}
+
+
+@pytest.mark.parametrize("suffix", BITS)
+def test_one_flipped_bit_is_found_without_provenance(
+    suffix: str, folder: Path, draft: Path
+) -> None:
+    name = f"{UP}.{suffix}"
+    change(folder, name, BITS[suffix])
+    faults = verify(folder, draft).faults
+    assert name in {fault.where for fault in faults}
+    assert all(fault.where.startswith("midlayer.mlp.") for fault in faults)
+
+
+def test_codes_of_the_weight_itself_are_found(folder: Path, written: Path, draft: Path) -> None:
+    """Codes must be the nearest to the FP8 value: those nearest to the weight differ in places.
+
+    Others may round to BF16 before FP8, and so get a neighbouring FP8 value; we do not.
+    """
+    tensors, source = read_tensors(folder), read_tensors(draft)[f"{UP}.weight"]
+    weight = torch.frombuffer(bytearray(source.data), dtype=torch.bfloat16).view(source.shape)
+    first = np.frombuffer(tensors[f"{UP}.weight_scale"].data, np.float32)[0]
+    second = np.frombuffer(tensors[f"{UP}.weight_scale_2"].data, np.float32)
+    scale = torch.from_numpy(second * first)[:, None]
+    codes = (weight.float() / scale).round().clamp(-8, 7).to(torch.int8)
+    words = np.frombuffer(tensors[f"{UP}.weight"].data, np.int32).reshape(len(second), -1)
+    stored = torch.from_numpy(unpack_int4(words, "reorder", offset=0))
+    different = int((stored != codes).sum())
+    assert 0 < different < codes.numel() // 10
+    data = int4_words(codes, interleaved=True, offset=0).numpy().tobytes()
+    change(folder, f"{UP}.weight", lambda old: old.__setitem__(slice(None), data))
+    (fault,) = verify(folder, draft).faults
+    assert fault.where == f"{UP}.weight"
+    (folder / PROVENANCE_FILE).write_bytes((written / PROVENANCE_FILE).read_bytes())
+    (own,) = (fault for fault in verify(folder, draft).faults if fault.where == f"{UP}.weight")
+    # The rest are ties: FP8 values often lie exactly between two codes.
+    assert 0 < int(fault.got.split()[0]) < int(own.got.split()[0]) < different
+
+
+def test_an_all_zero_row(draft: Path, tmp_path: Path) -> None:
+    tensors = read_tensors(draft)
+    weight = tensors[f"{UP}.weight"]
+    row = 2 * weight.shape[1]
+    tensors[f"{UP}.weight"] = weight._replace(data=bytes(row) + weight.data[row:])
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_bytes((draft / "config.json").read_bytes())
+    write_tensors(source, tensors, metadata={"format": "pt"})
+    plan = make_plan(RECIPE, read_draft(Checkpoint.open(source)))
+    out = tmp_path / "out"
+    quantize_draft(plan, out, source=resolve_draft(str(source)), allow_zero_rows=True)
+    assert verify(out, source).ok
+    scale = np.frombuffer(read_tensors(out)[f"{UP}.weight_scale_2"].data, np.float32)
+    assert scale[0] == 2.0**-23
+
+
+def test_it_is_dequantized(written: Path, draft: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    dequantize_draft(resolve_draft(str(written)), plain, dtype="F32")
+    tensors, stored = read_tensors(plain), read_tensors(written)
+    raw = read_tensors(draft)[f"{UP}.weight"]
+    weight = torch.frombuffer(bytearray(raw.data), dtype=torch.bfloat16).view(raw.shape)
+    first = float(np.frombuffer(stored[f"{UP}.weight_scale"].data, np.float32)[0])
+    ours = get_backend("torch").quantize(weight, TWO_STAGES, torch.tensor([[first * 448]]))
+    found = torch.frombuffer(bytearray(tensors[f"{UP}.weight"].data), dtype=torch.float32)
+    assert torch.equal(found.view(raw.shape), ours.dequantized())
+
+
+# Declared
+
+
+def specs(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    config = json.loads((folder / "config.json").read_text())
+    return config, config["quantization_config"]["global_quant_config"]["weight"]
+
+
+DECLARED: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
+    "one stage in a list": (lambda w: w.pop(0), ""),
+    "three stages": (lambda w: w.append(w[1]), "weight[2]: understood is int4 per channel, of two"),
+    "the other way round": (lambda w: w.reverse(), "weight[1]: understood is int4 per channel"),
+    "no stage": (lambda w: w.clear(), "weight: understood is a JSON object, got []"),
+    "no object": (lambda w: w.insert(0, 7), "weight[0]: understood is a JSON object, got 7"),
+    "FP8 per channel": (lambda w: w[0].update(qscheme="per_channel", ch_axis=0), "[0].qscheme"),
+    "dynamic FP8": (lambda w: w[0].update(is_dynamic=True), "weight[0].is_dynamic"),
+    "a key that is not known": (lambda w: w[1].update(mx=1), "weight[1].mx (unknown key)"),
+}
+
+
+@pytest.mark.parametrize("case", DECLARED)
+def test_declared_stages(case: str, folder: Path) -> None:
+    edit, message = DECLARED[case]
+    config, stages = specs(folder)
+    edit(stages)
+    (folder / "config.json").write_text(json.dumps(config))
+    if not message:
+        assert scheme_of(folder).first_stage is None
+        return
+    with pytest.raises(VerifyError) as caught:
+        scheme_of(folder)
+    assert message in str(caught.value)
+
+
+def test_one_scale_for_all_tokens_computed_when_served(folder: Path) -> None:
+    """The activations of AMD's own scheme."""
+    config, _ = specs(folder)
+    inputs = config["quantization_config"]["global_quant_config"]["input_tensors"]
+    inputs.update(qscheme="per_tensor", ch_axis=None)
+    (folder / "config.json").write_text(json.dumps(config))
+    assert scheme_of(folder).activations == "tensor-dynamic"
+    rounding = InputRounding("tensor-dynamic", {"q": None}, None)
+    x = torch.tensor([[[448.0, 17.0], [2.0**-11, -19.0]]])
+    assert rounding("q", x).tolist() == [[[448.0, 16.0], [0.0, -20.0]]]
+    assert rounding("fc", x) is x
+
+
+# Quark itself
+
+
+def exported(weight: Tensor) -> dict[str, Tensor]:
+    """Quark's whole export of one linear, by suffix."""
+    with torch.no_grad(), _quark_process_state():
+        from quark.torch import ModelQuantizer
+        from quark.torch.export.nn.modules.qparamslinear import QParamsLinear
+        from quark.torch.quantization.config.config import QConfig, QLayerConfig
+
+        linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        linear.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+        layer = QLayerConfig(weight=_weight_spec(TWO_STAGES))
+        quantizer = ModelQuantizer(QConfig(global_quant_config=layer))
+        frozen = quantizer.freeze(quantizer.quantize_model(torch.nn.Sequential(linear), None))[0]
+        state = QParamsLinear(frozen, custom_mode="quark", pack_method="reorder").state_dict()
+    names = {
+        "weight": "weight",
+        "weight_quantizer.0.scale": "weight_scale",
+        "weight_quantizer.1.scale": "weight_scale_2",
+        "weight_quantizer.1.zero_point": "weight_zero_point_2",
+    }
+    assert state.keys() == names.keys()
+    return {names[name]: tensor for name, tensor in state.items()}
+
+
+def as_stored(tensor: Tensor) -> Stored:
+    dtype = {torch.int32: "I32", torch.float32: "F32"}[tensor.dtype]
+    return Stored(dtype, tuple(tensor.shape), tensor.numpy().tobytes())
+
+
+@vendor
+def test_quark_exports_the_same_tensors_of_a_float32_weight() -> None:
+    weight = gaussian(64, 128)
+    theirs = exported(weight)
+    ours = get_backend("torch").quantize(weight, TWO_STAGES)
+    assert ours.global_scale is not None
+    assert torch.equal(theirs["weight"], int4_words(ours.codes, interleaved=True, offset=0))
+    assert torch.equal(theirs["weight_scale"], ours.global_scale)
+    assert torch.equal(theirs["weight_scale_2"], ours.scale[:, 0])
+    assert torch.equal(theirs["weight_zero_point_2"], torch.zeros(8, dtype=torch.int32))
+
+
+@vendor
+def test_what_quark_makes_of_a_bfloat16_draft_verifies(folder: Path, draft: Path) -> None:
+    """It rounds to BF16 before FP8, and scales of rows too: other bits, none of them wrong."""
+    tensors, changed = read_tensors(folder), 0
+    for name, source in read_tensors(draft).items():
+        module = name.removesuffix(".weight")
+        if f"{module}.weight_scale_2" not in tensors:
+            continue
+        weight = torch.frombuffer(bytearray(source.data), dtype=torch.bfloat16)
+        for suffix, tensor in exported(weight.view(source.shape)).items():
+            stored = as_stored(tensor)
+            changed += stored != tensors[f"{module}.{suffix}"]
+            tensors[f"{module}.{suffix}"] = stored
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+    assert changed >= 7
+    report = verify(folder, draft)
+    assert report.ok, report.faults
+
+
+@vendor
+def test_quark_from_file_to_file_gives_the_same_but_no_zero_points(
+    draft: Path, tmp_path: Path
+) -> None:
+    """From float32 weights; with BF16 ones it rounds to BF16 before FP8."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    config = json.loads((draft / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "torch_dtype": "float32"}))
+    tensors = {
+        name: _as_float32(tensor) if tensor.dtype == "BF16" else tensor
+        for name, tensor in read_tensors(draft).items()
+    }
+    write_tensors(source, tensors, metadata={"format": "pt"})
+    with _quark_process_state():
+        from quark.torch import ModelQuantizer
+        from quark.torch.quantization.config import config as quark
+
+        layer = quark.QLayerConfig(weight=_weight_spec(TWO_STAGES))
+        excluded = ["*embed_tokens*", "lm_head", "fc", "*norm*"]
+        ModelQuantizer(
+            quark.QConfig(global_quant_config=layer, exclude=excluded)
+        ).direct_quantize_checkpoint(
+            pretrained_model_path=str(source), save_path=str(out), device="cpu"
+        )
+    theirs = load_file(out / "model.safetensors")
+    modules = [name.removesuffix(".weight_scale_2") for name in theirs if name.endswith("_2")]
+    assert len(modules) == 7
+    for module in modules:
+        raw = tensors[f"{module}.weight"]
+        weight = torch.frombuffer(bytearray(raw.data), dtype=torch.float32).view(raw.shape)
+        ours = get_backend("torch").quantize(weight, TWO_STAGES)
+        words = int4_words(ours.codes, interleaved=True, offset=0)
+        assert torch.equal(theirs[f"{module}.weight"], words)
+        assert torch.equal(theirs[f"{module}.weight_scale"], ours.global_scale)
+        assert torch.equal(theirs[f"{module}.weight_scale_2"], ours.scale[:, 0])
+    missing = {f"{module}.weight_zero_point_2" for module in modules}
+    assert {fault.where for fault in verify(out, source).faults} >= missing
+
+
+def _as_float32(tensor: Stored) -> Stored:
+    values = torch.frombuffer(bytearray(tensor.data), dtype=torch.bfloat16).float()
+    return Stored("F32", tensor.shape, values.numpy().tobytes())
+
+
+@vendor
+def test_quark_declares_the_same() -> None:
+    with _quark_process_state():
+        from quark.torch.quantization.config import config as quark
+        from quark.torch.quantization.config.template import INT4_FP8Scheme
+
+        inputs = quark.FP8E4M3PerChannelSpec(ch_axis=1, scale_type="float32", is_dynamic=True)
+        layer = quark.QLayerConfig(
+            weight=_weight_spec(TWO_STAGES), input_tensors=inputs.to_quantization_spec()
+        )
+        theirs = json.loads(json.dumps(quark.QConfig(global_quant_config=layer).to_dict()))
+        amd = json.loads(
+            json.dumps(quark.QConfig(global_quant_config=INT4_FP8Scheme().config).to_dict())
+        )
+    ours = get_layout("quark").declare(RECIPE, ())
+    apart = {"export": None, "exclude": None}
+    assert ours | apart == theirs | apart
+    section = "global_quant_config"
+    assert ours[section]["weight"] == amd[section]["weight"]
+    assert amd[section]["input_tensors"]["qscheme"] == "per_tensor"
+    assert amd[section]["input_tensors"]["is_dynamic"] is True
