@@ -125,7 +125,7 @@ class _Verification:
         self._output = output
         self._scheme = scheme
         self._changes = config_changes(find_lints(draft))
-        self._sorting = sort_tensors(draft, output, scheme)
+        self._sorting = sort_tensors(draft, output, scheme, foreign=provenance is None)
         self._progress = _Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
         self._provenance = provenance
 

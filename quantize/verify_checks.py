@@ -37,8 +37,17 @@ class Sorting:
     faults: tuple[Fault, ...]
 
 
-def sort_tensors(draft: Draft, output: Checkpoint, scheme: DeclaredScheme | None) -> Sorting:
-    """Hold every tensor of the source against the header of the output, and the other way round."""
+def sort_tensors(
+    draft: Draft, output: Checkpoint, scheme: DeclaredScheme | None, *, foreign: bool
+) -> Sorting:
+    """Hold every tensor of the source against the header of the output, and the other way round.
+
+    Args:
+        draft: the source.
+        output: the quantized folder.
+        scheme: what it declares.
+        foreign: something else made it: Quark 0.13 from file to file stores INT4 scales in F32.
+    """
     modules = quantized_looking(output.tensors.values())
     kept, linears, quantized, complete = [], [], set(), set()
     faults: list[Fault] = []
@@ -59,7 +68,8 @@ def sort_tensors(draft: Draft, output: Checkpoint, scheme: DeclaredScheme | None
             faults.append(must_not_be_quantized(module, row))
             continue
         rows, columns = row.tensor.shape
-        parts = stored_parts(scheme, rows, columns, source_dtypes=(row.tensor.dtype,))
+        wide = ("F32",) if foreign and scheme.layout == "quark" else ()
+        parts = stored_parts(scheme, rows, columns, source_dtypes=(row.tensor.dtype, *wide))
         claimed |= {f"{module}.{suffix}" for suffix in parts}
         found = {suffix: output.tensors.get(f"{module}.{suffix}") for suffix in parts}
         wrong = wrong_parts(module, parts, found, scheme)

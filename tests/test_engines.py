@@ -4,6 +4,7 @@ The truth is `engines/results.json`: loading executed with the engines' own clas
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 from broken import BROKEN  # noqa: E402
 from cases import FAMILIES, NUM_TARGET_LAYERS, Workshop, _broken, _quantized  # noqa: E402
 from draftquant.recipes import Recipe  # noqa: E402
+from edits import DOWN_PROJ  # noqa: E402
 from formats import FamilyName, all_formats, format_recipe  # noqa: E402
 
 WITHOUT_ALIAS = ("broken--qkv-kept-without-alias", "broken--qkv-kept-quark-without-alias")
@@ -123,6 +125,20 @@ def test_fused_parts_without_their_alias_are_cast(folders: Path, name: str) -> N
         answer = check_draft(folders / name, engine=engine, arch=arch)
         assert answer.verdict == "LOADS BUT WRONG"
         assert "q_proj.weight: BF16 -> F8_E4M3" in (answer.error or "")
+
+
+def test_transposed_scales_are_not_taken(folders: Path, tmp_path: Path) -> None:
+    """As Quark 0.13 stores INT4 groups from file to file: vLLM 0.33 refuses them on copying."""
+    folder = tmp_path / "draft"
+    shutil.copytree(folders / f"{FORMATS_OF}--quark-int4-group128-weights-only", folder)
+    tensors = read_tensors(folder)
+    scale = tensors[f"{DOWN_PROJ}.weight_scale"]
+    tensors[f"{DOWN_PROJ}.weight_scale"] = scale._replace(shape=scale.shape[::-1])
+    assert check_draft(folder, engine="vllm", arch="sm90").verdict == "LOADS"
+    write_tensors(folder, tensors)
+    answer = check_draft(folder, engine="vllm", arch="sm90")
+    assert answer.verdict == "UNKNOWN"
+    assert "weight_scale: BF16 [256, 4], expected shape [4, 256]" in (answer.error or "")
 
 
 def test_layers_name_what_fills_them(folders: Path) -> None:

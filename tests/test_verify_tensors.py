@@ -278,7 +278,6 @@ def test_a_missing_scale(copy_of: Callable[[str], Path], source: Path, name: str
 @pytest.mark.parametrize(
     ("name", "dtype", "what"),
     [
-        ("quark-int4", "F32", "expected BF16 or F16 [64] (quark int4"),
         ("ct-int4", "F32", "expected BF16 or F16 [64, 1] (compressed-tensors int4"),
         ("modelopt-fp8-pcpt", "F16", "expected F32 [64] (modelopt fp8"),
     ],
@@ -289,6 +288,26 @@ def test_a_scale_of_another_dtype(
     out, key = copy_of(name), f"{Q}.weight_scale"
     edit(out, lambda t: t.__setitem__(key, store(values_of(t[key]), dtype)))
     assert_only_fault(verify(out, source), key, what)
+
+
+def test_wide_scales_of_quark(copy_of: Callable[[str], Path], source: Path) -> None:
+    """Quark 0.13 from file to file stores scales in F32, a folder of ours never does."""
+    out, key = copy_of("quark-int4"), f"{Q}.weight_scale"
+    edit(out, lambda t: t.__setitem__(key, store(values_of(t[key]), "F32")))
+    report = verify(out, source)
+    assert report.ok
+    (out / "draftquant.json").write_text(json.dumps(provenance_of(report, "absmax")))
+    assert_only_fault(verify(out, source), key, "expected BF16 or F16 [64] (quark int4")
+
+
+@pytest.mark.parametrize("suffix", ["weight_zero_point", "weight"])
+def test_codes_are_compared_without_their_zero_points(
+    copy_of: Callable[[str], Path], source: Path, suffix: str
+) -> None:
+    out = copy_of("quark-int4")
+    edit(out, lambda t: t.pop(f"{Q}.weight_zero_point"))
+    edit(out, lambda t: t.__setitem__(f"{Q}.weight", flip_bit(t[f"{Q}.weight"], 3)))
+    assert f"{Q}.{suffix}" in [fault.where for fault in verify(out, source).faults]
 
 
 def test_a_wrong_weight_shape(copy_of: Callable[[str], Path], source: Path) -> None:

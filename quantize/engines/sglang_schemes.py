@@ -58,6 +58,10 @@ _W8A16 = {
     "*": Scheme("CompressedTensorsW8A16Fp8"),
     "gfx942": Scheme("CompressedTensorsW8A16Fp8", _NO_MARLIN),
 }
+_W4A16_FP4 = {
+    "*": Scheme("CompressedTensorsW4A16Fp4"),
+    "gfx942": Scheme("CompressedTensorsW4A16Fp4", _NO_MARLIN),
+}
 
 SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "quark int4 channel none": _NOT_QUARK,
@@ -104,9 +108,9 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "compressed-tensors fp8 tensor token-dynamic": _CT_W8A8,
     "compressed-tensors fp8 tensor tensor-static": _CT_W8A8,
     "compressed-tensors fp8 block group-dynamic": _CT_W8A8,
-    "compressed-tensors nvfp4 none": {"*": Scheme("CompressedTensorsW4A16Fp4")},
+    "compressed-tensors nvfp4 none": _W4A16_FP4,
     "compressed-tensors nvfp4 nvfp4": {
-        "*": Scheme("CompressedTensorsW4A16Fp4"),
+        **_W4A16_FP4,
         "sm100": Scheme("CompressedTensorsW4A4Fp4"),
     },
     "compressed-tensors mxfp4 none": _NOT_CT,

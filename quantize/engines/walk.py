@@ -224,7 +224,7 @@ class Walk:
             return
         remedy = "quantize the fused parts with one global scale"
         row = self.engine.schemes[self.question.signature]
-        if row.get(self.question.arch, row.get("*")) == Scheme("CompressedTensorsW4A16Fp4"):
+        if row.get(self.question.arch, row["*"]).name == "CompressedTensorsW4A16Fp4":
             yield Finding(
                 "after load",
                 "ValueError: NVFP4 weight-only linear requires all fused projections to share one"

@@ -25,7 +25,7 @@ class AwqLayout:
 
     name: LayoutName = "awq"
     exact_excludes = False
-    exclude_keys = ("modules_to_not_convert",)
+    exclude_keys: tuple[str, ...] = ("modules_to_not_convert",)
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""

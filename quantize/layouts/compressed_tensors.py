@@ -48,7 +48,7 @@ class CompressedTensorsLayout:
 
     name: LayoutName = "compressed-tensors"
     exact_excludes = False
-    exclude_keys = ("ignore",)
+    exclude_keys: tuple[str, ...] = ("ignore",)
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""

@@ -24,7 +24,7 @@ class Fp8Layout:
 
     name: LayoutName = "fp8"
     exact_excludes = True
-    exclude_keys = ("ignored_layers", "modules_to_not_convert")
+    exclude_keys: tuple[str, ...] = ("ignored_layers", "modules_to_not_convert")
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""

@@ -24,7 +24,7 @@ class ModelOptLayout:
 
     name: LayoutName = "modelopt"
     exact_excludes = False
-    exclude_keys = ("exclude_modules", "ignore")
+    exclude_keys: tuple[str, ...] = ("exclude_modules", "ignore")
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""

@@ -36,7 +36,7 @@ class QuarkLayout:
 
     name: LayoutName = "quark"
     exact_excludes = False
-    exclude_keys = ("exclude",)
+    exclude_keys: tuple[str, ...] = ("exclude",)
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""

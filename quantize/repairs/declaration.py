@@ -1,5 +1,6 @@
 """The declaration: a quant_method that is missing or unknown, ModelOpt's nested form."""
 
+import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from ..layouts.modelopt import flat_form
 from ..stored import COMPANIONS, stored_parts
 from .repair import Outcome, Repair, Stored, with_declaration
 
+_LAYOUTS: tuple[LayoutName, ...] = typing.get_args(LayoutName)
+
 
 class Understood(NamedTuple):
     """A declaration of config.json in its flat form; `scheme` has no excludes."""
@@ -35,11 +38,11 @@ def understood(checkpoint: Checkpoint) -> Understood | None:
     raw = raw_declaration(checkpoint)
     if raw is None or raw.form != "flat" or not isinstance(raw.value, dict):
         return None
-    method = raw.value.get("quant_method")
-    if method not in READERS:
+    layout = _layout_of(raw)
+    scheme = _scheme(raw, layout) if layout is not None else None
+    if layout is None or not isinstance(scheme, DeclaredScheme):
         return None
-    scheme = _scheme(raw, method)
-    return None if isinstance(scheme, VerifyError) else Understood(method, raw.value, scheme)
+    return Understood(layout, raw.value, scheme)
 
 
 def strictly_read(checkpoint: Checkpoint) -> DeclaredScheme:
@@ -75,12 +78,12 @@ def repair_declaration(checkpoint: Checkpoint, stored: Stored) -> Outcome:
         )
     if raw.form != "flat":
         return _flattened(checkpoint, raw)
-    method = raw.value.get("quant_method")
-    if method in READERS:
-        scheme = _scheme(raw, method)
+    method, layout = raw.value.get("quant_method"), _layout_of(raw)
+    if layout is not None:
+        scheme = _scheme(raw, layout)
         notes = (_not_understood(scheme),) if isinstance(scheme, VerifyError) else ()
         return Outcome(checkpoint=checkpoint, notes=notes)
-    if method is not None and any(method in engine.methods for engine in ENGINES.values()):
+    if isinstance(method, str) and any(method in engine.methods for engine in ENGINES.values()):
         note = f"the quant_method {method!r} is not understood here: nothing of it is repaired"
         return Outcome(checkpoint=checkpoint, notes=(note,))
     return _inferred(checkpoint, raw, stored)
@@ -116,10 +119,10 @@ def _listed(declared: Mapping[str, Any]) -> tuple[str, ...]:
 def _inferred(checkpoint: Checkpoint, raw: RawDeclaration, stored: Stored) -> Outcome:
     said = raw.value.get("quant_method")
     wrong = "quant_method is missing" if said is None else f"no engine has quant_method {said!r}"
-    schemes = {method: _scheme(raw, method) for method in READERS}
+    schemes = {layout: _scheme(raw, layout) for layout in _LAYOUTS}
     fitting = [
-        method
-        for method, scheme in schemes.items()
+        layout
+        for layout, scheme in schemes.items()
         if not isinstance(scheme, VerifyError) and _fits(scheme, checkpoint, stored)
     ]
     if len(fitting) != 1:
@@ -134,13 +137,18 @@ def _inferred(checkpoint: Checkpoint, raw: RawDeclaration, stored: Stored) -> Ou
     return Outcome(checkpoint=with_declaration(checkpoint, declared), repairs=(found,))
 
 
-def _scheme(raw: RawDeclaration, method: str) -> DeclaredScheme | VerifyError:
-    """The declaration read as `method`, its excludes left out; else why it is not understood."""
-    excludes = get_layout(method).exclude_keys
+def _layout_of(raw: RawDeclaration) -> LayoutName | None:
+    """The layout that the declaration names; quant_methods are named as layouts are."""
+    return next((name for name in _LAYOUTS if name == raw.value.get("quant_method")), None)
+
+
+def _scheme(raw: RawDeclaration, layout: LayoutName) -> DeclaredScheme | VerifyError:
+    """The declaration read as `layout`, its excludes left out; else why it is not understood."""
+    excludes = get_layout(layout).exclude_keys
     value = {key: item for key, item in raw.value.items() if key not in excludes}
     keys = ObjectReader.of(value, raw.where, raw.key, ignored=NO_MEANING | {"quant_method"})
     try:
-        scheme = READERS[method](keys)
+        scheme = READERS[layout](keys)
         keys.finish()
     except VerifyError as exc:
         return exc
@@ -155,7 +163,8 @@ def _fits(scheme: DeclaredScheme, checkpoint: Checkpoint, stored: Stored) -> boo
             return False
         found = {s: checkpoint.tensors.get(f"{module}.{s}") for s in {*COMPANIONS, "weight"}}
         there = {suffix: tensor for suffix, tensor in found.items() if tensor is not None}
-        parts = stored_parts(scheme, *rows[module].tensor.shape)
+        out_features, in_features = rows[module].tensor.shape
+        parts = stored_parts(scheme, out_features, in_features)
         if there.keys() != parts.keys() or any(
             there[suffix].dtype not in part.dtypes or there[suffix].shape != part.shape
             for suffix, part in parts.items()

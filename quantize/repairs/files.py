@@ -1,5 +1,6 @@
 """JSON files beside config.json: ModelOpt's own declaration, and the index of the shards."""
 
+from pathlib import Path
 from typing import Any
 
 from ..checkpoint import INDEX_FILE, Checkpoint, read_json_object
@@ -22,25 +23,32 @@ def repair_side_file(checkpoint: Checkpoint) -> Outcome:
     except VerifyError:  # its excludes, which were left: there is nothing to agree with
         return Outcome(checkpoint=checkpoint)
     path = checkpoint.folder / HF_QUANT_CONFIG
-    said: dict[str, Any] = {}
     wrong = None if path.is_file() else "it is missing: TensorRT-LLM reads it"
     try:
         check_side_file(checkpoint, scheme, found.value["quant_algo"])
-        said = read_json_object(path, "") if path.is_file() else {}
     except (CheckpointError, VerifyError) as exc:
         wrong = exc.what
     if wrong is None:
         return Outcome(checkpoint=checkpoint)
     declared = {**found.value, "exclude_modules": list(scheme.excludes)}
-    files = dict(get_layout("modelopt").side_files(declared))
-    if "producer" in said:
-        files[HF_QUANT_CONFIG] = {**files[HF_QUANT_CONFIG], "producer": said["producer"]}
+    files: dict[str, Any] = dict(get_layout("modelopt").side_files(declared))
+    producer = _producer(path) or found.value.get("producer")
+    if producer:
+        files[HF_QUANT_CONFIG] = {**files[HF_QUANT_CONFIG], "producer": producer}
     change = Repair(
         name="side-file",
         wrong=f"{HF_QUANT_CONFIG}: {wrong}",
         written="the declaration of config.json in ModelOpt's nested form",
     )
     return Outcome(checkpoint=checkpoint, repairs=(change,), files=files)
+
+
+def _producer(path: Path) -> Any:
+    """Who made hf_quant_config.json, by its own word; None where it says nothing readable."""
+    try:
+        return read_json_object(path, "export it again").get("producer")
+    except CheckpointError:
+        return None
 
 
 def repair_index(checkpoint: Checkpoint) -> Outcome:

@@ -4,10 +4,11 @@ from ..checkpoint import Checkpoint
 from ..drafts import read_config
 from ..drafts.speculators import is_speculators
 from ..engines.check import ENGINES, OTHER_NAMES
+from ..engines.contract import EngineName
 from .repair import Outcome, Repair, with_config
 
 
-def repair_architecture(checkpoint: Checkpoint, engine: str) -> Outcome:
+def repair_architecture(checkpoint: Checkpoint, engine: EngineName) -> Outcome:
     """Another engine's name of the architecture becomes the one that `engine` has."""
     declared = checkpoint.config.get("architectures")
     name = str(declared[0]) if isinstance(declared, list) and len(declared) == 1 else ""

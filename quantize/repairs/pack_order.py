@@ -71,7 +71,8 @@ def _undecodable(checkpoint: Checkpoint, scheme: DeclaredScheme, stored: Stored)
         module = row.tensor.name.removesuffix(".weight")
         if module not in stored.modules:
             continue
-        for suffix, part in stored_parts(scheme, *row.tensor.shape).items():
+        rows, columns = row.tensor.shape
+        for suffix, part in stored_parts(scheme, rows, columns).items():
             tensor = checkpoint.tensors.get(f"{module}.{suffix}")
             good = tensor and tensor.dtype in part.dtypes and tensor.shape == part.shape
             if not good and suffix not in BESIDE_CODES:

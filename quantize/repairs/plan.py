@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..compare import compare_kept
 from ..drafts import Draft, read_draft
+from ..engines.contract import EngineName
 from ..errors import CheckpointError
 from ..lints import find_lints, fixed_config
 from ..runtime_names import known_target_layers
@@ -20,6 +21,9 @@ from .files import repair_index, repair_side_file
 from .naming import repair_architecture, repair_draft_vocabulary
 from .pack_order import repair_pack_order
 from .repair import Outcome, Repair, Stored, with_config
+
+Step = Callable[[Checkpoint], Outcome]
+"""One kind of repair, of the folder as the repairs before it left its JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,11 @@ class RepairPlan:
 
 
 def plan_repairs(
-    folder: Path, *, engine: str, target_layers: int | None = None, against: Path | None = None
+    folder: Path,
+    *,
+    engine: EngineName,
+    target_layers: int | None = None,
+    against: Path | None = None,
 ) -> RepairPlan:
     """Find what is wrong with the JSON of a folder. Only `against` makes it read tensor data.
 
@@ -60,8 +68,9 @@ def plan_repairs(
     source = Checkpoint.open(folder)
     layers = known_target_layers(source, target_layers)
     draft = read_draft(Checkpoint.open(against)) if against is not None else None
-    named = _all(source, (partial(repair_architecture, engine=engine), repair_draft_vocabulary))
+    named = repair_architecture(source, engine)
     try:
+        named = _all(named, (repair_draft_vocabulary,))
         stored = Stored.read(named.checkpoint)
     except CheckpointError as exc:
         note = f"the tensors are not those of a draft, so nothing else is repaired: {exc.what}"
@@ -76,14 +85,14 @@ def plan_repairs(
         repair_index,
         partial(_repair_lints, stored=stored),
     )
-    return _plan(source, draft, _all(named.checkpoint, steps, named))
+    return _plan(source, draft, _all(named, steps))
 
 
-def _all(checkpoint: Checkpoint, steps: Iterable[Any], before: Outcome | None = None) -> Outcome:
-    """One repair after the other, each on what the last one left."""
-    total = before or Outcome(checkpoint=checkpoint)
+def _all(before: Outcome, steps: Iterable[Step]) -> Outcome:
+    """One kind of repair after the other, each on what the last one left."""
+    total = before
     for step in steps:
-        found: Outcome = step(total.checkpoint)
+        found = step(total.checkpoint)
         total = Outcome(
             checkpoint=found.checkpoint,
             repairs=(*total.repairs, *found.repairs),

@@ -101,7 +101,9 @@ def print_fix(fixed: Fixed) -> None:
     if verified.ok:
         out.print(f"[bold green]GOOD[/] against {verified.source}: every byte is accounted for")
         return
-    out.print(f"[bold red]WRONG[/] against {verified.source}: {len(verified.faults)} fault(s) left")
+    out.print(
+        f"[bold red]WRONG[/] against {verified.source}: {len(verified.faults)} fault(s) are left"
+    )
     for fault in verified.faults[:_SHOWN_FAULTS]:
         out.print(f"  {fault}", markup=False)
     if len(verified.faults) > _SHOWN_FAULTS:

@@ -20,7 +20,7 @@ from draftquant.quantize.hub import DraftSource
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.run import quantize_draft
 from draftquant.recipes import DraftQuantError, Recipe, built_in_recipes, load_recipe
-from edits import Broken, Folder
+from edits import Broken, Edit, Folder
 from formats import FamilyName, all_formats, format_recipe
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
@@ -176,12 +176,17 @@ def _broken(workshop: Workshop, broken: Broken) -> Case:
     name = f"broken--{broken.name}"
     source = workshop.source(broken.family, **broken.source)
     out = workshop.quantize(source, format_recipe(*broken.formats), name)
+    break_folder(out, source, broken.edit)
+    return Case(name=name, kind="broken", family=broken.family, what=broken.what)
+
+
+def break_folder(out: Path, source: Path, edit: Edit) -> None:
+    """Edit a quantized folder in place; `source` is what it was made from."""
     config = json.loads((out / "config.json").read_text())
     folder = Folder(out, config, read_tensors(out), read_tensors(source))
-    broken.edit(folder)
+    edit(folder)
     (out / "config.json").write_text(json.dumps(folder.config, indent=2) + "\n")
     write_tensors(out, folder.tensors, metadata={"format": "pt"})
-    return Case(name=name, kind="broken", family=broken.family, what=broken.what)
 
 
 def write_target(folder: Path) -> None:
