@@ -572,4 +572,4 @@ def test_kept_linears_are_excluded_by_the_names_engines_give_them(
     plan = case.repair()
     declared = json.loads((case.out / "config.json").read_text())["quantization_config"]
     assert "re:.*o_proj$" in declared["exclude"]
-    assert plan.repairs[0].wrong.startswith("vllm takes model.layers.8.self_attn.o_proj as codes")
+    assert plan.repairs[0].wrong.startswith("vllm takes model.layers.0.self_attn.o_proj as codes")

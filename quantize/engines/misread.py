@@ -19,8 +19,9 @@ class Misread(NamedTuple):
     as_floats: bool | None
 
     def __str__(self) -> str:
-        taken = {True: "floats, stored as codes", False: "codes, stored as floats"}
-        how = "unknown" if self.as_floats is None else taken[self.as_floats]
+        if self.as_floats is None:
+            return f"{self.engine} takes {self.module} in a way that is not known"
+        how = "floats, stored as codes" if self.as_floats else "codes, stored as floats"
         return f"{self.engine} takes {self.module} as {how}"
 
 
@@ -78,8 +79,8 @@ def _misread(
     try:
         excluded = engine.is_excluded(question, module, question.scheme.excludes)
     except UnsureError:
-        yield Misread(engine.name, module.prefix, None)
+        yield Misread(engine.name, module.name, None)
         return
     if isinstance(excluded, Finding) or excluded in kinds:
         as_floats = None if isinstance(excluded, Finding) else excluded
-        yield Misread(engine.name, module.prefix, as_floats)
+        yield Misread(engine.name, module.name, as_floats)

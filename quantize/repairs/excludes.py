@@ -28,19 +28,19 @@ def repair_excludes(checkpoint: Checkpoint, stored: Stored, target_layers: int |
     found = understood(checkpoint)
     if found is None or not stored.modules:
         return Outcome(checkpoint=checkpoint)
+    layout, kept = get_layout(found.layout), _kept(stored)
+    if layout.exact_excludes and target_layers is None and modules_in_layers(kept):
+        return _unnumbered(checkpoint, stored)
     wrong = _wrong(checkpoint, stored, target_layers)
     if not wrong:
         return Outcome(checkpoint=checkpoint)
-    layout, kept = get_layout(found.layout), _kept(stored)
     layers = target_layers if layout.exact_excludes else None
     excludes = layout.excludes(excluded_modules(stored.draft, kept, target_layers=layers))
     lists = dict.fromkeys(layout.exclude_keys, excludes)
     repaired = with_declaration(checkpoint, {**found.value, **lists})
     left = _wrong(repaired, stored, target_layers)
     if left:
-        unknown = layout.exact_excludes and target_layers is None and modules_in_layers(kept)
-        hint = " (give --target-layers)" if unknown else ""
-        note = f"excludes: {wrong[0]}; no list is right for every engine: {left[0]}{hint}"
+        note = f"excludes: {wrong[0]}; no list is right for every engine: {left[0]}"
         return Outcome(checkpoint=checkpoint, notes=(note,))
     more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
     change = Repair(
@@ -51,16 +51,33 @@ def repair_excludes(checkpoint: Checkpoint, stored: Stored, target_layers: int |
     return Outcome(checkpoint=repaired, repairs=(change,))
 
 
+def _unnumbered(checkpoint: Checkpoint, stored: Stored) -> Outcome:
+    """Whole names of linears in decoder layers, which vLLM numbers after the target's."""
+    wrong = _faults(checkpoint, stored)
+    if not wrong:
+        return Outcome(checkpoint=checkpoint)
+    note = (
+        "excludes are whole names here, and vLLM numbers the layers of a draft after the target's,"
+        f" whose number is not known (give --target-layers): {wrong[0]}"
+    )
+    return Outcome(checkpoint=checkpoint, notes=(note,))
+
+
 def _wrong(checkpoint: Checkpoint, stored: Stored, target_layers: int | None) -> list[str]:
     """What engines misread first, then what `verify` says."""
+    misread = misread_excludes(checkpoint, stored.canonical, target_layers=target_layers)
+    return [*map(str, misread), *_faults(checkpoint, stored)]
+
+
+def _faults(checkpoint: Checkpoint, stored: Stored) -> list[str]:
+    """What `verify` says of the excludes, or why they are not understood."""
     try:
         scheme = strictly_read(checkpoint)
     except VerifyError as exc:
         return [exc.what]
-    misread = misread_excludes(checkpoint, stored.canonical, target_layers=target_layers)
     draft = dataclasses.replace(stored.draft, checkpoint=checkpoint)
     faults = exclude_faults(draft, scheme, stored.modules)
-    return [*map(str, misread), *(f"{f.where}: expected {f.expected}" for f in faults)]
+    return [f"{fault.where}: expected {fault.expected}" for fault in faults]
 
 
 def _kept(stored: Stored) -> list[Row]:
