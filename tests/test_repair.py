@@ -367,6 +367,19 @@ def test_a_folder_of_another_tool_gets_the_repairs_alone(
     assert made_by.startswith("something else, repaired by draftquant ")
 
 
+def test_a_plain_draft_gets_no_record_and_may_still_be_quantized(tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft")
+    edit_json(draft / "config.json", torch_dtype="float32")
+    plan = plan_repairs(draft, engine="vllm")
+    assert "dtype-mismatch" in [repair.name for repair in plan.repairs]
+    repair_draft(plan, tmp_path / "plain", source=DraftSource(folder=draft))
+    assert {path.name for path in (tmp_path / "plain").iterdir()} == {
+        path.name for path in draft.iterdir()
+    }
+    out = str(tmp_path / "out")
+    assert main(["quantize", str(tmp_path / "plain"), "--recipe", "int4-channel", "--out", out]) == 0
+
+
 def test_the_producer_stays(workshop: Workshop, tmp_path: Path) -> None:
     """What is repaired was still made by what made it."""
 

@@ -208,7 +208,11 @@ def module_problem(
 
 
 def launch(question: Question, num_draft_tokens: int) -> str:
-    """The server's command line; a BF16 draft must not inherit the target's quantization."""
+    """The server's command line. "unquant" keeps the draft from inheriting the target's method.
+
+    What the draft itself declares then decides (`_verify_quantization`): the target's would take
+    its place where both are called compatible, and would quantize a BF16 draft while loading.
+    """
     algorithm = "DFLASH" if question.family == "dflash" else "EAGLE3"
     parts = [
         f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
@@ -219,9 +223,8 @@ def launch(question: Question, num_draft_tokens: int) -> str:
             f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1"
             f" --speculative-num-draft-tokens {num_draft_tokens + 1}"
         )
-    if question.declaration is None:
-        parts.append("--speculative-draft-model-quantization unquant")
-    elif question.method == "awq" and question.arch == "gfx942":
+    parts.append("--speculative-draft-model-quantization unquant")
+    if question.method == "awq" and question.arch == "gfx942":
         parts.append("--dtype float16")
     return " ".join(parts)
 

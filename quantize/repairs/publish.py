@@ -21,7 +21,7 @@ from ..checkpoint import (
     read_json_object,
 )
 from ..compare import hash_tensor
-from ..declared import declared_scheme
+from ..declared import declared_scheme, raw_declaration
 from ..errors import VerifyError
 from ..hub import DraftSource
 from ..side_files import SPARE_BYTES, copy_side_files
@@ -80,8 +80,10 @@ def repair_draft(
             write_text(staging / file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         hashes = _reread(plan, staging, out)
         against = plan.against.checkpoint.folder if plan.against is not None else None
-        provenance = _provenance(plan, recorded, source, argv, hashes)
-        write_text(staging / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
+        if recorded is not None or raw_declaration(plan.source) is not None:
+            # A plain draft gets no record: it may still be quantized, which writes one.
+            provenance = _provenance(plan, recorded, source, argv, hashes)
+            write_text(staging / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
         report = verify(staging, against) if against is not None else None
         if report is not None:
             _check_codes(plan, report, out)

@@ -91,5 +91,6 @@ def _print(answer: EngineCheck) -> None:
     for finding in answer.findings:
         out.print(f"  {finding.stage}: {finding.text}", markup=False)
         out.print(f"    remedy: {finding.remedy}", markup=False)
-    if answer.launch:
-        out.print("serve it:", answer.launch, markup=False, soft_wrap=True)
+    if answer.launch and answer.verdict in ("LOADS", "UNKNOWN"):
+        why = "serve it:" if answer.verdict == "LOADS" else "to try it:"
+        out.print(why, answer.launch, markup=False, soft_wrap=True)
