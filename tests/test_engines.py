@@ -194,7 +194,8 @@ def test_launch_of_an_unquantized_draft(tmp_path: Path, engine: str) -> None:
 def test_launch_keeps_sglang_from_giving_a_quantized_draft_the_method_of_the_target(
     folders: Path,
 ) -> None:
-    answer = check_draft(folders / "eagle3-llama--fp8-ptpc", engine="sglang", arch="sm90")
+    quantized = folders / f"{FORMATS_OF}--compressed-tensors-fp8-channel-fp8-token"
+    answer = check_draft(quantized, engine="sglang", arch="sm90")
     assert answer.verdict == "LOADS"
     assert "--speculative-draft-model-quantization unquant" in (answer.launch or "")
 

@@ -376,8 +376,8 @@ def test_a_plain_draft_gets_no_record_and_may_still_be_quantized(tmp_path: Path)
     assert {path.name for path in (tmp_path / "plain").iterdir()} == {
         path.name for path in draft.iterdir()
     }
-    out = str(tmp_path / "out")
-    assert main(["quantize", str(tmp_path / "plain"), "--recipe", "int4-channel", "--out", out]) == 0
+    plain, out = str(tmp_path / "plain"), str(tmp_path / "out")
+    assert main(["quantize", plain, "--recipe", "int4-channel", "--out", out]) == 0
 
 
 def test_the_producer_stays(workshop: Workshop, tmp_path: Path) -> None:
