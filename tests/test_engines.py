@@ -141,6 +141,46 @@ def test_transposed_scales_are_not_taken(folders: Path, tmp_path: Path) -> None:
     assert "weight_scale: BF16 [256, 4], expected shape [4, 256]" in (answer.error or "")
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_parameters_have_the_shapes_that_the_engines_built(folders: Path, engine: str) -> None:
+    """As both built them in two shards; the head of 100 rows is filled up to 128."""
+
+    def built(name: str, module: str) -> list[tuple[str, tuple[int, ...]]]:
+        answer = check_draft(folders / name, engine=engine, arch="sm90", tp=2)
+        (layer,) = (layer for layer in answer.layers if layer.module.endswith(module))
+        return [(parameter.name, parameter.shape) for parameter in layer.parameters]
+
+    qkv_a = "fused_qkv_a_proj" if engine == "vllm" else "fused_qkv_a_proj_with_mqa"
+    ptpc = f"{FORMATS_OF}--compressed-tensors-fp8-channel-fp8-token"
+    assert built(ptpc, qkv_a) == [("weight", (448, 512)), ("weight_scale", (448, 1))]
+    assert built(ptpc, "q_b_proj") == [("weight", (384, 256)), ("weight_scale", (384, 1))]
+    assert built(ptpc, "o_proj") == [("weight", (256, 256)), ("weight_scale", (256, 1))]
+    assert built(ptpc, "kv_b_proj") == [("weight", (512, 128))]
+    blocks = f"{FORMATS_OF}--fp8-fp8-block-fp8-group"
+    assert built(blocks, "gate_up_proj") == [("weight", (512, 256)), ("weight_scale_inv", (4, 2))]
+    awq = f"{FORMATS_OF}--awq-int4-group128-float16-weights-only"
+    assert built(awq, "gate_up_proj") == [
+        ("qweight", (256, 64)), ("qzeros", (2, 64)), ("scales", (2, 512)),
+    ]  # fmt: skip
+
+
+def test_the_head_is_filled_up_to_whole_pieces(tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "d", vocab=200, pruned_vocabulary=True)
+    for tp, rows in ((1, 128), (2, 64)):
+        head = check_draft(draft, engine="vllm", arch="sm90", tp=tp).layers[-1]
+        assert (head.module, head.parameters[0].shape[0]) == ("lm_head", rows)
+
+
+def test_layers_without_a_known_number_are_named_so(folders: Path) -> None:
+    draft = folders / f"{FORMATS_OF}--fp8-fp8-block-fp8-group"
+    config = json.loads((draft / "config.json").read_text())
+    assert "num_target_layers" not in config
+    answer = check_draft(draft, engine="vllm", arch="sm90")
+    said = " ".join(finding.text + finding.remedy for finding in answer.findings)
+    assert "model.layers.N.self_attn" in said
+    assert "100000" not in said
+
+
 def test_layers_name_what_fills_them(folders: Path) -> None:
     folder = folders / "broken--o-proj-kept-modelopt"
     layers = {
@@ -149,7 +189,11 @@ def test_layers_name_what_fills_them(folders: Path) -> None:
     qkv = layers["model.layers.0.self_attn.qkv_proj"]
     assert qkv.quantized
     assert qkv.scheme == "ModelOptLinearMethod"
-    assert len(qkv.tensors) == 9
+    assert [(p.name, p.shape, len(p.tensors)) for p in qkv.parameters] == [
+        ("weight", (1024, 512), 3),
+        ("weight_scale", (3,), 3),
+        ("input_scale", (3,), 3),
+    ]
     assert not layers["model.layers.0.self_attn.o_proj"].quantized
     assert not layers["model.fc"].quantized
 

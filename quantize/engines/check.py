@@ -11,7 +11,16 @@ from ..drafts import read_config
 from ..errors import CheckpointError
 from ..runtime_names import known_target_layers
 from . import sglang, tensorrt_llm, vllm
-from .contract import STAGES, VERDICTS, Engine, EngineCheck, Finding, Layer, Question
+from .contract import (
+    STAGES,
+    VERDICTS,
+    Engine,
+    EngineCheck,
+    Finding,
+    Layer,
+    Question,
+    shown,
+)
 from .declaration import Declaration, read_declaration
 from .walk import Walk
 
@@ -140,7 +149,8 @@ def _answer(
     launch: str | None = None,
 ) -> EngineCheck:
     """The verdict of what decides; findings in that order."""
-    ordered = sorted(dict.fromkeys(findings), key=lambda finding: STAGES.index(finding.stage))
+    readable = dict.fromkeys(Finding(f.stage, shown(f.text), shown(f.remedy)) for f in findings)
+    ordered = sorted(readable, key=lambda finding: STAGES.index(finding.stage))
     first = ordered[0] if ordered else None
     return EngineCheck(
         engine=engine.name,

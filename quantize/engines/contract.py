@@ -4,6 +4,7 @@ An engine module says, in tables, how its loader names modules, reads excludes a
 `walk.py` applies the tables to a folder. What stands in no table is UNKNOWN.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -28,6 +29,20 @@ VERDICTS: Mapping[Stage, Verdict] = {
     "wrong": "LOADS BUT WRONG",
     "after load": "REFUSED",
 }
+
+UNKNOWN_FIRST_LAYER = 10**6
+"""Stands for the number of the target's layers in names, where it is not known."""
+_NUMBER = re.compile(rf"\blayers\.({UNKNOWN_FIRST_LAYER // 100}\d\d)\b")
+
+
+def shown(text: str) -> str:
+    """A text in which layers whose number is not known are N, N+1 and so on."""
+
+    def name(match: re.Match[str]) -> str:
+        layer = int(match[1]) - UNKNOWN_FIRST_LAYER
+        return f"layers.N+{layer}" if layer else "layers.N"
+
+    return _NUMBER.sub(name, text)
 
 
 class Finding(NamedTuple):
@@ -164,18 +179,33 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter of a linear in an engine.
+
+    Attributes:
+        name: after the module's, such as `weight_scale`.
+        shape: in one tensor-parallel shard, after fusion.
+        tensors: the stored tensors that fill it; empty = nothing does.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """What an engine does with one linear.
 
     Attributes:
         module: its name in the engine, after fusion.
-        tensors: the stored tensors that fill it.
+        parameters: what the engine builds of it.
         scheme: the class that takes it; None where it is served as stored floats.
         quantized: whether the engine takes it as quantized.
     """
 
     module: str
-    tensors: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
     scheme: str | None
     quantized: bool
 

@@ -7,7 +7,7 @@ from ..checkpoint import Checkpoint
 from ..declared import HF_QUANT_CONFIG
 from ..drafts import read_config
 from .check import ENGINES
-from .contract import Engine, Finding, Module, Question, UnsureError
+from .contract import Engine, Finding, Module, Question, UnsureError, shown
 from .declaration import read_declaration
 
 
@@ -22,7 +22,7 @@ class Misread(NamedTuple):
         if self.as_floats is None:
             return f"{self.engine} takes {self.module} in a way that is not known"
         how = "floats, stored as codes" if self.as_floats else "codes, stored as floats"
-        return f"{self.engine} takes {self.module} as {how}"
+        return f"{self.engine} takes {shown(self.module)} as {how}"
 
 
 def misread_excludes(

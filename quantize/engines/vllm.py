@@ -8,7 +8,15 @@ import re
 from dataclasses import replace
 
 from .blocks import BLOCK, block_problem
-from .contract import Engine, Finding, Module, Question, UnsureError, layer_modules
+from .contract import (
+    UNKNOWN_FIRST_LAYER,
+    Engine,
+    Finding,
+    Module,
+    Question,
+    UnsureError,
+    layer_modules,
+)
 from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
 from .vllm_schemes import SCHEMES
@@ -51,7 +59,6 @@ _INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value erro
 _UNSUPPORTED = _INVALID.format("Model architectures ['{}'] are not supported for now.")
 _NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
-UNKNOWN_FIRST_LAYER = 10**6
 
 
 def taken(declaration: Declaration) -> Declaration | Finding:

@@ -15,6 +15,7 @@ from ..drafts.family import TensorSpec
 from ..safetensors_header import TensorInfo
 from ..stored import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE, stored_parts, weight_suffix
 from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
+from .parameters import parameters
 
 _NOT_READ = (
     "weight_shape",
@@ -64,11 +65,12 @@ class Walk:
                 continue
             quantized = scheme is not None and self._is_quantized(module, findings)
             findings += self._quantized(module, parts) if quantized else self._plain(module, parts)
-            tensors = tuple(t.name for part in parts.values() for t in part.values())
+            taken = self.question.scheme if quantized else None
+            shards = [self._shard(module, part) for part in parts]
             layers.append(
                 Layer(
                     module=module.name,
-                    tensors=tensors,
+                    parameters=parameters(module, parts, shards, taken, self.question.tp),
                     scheme=scheme.name if quantized and scheme else None,
                     quantized=quantized,
                 )
@@ -297,7 +299,7 @@ class Walk:
         if module.sharding == "column":
             shared = part.endswith((".k_proj", ".v_proj"))
             heads = self.checkpoint.config.get("num_key_value_heads", tp) if shared else tp
-            return rows // min(tp, heads), columns
+            return -(-rows // min(tp, heads)), columns
         return rows, columns
 
     def _float(self, tensor: TensorInfo) -> float:

@@ -80,10 +80,13 @@ def _print(answer: EngineCheck) -> None:
     out = stdout()
     where = f"{answer.engine} {answer.version} on {answer.arch or 'any GPU'}, tp {answer.tp}"
     if answer.layers:
-        found = table(where, "module in the engine", "taken as", "stored tensors")
+        found = table(where, "module in the engine", "taken as", "parameter", "shape", "filled by")
         for layer in answer.layers:
-            tensors = ", ".join(layer.tensors) or "none"
-            found.add_row(layer.module, layer.scheme or "floats", tensors)
+            head = (layer.module, layer.scheme or "floats")
+            for parameter in layer.parameters:
+                tensors = ", ".join(parameter.tensors) or "nothing"
+                found.add_row(*head, parameter.name, str(list(parameter.shape)), tensors)
+                head = ("", "")
         print_table(found)
     out.print(
         f"[bold {_COLOURS[answer.verdict]}]{answer.verdict}[/] in {where} ({answer.evidence})"

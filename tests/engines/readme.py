@@ -56,7 +56,7 @@ def predictions(folder: Path) -> tuple[list[Case], Verdicts]:
     cases = recipe_cases(Workshop(folder))
     asked = [(case.name, place) for case in cases for place in _places(case)]
     return cases, {
-        (name, place): predicted(folder / name, place.engine, place.arch, place.tp)
+        (name, place): predicted(folder / name, place.engine, place.arch, place.tp).verdict
         for name, place in asked
     }
 

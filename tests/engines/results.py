@@ -59,6 +59,7 @@ def _as_json(outcomes: Iterable[Outcome]) -> str:
     lines: dict[str, list[str]] = {}
     for outcome in outcomes:
         line = {key: value for key, value in outcome.items() if value not in (None, [], {})}
+        line.pop("parameters", None)  # many: each was held against its prediction
         if "schemes" in line:
             if line["schemes"] not in schemes:
                 schemes.append(line["schemes"])

@@ -57,6 +57,7 @@ class Outcome:
         unloaded: parameters that nothing was written to. unread: tensors that reached no
             parameter. cast: "tensor: dtype -> dtype of its parameter". merged: parameters whose
             different values became one.
+        parameters: of the built model, before loading: name -> dtype and shape.
         not_run: modules whose step after loading needs a kernel -> that kernel.
     """
 
@@ -73,6 +74,7 @@ class Outcome:
     unread: list[str] = field(default_factory=list)
     cast: list[str] = field(default_factory=list)
     merged: list[str] = field(default_factory=list)
+    parameters: dict[str, str] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
 
 
@@ -106,6 +108,7 @@ def examine(subject: Subject, outcome: Outcome) -> None:
     outcome.stage = "init"
     model = subject.build()
     outcome.schemes = describe_schemes(model)
+    outcome.parameters = describe_parameters(model)
     outcome.stage = "load"
     _fill(model, 0x55)
     subject.load_folder(model)
@@ -132,6 +135,14 @@ def describe_schemes(model: nn.Module) -> dict[str, str]:
             names = [type(part).__name__ for part in (method, scheme) if part is not None]
             found[name] = " / ".join(names)
     return found
+
+
+def describe_parameters(model: nn.Module) -> dict[str, str]:
+    """Name -> dtype and shape of every parameter that loading fills."""
+    return {
+        name: f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+        for name, parameter in model.named_parameters()
+    }
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
