@@ -66,11 +66,14 @@ def test_engines_take_as_quantized_exactly_what_is(
     source = workshop.source(family, dtype="F16" if recipe.layout == "awq" else "BF16")
     name = f"{family}-{recipe.layout}-{quantized}"
     folder = workshop.quantize(source, half(recipe, quantized), name)  # verified on the way
+    companions = [t for t in Checkpoint.open(folder).tensors if t.endswith(COMPANIONS)]
     for engine in ("vllm", "sglang"):
         answer = check_draft(folder, engine=engine, arch="sm90", target_layers=NUM_TARGET_LAYERS)
         assert len(answer.layers) > 5
         for layer in answer.layers:
-            assert layer.quantized == any(t.endswith(COMPANIONS) for t in layer.tensors), layer
+            assert all(parameter.tensors for parameter in layer.parameters), layer
+            filled = {t.rpartition(".")[0] for p in layer.parameters for t in p.tensors}
+            assert layer.quantized == any(t.rpartition(".")[0] in filled for t in companions), layer
         if engine == "vllm":
             assert answer.verdict == "LOADS", answer.error
 
