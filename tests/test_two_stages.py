@@ -17,6 +17,7 @@ from draftquant.quantize.declared import DeclaredScheme, declared_scheme
 from draftquant.quantize.decode import E4M3, e4m3_rounded, unpack_int4
 from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import VerifyError
 from draftquant.quantize.hub import resolve_draft
 from draftquant.quantize.input_rounding import InputRounding
@@ -258,6 +259,14 @@ def test_an_all_zero_row(draft: Path, tmp_path: Path) -> None:
     assert verify(out, source).ok
     scale = np.frombuffer(read_tensors(out)[f"{UP}.weight_scale_2"].data, np.float32)
     assert scale[0] == 2.0**-23
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_engines_refuse_it_and_nothing_else_is_wrong(written: Path, engine: str) -> None:
+    """Its `weight_scale_2` is one per row: no scale of a whole matrix that parts must share."""
+    answer = check_draft(written, engine=engine, arch="sm90")
+    assert answer.verdict == "REFUSED"
+    assert [finding.stage for finding in answer.findings] == ["init"]
 
 
 def test_it_is_dequantized(written: Path, draft: Path, tmp_path: Path) -> None:

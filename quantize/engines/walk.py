@@ -161,7 +161,7 @@ class Walk:
                 yield self._floats_into_codes(module, tensors["weight"], len(mixed) > 1)
             else:
                 yield from self._parts(module, tensors, shape)
-        if len(parts) > 1:
+        if len(parts) > 1 and self.question.scheme.weight_dtype == "nvfp4":
             yield from self._one_global_scale(module, parts)
         yield from self._split_rows(module, parts)
 
@@ -220,7 +220,7 @@ class Walk:
     def _one_global_scale(
         self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
     ) -> Iterator[Finding]:
-        """NVFP4: kernels take one global scale for a whole fused linear."""
+        """Of NVFP4: kernels take one global scale for a whole fused linear."""
         scales = [t for part in parts.values() for s, t in part.items() if s in _GLOBAL_SCALES]
         if len({self._float(tensor) for tensor in scales}) < 2:
             return
