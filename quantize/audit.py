@@ -143,7 +143,7 @@ def audit(checkpoint: Checkpoint) -> Audit:
     scheme = declared_scheme(checkpoint)
     looking = quantized_looking(checkpoint.tensors.values())
     draft = read_draft(plain_headers(checkpoint, looking))
-    rows = [row for row in draft.linears() if _module(row) in looking]
+    rows = [row for row in draft.linears() if row.module in looking]
     concat = frozenset(row.canonical for row in concat_linears(draft))
     with ThreadPoolExecutor(_WORKERS) as pool:
         looked = list(pool.map(partial(_look, checkpoint, scheme, concat), rows))
@@ -177,7 +177,7 @@ def _look(
     checkpoint: Checkpoint, scheme: DeclaredScheme | None, concat: Collection[str], row: Row
 ) -> _Looked:
     """Headers, codes, scales and companions of one linear."""
-    module = _module(row)
+    module = row.module
     tensors = {
         name.removeprefix(f"{module}."): tensor
         for name, tensor in checkpoint.tensors.items()
@@ -232,7 +232,7 @@ def _declaration_faults(
         return [Fault(where=where, expected=f"linears stored as {scheme}", got="none of them")]
     quantized = frozenset(linear.module for linear in linears)
     # vLLM 0.33 and SGLang 0.5.23 build the embedding of a draft without a quantization.
-    rows = tuple(row for row in draft.rows if row.role != "embedding" or _module(row) in quantized)
+    rows = tuple(row for row in draft.rows if row.role != "embedding" or row.module in quantized)
     asked = dataclasses.replace(draft, rows=rows)
     return [
         *exclude_faults(asked, scheme, quantized),
@@ -247,10 +247,6 @@ def _no_linear(draft: Draft, module: str) -> Fault:
 
 def _too_much(tensor: TensorInfo) -> Fault:
     return Fault(where=tensor.name, expected="no such tensor", got=form(tensor))
-
-
-def _module(row: Row) -> str:
-    return row.tensor.name.removesuffix(".weight")
 
 
 def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def code_statistics(
         that are not all zero; NaN codes; four-bit codes that use less than half of the range
         everywhere.
     """
-    module = row.tensor.name.removesuffix(".weight")
+    module = row.module
     with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
         linear = StoredLinear(checkpoint, scheme, module, in_features=row.tensor.shape[1])
         codes = _Codes(scheme, row.tensor.shape)

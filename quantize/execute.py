@@ -72,7 +72,7 @@ def execute(
         absmax = _shared_absmax(plan, pool, weight_of)
 
         def run(step: Step) -> Step:
-            file, module = step.row.tensor.file, step.row.tensor.name.removesuffix(".weight")
+            file, module = step.row.tensor.file, step.row.module
             if step.action == "keep":
                 outputs[file].copy(inputs[file], step.row.tensor)
             else:
@@ -207,7 +207,7 @@ def _shared_absmax(
     if not plan.recipe.weights.scales_whole_matrix:
         return {}
     found = pool.map(lambda step: _tensor_absmax(weight_of(step)), plan.quantized)
-    modules = (step.row.tensor.name.removesuffix(".weight") for step in plan.quantized)
+    modules = (step.row.module for step in plan.quantized)
     absmax = dict(zip(modules, found, strict=True))
     for group in plan.draft.fused_groups():
         if members := absmax.keys() & set(group):

@@ -228,7 +228,7 @@ def _check_count(plan: Plan) -> None:
 
 def _check_fused(plan: Plan) -> None:
     """Engines load fused linears with one scheme: all members are quantized, or none."""
-    quantized = {step.row.tensor.name.removesuffix(".weight") for step in plan.quantized}
+    quantized = {step.row.module for step in plan.quantized}
     for group in plan.draft.fused_groups():
         if 0 < len(quantized.intersection(group)) < len(group):
             raise PlanError(
@@ -243,7 +243,7 @@ def _check_excludable(plan: Plan) -> None:
     """Excludes name the last part of a module (engines number layers in their own way)."""
     kept = {name.rpartition(".")[2]: name for name in plan.kept_modules()}
     for step in plan.quantized:
-        module = step.row.tensor.name.removesuffix(".weight")
+        module = step.row.module
         leaf = module.rpartition(".")[2]
         if leaf in kept:
             raise PlanError(

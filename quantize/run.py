@@ -114,7 +114,7 @@ def quantize_draft(
 
 def _checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:
     """Static input scales are given exactly where the recipe needs them."""
-    modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
+    modules = [step.row.module for step in plan.quantized]
     if not plan.recipe.needs_input_scales:
         if scales:
             raise BackendError(

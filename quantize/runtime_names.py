@@ -44,7 +44,7 @@ def excluded_modules(
         kept: the rows of its matrices that are not quantized.
         target_layers: number the layers as vLLM does, for layouts whose excludes are whole names.
     """
-    names = {row.tensor.name.removesuffix(".weight") for row in kept}
+    names = {row.module for row in kept}
     missing = set(draft.family.served_unquantized) - {n.rpartition(".")[2] for n in names}
     if target_layers is not None:
         names |= {numbered_name(module, target_layers) for module in modules_in_layers(kept)}

@@ -59,11 +59,11 @@ class StoredDraft:
 
     def is_quantized(self, row: Row) -> bool:
         """True if a row of `draft` is stored as codes."""
-        return row.tensor.name.removesuffix(".weight") in self.modules
+        return row.module in self.modules
 
     def parts(self, row: Row) -> dict[str, TensorInfo]:
         """The stored tensors of a quantized row by suffix ("weight", "weight_scale", ...)."""
-        module = row.tensor.name.removesuffix(".weight")
+        module = row.module
         rows, columns = row.tensor.shape
         names = stored_parts(self._scheme_of(row), rows, columns)
         return {suffix: self.checkpoint.tensors[f"{module}.{suffix}"] for suffix in names}
@@ -75,7 +75,7 @@ class StoredDraft:
             CheckpointError: a scale is not a positive number, or a zero point is not the constant
                 one of symmetric codes.
         """
-        module, scheme = row.tensor.name.removesuffix(".weight"), self._scheme_of(row)
+        module, scheme = row.module, self._scheme_of(row)
         for suffix, part in self.parts(row).items():
             expected = ZERO_POINTS.get(suffix)
             if expected is not None and (read_whole(self.checkpoint, part) != expected).any():

@@ -53,7 +53,7 @@ def sort_tensors(
     faults: list[Fault] = []
     claimed: set[str] = set()
     for row in draft.rows:
-        module = _module(row)
+        module = row.module
         if module not in modules:
             claimed.add(row.tensor.name)
             problem = _not_kept(row.tensor, output.tensors.get(row.tensor.name))
@@ -238,10 +238,6 @@ def wrong_parts(
             got = form(tensor) if tensor else "none"
             faults.append(Fault(where=f"{module}.{suffix}", expected=expected, got=got))
     return faults
-
-
-def _module(row: Row) -> str:
-    return row.tensor.name.removesuffix(".weight")
 
 
 def form(tensor: TensorInfo) -> str:

@@ -189,7 +189,7 @@ def _compare_linear(
         expected, got = f"code * scale rounded to {dtype}", f"{wrong} other byte(s)"
         faults.append(Fault(where=row.tensor.name, expected=expected, got=got))
     finding = DequantizedLinear(
-        module=row.tensor.name.removesuffix(".weight"),
+        module=row.module,
         elements=math.prod(row.tensor.shape),
         rounded=rounded,
         max_relative_difference=largest,

@@ -26,10 +26,10 @@ def exclude_faults(draft: Draft, scheme: DeclaredScheme, quantized: frozenset[st
     """Kept matrices are excluded, quantized ones are not, under each name an engine may ask for."""
     faults = []
     matrices = [row for row in draft.rows if len(row.tensor.shape) == 2]
-    kept = [row for row in matrices if _module(row) not in quantized]
+    kept = [row for row in matrices if row.module not in quantized]
     first = _first_layer([row for row in kept if _in_layer(row)], scheme)
     for row in matrices:
-        module = _module(row)
+        module = row.module
         if module in quantized:
             for name in _runtime_names(row, scheme):
                 if scheme.is_excluded(name):
@@ -52,7 +52,7 @@ def _runtime_names(row: Row, scheme: DeclaredScheme) -> list[str]:
     parent, _, leaf = canonical.rpartition(".")
     block = parent.rpartition(".")[2]  # self_attn or mlp
     leaves = [leaf, *_FUSED_NAMES.get(leaf, ())]
-    names = [_module(row), canonical]
+    names = [row.module, canonical]
     # vLLM numbers the draft's layer after the target's; SGLang drops layer and block.
     numbers = [str(_ANY_LAYER), *_NUMBER.findall(" ".join(scheme.excludes))]
     for part in leaves:
@@ -91,7 +91,3 @@ def _exclude_fault(scheme: DeclaredScheme, name: str, expected: str) -> Fault:
 
 def _in_layer(row: Row) -> bool:
     return row.canonical.startswith("layers.")
-
-
-def _module(row: Row) -> str:
-    return row.tensor.name.removesuffix(".weight")

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import io
 import logging
 import os
@@ -19,6 +18,7 @@ import torch
 from draftquant.quantize.backends import get_backend, quark
 from draftquant.quantize.errors import BackendError
 from draftquant.recipes.schema import BackendName, WeightFormat
+from vendors import needs
 
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
 FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
@@ -29,9 +29,7 @@ VENDORS = [
         name,
         marks=[
             pytest.mark.vendor,
-            pytest.mark.skipif(
-                importlib.util.find_spec(name) is None, reason=f"{name} is not installed"
-            ),
+            needs(name),
         ],
     )
     for name in ("quark", "modelopt")

@@ -5,7 +5,6 @@ draft's names, written as each writes its own checkpoints.
 """
 
 import copy
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,17 +20,14 @@ from draftquant.quantize.verify import verify
 from safetensors.torch import load_file, save_file
 from tiny import tiny_eagle3_llama
 from torch import Tensor, nn
+from vendors import needs
 
 pytestmark = [
     pytest.mark.vendor,
     pytest.mark.filterwarnings("ignore"),  # the toolkits' own
 ]
-needs_quark = pytest.mark.skipif(
-    importlib.util.find_spec("quark") is None, reason="quark is not installed"
-)
-needs_modelopt = pytest.mark.skipif(
-    importlib.util.find_spec("modelopt") is None, reason="modelopt is not installed"
-)
+needs_quark = needs("quark")
+needs_modelopt = needs("modelopt")
 FC = "config.json: model.fc"
 EMBEDDING = "config.json: embed_tokens", "config.json: model.embed_tokens"
 LINEARS = tuple(

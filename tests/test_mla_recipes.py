@@ -1,7 +1,6 @@
 """Every built-in recipe on EAGLE-3 MLA drafts, from the plan to verification."""
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from draftquant.recipes import Expectation, Rule, built_in_recipes, load_recipe
 from draftquant.recipes.schema import BackendName
 from tiny import read_tensors, write_tensors
 from tiny_mla import tiny_eagle3_mla
+from vendors import needs
 from wide import dimensions
 
 QUANTIZED = {
@@ -81,9 +81,7 @@ def test_every_recipe_on_every_variant(tmp_path: Path, recipe: str, variant: str
         pytest.param(
             recipe,
             backend,
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec(backend) is None, reason=f"{backend} is not installed"
-            ),
+            marks=needs(backend),
         )
         for recipe, backend in (
             ("mi325x-w4a8", "quark"),

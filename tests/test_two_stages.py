@@ -1,7 +1,6 @@
 """INT4 per channel of FP8 values: what Quark 0.13 calls a progressive spec, and AMD int4_fp8."""
 
 import dataclasses
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ from draftquant.recipes import ActivationFormat, RecipeError, WeightFormat, load
 from safetensors.torch import load_file
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from torch import Tensor
+from vendors import needs
 
 TWO_STAGES = WeightFormat(
     dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
@@ -38,9 +38,7 @@ TWO_STAGES = WeightFormat(
 PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
 RECIPE = dataclasses.replace(load_recipe("mi325x-w4a8"), backend="torch", weights=TWO_STAGES)
 UP = "midlayer.mlp.up_proj"
-needs_quark = pytest.mark.skipif(
-    importlib.util.find_spec("quark") is None, reason="quark is not installed"
-)
+needs_quark = needs("quark")
 
 
 def vendor(test: Any) -> Any:

@@ -3,7 +3,6 @@
 Each test fails when the vendor repairs the defect: then drop the workaround that it names.
 """
 
-import importlib.util
 import inspect
 import json
 from pathlib import Path
@@ -19,6 +18,7 @@ from draftquant.recipes.schema import WeightFormat
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from vendors import needs
 
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
 FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
@@ -31,12 +31,8 @@ pytestmark = [
     pytest.mark.vendor,
     pytest.mark.filterwarnings("ignore:To copy construct from a tensor"),  # ModelOpt's own
 ]
-needs_quark = pytest.mark.skipif(
-    importlib.util.find_spec("quark") is None, reason="quark is not installed"
-)
-needs_modelopt = pytest.mark.skipif(
-    importlib.util.find_spec("modelopt") is None, reason="modelopt is not installed"
-)
+needs_quark = needs("quark")
+needs_modelopt = needs("modelopt")
 
 
 def gaussian(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -4,7 +4,6 @@ No tolerance anywhere. Each case is one weight; shapes are those of drafts (GQA 
 576 rows) and odd ones, values include what breaks quantizers.
 """
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from draftquant.quantize.backends import get_backend
 from draftquant.quantize.numerics import QuantizedWeight
 from draftquant.recipes.schema import BackendName, WeightFormat
 from torch import Tensor, nn
+from vendors import needs
 
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
 FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
@@ -32,11 +32,9 @@ REORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def vendor_case(name: BackendName, weights: WeightFormat) -> Any:
-    missing = importlib.util.find_spec(name) is None
-    skip = pytest.mark.skipif(missing, reason=f"{name} is not installed")
     label = f"{name}-{weights.dtype}-{weights.granularity}{weights.group_size or ''}"
     label += "-of-fp8" if weights.first_stage else ""
-    return pytest.param(name, weights, marks=[pytest.mark.vendor, skip], id=label)
+    return pytest.param(name, weights, marks=[pytest.mark.vendor, needs(name)], id=label)
 
 
 VENDOR_FORMATS = [
@@ -210,7 +208,7 @@ def exported_by_quark(weight: Tensor) -> Any:
 
 
 @pytest.mark.vendor
-@pytest.mark.skipif(importlib.util.find_spec("quark") is None, reason="quark is not installed")
+@needs("quark")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape", ["q", "k or v, GQA", "gate or up", "down", "kv_a, MLA", "Nx8", "one column"]

@@ -1,7 +1,6 @@
 """What our layouts declare and pack, against real exports of Quark 0.13 and ModelOpt 0.47."""
 
 import dataclasses
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from draftquant.recipes import ActivationFormat, WeightFormat, load_recipe
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+from vendors import needs
 
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
 FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
@@ -33,12 +33,8 @@ pytestmark = [
     pytest.mark.vendor,
     pytest.mark.filterwarnings("ignore"),  # the toolkits' own
 ]
-needs_quark = pytest.mark.skipif(
-    importlib.util.find_spec("quark") is None, reason="quark is not installed"
-)
-needs_modelopt = pytest.mark.skipif(
-    importlib.util.find_spec("modelopt") is None, reason="modelopt is not installed"
-)
+needs_quark = needs("quark")
+needs_modelopt = needs("modelopt")
 
 
 def tiny_model() -> LlamaForCausalLM:

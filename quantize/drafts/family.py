@@ -47,6 +47,11 @@ class Row:
     canonical: str
     role: Role
 
+    @property
+    def module(self) -> str:
+        """On-disk name of the module that the tensor is the weight of."""
+        return self.tensor.name.removesuffix(".weight")
+
 
 class Geometry(Protocol):
     """The part of a family's config that every family has; widths in elements."""
@@ -162,6 +167,6 @@ class Draft:
             parent, _, leaf = row.canonical.removesuffix(".weight").rpartition(".")
             for members in self.family.fused_linears:
                 if leaf in members:
-                    module = row.tensor.name.removesuffix(".weight")
+                    module = row.module
                     groups.setdefault((parent, members), []).append(module)
         return tuple(tuple(group) for group in groups.values())

@@ -20,7 +20,7 @@ class Misread(NamedTuple):
 
     def __str__(self) -> str:
         if self.as_floats is None:
-            return f"{self.engine} takes {self.module} in a way that is not known"
+            return f"{self.engine} takes {shown(self.module)} in a way that is not known"
         how = "floats, stored as codes" if self.as_floats else "codes, stored as floats"
         return f"{self.engine} takes {shown(self.module)} as {how}"
 

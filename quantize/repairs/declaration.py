@@ -157,7 +157,7 @@ def _scheme(raw: RawDeclaration, layout: LayoutName) -> DeclaredScheme | VerifyE
 
 def _fits(scheme: DeclaredScheme, checkpoint: Checkpoint, stored: Stored) -> bool:
     """Every quantized linear is stored with exactly the tensors of the scheme."""
-    rows = {row.tensor.name.removesuffix(".weight"): row for row in stored.draft.linears()}
+    rows = {row.module: row for row in stored.draft.linears()}
     for module in stored.modules:
         if module not in rows:
             return False

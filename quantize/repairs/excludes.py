@@ -82,4 +82,4 @@ def _faults(checkpoint: Checkpoint, stored: Stored) -> list[str]:
 
 def _kept(stored: Stored) -> list[Row]:
     rows = stored.draft.linears()
-    return [row for row in rows if row.tensor.name.removesuffix(".weight") not in stored.modules]
+    return [row for row in rows if row.module not in stored.modules]

@@ -68,7 +68,7 @@ def repair_pack_order(checkpoint: Checkpoint, stored: Stored, source: Draft | No
 def _undecodable(checkpoint: Checkpoint, scheme: DeclaredScheme, stored: Stored) -> str | None:
     """The first tensor without which a linear cannot be decoded."""
     for row in stored.draft.linears():
-        module = row.tensor.name.removesuffix(".weight")
+        module = row.module
         if module not in stored.modules:
             continue
         rows, columns = row.tensor.shape
@@ -86,7 +86,7 @@ def _first_fault(
     """The first linear whose codes, unpacked in this order, are not those of the source."""
     scheme = dataclasses.replace(found.scheme, pack_method=order)
     for row in source.linears():
-        if row.tensor.name.removesuffix(".weight") in stored.modules:
+        if row.module in stored.modules:
             compared = compare_linear(
                 source.checkpoint,
                 checkpoint,

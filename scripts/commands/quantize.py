@@ -125,8 +125,7 @@ def _input_scales(
 ) -> tuple[dict[str, float] | None, str | None]:
     """Static activation scales by on-disk module name, and where they come from."""
     modules = {
-        step.row.canonical.removesuffix(".weight"): step.row.tensor.name.removesuffix(".weight")
-        for step in plan.quantized
+        step.row.canonical.removesuffix(".weight"): step.row.module for step in plan.quantized
     }
     if options.input_scale is not None:
         if not 0 < options.input_scale < float("inf"):
