@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..quantize.loading import LoadedDraft
+from ..quantize.stored.loading import LoadedDraft
 from .errors import TraceError
 from .target_tables import EMBEDDING
 from .traces import PromptTrace, TraceFolder

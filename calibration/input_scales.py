@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..quantize.loading import LoadedDraft
-from ..quantize.numerics import fp8_scale, nvfp4_global_scale
+from ..quantize.numerics.formats import fp8_scale, nvfp4_global_scale
+from ..quantize.stored.loading import LoadedDraft
 from ..recipes import ActivationFormat
 from .draft_inputs import check_trace_fits, first_hidden
 from .errors import CalibrationError

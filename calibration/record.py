@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from ..quantize.loading import LoadedDraft
-from ..quantize.staging import check_output
+from ..quantize.files.staging import check_output
+from ..quantize.stored.loading import LoadedDraft
 from .draft_inputs import default_aux_layer_ids
 from .errors import TraceError
 from .prompts import Prompt

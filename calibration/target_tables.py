@@ -8,10 +8,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ..quantize.checkpoint import Checkpoint
 from ..quantize.errors import CheckpointError
-from ..quantize.safetensors_header import TensorInfo
-from ..quantize.stored import FLOAT_DTYPES
+from ..quantize.files.checkpoint import Checkpoint
+from ..quantize.files.safetensors_header import TensorInfo
+from ..quantize.stored.parts import FLOAT_DTYPES
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 """The names that drafts use."""

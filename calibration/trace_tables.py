@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..quantize.checkpoint import pread_exactly
-from ..quantize.layouts import StoredTensor
-from ..quantize.writer import SafetensorsFile
+from ..quantize.files.checkpoint import pread_exactly
+from ..quantize.files.safetensors_file import SafetensorsFile
+from ..quantize.files.safetensors_header import StoredTensor
 from .errors import TraceError
 from .target_tables import EMBEDDING, HEAD, SharedTables, TargetTables
 from .trace_manifest import TablesFile

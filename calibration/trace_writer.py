@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..quantize.staging import check_output, staged_output, sync
+from ..quantize.files.staging import check_output, staged_output, sync
 from .errors import TraceError
 from .target_tables import TargetTables
 from .trace_manifest import (

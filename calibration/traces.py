@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..quantize.errors import CheckpointError
-from ..quantize.safetensors_header import read_header
+from ..quantize.files.safetensors_header import read_header
 from .errors import TraceError
 from .target_tables import SharedTables
 from .trace_manifest import (

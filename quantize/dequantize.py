@@ -18,19 +18,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .checkpoint import PROVENANCE_FILE, Checkpoint, read_json_object
-from .decode import Floats
 from .dequantize_plan import DequantizePlan, OutputTensor, plan_dequantization
 from .errors import CheckpointError, VerifyError
-from .hub import DraftSource
-from .side_files import (
+from .files.checkpoint import PROVENANCE_FILE, Checkpoint, read_json_object
+from .files.hub import DraftSource
+from .files.provenance import package_version
+from .files.safetensors_file import SafetensorsFile
+from .files.side_files import (
     SPARE_BYTES,
     check_no_other_weights,
     copy_side_files,
     write_config_and_index,
 )
-from .staging import check_output, staged_output, write_text
-from .verify_dequantized import (
+from .files.staging import check_output, staged_output, write_text
+from .stored.decode import Floats
+from .verify.dequantized import (
     QUANTIZED_ONLY,
     WORKERS,
     DequantizedLinear,
@@ -40,8 +42,6 @@ from .verify_dequantized import (
     row_blocks,
     verify_dequantized,
 )
-from .versions import package_version
-from .writer import SafetensorsFile
 
 PROVENANCE_VERSION = 1
 _TORCH: dict[FloatDtype, torch.dtype] = {

@@ -3,13 +3,13 @@
 import typing
 from dataclasses import dataclass
 
-from .checkpoint import CONFIG_FILE, Checkpoint
-from .declared import raw_declaration
 from .drafts import Row
 from .errors import CheckpointError
-from .layouts import StoredTensor
-from .stored_draft import StoredDraft
-from .verify_dequantized import FloatDtype
+from .files.checkpoint import CONFIG_FILE, Checkpoint
+from .files.safetensors_header import StoredTensor
+from .stored.declarations import raw_declaration
+from .stored.draft import StoredDraft
+from .verify.dequantized import FloatDtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

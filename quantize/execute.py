@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ..recipes.schema import Recipe
 from .backends import Backend
-from .checkpoint import pread_exactly
 from .errors import BackendError
+from .files.checkpoint import pread_exactly
+from .files.safetensors_file import SafetensorsFile
+from .files.safetensors_header import TensorInfo
 from .layouts import Columns, get_layout
-from .numerics import QuantizedWeight, row_absmax
+from .numerics.formats import QuantizedWeight, row_absmax
 from .plan import Plan, Step
-from .safetensors_header import TensorInfo
-from .writer import SafetensorsFile
 
 BLOCK_BYTES = 8 << 20  # of the source weight: its float32 copies then fit the caches of two cores
 ROWS = 128

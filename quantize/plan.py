@@ -12,10 +12,10 @@ from typing import Any
 
 from ..recipes.schema import Action, Recipe, Rule
 from .drafts.family import Draft, Row
+from .drafts.runtime_names import excluded_modules, known_target_layers, modules_in_layers
 from .errors import PlanError
-from .layouts import StoredTensor, check_layout, get_layout
-from .runtime_names import excluded_modules, known_target_layers, modules_in_layers
-from .safetensors_header import DTYPE_BYTES
+from .files.safetensors_header import DTYPE_BYTES, StoredTensor
+from .layouts import check_layout, get_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

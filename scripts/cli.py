@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from ..quantize.errors import VerifyError
-from ..quantize.versions import package_version
+from ..quantize.files.provenance import package_version
 from ..recipes.errors import DraftQuantError
 from .console import stderr
 

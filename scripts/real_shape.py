@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..quantize.layouts import StoredTensor
-from ..quantize.staging import check_output, staged_output, write_text
-from ..quantize.writer import SafetensorsFile
+from ..quantize.files.safetensors_file import SafetensorsFile
+from ..quantize.files.safetensors_header import StoredTensor
+from ..quantize.files.staging import check_output, staged_output, write_text
 from ..recipes.errors import DraftQuantError
 from .real_configs import INITIALIZER_RANGE
 from .real_drafts import DEFAULT_DRAFT, REAL_DRAFTS, Shapes

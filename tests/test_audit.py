@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from draftquant.quantize.audit import Audit, LinearAudit, audit, looks_quantized
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.checkpoint import Checkpoint
-from draftquant.quantize.code_statistics import TOP
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, VerifyError
-from draftquant.quantize.hub import DraftSource
-from draftquant.quantize.numerics import QuantizedWeight, fp4_values
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.numerics.formats import QuantizedWeight, fp4_values
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.verify.audit import Audit, LinearAudit, audit, looks_quantized
+from draftquant.quantize.verify.statistics import TOP
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.aux_layers import KEY, SECTION, read_aux_layer_ids
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import Checkpoint
 from tiny import edit_json, tiny_eagle3_llama
 
 Ids = list[int] | None

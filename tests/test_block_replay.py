@@ -31,14 +31,14 @@ from draftquant.calibration.predictions import draft_predictions
 from draftquant.calibration.prompts import Prompt
 from draftquant.calibration.record import record_traces
 from draftquant.calibration.traces import TraceFolder
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash import DFlash
-from draftquant.quantize.hub import DraftSource
-from draftquant.quantize.loading import LoadedDraft, load_draft
-from draftquant.quantize.numerics import fp8_rounded
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.numerics.formats import fp8_rounded
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
 from draftquant.validate.errors import ReplayError
 from draftquant.validate.replay import accepted_by_row, replay_drafts, rounds

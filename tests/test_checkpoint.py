@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.checkpoint import INDEX_FILE, Checkpoint
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import INDEX_FILE, Checkpoint
 from tiny import read_tensors, tiny_eagle3_llama, write_safetensors
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

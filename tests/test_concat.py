@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.checkpoint import Checkpoint
-from draftquant.quantize.concat import HARMFUL_RATIO, HalfRatio, half_ratios
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.lints.concat import HARMFUL_RATIO, HalfRatio, half_ratios
 from tiny import read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
 
 HIDDEN = 64

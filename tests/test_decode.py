@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from compressed_tensors.compressors import pack_to_int32
-from draftquant.quantize import declared, decode
-from draftquant.quantize.checkpoint import Checkpoint
-from draftquant.quantize.declared import DeclaredScheme, declared_scheme
-from draftquant.quantize.declared.scheme import Layout
-from draftquant.quantize.decode import E4M3, floats, unpack_int4
 from draftquant.quantize.errors import VerifyError
-from draftquant.quantize.stored_linear import StoredLinear
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.stored import declarations as declared
+from draftquant.quantize.stored import decode
+from draftquant.quantize.stored.declarations import DeclaredScheme, declared_scheme
+from draftquant.quantize.stored.declarations.scheme import Layout
+from draftquant.quantize.stored.decode import E4M3, floats, unpack_int4
+from draftquant.quantize.stored.linear import StoredLinear
 from handmade import EXCLUDES, MADE, e4m3_value, nearest_e4m3, pack, quantize_by_hand
 from tiny import edit_json, read_tensors, tiny_eagle3_llama, values_of
 

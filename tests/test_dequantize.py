@@ -13,22 +13,18 @@ import pytest
 import torch
 from draftquant.quantize import dequantize as module
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.checkpoint import Checkpoint
-from draftquant.quantize.declared import declared_scheme
 from draftquant.quantize.dequantize import DequantizeReport, dequantize_draft
 from draftquant.quantize.dequantize_plan import plan_dequantization
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, OutputError, VerifyError
-from draftquant.quantize.hub import DraftSource
-from draftquant.quantize.loading import load_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.run import quantize_draft
-from draftquant.quantize.stored_draft import StoredDraft
-from draftquant.quantize.verify_dequantized import (
-    FloatDtype,
-    rounded_bytes,
-    verify_dequantized,
-)
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.declarations import declared_scheme
+from draftquant.quantize.stored.draft import StoredDraft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.verify.dequantized import FloatDtype, rounded_bytes, verify_dequantized
 from draftquant.recipes import Recipe, WeightFormat, load_recipe
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
@@ -454,7 +450,7 @@ def test_an_output_that_cannot_be_written(
     with pytest.raises(OutputError, match="overlaps the source"):
         dequantized(int4, int4 / "inside")
     full = SimpleNamespace(free=1000)
-    monkeypatch.setattr("draftquant.quantize.staging.shutil.disk_usage", lambda _: full)
+    monkeypatch.setattr("draftquant.quantize.files.staging.shutil.disk_usage", lambda _: full)
     with pytest.raises(OutputError, match="1,000 free"):
         dequantized(int4, tmp_path / "plain")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash import DFlashGeometry
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import Checkpoint
 from tiny import edit_json
 from tiny_dflash import MASK_TOKEN_ID, tiny_dflash
 

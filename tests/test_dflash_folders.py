@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
-from draftquant.quantize.hub import DraftSource
-from draftquant.quantize.loading import load_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import Plan, make_plan
-from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import built_in_recipes, load_recipe
 from tiny_dflash import README, tiny_dflash

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import Checkpoint
 from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.families.eagle3_mla import Eagle3MlaGeometry
 from draftquant.quantize.drafts.rope import RopeConfig, Yarn
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import Checkpoint
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
 

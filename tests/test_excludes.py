@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.runtime_names import fused_names, numbered_name
 from draftquant.quantize.engines import EngineCheck, check_draft
 from draftquant.quantize.errors import CheckpointError, PlanError
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import Plan, make_plan
-from draftquant.quantize.runtime_names import fused_names, numbered_name
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Expectation, Recipe, Rule, load_recipe
 from draftquant.scripts.cli import main

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.audit import audit
 from draftquant.quantize.backends.quark import _quark_process_state
-from draftquant.quantize.checkpoint import Checkpoint
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.verify import verify
+from draftquant.quantize.verify.audit import audit
 from safetensors.torch import load_file, save_file
 from tiny import tiny_eagle3_llama
 from torch import Tensor, nn

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.checkpoint import Checkpoint
-from draftquant.quantize.declared import declared_scheme
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.hub import resolve_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.run import quantize_draft
-from draftquant.quantize.stored_linear import StoredLinear
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.declarations import declared_scheme
+from draftquant.quantize.stored.linear import StoredLinear
 from draftquant.quantize.verify import verify
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.schema import LayoutName

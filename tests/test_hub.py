@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.errors import CheckpointError
-from draftquant.quantize.hub import DraftSource, resolve_draft
+from draftquant.quantize.files.hub import DraftSource, resolve_draft
 from tiny import tiny_eagle3_llama
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -10,7 +10,7 @@ from draftquant.calibration.input_scales import InputScale, measure_input_scales
 from draftquant.calibration.prompts import Prompt, read_prompts
 from draftquant.calibration.record import record_traces
 from draftquant.calibration.traces import TraceFolder
-from draftquant.quantize.loading import LoadedDraft, load_draft
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import ActivationFormat
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file

@@ -16,13 +16,13 @@ from compressed_tensors.compressors.pack_quantized.base import PackedQuantizatio
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.quant_scheme import FP8_BLOCK as THEIR_FP8_BLOCK
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.quantize.layouts import Columns, get_layout
-from draftquant.quantize.numerics import QuantizedWeight
-from draftquant.quantize.packing import int4_words
+from draftquant.quantize.numerics.formats import QuantizedWeight
+from draftquant.quantize.numerics.packing import int4_words
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.safetensors_header import TensorInfo
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, built_in_recipes, load_recipe
 from tiny import tiny_eagle3_llama
 from torch import Tensor

@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftquant.quantize.drafts.forward import softmax_attention
 from draftquant.quantize.errors import CheckpointError, VerifyError
-from draftquant.quantize.loading import LoadedDraft, load_draft
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from handmade import MADE, e4m3_value, quantize_by_hand
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
 from torch import Tensor

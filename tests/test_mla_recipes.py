@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import PlanError
-from draftquant.quantize.hub import DraftSource
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.run import QuantizeReport, quantize_draft
+from draftquant.quantize.quantize import QuantizeReport, quantize_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Expectation, Rule, built_in_recipes, load_recipe
 from draftquant.recipes.schema import BackendName

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.audit import audit
-from draftquant.quantize.checkpoint import Checkpoint
-from draftquant.quantize.declared import HF_QUANT_CONFIG, DeclaredScheme, declared_scheme
 from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, VerifyError
-from draftquant.quantize.hub import resolve_draft
-from draftquant.quantize.loading import load_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.declarations import HF_QUANT_CONFIG, DeclaredScheme, declared_scheme
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
+from draftquant.quantize.verify.audit import audit
 from draftquant.recipes import load_recipe
 from tiny import edit_json, read_tensors, tiny_eagle3_llama
 

@@ -5,7 +5,7 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.utils import calculate_qparams
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.numerics import (
+from draftquant.quantize.numerics.formats import (
     FP8,
     QuantizedWeight,
     fp4_codes,

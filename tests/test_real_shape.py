@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import OutputError
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.scripts.real_drafts import REAL_DRAFTS
 from draftquant.scripts.real_shape import main, write_real_shape_draft
 from safetensors.torch import load_file

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import CheckpointError, LayoutError
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import Plan, make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.real_drafts import REAL_DRAFTS

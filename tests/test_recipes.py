@@ -12,9 +12,9 @@ from typing import Any
 import draftquant.recipes
 import pytest
 import yaml
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import DraftQuantError
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.layouts import check_layout
 from draftquant.quantize.plan import make_plan
 from draftquant.recipes import (

@@ -14,7 +14,7 @@ from draftquant.calibration.prompts import Prompt
 from draftquant.calibration.record import record_traces
 from draftquant.calibration.traces import TraceFolder
 from draftquant.quantize.errors import OutputError
-from draftquant.quantize.loading import load_draft
+from draftquant.quantize.stored.loading import load_draft
 from safetensors.torch import load_file, save_file
 from tied_pair import AUX_LAYER_IDS, HIDDEN, VOCAB, prompt_tokens, save_draft, save_target
 from transformers import LlamaForCausalLM

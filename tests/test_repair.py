@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize.audit import audit
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines.repairs import RepairPlan, plan_repairs, publish, repair_draft
 from draftquant.quantize.errors import CheckpointError, OutputError, VerifyError
-from draftquant.quantize.hub import DraftSource
-from draftquant.quantize.repairs import RepairPlan, plan_repairs, publish, repair_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.verify import verify
+from draftquant.quantize.verify.audit import audit
 from draftquant.scripts.cli import main
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from verify_cases import Q, edit, edit_declaration, flip_bit

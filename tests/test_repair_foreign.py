@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.engines import check_draft
-from draftquant.quantize.hub import DraftSource
-from draftquant.quantize.repairs import plan_repairs, repair_draft
+from draftquant.quantize.engines.repairs import plan_repairs, repair_draft
+from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
 from safetensors.torch import save_file

@@ -17,7 +17,7 @@ from draftquant.calibration.prompts import Prompt, read_prompts
 from draftquant.calibration.record import record_traces
 from draftquant.calibration.traces import PromptTrace, TraceFolder
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.loading import LoadedDraft, load_draft
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import WeightFormat
 from draftquant.validate.errors import ReplayError
 from draftquant.validate.gate import judge

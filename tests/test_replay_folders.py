@@ -9,13 +9,13 @@ from draftquant.calibration.input_scales import measure_input_scales
 from draftquant.calibration.prompts import read_prompts
 from draftquant.calibration.record import record_traces
 from draftquant.calibration.traces import TraceFolder
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.hub import DraftSource
-from draftquant.quantize.loading import load_draft
-from draftquant.quantize.numerics import fp8_rounded
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.numerics.formats import fp8_rounded
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe
 from reference_draft import transformers_in_float64
 from replay_proof import RoundInput, assert_replay_is_the_engine, fp8_per_token, unrounded

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import (
     BackendError,
@@ -18,9 +17,10 @@ from draftquant.quantize.errors import (
     OutputError,
     VerifyError,
 )
-from draftquant.quantize.hub import DraftSource
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import Plan, make_plan
-from draftquant.quantize.run import QuantizeReport, quantize_draft
+from draftquant.quantize.quantize import QuantizeReport, quantize_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.recipes.schema import BackendName
@@ -208,7 +208,7 @@ def test_what_fails_verification_is_not_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer that flips one nibble: the independent decoder sees it, and nothing appears."""
-    from draftquant.quantize import packing
+    from draftquant.quantize.numerics import packing
 
     right = packing.int4_words
     monkeypatch.setattr(packing, "int4_words", lambda *args, **kwargs: right(*args, **kwargs) ^ 1)
@@ -246,9 +246,9 @@ def test_a_killed_run_publishes_nothing(tmp_path: Path, number: signal.Signals) 
     tiny_eagle3_llama(tmp_path / "draft")
     script = """
         import sys, time
-        from draftquant.quantize import run
+        from draftquant.quantize import quantize
         from draftquant.scripts.cli import main
-        run.copy_side_files = lambda *_: (print("written", flush=True), time.sleep(60))
+        quantize.copy_side_files = lambda *_: (print("written", flush=True), time.sleep(60))
         sys.exit(main(["quantize", "draft", "--recipe", "int4-channel", "--out", "out"]))
     """
     with subprocess.Popen(

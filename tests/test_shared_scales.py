@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.hub import resolve_draft
-from draftquant.quantize.packing import fp4_bytes
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import resolve_draft
+from draftquant.quantize.numerics.packing import fp4_bytes
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
 from tiny import (

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3LlamaGeometry
 from draftquant.quantize.drafts.speculators import is_speculators, plain_config
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.scripts.cli import main
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_speculators import BUILD, YARN, tiny_speculators_dflash, tiny_speculators_eagle3

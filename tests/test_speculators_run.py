@@ -12,15 +12,15 @@ from unittest import mock
 
 import pytest
 import torch
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
 from draftquant.quantize.drafts.forward import softmax_attention
 from draftquant.quantize.drafts.speculators import plain_config
-from draftquant.quantize.hub import DraftSource
-from draftquant.quantize.loading import load_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import built_in_recipes, load_recipe
 from reference_draft import ReferenceDraft, add_norms, common_config, random_weights, widen

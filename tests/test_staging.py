@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.errors import OutputError
-from draftquant.quantize.staging import check_output, staged_output, write_text
+from draftquant.quantize.files.staging import check_output, staged_output, write_text
 
 
 def test_folder_appears_whole_under_its_name(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from draftquant.calibration.target_tables import EMBEDDING, HEAD, TargetTables
 from draftquant.calibration.trace_manifest import TargetIdentity
 from draftquant.calibration.trace_writer import trace_output
 from draftquant.calibration.traces import TraceFolder
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_config
 from draftquant.quantize.errors import CheckpointError, OutputError
-from draftquant.quantize.loading import load_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
 from draftquant.scripts.commands.common import chosen_num_draft_tokens
 from draftquant.validate.errors import ReplayError
@@ -345,7 +345,7 @@ def test_tables_that_cannot_be_carried_leave_nothing(
     ):
         pass
     full = SimpleNamespace(free=VOCAB * HIDDEN * 4 - 1)
-    monkeypatch.setattr("draftquant.quantize.staging.shutil.disk_usage", lambda _: full)
+    monkeypatch.setattr("draftquant.quantize.files.staging.shutil.disk_usage", lambda _: full)
     with pytest.raises(OutputError, match="needs 24,576 bytes"):
         record_traces(target, PROMPTS[:1], out, max_new_tokens=3, table_ids=())
     assert list(tmp_path.iterdir()) == []

@@ -11,20 +11,20 @@ import pytest
 import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.backends.quark import _quark_process_state, _weight_spec
-from draftquant.quantize.checkpoint import PROVENANCE_FILE, Checkpoint
-from draftquant.quantize.declared import DeclaredScheme, declared_scheme
-from draftquant.quantize.decode import E4M3, e4m3_rounded, unpack_int4
 from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import VerifyError
-from draftquant.quantize.hub import resolve_draft
-from draftquant.quantize.input_rounding import InputRounding
+from draftquant.quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
+from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.numerics import FP8
-from draftquant.quantize.packing import int4_words
+from draftquant.quantize.numerics.formats import FP8
+from draftquant.quantize.numerics.packing import int4_words
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.activations import InputRounding
+from draftquant.quantize.stored.declarations import DeclaredScheme, declared_scheme
+from draftquant.quantize.stored.decode import E4M3, e4m3_rounded, unpack_int4
 from draftquant.quantize.verify import verify
 from draftquant.recipes import ActivationFormat, RecipeError, WeightFormat, load_recipe
 from safetensors.torch import load_file

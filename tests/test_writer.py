@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.quantize.errors import CheckpointError, OutputError
-from draftquant.quantize.layouts import StoredTensor
-from draftquant.quantize.safetensors_header import DTYPE_BYTES, TensorInfo, read_header
-from draftquant.quantize.staging import staged_output
-from draftquant.quantize.writer import COPY_BYTES, SafetensorsFile
+from draftquant.quantize.files.safetensors_file import COPY_BYTES, SafetensorsFile
+from draftquant.quantize.files.safetensors_header import (
+    DTYPE_BYTES,
+    StoredTensor,
+    TensorInfo,
+    read_header,
+)
+from draftquant.quantize.files.staging import staged_output
 from safetensors import safe_open
 
 A = StoredTensor(name="a", dtype="BF16", shape=(1, 2))

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..calibration.draft_inputs import check_trace_fits, first_hidden
 from ..calibration.predictions import draft_predictions, num_draft_tokens_fault
 from ..calibration.traces import PromptTrace, TraceFolder
-from ..quantize.loading import LoadedDraft
+from ..quantize.stored.loading import LoadedDraft
 from .errors import ReplayError
 from .statistics import AcceptanceCounts, pooled, repeated_ngram_share
 

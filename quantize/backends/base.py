@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ...recipes.schema import BackendName, WeightFormat
-from ..numerics import QuantizedWeight
+from ..numerics.formats import QuantizedWeight
 
 
 class Backend(Protocol):

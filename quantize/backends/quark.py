@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...recipes.schema import BackendName, WeightFormat
 from ..errors import BackendError
-from ..numerics import FP8, FP8_MAX, QuantizedWeight, fp4_codes
+from ..numerics.formats import FP8, FP8_MAX, QuantizedWeight, fp4_codes
 from .vendor import (
     TOOLKIT_ERRORS,
     finite_absmax,

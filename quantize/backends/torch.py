@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...recipes.schema import BackendName, WeightFormat
-from ..numerics import (
+from ..numerics.formats import (
     QuantizedWeight,
     block_absmax,
     fp4_codes,

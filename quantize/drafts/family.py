@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...recipes.schema import Role
-from ..checkpoint import Checkpoint
-from ..safetensors_header import TensorInfo
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
 
 if TYPE_CHECKING:
     import torch

@@ -5,9 +5,9 @@ import importlib
 import pkgutil
 from types import ModuleType
 
-from ..checkpoint import CONFIG_FILE, Checkpoint
 from ..errors import CheckpointError
-from ..safetensors_header import TensorInfo
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.safetensors_header import TensorInfo
 from . import families
 from .family import Draft, Family, Geometry, Row, TensorSpec
 from .speculators import LAYER_CONFIG, plain_config

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..checkpoint import Checkpoint
-from ..declared import HF_QUANT_CONFIG
 from ..drafts import read_config
+from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
-from ..runtime_names import known_target_layers
+from ..files.checkpoint import Checkpoint
+from ..stored.declarations import HF_QUANT_CONFIG
 from . import sglang, tensorrt_llm, vllm
 from .contract import (
     STAGES,

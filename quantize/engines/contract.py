@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from ..declared import DeclaredScheme
+from ..stored.declarations import DeclaredScheme
 from .declaration import Declaration
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]

@@ -8,8 +8,9 @@ verdict of UNKNOWN, unless the engine refuses it by its quant_method.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..checkpoint import Checkpoint
-from ..declared import (
+from ..errors import CheckpointError, VerifyError
+from ..files.checkpoint import Checkpoint
+from ..stored.declarations import (
     NO_MEANING,
     READERS,
     DeclaredScheme,
@@ -18,7 +19,6 @@ from ..declared import (
     RawDeclaration,
     raw_declaration,
 )
-from ..errors import CheckpointError, VerifyError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from ..checkpoint import Checkpoint
-from ..declared import HF_QUANT_CONFIG
 from ..drafts import read_config
+from ..files.checkpoint import Checkpoint
+from ..stored.declarations import HF_QUANT_CONFIG
 from .check import ENGINES
 from .contract import Engine, Finding, Module, Question, UnsureError, shown
 from .declaration import read_declaration

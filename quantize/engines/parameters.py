@@ -7,9 +7,9 @@ SGLang 0.5.23 (`tests/engines/run.py` compares every shape).
 
 from collections.abc import Mapping, Sequence
 
-from ..declared import DeclaredScheme
-from ..safetensors_header import TensorInfo
-from ..stored import stored_parts
+from ..files.safetensors_header import TensorInfo
+from ..stored.declarations import DeclaredScheme
+from ..stored.parts import stored_parts
 from .contract import Module, Parameter
 
 VOCAB_PADDING = 64

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..checkpoint import Checkpoint
 from ..drafts import Family
 from ..drafts.family import TensorSpec
-from ..safetensors_header import TensorInfo
-from ..stored import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE, stored_parts, weight_suffix
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
+from ..stored.parts import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE, stored_parts, weight_suffix
 from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
 from .parameters import parameters
 

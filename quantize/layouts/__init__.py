@@ -3,7 +3,7 @@
 from ...recipes.schema import LayoutName, Recipe
 from ..errors import LayoutError
 from .awq import AwqLayout
-from .base import Columns, Layout, StoredTensor
+from .base import Columns, Layout
 from .compressed_tensors import CompressedTensorsLayout
 from .fp8 import Fp8Layout
 from .modelopt import ModelOptLayout
@@ -39,4 +39,4 @@ def check_layout(recipe: Recipe) -> None:
         )
 
 
-__all__ = ["Columns", "Layout", "StoredTensor", "check_layout", "get_layout"]
+__all__ = ["Columns", "Layout", "check_layout", "get_layout"]

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
-from ..safetensors_header import TensorInfo
-from .base import Columns, StoredTensor, check_divides, last_parts
+from ..files.safetensors_header import StoredTensor, TensorInfo
+from .base import Columns, check_divides, last_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..numerics import QuantizedWeight
+    from ..numerics.formats import QuantizedWeight
 
 ZERO_POINT = 8
 _ZERO_POINTS = -0x77777778  # 0x88888888 as int32: eight times the zero point 8
@@ -56,7 +56,7 @@ class AwqLayout:
     ) -> "Mapping[str, Tensor | Columns]":
         """See `Layout.encode_rows`."""
         del weights
-        from ..packing import int4_words
+        from ..numerics.packing import int4_words
 
         words = int4_words(block.codes.T, interleaved=True, offset=ZERO_POINT)
         return {f"{module}.qweight": Columns(words), f"{module}.scales": Columns(block.scale.T)}

@@ -6,33 +6,17 @@ block has a multiple of 128 rows, except the last one of a weight.
 Planning needs layouts too, so they import torch only where they encode.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..errors import LayoutError
-from ..safetensors_header import DTYPE_BYTES, TensorInfo
+from ..files.safetensors_header import StoredTensor, TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..numerics import QuantizedWeight
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """One tensor of the output: on-disk name, safetensors dtype and shape."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Size of its data in bytes."""
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+    from ..numerics.formats import QuantizedWeight
 
 
 class Columns(NamedTuple):

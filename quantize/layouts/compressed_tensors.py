@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
-from ..safetensors_header import TensorInfo
+from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     Columns,
-    StoredTensor,
     check_divides,
     excluded_spellings,
     exponent_bytes,
@@ -17,7 +16,7 @@ from .base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..numerics import QuantizedWeight
+    from ..numerics.formats import QuantizedWeight
 
 FORMATS = {
     "int4": "pack-quantized",
@@ -102,7 +101,7 @@ class CompressedTensorsLayout:
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
         """See `Layout.encode_rows`."""
-        from ..packing import fp4_bytes, int4_words
+        from ..numerics.packing import fp4_bytes, int4_words
 
         name = f"{module}.weight_packed"
         rows: dict[str, Tensor | Columns]

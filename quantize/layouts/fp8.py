@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
-from ..safetensors_header import TensorInfo
-from .base import Columns, StoredTensor, last_parts, scalars
+from ..files.safetensors_header import StoredTensor, TensorInfo
+from .base import Columns, last_parts, scalars
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..numerics import QuantizedWeight
+    from ..numerics.formats import QuantizedWeight
 
 
 class Fp8Layout:

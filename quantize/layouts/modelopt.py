@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
-from ..safetensors_header import TensorInfo
-from .base import Columns, StoredTensor, check_divides, last_parts, scalar, scalars
+from ..files.safetensors_header import StoredTensor, TensorInfo
+from .base import Columns, check_divides, last_parts, scalar, scalars
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..numerics import QuantizedWeight
+    from ..numerics.formats import QuantizedWeight
 
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # whose JSON this is
 SIDE_FILE = "hf_quant_config.json"
@@ -61,7 +61,7 @@ class ModelOptLayout:
         """See `Layout.encode_rows`."""
         scale = f"{module}.weight_scale"
         if weights.dtype == "nvfp4":
-            from ..packing import fp4_bytes
+            from ..numerics.packing import fp4_bytes
 
             return {f"{module}.weight": fp4_bytes(block.codes), scale: block.scale}
         rows: dict[str, Tensor | Columns] = {f"{module}.weight": block.codes}

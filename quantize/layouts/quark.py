@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..errors import LayoutError
-from ..safetensors_header import TensorInfo
+from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     Columns,
-    StoredTensor,
     check_divides,
     excluded_spellings,
     exponent_bytes,
@@ -19,7 +18,7 @@ from .base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..numerics import QuantizedWeight
+    from ..numerics.formats import QuantizedWeight
 
 VERSION = "0.13"  # whose JSON this is
 _INT4_PER_WORD = 8
@@ -65,7 +64,7 @@ class QuarkLayout:
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
         """See `Layout.encode_rows`."""
-        from ..packing import fp4_bytes, int4_words
+        from ..numerics.packing import fp4_bytes, int4_words
 
         codes, scale = f"{module}.weight", f"{module}.weight_scale"
         if weights.first_stage:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ..checkpoint import CONFIG_FILE
 from ..drafts import Draft
 from ..drafts.aux_layers import (
     DEEPSEEK_TYPES,
@@ -12,6 +11,7 @@ from ..drafts.aux_layers import (
     Spelling,
     read_aux_layer_ids,
 )
+from ..files.checkpoint import CONFIG_FILE
 from .lint import Lint
 from .marks import eagle3, in_speculators_layout, is_mla
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decode import read_whole
 from ..drafts import Draft
 from ..errors import CheckpointError
+from ..stored.decode import read_whole
 from .lint import Lint
 from .marks import eagle3, in_speculators_layout, is_mla, is_torchspec
 

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ...quantize.audit import Audit, LinearAudit
 from ...quantize.lints import Lint
+from ...quantize.verify.audit import Audit, LinearAudit
 from ..console import megabytes, print_table, stdout, table
 
 _LOST = 0.75

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...quantize.engines import EngineCheck, check_draft
 from ...quantize.engines.contract import Arch, EngineName
-from ...quantize.hub import resolve_draft
+from ...quantize.files.hub import resolve_draft
 from ..console import print_json, print_table, stdout, table
 from .check_fix import add_fix_arguments, check_fix_arguments, fix, print_fix
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...quantize.engines.repairs import RepairPlan, RepairReport, plan_repairs, repair_draft
 from ...quantize.errors import CheckpointError
-from ...quantize.hub import DraftSource, resolve_draft
-from ...quantize.repairs import RepairPlan, RepairReport, plan_repairs, repair_draft
-from ...quantize.staging import check_output
+from ...quantize.files.hub import DraftSource, resolve_draft
+from ...quantize.files.staging import check_output
 from ..console import print_table, stdout, table
 
 _SHOWN_FAULTS = 10

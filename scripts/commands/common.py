@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.checkpoint import Checkpoint
 from ...quantize.drafts import Draft, read_draft
-from ...quantize.hub import DraftSource, resolve_draft
+from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
 from ...recipes import Recipe, load_recipe
 from ...recipes.schema import BackendName
@@ -17,7 +17,7 @@ from ...recipes.schema import BackendName
 if TYPE_CHECKING:
     from ...calibration.target_tables import SharedTables
     from ...calibration.traces import TraceFolder
-    from ...quantize.loading import LoadedDraft
+    from ...quantize.stored.loading import LoadedDraft
 
 
 def open_draft(reference: str) -> tuple[DraftSource, Draft]:
@@ -108,7 +108,7 @@ def load_for_replay(
     rope_theta: float | None = None,
 ) -> "list[LoadedDraft]":
     """Load drafts with their weights in float32; `rope_theta` replaces that of their configs."""
-    from ...quantize.loading import load_draft
+    from ...quantize.stored.loading import load_draft
 
     shared = shared_tables(traces, target)
     folders = [resolve_draft(reference).folder for reference in references]

@@ -5,12 +5,12 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...quantize.hub import resolve_draft
+from ...quantize.files.hub import resolve_draft
 from ..console import megabytes, print_json, print_table, progress_bar, stdout, table
 
 if TYPE_CHECKING:
     from ...quantize.dequantize import DequantizeReport
-    from ...quantize.verify_dequantized import FloatDtype
+    from ...quantize.verify.dequantized import FloatDtype
 
 _DTYPES: "dict[str, FloatDtype]" = {"bfloat16": "BF16", "float32": "F32"}
 
@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...quantize.checkpoint import Checkpoint
     from ...quantize.dequantize import dequantize_draft
     from ...quantize.dequantize_plan import plan_dequantization
+    from ...quantize.files.checkpoint import Checkpoint
 
     source, dtype = resolve_draft(options.quantized), _DTYPES.get(options.dtype)
     plan = plan_dequantization(Checkpoint.open(source.folder), dtype)

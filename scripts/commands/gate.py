@@ -7,9 +7,9 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...quantize.checkpoint import PROVENANCE_FILE, read_json_object
-from ...quantize.hub import resolve_draft
-from ...quantize.staging import check_output, write_text
+from ...quantize.files.checkpoint import PROVENANCE_FILE, read_json_object
+from ...quantize.files.hub import resolve_draft
+from ...quantize.files.staging import check_output, write_text
 from ...recipes.schema import PolicyName
 from ..console import print_json, print_table, stdout, table
 from .common import add_replay_arguments

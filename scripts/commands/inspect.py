@@ -8,15 +8,15 @@ import dataclasses
 import math
 from typing import Any
 
-from ...quantize.audit import audit, looks_quantized
-from ...quantize.checkpoint import Checkpoint
-from ...quantize.concat import HalfRatio, half_ratios
 from ...quantize.drafts import Draft, read_draft
 from ...quantize.drafts.speculators import is_speculators
 from ...quantize.errors import CheckpointError, LayoutError, PlanError, VerifyError
-from ...quantize.hub import resolve_draft
+from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.hub import resolve_draft
 from ...quantize.lints import Lint, find_lints
+from ...quantize.lints.concat import HalfRatio, half_ratios
 from ...quantize.plan import make_plan
+from ...quantize.verify.audit import audit, looks_quantized
 from ...recipes import built_in_recipes, load_recipe
 from ..console import megabytes, print_json, print_table, stdout, table
 from .audit_report import audit_mapping, print_audit

@@ -21,7 +21,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ...quantize.run import QuantizeReport
+    from ...quantize.quantize import QuantizeReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...quantize.run import quantize_draft
+    from ...quantize.quantize import quantize_draft
 
     source, draft = open_draft(options.draft)
     plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
@@ -151,7 +151,7 @@ def _calibrated(
 ) -> tuple[dict[str, float], str]:
     from ...calibration.input_scales import measure_input_scales
     from ...calibration.traces import TraceFolder
-    from ...quantize.loading import load_draft
+    from ...quantize.stored.loading import load_draft
 
     traces = TraceFolder.open(options.traces)
     shared = shared_tables(traces, options.target)

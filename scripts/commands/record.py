@@ -4,9 +4,9 @@ import argparse
 import typing
 from pathlib import Path
 
-from ...quantize.checkpoint import Checkpoint
 from ...quantize.drafts import read_config
-from ...quantize.hub import resolve_draft
+from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.hub import resolve_draft
 from ..console import megabytes, progress_bar, stdout
 
 
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     from ...calibration.prompts import read_prompts
     from ...calibration.record import record_traces
     from ...calibration.target_tables import TargetTables
-    from ...quantize.loading import load_draft
+    from ...quantize.stored.loading import load_draft
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
     if options.fused and not options.draft:

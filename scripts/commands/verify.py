@@ -2,8 +2,8 @@
 
 import argparse
 
-from ...quantize.hub import resolve_draft
-from ...quantize.verify import VerifyReport, verify
+from ...quantize.files.hub import resolve_draft
+from ...quantize.verify.folder import VerifyReport, verify
 from ..console import print_json, print_table, stdout, table
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from broken import BROKEN
-from draftquant.quantize.checkpoint import Checkpoint
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.hub import DraftSource
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
-from draftquant.quantize.run import quantize_draft
+from draftquant.quantize.quantize import quantize_draft
 from draftquant.recipes import DraftQuantError, Recipe, built_in_recipes, load_recipe
 from edits import Broken, Edit, Folder
 from formats import FamilyName, all_formats, format_recipe

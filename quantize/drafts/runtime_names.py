@@ -1,0 +1,86 @@
+"""Names under which engines hold the linears of a draft: fused, and numbered after the target's.
+
+Sources: vLLM 0.33 (`self_attn.fused_qkv_a_proj`; layers of a draft are `model.layers.{N + i}`, N
+being the target's number of layers) and SGLang 0.5.23 (`fused_qkv_a_proj_with_mqa`).
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ..errors import CheckpointError
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from .family import Draft, Row
+
+_FUSED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), ("qkv_proj",)),
+    **dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj",)),
+    **dict.fromkeys(
+        ("q_a_proj", "kv_a_proj_with_mqa"), ("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa")
+    ),
+}
+
+
+def fused_names(module: str) -> tuple[str, ...]:
+    """The linears into which engines fuse a module; empty where they leave it alone."""
+    parent, dot, leaf = module.rpartition(".")
+    return tuple(f"{parent}{dot}{name}" for name in _FUSED.get(leaf, ()))
+
+
+def numbered_name(canonical: str, target_layers: int) -> str:
+    """The name in vLLM of a module of a decoder layer, `layers.0.mlp.up_proj`."""
+    _, layer, path = canonical.split(".", 2)
+    return f"model.layers.{target_layers + int(layer)}.{path}"
+
+
+def excluded_modules(
+    draft: Draft, kept: Collection[Row], *, target_layers: int | None
+) -> tuple[str, ...]:
+    """Names of the 2-D modules that stay floating-point, for the list of excludes.
+
+    They are those on disk and, of decoder layers, the linears into which engines fuse them.
+
+    Args:
+        draft: whose modules they are.
+        kept: the rows of its matrices that are not quantized.
+        target_layers: number the layers as vLLM does, for layouts whose excludes are whole names.
+    """
+    names = {row.module for row in kept}
+    missing = set(draft.family.served_unquantized) - {n.rpartition(".")[2] for n in names}
+    if target_layers is not None:
+        names |= {numbered_name(module, target_layers) for module in modules_in_layers(kept)}
+    names |= {fused for name in names for fused in fused_names(name)}
+    return tuple(sorted(names | missing))
+
+
+def modules_in_layers(rows: Collection[Row]) -> tuple[str, ...]:
+    """Canonical names of those rows that are linears of decoder layers."""
+    names = (row.canonical.removesuffix(".weight") for row in rows)
+    return tuple(name for name in names if name.startswith("layers."))
+
+
+def known_target_layers(checkpoint: Checkpoint, given: int | None) -> int | None:
+    """The target's number of decoder layers: as given, else as in config.json; None = not known.
+
+    Raises:
+        CheckpointError: the given one is no number of layers, or config.json names another one.
+    """
+    named = checkpoint.config.get("num_target_layers")
+    if given is None:
+        return named if _counts(named) else None
+    if not _counts(given):
+        raise CheckpointError(
+            "--target-layers",
+            f"expected a whole number of at least 1, got {given!r}",
+            fix="give num_hidden_layers of the target's config.json",
+        )
+    if _counts(named) and named != given:
+        raise CheckpointError(
+            f"{checkpoint.folder / CONFIG_FILE}: num_target_layers",
+            f"names a target of {named} decoder layers, --target-layers {given}",
+            fix="leave the option out, or correct config.json",
+        )
+    return given
+
+
+def _counts(value: Any) -> bool:
+    return type(value) is int and value >= 1

@@ -1,0 +1,52 @@
+"""Keys of config.json without which the draft itself is not read: its name, its vocabulary."""
+
+from ...drafts import read_config
+from ...drafts.speculators import is_speculators
+from ...files.checkpoint import Checkpoint
+from ..check import ENGINES, OTHER_NAMES
+from ..contract import EngineName
+from .repair import Outcome, Repair, with_config
+
+
+def repair_architecture(checkpoint: Checkpoint, engine: EngineName) -> Outcome:
+    """Another engine's name of the architecture becomes the one that `engine` has."""
+    declared = checkpoint.config.get("architectures")
+    name = str(declared[0]) if isinstance(declared, list) and len(declared) == 1 else ""
+    if name not in ENGINES[engine].refused_architectures or name not in OTHER_NAMES:
+        return Outcome(checkpoint=checkpoint)
+    wanted = OTHER_NAMES[name]
+    found = Repair(
+        name="architecture",
+        wrong=f"{engine} has no architecture {name}, which is TensorRT-LLM's name of it",
+        written=f"architectures: {[wanted]}",
+    )
+    config = {**checkpoint.config, "architectures": [wanted]}
+    return Outcome(checkpoint=with_config(checkpoint, config), repairs=(found,))
+
+
+def repair_draft_vocabulary(checkpoint: Checkpoint) -> Outcome:
+    """`draft_vocab_size` becomes the number of rows of d2t and of lm_head, where these agree.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
+    family, geometry = read_config(checkpoint)
+    rows = {
+        canonical: tensor.shape[0]
+        for name, tensor in checkpoint.tensors.items()
+        if (canonical := family.canonical_name(name)) in ("d2t", "lm_head.weight") and tensor.shape
+    }
+    size, head = rows.get("d2t"), rows.get("lm_head.weight")
+    if size is None or head not in (None, size) or size == geometry.draft_vocab_size:
+        return Outcome(checkpoint=checkpoint)
+    if is_speculators(checkpoint.config):  # of which the key is a part that only vLLM reads
+        return Outcome(checkpoint=checkpoint)
+    said = checkpoint.config.get("draft_vocab_size")
+    found = Repair(
+        name="draft-vocab-size",
+        wrong=f"draft_vocab_size is {'missing' if said is None else said}, the draft's vocabulary"
+        f" has {size} tokens (rows of d2t)",
+        written=f"draft_vocab_size: {size}",
+    )
+    config = {**checkpoint.config, "draft_vocab_size": size}
+    return Outcome(checkpoint=with_config(checkpoint, config), repairs=(found,))

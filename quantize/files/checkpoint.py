@@ -1,0 +1,194 @@
+"""A checkpoint: a draft folder seen through its config, its index and its headers.
+
+Opening one reads no tensor data, so a 6 GB draft opens in milliseconds. It knows bytes and names,
+not what a tensor is for (`drafts/` does) nor what becomes of it (`plan.py` does).
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from .safetensors_header import Header, TensorInfo, read_header
+
+INDEX_FILE = "model.safetensors.index.json"
+CONFIG_FILE = "config.json"
+PROVENANCE_FILE = "draftquant.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One draft folder.
+
+    Attributes:
+        folder: where it lies.
+        config: the parsed config.json.
+        tensors: by name, sorted by name.
+        headers: one per safetensors file, by file name.
+        index: the parsed model.safetensors.index.json, None for a single file.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    headers: Mapping[str, Header]
+    index: Mapping[str, Any] | None
+
+    @classmethod
+    def open(cls, folder: Path) -> "Checkpoint":
+        """Read config, index and headers of a draft folder.
+
+        Raises:
+            CheckpointError: something is absent, unreadable, doubled or contradicts something else.
+        """
+        if not folder.is_dir():
+            raise CheckpointError(folder, "no such folder", fix="give a draft folder or a Hub id")
+        config = read_json_object(folder / CONFIG_FILE, "every draft needs its config.json")
+        index = None
+        if (folder / INDEX_FILE).exists():
+            index = read_json_object(folder / INDEX_FILE, "export the index again")
+        files = _files_of_index(folder, index) if index is not None else [_single_file(folder)]
+        headers = {file: read_header(folder, file) for file in files}
+        tensors: dict[str, TensorInfo] = {}
+        for file, header in headers.items():
+            for tensor in header.tensors:
+                if tensor.name in tensors:
+                    raise CheckpointError(
+                        folder / file,
+                        f"{tensor.name} also stands in {tensors[tensor.name].file}",
+                        fix="remove the stale shard",
+                    )
+                tensors[tensor.name] = tensor
+        if index is not None:
+            _check_index(folder, index["weight_map"], tensors)
+        return cls(
+            folder=folder,
+            config=config,
+            tensors=dict(sorted(tensors.items())),
+            headers=headers,
+            index=index,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together, headers not counted."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def side_files(self) -> tuple[str, ...]:
+        """Every other file of the folder (tokenizer, mask_embedding.pt), relative, sorted."""
+        own = {CONFIG_FILE, INDEX_FILE, *self.headers}
+        found = []
+        for path in sorted(self.folder.rglob("*")):
+            relative = path.relative_to(self.folder)
+            if path.is_dir() or relative.as_posix() in own or relative.parts[0] in _HIDDEN:
+                continue
+            found.append(relative.as_posix())
+        return tuple(found)
+
+
+_HIDDEN = {".git", ".cache", "__pycache__"}  # leftovers of download tools, not part of a draft
+
+
+def pread_exactly(descriptor: int, buffer: memoryview, offset: int, where: object) -> None:
+    """Fill `buffer` from `offset` of an open file.
+
+    Raises:
+        CheckpointError: the file ends before the buffer is full (it shrank while being read).
+    """
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(descriptor, [buffer[done:]], offset + done)
+        if count == 0:
+            raise CheckpointError(
+                where,
+                f"ends before byte {offset + len(buffer)}",
+                fix="the file changed while it was read: run again",
+            )
+        done += count
+
+
+def read_json_object(path: Path, fix: str) -> dict[str, Any]:
+    """Read a file that must hold one JSON object.
+
+    Raises:
+        CheckpointError: absent, unreadable, not JSON, or not an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise CheckpointError(path, "no such file", fix=fix) from exc
+    except (OSError, ValueError, RecursionError) as exc:
+        raise CheckpointError(path, f"not readable as JSON: {exc}", fix=fix) from exc
+    if not isinstance(value, dict):
+        raise CheckpointError(path, f"expected a JSON object, got {type(value).__name__}", fix=fix)
+    return value
+
+
+def _single_file(folder: Path) -> str:
+    found = sorted(path.name for path in folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise CheckpointError(
+            folder,
+            f"{len(found)} safetensors files but no {INDEX_FILE}",
+            fix="add the index, or keep one file",
+        )
+    others = sorted(
+        p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}
+    )
+    raise CheckpointError(
+        folder,
+        f"no safetensors file{f' (found {others[0]})' if others else ''}",
+        fix="convert the draft to safetensors: pickles are not read",
+    )
+
+
+def _files_of_index(folder: Path, index: Mapping[str, Any]) -> list[str]:
+    where = folder / INDEX_FILE
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(where, "weight_map is missing or empty", fix="export the index again")
+    if not isinstance(index.get("metadata", {}), dict):
+        raise CheckpointError(where, "metadata is not an object", fix="export the index again")
+    files = sorted({str(file) for file in weight_map.values()})
+    present = {path.name for path in folder.glob("*.safetensors") if path.is_file()}
+    for file in files:
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise CheckpointError(
+                where,
+                f"weight_map: {file!r} is no safetensors file beside it",
+                fix="export the index again",
+            )
+        if file not in present:
+            raise CheckpointError(
+                where,
+                f"weight_map names {file!r}, which is not in the folder",
+                fix="download the missing shard",
+            )
+    unlisted = sorted(present.difference(files))
+    if unlisted:
+        raise CheckpointError(
+            where,
+            f"the shard {unlisted[0]!r} is missing from the index",
+            fix="add its tensors to weight_map, or remove the shard",
+        )
+    return files
+
+
+def _check_index(
+    folder: Path, weight_map: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
+) -> None:
+    where = folder / INDEX_FILE
+    for name in sorted(weight_map.keys() | tensors.keys()):
+        if name not in tensors:
+            raise CheckpointError(where, f"{name} stands in no shard", fix="export the index again")
+        if weight_map.get(name) != tensors[name].file:
+            raise CheckpointError(
+                where,
+                f"{name}: expected in {weight_map.get(name)!r}, found in {tensors[name].file!r}",
+                fix="export the index again",
+            )

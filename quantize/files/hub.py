@@ -1,0 +1,50 @@
+"""Where a draft comes from: a local folder, or a Hugging Face Hub id pinned to a revision."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CheckpointError
+
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w./-]+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSource:
+    """A draft on this disk. `hub_id` and `revision` (a commit hash) are None for a local folder."""
+
+    folder: Path
+    hub_id: str | None = None
+    revision: str | None = None
+
+
+def resolve_draft(reference: str) -> DraftSource:
+    """Find a draft: an existing folder wins, else `owner/name[@revision]` is fetched from the Hub.
+
+    Raises:
+        CheckpointError: neither a folder nor a Hub id that can be fetched.
+    """
+    folder = Path(reference)
+    if folder.exists() or not _HUB_ID.fullmatch(reference):
+        if folder.is_dir():
+            return DraftSource(folder=folder)
+        what = "is a file, not a draft folder" if folder.exists() else "no such folder"
+        raise CheckpointError(reference, what, fix="give a draft folder or a Hub id (owner/name)")
+    return _download(reference)
+
+
+def _download(reference: str) -> DraftSource:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    hub_id, _, revision = reference.partition("@")
+    try:
+        folder = Path(snapshot_download(hub_id, revision=revision or None))
+    except (HFValidationError, OSError) as exc:  # HTTP errors of the Hub are OSErrors
+        reason = str(exc).strip().partition("\n")[0] or type(exc).__name__
+        raise CheckpointError(
+            reference,
+            f"no such folder, and the Hub did not give it: {reason}",
+            fix="check the spelling and the network, or download the draft and give its folder",
+        ) from exc
+    return DraftSource(folder=folder, hub_id=hub_id, revision=folder.name)

@@ -1,0 +1,103 @@
+"""Writing one safetensors file whose layout is known before the first byte moves.
+
+The plan gives every tensor's name, dtype and shape, so the header is written first and the space
+reserved; after that each byte range can be written in any order and from any thread. Kept tensors
+move from file to file inside the kernel.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+from .safetensors_header import DTYPE_BYTES, StoredTensor, TensorInfo
+
+COPY_BYTES = 16 << 20
+_NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+class SafetensorsFile:
+    """A safetensors file being written; use as a context manager."""
+
+    def __init__(
+        self, path: Path, tensors: Sequence[StoredTensor], metadata: Mapping[str, str]
+    ) -> None:
+        # Wide dtypes first, then by name: every tensor is aligned, and the order is reproducible.
+        ordered = sorted(tensors, key=lambda t: (-DTYPE_BYTES[t.dtype], t.name))
+        header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+        self.path = path
+        self.start: dict[str, int] = {}
+        end = 0
+        for tensor in ordered:
+            self.start[tensor.name], begin = end, end
+            end += tensor.nbytes
+            header[tensor.name] = {
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "data_offsets": [begin, end],
+            }
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        self._header = len(text).to_bytes(8, "little") + text
+        self.nbytes = len(self._header) + end
+        self._sizes = {tensor.name: tensor.nbytes for tensor in ordered}
+
+    def __enter__(self) -> "SafetensorsFile":
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            os.posix_fallocate(self._descriptor, 0, self.nbytes)  # a full disk shows here
+            self._pwrite(memoryview(self._header), 0)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            if exception[0] is None:
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+    def write(self, name: str, data: Tensor, *, offset: int = 0) -> int:
+        """Write bytes of a tensor at `offset` bytes into its range; returns the bytes written."""
+        view = data.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        if offset + len(view) > self._sizes[name]:
+            raise AssertionError(f"{name}: {offset} + {len(view)} bytes exceed its range")
+        self._pwrite(view, len(self._header) + self.start[name] + offset)
+        return len(view)
+
+    def copy(self, source: int, tensor: TensorInfo) -> None:
+        """Copy a kept tensor from an open source file, byte for byte, inside the kernel."""
+        target = len(self._header) + self.start[tensor.name]
+        done = 0
+        while done < tensor.nbytes:
+            length = min(tensor.nbytes - done, COPY_BYTES)
+            count = self._copy_range(source, length, tensor.start + done, target + done)
+            if count == 0:
+                raise CheckpointError(
+                    tensor.file,
+                    f"ends inside {tensor.name}",
+                    fix="the file changed while it was read: run again",
+                )
+            done += count
+
+    def _copy_range(self, source: int, length: int, start: int, target: int) -> int:
+        try:
+            return os.copy_file_range(source, self._descriptor, length, start, target)
+        except OSError as exc:
+            if exc.errno not in _NO_KERNEL_COPY:
+                raise
+        chunk = os.pread(source, length, start)
+        self._pwrite(memoryview(chunk), target)
+        return len(chunk)
+
+    def _pwrite(self, view: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(view):
+            done += os.pwrite(self._descriptor, view[done:], offset + done)

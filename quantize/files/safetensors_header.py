@@ -1,0 +1,178 @@
+"""The safetensors header: names, dtypes, shapes and byte ranges of one file, read as hostile input.
+
+Layout of a file (safetensors format, huggingface/safetensors README): 8 bytes little-endian header
+length N, N bytes of JSON, then the tensor data. This module reads headers only, never tensor data.
+"""
+
+import json
+import math
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
+MAX_AXES = 16  # no draft has more than 3; millions of them take hours to multiply
+
+DTYPE_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4,
+    "I64": 8, "U64": 8, "F64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """Where one tensor lies: `start` and `stop` are absolute byte offsets in `file`.
+
+    `file` is relative to the draft folder, `dtype` is the safetensors spelling, for example "BF16".
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensor's data in bytes."""
+        return self.stop - self.start
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """One tensor of the output: on-disk name, safetensors dtype and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its data in bytes."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The tensors of one file in the order of their data, and its free-form `__metadata__`."""
+
+    tensors: tuple[TensorInfo, ...]
+    metadata: dict[str, str]
+
+
+def read_header(folder: Path, file: str) -> Header:
+    """Read and check the header of `folder/file`.
+
+    Raises:
+        CheckpointError: the file is truncated, its header is not JSON of the safetensors form, or a
+            byte range overlaps another, leaves a hole, or disagrees with dtype, shape or file size.
+    """
+    path = folder / file
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+                raise CheckpointError(
+                    path,
+                    f"header of {length} bytes does not fit a file of {size} bytes",
+                    fix="the file is truncated or not safetensors: download it again",
+                )
+            text = stream.read(length)
+    except OSError as exc:
+        raise CheckpointError(path, f"cannot be read: {exc}", fix="check the draft folder") from exc
+    entries = _parse(path, text)
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise _lie(path, "__metadata__ is not a mapping of text to text")
+    first_byte = 8 + length
+    tensors = [_tensor(path, file, name, entry, first_byte) for name, entry in entries.items()]
+    tensors.sort(key=lambda tensor: (tensor.start, tensor.stop))
+    _check_ranges(path, tensors, first_byte, size)
+    return Header(tensors=tuple(tensors), metadata=metadata)
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise _lie(path, f"{twice!r} stands twice in the header")
+        return entries
+
+    try:
+        entries = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as exc:
+        raise _lie(path, f"the header is not JSON ({exc})") from exc
+    if not isinstance(entries, dict):
+        raise _lie(path, "the header is not a JSON object")
+    return entries
+
+
+def _tensor(path: Path, file: str, name: str, entry: Any, first_byte: int) -> TensorInfo:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _lie(path, f"{name}: expected exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise CheckpointError(
+            path,
+            f"{name}: dtype {dtype!r} is not one of {', '.join(DTYPE_BYTES)}",
+            fix="convert the tensor to a supported dtype",
+        )
+    if not _naturals(shape) or len(shape) > MAX_AXES:
+        raise _lie(path, f"{name}: shape {_short(shape)} is not a list of natural numbers")
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _lie(path, f"{name}: data_offsets {_short(offsets)} is not a byte range")
+    start, stop = (first_byte + offset for offset in offsets)
+    expected = math.prod(shape) * DTYPE_BYTES[dtype]
+    if stop - start != expected:
+        raise _lie(
+            path,
+            f"{name}: {dtype} {shape} needs {expected} bytes, data_offsets give {stop - start}",
+        )
+    return TensorInfo(name=name, dtype=dtype, shape=tuple(shape), file=file, start=start, stop=stop)
+
+
+def _check_ranges(path: Path, tensors: list[TensorInfo], first_byte: int, size: int) -> None:
+    """Every data byte belongs to exactly one tensor."""
+    end = first_byte
+    for tensor in tensors:
+        if tensor.start != end:
+            kind = "overlaps the tensor before it" if tensor.start < end else "leaves a hole"
+            raise _lie(
+                path, f"{tensor.name}: starts at byte {tensor.start}, expected {end}: {kind}"
+            )
+        end = tensor.stop
+    if end != size:
+        kind = "truncated" if end > size else "followed by bytes that no tensor owns"
+        raise CheckpointError(
+            path,
+            f"the header describes {end} bytes, the file has {size}: {kind}",
+            fix="download or export the file again",
+        )
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        type(item) is int and 0 <= item < 2**63 for item in value
+    )
+
+
+def _short(value: Any) -> str:
+    return textwrap.shorten(repr(value), 80)
+
+
+def _lie(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(path, what, fix="the file is corrupt: download or export it again")

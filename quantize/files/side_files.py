@@ -1,0 +1,67 @@
+"""Files beside the tensors: what travels to an output, and the config and index written there."""
+
+import fnmatch
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from .checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
+from .staging import sync, write_text
+
+SPARE_BYTES = 16 << 20  # headers, config, provenance
+_OTHER_WEIGHTS = ("pytorch_model*", "consolidated*.pth", "*.ckpt", "*.gguf")
+
+
+def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, made: str) -> None:
+    """No side file holds the weights once more.
+
+    Args:
+        folder: the source.
+        files: its side files.
+        travel: how such weights would come along, for the message.
+        made: what becomes of the safetensors, for the message.
+
+    Raises:
+        CheckpointError: names the file.
+    """
+    for file in files:
+        if any(fnmatch.fnmatch(Path(file).name, pattern) for pattern in _OTHER_WEIGHTS):
+            raise CheckpointError(
+                folder / file,
+                f"the weights in another format would travel {travel}",
+                fix=f"move this file out of the folder: the safetensors are what is {made}",
+            )
+
+
+def copy_side_files(folder: Path, staging: Path, files: Sequence[str]) -> None:
+    """Copy side files byte for byte, synced."""
+    for file in files:
+        (staging / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / file, staging / file)
+        sync(staging / file)
+
+
+def write_config_and_index(
+    staging: Path,
+    source: Checkpoint,
+    config: Mapping[str, Any],
+    files: Mapping[str, str],
+    nbytes: int,
+) -> None:
+    """Write config.json and, where the source has one, the index.
+
+    Args:
+        staging: the output's staging folder.
+        source: whose index metadata is kept.
+        config: the output's.
+        files: tensor name -> safetensors file.
+        nbytes: of all tensors.
+    """
+    if source.index is not None:
+        metadata = {**source.index.get("metadata", {}), "total_size": nbytes}
+        index = {"metadata": metadata, "weight_map": dict(sorted(files.items()))}
+        write_text(staging / INDEX_FILE, json.dumps(index, indent=2) + "\n")
+    write_text(staging / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,94 @@
+"""Staged output: a folder appears whole under its final name, or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import OutputError
+
+
+def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0) -> None:
+    """Refuse an output that cannot or must not be written, before any work.
+
+    Args:
+        out: folder to create; its parent must exist.
+        source: folder that is read; neither may contain the other.
+        needed_bytes: what will be written.
+
+    Raises:
+        OutputError: the output exists, its parent does not, the two overlap, or the disk is full.
+    """
+    if out.exists() or out.is_symlink():
+        raise OutputError(
+            out,
+            "already exists, and nothing existing is ever overwritten",
+            fix="give another output folder, or move this one away",
+        )
+    parent = out.absolute().parent
+    if not parent.is_dir():
+        raise OutputError(out, f"its parent {parent} is no folder", fix=f"mkdir -p {parent}")
+    if not os.access(parent, os.W_OK):
+        raise OutputError(out, f"its parent {parent} is not writable", fix="choose another place")
+    if source is not None:
+        inside, outside = out.absolute().parent.resolve() / out.name, source.resolve()
+        if inside.is_relative_to(outside) or outside.is_relative_to(inside):
+            raise OutputError(
+                out, f"overlaps the source {source}", fix="write it beside the source"
+            )
+    free = shutil.disk_usage(parent).free
+    if free < needed_bytes:
+        raise OutputError(
+            out,
+            f"needs {needed_bytes:,} bytes, {parent} has {free:,} free",
+            fix="free some space, or write to another disk",
+        )
+
+
+@contextmanager
+def staged_output(out: Path) -> Iterator[Path]:
+    """Give a staging folder beside `out`; leaving the block without an exception publishes it.
+
+    The staging folder has a hidden name and is removed on any exception. Everything in it must have
+    been synced by its writer; the rename is atomic.
+
+    Raises:
+        OutputError: `out` appeared meanwhile, or writing failed (disk full, no permission).
+    """
+    staging = None
+    try:
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".staging", dir=out.parent))
+        yield staging
+        for folder in (staging, *(path for path in staging.rglob("*") if path.is_dir())):
+            sync(folder)
+        staging.chmod(0o755)  # mkdtemp makes it private
+        check_output(out)
+        staging.rename(out)
+        sync(out.parent)
+    except OSError as exc:
+        raise OutputError(
+            out,
+            f"cannot be written: {exc.strerror or exc}",
+            fix="free some space or choose another place; nothing was kept",
+        ) from exc
+    finally:
+        if staging is not None and staging.exists():
+            shutil.rmtree(staging)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file and flush it to the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    sync(path)

@@ -1,0 +1,94 @@
+"""The concat input of EAGLE-3: how far the two halves of its first linears are apart.
+
+q, k and v of layer 0 read [norm(embedding); norm(hidden)]. With one scale per row, a half whose
+weights are much smaller than the other's is rounded to zero, and acceptance collapses.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..drafts.family import Draft, Row
+from ..files.checkpoint import pread_exactly
+
+SAMPLED_ROWS = 256
+HARMFUL_RATIO = 4.0
+"""From here on INT4 per-channel visibly loses the smaller half (at 10, 99 % of it becomes zero)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfRatio:
+    """One concat linear: mean row absmax of the hidden half over that of the embedding half.
+
+    Attributes:
+        name: on-disk tensor name. num_rows: rows looked at, evenly spread over the weight.
+        ratio: 1 means balanced; 10 means that the embedding half is ten times smaller.
+    """
+
+    name: str
+    ratio: float
+    num_rows: int
+
+    @property
+    def harmful(self) -> bool:
+        """True if one scale per row costs the smaller half most of its INT4 codes."""
+        return max(self.ratio, 1 / self.ratio) >= HARMFUL_RATIO if self.ratio > 0 else True
+
+
+def half_ratios(draft: Draft) -> tuple[HalfRatio, ...]:
+    """Measure every linear that reads the concat input.
+
+    Raises:
+        CheckpointError: a source file shrank.
+    """
+    return tuple(_ratio(draft, row) for row in concat_linears(draft))
+
+
+def concat_linears(draft: Draft) -> tuple[Row, ...]:
+    """Every linear of layer 0 that reads the concat input, twice as wide as the draft.
+
+    The output projection can be as wide (twice as many query channels as hidden ones), but reads
+    attention output.
+    """
+    embedding = draft.row("layers.0.input_layernorm.weight")
+    hidden = embedding.tensor.shape[0] if embedding else 0
+    return tuple(
+        row
+        for row in draft.linears()
+        if row.role == "attention"
+        and row.canonical.startswith("layers.0.")
+        and not row.canonical.endswith(".o_proj.weight")
+        and row.tensor.shape[1] == 2 * hidden
+    )
+
+
+def _ratio(draft: Draft, row: Row) -> HalfRatio:
+    rows, columns = row.tensor.shape
+    sampled = np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED_ROWS)).astype(np.int64))
+    magnitudes = np.abs(_read_rows(draft, row, sampled.tolist()))
+    low, high = magnitudes[:, : columns // 2], magnitudes[:, columns // 2 :]
+    embedding, hidden = float(low.max(axis=1).mean()), float(high.max(axis=1).mean())
+    ratio = hidden / embedding if embedding > 0 else float("inf")
+    return HalfRatio(name=row.tensor.name, ratio=ratio, num_rows=len(sampled))
+
+
+def _read_rows(draft: Draft, row: Row, indices: Sequence[int]) -> NDArray[np.float32]:
+    tensor = row.tensor
+    row_bytes = tensor.nbytes // tensor.shape[0]
+    data = bytearray(row_bytes * len(indices))
+    descriptor = os.open(draft.checkpoint.folder / tensor.file, os.O_RDONLY)
+    try:
+        for place, index in enumerate(indices):
+            view = memoryview(data)[place * row_bytes : (place + 1) * row_bytes]
+            pread_exactly(descriptor, view, tensor.start + index * row_bytes, tensor.name)
+    finally:
+        os.close(descriptor)
+    if tensor.dtype == "BF16":  # the upper half of a float32
+        bits = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
+        values = bits.view(np.float32)
+    else:
+        values = np.frombuffer(data, dtype={"F16": "<f2", "F32": "<f4"}[tensor.dtype])
+    return values.astype(np.float32).reshape(len(indices), tensor.shape[1])

@@ -1,0 +1,188 @@
+"""`quantize_draft`: plan in, published folder out. It appears whole and verified, or not at all."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..recipes.schema import recipe_sha256, to_mapping
+from .backends import Backend, get_backend
+from .errors import BackendError, CheckpointError, VerifyError
+from .execute import execute
+from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE
+from .files.hub import DraftSource
+from .files.provenance import package_version
+from .files.side_files import (
+    SPARE_BYTES,
+    check_no_other_weights,
+    copy_side_files,
+    write_config_and_index,
+)
+from .files.staging import check_output, staged_output, write_text
+from .layouts import get_layout
+from .lints import config_changes, find_lints, fixed_config
+from .plan import Plan, Step
+from .verify.folder import VerifyReport, verify
+
+PROVENANCE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeReport:
+    """What a run wrote, and what verification found in it.
+
+    Attributes:
+        config_changes: dotted config.json key -> the value that a lint asked for.
+    """
+
+    out: Path
+    plan: Plan
+    verification: VerifyReport
+    config_changes: Mapping[str, Any]
+
+
+def quantize_draft(
+    plan: Plan,
+    out: Path,
+    *,
+    source: DraftSource,
+    argv: Sequence[str] = (),
+    input_scales: Mapping[str, float] | None = None,
+    input_scale_origin: str | None = None,
+    allow_zero_rows: bool = False,
+    fix_config: bool = False,
+    on_progress: Callable[[Step], None] = lambda _step: None,
+    on_stage: Callable[[str], None] = lambda _stage: None,
+) -> QuantizeReport:
+    """Quantize a draft into a new folder: write, verify by re-reading, rename.
+
+    Args:
+        plan: from `make_plan`; its recipe names backend and layout.
+        out: folder to create.
+        source: where the draft came from, for provenance.
+        argv: the command line, for provenance.
+        input_scales: static activation scale per on-disk module name; needed exactly where the
+            recipe's activations are static.
+        input_scale_origin: where they came from, for provenance.
+        allow_zero_rows: store all-zero rows instead of refusing them.
+        fix_config: change the output's config.json as the lints of the draft ask for.
+        on_progress: called after each tensor written.
+        on_stage: called with "write" and "verify" when they begin.
+
+    Raises:
+        DraftQuantError: of the stage that failed; nothing is left behind.
+    """
+    backend = get_backend(plan.recipe.backend)
+    backend.check(plan.recipe.weights)
+    scales = _checked_scales(plan, input_scales)
+    changes = config_changes(find_lints(plan.draft)) if fix_config else {}
+    folder = plan.draft.checkpoint.folder
+    side_files = plan.draft.checkpoint.side_files()
+    _check_side_files(plan, side_files)
+    side_bytes = sum((folder / file).stat().st_size for file in side_files)
+    check_output(out, folder, needed_bytes=plan.bytes_after + side_bytes + SPARE_BYTES)
+    with staged_output(out) as staging:
+        on_stage("write")
+        execute(
+            plan,
+            staging,
+            backend,
+            input_scales=scales,
+            allow_zero_rows=allow_zero_rows,
+            on_progress=on_progress,
+        )
+        copy_side_files(folder, staging, side_files)
+        _write_config(plan, staging, changes)
+        on_stage("verify")
+        report = verify(staging, folder)
+        if not report.ok:
+            faults = "\n  ".join(str(fault) for fault in report.faults[:10])
+            raise VerifyError(
+                out,
+                f"the written folder does not pass verification, and is not published:\n  {faults}",
+                fix="report this with the recipe and the draft's config.json",
+            )
+        provenance = _provenance(plan, backend, source, argv, report)
+        if changes:
+            provenance |= {"config_changes": changes}
+        if scales:
+            provenance |= {"input_scales": scales, "input_scale_origin": input_scale_origin}
+        write_text(staging / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
+    return QuantizeReport(out=out, plan=plan, verification=report, config_changes=changes)
+
+
+def _checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:
+    """Static input scales are given exactly where the recipe needs them."""
+    modules = [step.row.module for step in plan.quantized]
+    if not plan.recipe.needs_input_scales:
+        if scales:
+            raise BackendError(
+                f"recipe {plan.recipe.name}",
+                "activations are not static, but input scales were given",
+                fix="drop --traces or --input-scale, or use a recipe with static activations",
+            )
+        return {}
+    missing = [module for module in modules if module not in (scales or {})]
+    if scales is None or missing:
+        raise BackendError(
+            f"recipe {plan.recipe.name}",
+            f"static activations need an input scale per linear; missing: {', '.join(missing)}",
+            fix="record traces ('draftquant record') and pass --traces, or use a dynamic recipe"
+            " (fp8-ptpc), or pass --input-scale 1.0",
+        )
+    return {module: scales[module] for module in modules}
+
+
+def _check_side_files(plan: Plan, side_files: Sequence[str]) -> None:
+    """What this run copies is neither a file that it writes nor the weights once more."""
+    folder = plan.draft.checkpoint.folder
+    check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
+    for file in (PROVENANCE_FILE, "hf_quant_config.json"):
+        if file in side_files:
+            raise CheckpointError(
+                folder / file,
+                "the source is already the result of a quantization",
+                fix="start from the BF16 draft",
+            )
+    if plan.draft.checkpoint.config.get("quantization_config") is not None:
+        raise CheckpointError(
+            folder / CONFIG_FILE,
+            "declares a quantization_config: the source is already quantized",
+            fix="start from the BF16 draft",
+        )
+
+
+def _write_config(plan: Plan, staging: Path, changes: Mapping[str, Any]) -> None:
+    """config.json with changes and the layout's declaration, the layout's own files, the index."""
+    checkpoint = plan.draft.checkpoint
+    layout = get_layout(plan.recipe.layout)
+    declared = layout.declare(plan.recipe, plan.kept_modules())
+    for file, content in layout.side_files(declared).items():
+        write_text(staging / file, json.dumps(content, indent=2) + "\n")
+    config = {**fixed_config(checkpoint.config, changes), "quantization_config": declared}
+    stored = {t.name: step.row.tensor.file for step in plan.steps for t in step.stored}
+    write_config_and_index(staging, checkpoint, config, stored, plan.bytes_after)
+
+
+def _provenance(
+    plan: Plan, backend: Backend, source: DraftSource, argv: Sequence[str], report: VerifyReport
+) -> dict[str, Any]:
+    """Who made this folder, from what, how; no time stamp, so that equal runs give equal files."""
+    return {
+        "format": "draftquant-provenance",
+        "version": PROVENANCE_VERSION,
+        "draftquant": package_version("draftquant"),
+        "backend_versions": backend.versions(),
+        "argv": list(argv),
+        "source": {
+            "hub_id": source.hub_id,
+            "revision": source.revision,
+            "family": plan.draft.family.name,
+            "tensor_sha256": dict(report.source_sha256),
+        },
+        "recipe": to_mapping(plan.recipe),
+        "recipe_sha256": recipe_sha256(plan.recipe),
+        "tensor_sha256": dict(report.output_sha256),
+        "tensor_bytes": {"before": plan.bytes_before, "after": plan.bytes_after},
+    }

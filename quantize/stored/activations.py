@@ -1,0 +1,103 @@
+"""What a kernel sees of a linear's input: rounded to FP8, NVFP4 or MXFP4 and back.
+
+Part of the reading side: it follows what a folder declares and shares no code with what wrote it.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from ..drafts.forward import OnInput
+from .declarations import Activations
+
+FP8_MAX = 448.0
+FP8_GROUP = 128  # inputs that share a scale where weights have blocks
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP4_MAX = 6.0
+E4M3_SMALLEST = 2.0**-9
+
+
+class InputRounding:
+    """`OnInput` that rounds the inputs of quantized linears and leaves the others alone.
+
+    Args:
+        activations: as declared.
+        scales: canonical module name of every quantized linear -> its stored scale, if any.
+        before: sees every input first; what it returns goes on.
+    """
+
+    def __init__(
+        self,
+        activations: Activations,
+        scales: Mapping[str, Tensor | None],
+        before: OnInput | None,
+    ) -> None:
+        self._activations = activations
+        self._scales = scales
+        self._before = before
+
+    def __call__(self, name: str, x: Tensor) -> Tensor:
+        """See `OnInput`."""
+        if self._before is not None:
+            x = self._before(name, x)
+        if self._activations == "none" or name not in self._scales:
+            return x
+        return self._rounded(x.to(torch.float32), self._scales[name]).to(x.dtype)
+
+    def _rounded(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        if self._activations == "mxfp4":
+            return _in_groups(x, 32, _mxfp4)
+        if self._activations == "nvfp4":
+            whole = torch.ones(()) if scale is None else scale
+            return _in_groups(x, 16, lambda groups: _nvfp4(groups, whole))
+        if self._activations == "group-dynamic":
+            return _in_groups(x, FP8_GROUP, lambda groups: _fp8(groups, _fp8_scale(groups)))
+        if self._activations == "tensor-dynamic":  # one scale for all tokens of a call
+            return _fp8(x, _fp8_scale(x.reshape(1, -1)).reshape(()))
+        return _fp8(x, _fp8_scale(x) if scale is None else scale)
+
+
+def _in_groups(x: Tensor, size: int, rounded: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply to [..., groups, size]; the last group may be padded with zeros."""
+    padding = -x.shape[-1] % size
+    wide = torch.nn.functional.pad(x, (0, padding))
+    return rounded(wide.reshape(*x.shape[:-1], -1, size)).flatten(-2)[..., : x.shape[-1]]
+
+
+def _fp8_scale(x: Tensor) -> Tensor:
+    absmax = x.abs().amax(-1, keepdim=True)
+    return torch.where(absmax > 0, absmax / FP8_MAX, 1.0)  # a zero token stays zero
+
+
+def _fp8(x: Tensor, scale: Tensor) -> Tensor:
+    codes = (x / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return codes.to(torch.float32) * scale
+
+
+def _nvfp4(groups: Tensor, global_scale: Tensor) -> Tensor:
+    """Groups of 16 under e4m3(absmax / (6 * global scale))."""
+    absmax = groups.abs().amax(-1, keepdim=True)
+    scale = (absmax / (FP4_MAX * global_scale)).clamp(E4M3_SMALLEST, FP8_MAX)
+    scale = scale.to(torch.float8_e4m3fn).to(torch.float32) * global_scale
+    return _fp4(groups / scale) * scale
+
+
+def _mxfp4(groups: Tensor) -> Tensor:
+    """Groups of 32 under 2^(floor(log2(absmax)) - 2), absmax rounded to one bit of mantissa."""
+    absmax = groups.abs().amax(-1, keepdim=True)
+    mantissa, exponent = torch.frexp(absmax)  # absmax = mantissa * 2^exponent, mantissa in [.5, 1)
+    exponent = exponent - 1 + (mantissa >= 0.875) - 2
+    scale = torch.ldexp(torch.ones_like(absmax), exponent.clamp(-126, 127))
+    return _fp4(groups / scale) * scale
+
+
+def _fp4(x: Tensor) -> Tensor:
+    """Nearest of the 16 values, ties to the even mantissa, saturating at 6."""
+    values = torch.tensor(FP4_VALUES)
+    middles = (values[:-1] + values[1:]) / 2
+    size = x.abs()
+    below = torch.bucketize(size, middles, right=False)  # a tie goes to the smaller neighbour
+    above = torch.bucketize(size, middles, right=True)
+    index = torch.where(below % 2 == 0, below, above)
+    return values[index].copysign(x)

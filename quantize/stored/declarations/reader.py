@@ -1,0 +1,135 @@
+"""Strict reading of one JSON object of a declaration: every key must be understood.
+
+A key that is not read is an error at the end, because an unread key could change what the stored
+numbers mean.
+"""
+
+from collections.abc import Collection
+from typing import Any, TypeVar
+
+from ...errors import VerifyError
+
+ChoiceT = TypeVar("ChoiceT", bound=str | int | bool)
+
+
+def not_understood(
+    where: object, key: str, understood: Collection[str], got: object
+) -> VerifyError:
+    """The error for a value, or a key, whose meaning is not known here."""
+    return VerifyError(
+        where,
+        f"{key}: understood {'is' if len(understood) == 1 else 'are'} {' or '.join(understood)},"
+        f" got {got!r}",
+        fix="quantize again with a supported layout, or correct the declaration",
+    )
+
+
+class ObjectReader:
+    """One JSON object, its keys ticked off as they are read.
+
+    Args:
+        value: the object. where: the file. key: path of the object inside the file.
+        ignored: keys whose value cannot change the meaning of the stored tensors.
+    """
+
+    def __init__(
+        self, value: dict[str, Any], where: object, key: str, ignored: Collection[str]
+    ) -> None:
+        self.where = where
+        self.key = key
+        self._value = value
+        self._seen = set(ignored)
+
+    @classmethod
+    def of(
+        cls, value: object, where: object, key: str, ignored: Collection[str] = ()
+    ) -> "ObjectReader":
+        """Wrap a JSON object.
+
+        Raises:
+            VerifyError: the value is not an object.
+        """
+        if not isinstance(value, dict):
+            raise not_understood(where, key, ("a JSON object",), value)
+        return cls(value, where, key, ignored)
+
+    def has(self, key: str) -> bool:
+        """True if the key is there and not null."""
+        self._seen.add(key)
+        return self._value.get(key) is not None
+
+    def section(self, key: str, ignored: Collection[str] = ()) -> "ObjectReader":
+        """A nested object that must be there."""
+        self._seen.add(key)
+        return ObjectReader.of(self._value.get(key), self.where, self._path(key), ignored)
+
+    def sections(self, key: str, ignored: Collection[str] = ()) -> "list[ObjectReader]":
+        """A nested object, or a list of such, that must be there and hold at least one."""
+        value = self._value.get(key)
+        if not isinstance(value, list):
+            return [self.section(key, ignored)]
+        self._seen.add(key)
+        if not value:
+            raise not_understood(self.where, self._path(key), ("a JSON object",), value)
+        return [
+            ObjectReader.of(item, self.where, f"{self._path(key)}[{i}]", ignored)
+            for i, item in enumerate(value)
+        ]
+
+    def choice(self, key: str, *understood: ChoiceT) -> ChoiceT:
+        """A value that must be there and be one of `understood`, of the same JSON type."""
+        self._seen.add(key)
+        got = self._value.get(key)
+        for value in understood:
+            if type(got) is type(value) and got == value:
+                return value
+        raise not_understood(self.where, self._path(key), [repr(v) for v in understood], got)
+
+    def optional(self, key: str, *understood: str | int | bool | None) -> None:
+        """A value that may be missing, else is one of `understood`."""
+        self._seen.add(key)
+        got = self._value.get(key, understood[0])
+        if not any(type(got) is type(value) and got == value for value in understood):
+            raise not_understood(self.where, self._path(key), [repr(v) for v in understood], got)
+
+    def absent(self, *keys: str) -> None:
+        """Keys that would change the meaning: missing, null, false or empty."""
+        self._seen.update(keys)
+        for key in keys:
+            got = self._value.get(key)
+            if got not in (None, False, [], {}) or (got == 0 and type(got) is not bool):
+                raise not_understood(self.where, self._path(key), ("null",), got)
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        """A list of texts; a missing key gives none."""
+        self._seen.add(key)
+        got = self._value.get(key)
+        if got is None:
+            return ()
+        if not isinstance(got, list) or not all(isinstance(item, str) for item in got):
+            raise not_understood(self.where, self._path(key), ("a list of names",), got)
+        return tuple(got)
+
+    def numbers(self, key: str, *understood: int) -> None:
+        """A list that must be there and hold exactly these whole numbers."""
+        self._seen.add(key)
+        got = self._value.get(key)
+        whole = isinstance(got, list) and all(type(item) is int for item in got)
+        if not whole or got != list(understood):
+            raise not_understood(self.where, self._path(key), (str(list(understood)),), got)
+
+    def finish(self) -> None:
+        """Every key has been read.
+
+        Raises:
+            VerifyError: a key was not.
+        """
+        for key in self._value:
+            if key not in self._seen:
+                known = sorted(self._seen)
+                raise not_understood(
+                    self.where, self._path(key) + " (unknown key)", known, self._value[key]
+                )
+
+    def _path(self, key: str) -> str:
+        return f"{self.key}.{key}" if self.key else key

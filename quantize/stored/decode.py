@@ -1,0 +1,151 @@
+"""Decoding of stored tensors in numpy: floats, FP8 and FP4 by definition, packed INT4.
+
+The independent counterpart of the writing side: it shares no code with it and does not import
+torch. Everything works on blocks of rows, so memory stays bounded.
+"""
+
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import CheckpointError
+from ..files.checkpoint import Checkpoint, pread_exactly
+from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
+from .parts import FP8_DTYPE, NIBBLES_PER_WORD
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+COLUMN_OF_NIBBLE = {"order": (0, 1, 2, 3, 4, 5, 6, 7), "reorder": (0, 2, 4, 6, 1, 3, 5, 7)}
+"""Nibble i (bits 4i .. 4i+3) of word c holds column 8c + COLUMN_OF_NIBBLE[pack_method][i]."""
+
+
+def _e4m3_table() -> Floats:
+    """The 256 values of F8_E4M3 (the "fn" variant: no infinities, two NaN codes).
+
+    Sign bit, 4 exponent bits with bias 7, 3 mantissa bits: 2^(e-7) (1 + m/8), and 2^-6 m/8 for
+    e = 0; S.1111.111 is NaN. Source: OCP 8-bit floating point specification, table 1.
+    """
+    values = np.empty(256, np.float32)
+    for code in range(256):
+        exponent, mantissa = code >> 3 & 15, code & 7
+        size = 2.0 ** (exponent - 7) * (1 + mantissa / 8) if exponent else 2.0**-6 * mantissa / 8
+        if exponent == 15 and mantissa == 7:
+            size = np.nan
+        values[code] = -size if code & 128 else size
+    return values
+
+
+E4M3 = _e4m3_table()
+E2M1: Floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+"""The 16 values of FP4. Source: OCP Microscaling specification 1.0, table 5."""
+
+
+def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int) -> Bytes:
+    """The bytes of rows `first` .. `stop` - 1 of a tensor; a tensor without axes is one row.
+
+    Raises:
+        CheckpointError: the file shrank or vanished while being read.
+    """
+    rows = tensor.shape[0] if tensor.shape else 1
+    row_bytes = tensor.nbytes // rows if rows else 0
+    block = np.empty((stop - first) * row_bytes, np.uint8)
+    path = checkpoint.folder / tensor.file
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as exc:
+        raise CheckpointError(path, f"cannot be read: {exc}", fix="check the folder") from exc
+    try:
+        pread_exactly(descriptor, block.data, tensor.start + first * row_bytes, path)
+    finally:
+        os.close(descriptor)
+    return block
+
+
+def read_whole(checkpoint: Checkpoint, tensor: TensorInfo) -> Bytes:
+    """All bytes of a tensor."""
+    return read_rows(checkpoint, tensor, 0, tensor.shape[0] if tensor.shape else 1)
+
+
+def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:
+    """BF16, F16, F32 or F8_E4M3 bytes -> their exact values.
+
+    Args:
+        block: the bytes.
+        dtype: safetensors spelling.
+        out: contiguous float32 of as many elements, written and returned; without it, a new
+            [number of elements] array.
+
+    Raises:
+        ValueError: another dtype.
+    """
+    if out is None:
+        out = np.empty(block.size // DTYPE_BYTES[dtype], np.float32)
+    flat = out.reshape(-1)
+    if dtype == "BF16":  # the upper half of a float32
+        bits = flat.view(np.uint32)
+        bits[:] = block.view(np.uint16)
+        np.left_shift(bits, 16, out=bits)
+    elif dtype in ("F16", "F32"):
+        flat[:] = block.view(np.float16 if dtype == "F16" else np.float32)
+    elif dtype == FP8_DTYPE:
+        np.take(E4M3, block, out=flat, mode="wrap")  # "raise" would copy through a buffer
+    else:
+        raise ValueError(f"{dtype} holds no floating-point values")
+    return out
+
+
+def e4m3_rounded(x: Floats) -> Floats:
+    """Nearest values of F8_E4M3, ties to the even code, saturating at 448; x's shape.
+
+    Between powers of two 2^e and 2^(e+1) its values are 2^(e-3) apart, and 2^-9 below 2^-6.
+    """
+    clipped = np.clip(x, np.float32(-448), np.float32(448))
+    power = (clipped.view(np.uint32) & np.uint32(0x7F800000)).view(np.float32)
+    step = np.maximum(power, np.float32(2.0**-6)) * np.float32(2.0**-3)
+    rounded: Floats = np.rint(clipped / step) * step
+    return rounded
+
+
+def unpack_int4(
+    words: npt.NDArray[np.int32], pack_method: str, *, offset: int, out: Floats | None = None
+) -> Floats:
+    """INT4 codes of packed words.
+
+    Args:
+        words: [rows, words per row] int32.
+        pack_method: a key of `COLUMN_OF_NIBBLE`.
+        offset: 0 for two's complement nibbles, 8 for unsigned ones that store code + 8.
+        out: contiguous float32 of as many elements, written and returned.
+
+    Returns:
+        [rows, 8 * words per row] float32, -8 .. 7.
+    """
+    rows, per_row = words.shape
+    if out is None:
+        out = np.empty((rows, per_row * NIBBLES_PER_WORD), np.float32)
+    # Flipping its sign bit turns a two's complement nibble into code + 8.
+    bits = words.view(np.uint32) if offset else words.view(np.uint32) ^ np.uint32(0x88888888)
+    octets = bits.view(np.uint8).reshape(rows, per_row, 4)
+    halves = octets & 15, octets >> 4
+    codes = np.empty((rows, per_row, NIBBLES_PER_WORD), np.uint8)
+    for nibble, column in enumerate(COLUMN_OF_NIBBLE[pack_method]):
+        codes[..., column] = halves[nibble % 2][..., nibble // 2]
+    return np.subtract(codes.reshape(rows, -1), np.float32(8), out=out)
+
+
+def unpack_fp4(stored: Bytes, *, out: Floats | None = None) -> Floats:
+    """FP4 values of packed bytes, the even column in the low four bits.
+
+    Args:
+        stored: [rows, in_features / 2].
+        out: contiguous float32 [rows, in_features], written and returned.
+    """
+    rows, pairs = stored.shape
+    if out is None:
+        out = np.empty((rows, 2 * pairs), np.float32)
+    values = out.reshape(rows, pairs, 2)
+    values[..., 0] = E2M1[stored & 15]
+    values[..., 1] = E2M1[stored >> 4]
+    return out

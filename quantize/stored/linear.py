@@ -1,0 +1,171 @@
+"""`StoredLinear`: one quantized linear of a folder, decoded as the folder declares it.
+
+In numpy, a block of rows at a time, sharing no code with what wrote it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
+from .declarations import DeclaredScheme
+from .decode import Bytes, Floats, floats, read_rows, read_whole, unpack_fp4, unpack_int4
+from .parts import FP8_DTYPE, NIBBLES_PER_WORD, scale_suffix, weight_suffix
+
+E8M0_BIAS = 127
+INVERSE_SCALE = "weight_global_scale"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedWeight:
+    """A block of rows of a quantized linear: w ≈ codes * scale.
+
+    Attributes:
+        codes: [rows, in_features] float32: INT4 in -8 .. 7, FP8 or FP4 values.
+        scale: [rows, groups] float32, [1, 1] for one scale per tensor.
+        group_size: inputs that share a scale; None where all do.
+    """
+
+    codes: Floats
+    scale: Floats
+    group_size: int | None
+
+    def dequantized(self) -> Floats:
+        """The product codes * scale, [rows, in_features] float32."""
+        return self.codes * spread(self.scale, self.group_size, self.codes.shape[1])
+
+
+def spread(scale: Floats, group_size: int | None, in_features: int) -> Floats:
+    """Scales [rows, groups] -> one per input [rows, in_features]; [rows, 1] where all share one."""
+    if group_size is None:
+        return scale
+    return np.repeat(scale, group_size, axis=1)[:, :in_features]
+
+
+class StoredLinear:
+    """One quantized linear of a folder, decoded a block of rows at a time.
+
+    Transposed codes are read whole, four bits a weight, since a row lies in every part of them.
+
+    Args:
+        checkpoint: the quantized folder.
+        scheme: its declaration.
+        module: on-disk name, for example "midlayer.self_attn.q_proj".
+        in_features: columns of the weight; the padding of the last packed word is dropped.
+
+    Attributes:
+        codes_tensor: the tensor with the codes.
+        scale: [out_features, groups] or [1, 1] float32, that of a first stage included.
+        first_scale: of a first stage of two; None where there is one.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, scheme: DeclaredScheme, module: str, *, in_features: int
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._scheme = scheme
+        self._in_features = in_features
+        self.codes_tensor = checkpoint.tensors[f"{module}.{weight_suffix(scheme)}"]
+        self._words: npt.NDArray[np.int32] | None = None
+        out_features = self.codes_tensor.shape[0]
+        if scheme.transposed:
+            words = read_whole(checkpoint, self.codes_tensor).view(np.int32)
+            self._words = words.reshape(self.codes_tensor.shape)
+            out_features = self.codes_tensor.shape[1] * NIBBLES_PER_WORD
+        self.out_features = out_features
+        self.scale = _scale(checkpoint, scheme, module, out_features)
+        self.first_scale = global_scale(checkpoint, module) if scheme.first_stage else None
+
+    def bytes_of(self, rows: range) -> Bytes:
+        """The stored bytes of some rows; all bytes where codes are transposed."""
+        if self._words is not None:
+            return self._words.reshape(-1).view(np.uint8)
+        return read_rows(self._checkpoint, self.codes_tensor, rows.start, rows.stop)
+
+    def codes(self, rows: range, stored: Bytes, *, out: Floats | None = None) -> Floats:
+        """Decode rows from what `bytes_of` gave, [rows, in_features] float32.
+
+        `out`, if given, is a contiguous array of that shape; it is used where it can be.
+        """
+        count, scheme = len(rows), self._scheme
+        if self._words is not None:
+            first, last = rows.start // NIBBLES_PER_WORD, -(-rows.stop // NIBBLES_PER_WORD)
+            words = np.ascontiguousarray(self._words[:, first:last])
+            codes = unpack_int4(words, str(scheme.pack_method), offset=_offset(scheme))
+            start = rows.start - first * NIBBLES_PER_WORD
+            return np.ascontiguousarray(codes[:, start : start + count].T)
+        if scheme.weight_dtype == "fp8_e4m3":
+            return floats(stored, FP8_DTYPE, out=out).reshape(count, self._in_features)
+        if scheme.pack_method is None:
+            return unpack_fp4(stored.reshape(count, -1), out=out)
+        words = stored.view(np.int32).reshape(count, -1)
+        padded = words.shape[1] * NIBBLES_PER_WORD != self._in_features
+        codes = unpack_int4(
+            words, scheme.pack_method, offset=_offset(scheme), out=None if padded else out
+        )
+        return codes[:, : self._in_features]
+
+    def scale_of(self, rows: range) -> Floats:
+        """[rows, groups], or [1, 1] for one scale per tensor."""
+        return (
+            self.scale
+            if self._scheme.granularity == "tensor"
+            else self.scale[rows.start : rows.stop]
+        )
+
+    def decoded(self, rows: range | None = None) -> DecodedWeight:
+        """Decode some rows, or all."""
+        rows = range(self.out_features) if rows is None else rows
+        return DecodedWeight(
+            codes=self.codes(rows, self.bytes_of(rows)),
+            scale=self.scale_of(rows),
+            group_size=self._scheme.group_size,
+        )
+
+
+def _offset(scheme: DeclaredScheme) -> int:
+    """What an INT4 nibble stores is code + offset."""
+    return 8 if scheme.layout in ("compressed-tensors", "awq") else 0
+
+
+def _scale(
+    checkpoint: Checkpoint, scheme: DeclaredScheme, module: str, out_features: int
+) -> Floats:
+    """All weight scales of a linear, [out_features, groups] or [1, 1] float32."""
+    tensor = checkpoint.tensors[f"{module}.{scale_suffix(scheme)}"]
+    block = read_whole(checkpoint, tensor)
+    if scheme.weight_dtype == "mxfp4":
+        scale = np.ldexp(np.float32(1), block.astype(np.int32) - E8M0_BIAS)
+        return scale.astype(np.float32).reshape(out_features, -1)
+    scale = floats(block, tensor.dtype)
+    if scheme.granularity == "tensor":
+        return scale.reshape(1, 1)
+    if scheme.granularity == "block":
+        rows = np.repeat(scale.reshape(tensor.shape), scheme.group_size or 1, axis=0)
+        return rows[:out_features]
+    if scheme.transposed:
+        return np.ascontiguousarray(scale.reshape(tensor.shape).T)
+    scale = scale.reshape(out_features, -1)
+    if scheme.weight_dtype == "nvfp4" or scheme.first_stage:
+        scale = scale * global_scale(checkpoint, module)
+    return scale
+
+
+def global_scale(checkpoint: Checkpoint, module: str) -> np.float32:
+    """The scale over those of groups (NVFP4) or of rows (two stages).
+
+    compressed-tensors stores the inverse.
+    """
+    tensor = matrix_scale(checkpoint, module)
+    stored = floats(read_whole(checkpoint, tensor), tensor.dtype)[0]
+    with np.errstate(divide="ignore"):
+        return np.float32(1 / stored if tensor.name.endswith(INVERSE_SCALE) else stored)
+
+
+def matrix_scale(checkpoint: Checkpoint, module: str) -> TensorInfo:
+    """The one stored scale of a whole matrix: NVFP4's global one, or that of FP8 per tensor."""
+    suffixes = ("weight_scale_2", INVERSE_SCALE, "weight_scale")
+    found = (checkpoint.tensors.get(f"{module}.{suffix}") for suffix in suffixes)
+    return next(tensor for tensor in found if tensor is not None and tensor.numel == 1)

@@ -1,0 +1,296 @@
+"""`audit`: what a quantized draft folder is, and what is wrong with it that shows without a source.
+
+Anybody's folder, also one that this package did not make. It shares the decoder and the rules of
+`verify`, but nothing with the side that writes. It does not import torch.
+"""
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from ..drafts import Draft, Row, read_draft
+from ..drafts.speculators import is_speculators
+from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint, read_json_object
+from ..files.safetensors_header import TensorInfo
+from ..lints.concat import concat_linears
+from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declaration
+from ..stored.draft import plain_headers
+from ..stored.parts import BESIDE_CODES, INPUT_SCALES, quantized_looking, stored_parts
+from .codes import companion_faults, stored_scalar
+from .excludes import exclude_faults
+from .folder import REPAIRED_FORMAT
+from .headers import (
+    QUANTIZABLE,
+    form,
+    fused_faults,
+    index_faults,
+    must_not_be_quantized,
+    wrong_parts,
+)
+from .report import Fault
+from .statistics import CodeStatistics, code_statistics
+
+_WORKERS = 2  # numpy releases the interpreter lock; more would wait for memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAudit:
+    """One linear that is stored quantized.
+
+    Attributes:
+        module: on-disk name.
+        shape: unquantized: out_features, in_features.
+        tensors: everything stored under its name.
+        codes: None where codes or scales are absent or wrong, or nothing says how to decode them.
+        input_scale: static scale of its input as stored (compressed-tensors' NVFP4: a divisor).
+    """
+
+    module: str
+    role: str
+    shape: tuple[int, ...]
+    tensors: tuple[TensorInfo, ...]
+    codes: CodeStatistics | None
+    input_scale: float | None
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes, scales included."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits per weight, scales included."""
+        return 8 * self.nbytes / (self.shape[0] * self.shape[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What was found in one quantized folder.
+
+    Attributes:
+        checkpoint: the folder.
+        draft: the draft of plain weights that it stands for: every quantized linear is one row of
+            its unquantized shape, whose dtype and byte range mean nothing.
+        scheme: what it declares; None where it declares nothing.
+        made_by: who made it, by its own word.
+        linears: those stored quantized, by name.
+        faults: what is wrong; empty does not mean that the codes are those of any source.
+    """
+
+    checkpoint: Checkpoint
+    draft: Draft
+    scheme: DeclaredScheme | None
+    made_by: tuple[str, ...]
+    linears: tuple[LinearAudit, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def quantized_bytes(self) -> int:
+        """Stored bytes of the quantized linears."""
+        return sum(linear.nbytes for linear in self.linears)
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Stored bits per weight of the quantized linears; None if there are none."""
+        weights = sum(linear.shape[0] * linear.shape[1] for linear in self.linears)
+        return 8 * self.quantized_bytes / weights if weights else None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The audit as JSON values."""
+        declared = self.checkpoint.config.get("architectures") or [None]
+        return {
+            "draft": str(self.checkpoint.folder),
+            "family": self.draft.family.name,
+            "architecture": declared[0],
+            "speculators_layout": is_speculators(self.checkpoint.config),
+            "num_layers": self.draft.geometry.num_layers,
+            "quantized": True,
+            "scheme": str(self.scheme) if self.scheme else None,
+            "declared": dataclasses.asdict(self.scheme) if self.scheme else None,
+            "made_by": list(self.made_by),
+            "bytes": self.checkpoint.nbytes,
+            "quantized_bytes": self.quantized_bytes,
+            "bits_per_weight": self.bits_per_weight,
+            "linears": [_linear_mapping(linear) for linear in self.linears],
+            "faults": [dataclasses.asdict(fault) for fault in self.faults],
+        }
+
+
+def looks_quantized(checkpoint: Checkpoint) -> bool:
+    """True if a folder declares a quantization, or stores tensors that only quantized linears have.
+
+    Reads no tensor data.
+
+    Raises:
+        CheckpointError: hf_quant_config.json is not readable as JSON.
+    """
+    return raw_declaration(checkpoint) is not None or bool(
+        quantized_looking(checkpoint.tensors.values())
+    )
+
+
+def audit(checkpoint: Checkpoint) -> Audit:
+    """Look at every quantized linear of a folder and at what it declares.
+
+    Raises:
+        CheckpointError: apart from its quantized linears, the folder is not a draft.
+        VerifyError: its declaration is not understood.
+    """
+    scheme = declared_scheme(checkpoint)
+    looking = quantized_looking(checkpoint.tensors.values())
+    draft = read_draft(plain_headers(checkpoint, looking))
+    rows = [row for row in draft.linears() if row.module in looking]
+    concat = frozenset(row.canonical for row in concat_linears(draft))
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        looked = list(pool.map(partial(_look, checkpoint, scheme, concat), rows))
+    linears = tuple(found.linear for found in looked)
+    quantized = frozenset(linear.module for linear in linears)
+    complete = frozenset(found.linear.module for found in looked if found.complete)
+    return Audit(
+        checkpoint=checkpoint,
+        draft=draft,
+        scheme=scheme,
+        made_by=_made_by(checkpoint),
+        linears=linears,
+        faults=(
+            *_declaration_faults(checkpoint, draft, scheme, linears, complete),
+            *(_no_linear(draft, module) for module in sorted(looking - quantized)),
+            *(fault for found in looked for fault in found.faults),
+            *index_faults(checkpoint),
+        ),
+    )
+
+
+class _Looked(NamedTuple):
+    """One linear; `complete` if every stored tensor has the form that is declared."""
+
+    linear: LinearAudit
+    faults: list[Fault]
+    complete: bool
+
+
+def _look(
+    checkpoint: Checkpoint, scheme: DeclaredScheme | None, concat: Collection[str], row: Row
+) -> _Looked:
+    """Headers, codes, scales and companions of one linear."""
+    module = row.module
+    tensors = {
+        name.removeprefix(f"{module}."): tensor
+        for name, tensor in checkpoint.tensors.items()
+        if name.rpartition(".")[0] == module
+    }
+    faults = [] if row.role in QUANTIZABLE else [must_not_be_quantized(module, row)]
+    codes = input_scale = None
+    wrong: set[str] = set()
+    if scheme is not None:
+        rows, columns = row.tensor.shape
+        parts = stored_parts(scheme, rows, columns)
+        found = wrong_parts(module, parts, {s: tensors.get(s) for s in parts}, scheme)
+        wrong = {fault.where.removeprefix(f"{module}.") for fault in found}
+        faults += found + [
+            _too_much(tensors[suffix]) for suffix in sorted(tensors.keys() - parts.keys())
+        ]
+        right = {suffix: tensors[suffix] for suffix in parts if suffix not in wrong}
+        faults += companion_faults(checkpoint, row.tensor, right)
+        if wrong <= BESIDE_CODES:
+            codes, more = code_statistics(checkpoint, scheme, row, concat=row.canonical in concat)
+            faults += more
+        static = [tensor for suffix, tensor in right.items() if suffix in INPUT_SCALES]
+        input_scale = stored_scalar(checkpoint, static[0]) if static else None
+    linear = LinearAudit(
+        module=module,
+        role=row.role,
+        shape=row.tensor.shape,
+        tensors=tuple(tensors.values()),
+        codes=codes,
+        input_scale=input_scale,
+    )
+    return _Looked(linear=linear, faults=faults, complete=not wrong)
+
+
+def _declaration_faults(
+    checkpoint: Checkpoint,
+    draft: Draft,
+    scheme: DeclaredScheme | None,
+    linears: Sequence[LinearAudit],
+    complete: frozenset[str],
+) -> list[Fault]:
+    """What is declared against what is stored, module by module."""
+    where = f"{CONFIG_FILE}: quantization_config"
+    if scheme is None:
+        if not linears:
+            return []
+        suffixes = sorted({t.name.rpartition(".")[2] for lin in linears for t in lin.tensors})
+        got = f"none, but {len(linears)} linears stored as {', '.join(suffixes)}"
+        expected = "a declaration, without which engines drop the codes or read them as floats"
+        return [Fault(where=where, expected=expected, got=got)]
+    if not linears:
+        return [Fault(where=where, expected=f"linears stored as {scheme}", got="none of them")]
+    quantized = frozenset(linear.module for linear in linears)
+    # vLLM 0.33 and SGLang 0.5.23 build the embedding of a draft without a quantization.
+    rows = tuple(row for row in draft.rows if row.role != "embedding" or row.module in quantized)
+    asked = dataclasses.replace(draft, rows=rows)
+    return [
+        *exclude_faults(asked, scheme, quantized),
+        *fused_faults(draft, checkpoint, quantized, complete),
+    ]
+
+
+def _no_linear(draft: Draft, module: str) -> Fault:
+    expected = f"only linears of {draft.family.name} to be quantized"
+    return Fault(where=module, expected=expected, got="tensors of a quantized linear")
+
+
+def _too_much(tensor: TensorInfo) -> Fault:
+    return Fault(where=tensor.name, expected="no such tensor", got=form(tensor))
+
+
+def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """draftquant.json, and the version and producer keys of the declaration."""
+    found = []
+    path = checkpoint.folder / PROVENANCE_FILE
+    if path.exists():
+        recorded = read_json_object(path, "quantize the draft again")
+        recipe, source = _section(recorded, "recipe"), _section(recorded, "source")
+        by = f"draftquant {recorded.get('draftquant')}"
+        origin = f"recipe {recipe.get('name')}, from {source.get('hub_id') or 'a folder'}"
+        repaired = recorded.get("format") == REPAIRED_FORMAT
+        found.append(f"{by}, {origin}" if not repaired else f"something else, repaired by {by}")
+    raw = raw_declaration(checkpoint)
+    if raw is not None and isinstance(raw.value, dict):
+        if "version" in raw.value:
+            found.append(f"{raw.value.get('quant_method')} {raw.value['version']}")
+        producer = _section(raw.value, "producer")
+        if producer:
+            found.append(f"{producer.get('name')} {producer.get('version', '')}".strip())
+    return tuple(found)
+
+
+def _section(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = mapping.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _finite(value: float | None) -> float | None:
+    """None for what JSON cannot say."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _linear_mapping(linear: LinearAudit) -> dict[str, Any]:
+    return {
+        "module": linear.module,
+        "role": linear.role,
+        "shape": list(linear.shape),
+        "bytes": linear.nbytes,
+        "bits_per_weight": linear.bits_per_weight,
+        "tensors": [
+            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
+            for t in linear.tensors
+        ],
+        "codes": dataclasses.asdict(linear.codes) if linear.codes else None,
+        "input_scale": _finite(linear.input_scale),
+    }

@@ -1,0 +1,270 @@
+"""What verification says from headers, configs and small values, without comparing tensor data."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..drafts import Draft, Row
+from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
+from ..files.safetensors_header import TensorInfo
+from ..lints import fixed_config
+from ..stored.declarations import HF_QUANT_CONFIG, DeclaredScheme
+from ..stored.parts import BESIDE_CODES, INPUT_SCALES, Part, quantized_looking, stored_parts
+from .codes import stored_scalar
+from .report import Fault
+
+QUANTIZABLE = ("attention", "mlp")
+_ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
+_REPLACED_LATER = "README.md"  # `draftquant card` writes its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sorting:
+    """Which tensors are to be compared, and how; what is wrong by header is a fault instead.
+
+    Attributes:
+        kept: same name, dtype and shape on both sides.
+        linears: quantized linears whose codes can be decoded, with their stored tensors by suffix.
+        complete: on-disk names of those linears that have every tensor that is declared.
+        quantized: on-disk names of all modules that look quantized, complete or not.
+    """
+
+    kept: tuple[Row, ...]
+    linears: tuple[tuple[Row, Mapping[str, TensorInfo]], ...]
+    complete: frozenset[str]
+    quantized: frozenset[str]
+    faults: tuple[Fault, ...]
+
+
+def sort_tensors(
+    draft: Draft, output: Checkpoint, scheme: DeclaredScheme | None, *, foreign: bool
+) -> Sorting:
+    """Hold every tensor of the source against the header of the output, and the other way round.
+
+    Args:
+        draft: the source.
+        output: the quantized folder.
+        scheme: what it declares.
+        foreign: something else made it: Quark 0.13 from file to file stores INT4 scales in F32.
+    """
+    modules = quantized_looking(output.tensors.values())
+    kept, linears, quantized, complete = [], [], set(), set()
+    faults: list[Fault] = []
+    claimed: set[str] = set()
+    for row in draft.rows:
+        module = row.module
+        if module not in modules:
+            claimed.add(row.tensor.name)
+            problem = _not_kept(row.tensor, output.tensors.get(row.tensor.name))
+            if problem is None:
+                kept.append(row)
+            else:
+                faults.append(problem)
+            continue
+        quantized.add(module)
+        if scheme is None or row.role not in QUANTIZABLE:
+            claimed |= {n for n in output.tensors if n.rpartition(".")[0] == module}
+            faults.append(must_not_be_quantized(module, row))
+            continue
+        rows, columns = row.tensor.shape
+        wide = ("F32",) if foreign and scheme.layout == "quark" else ()
+        parts = stored_parts(scheme, rows, columns, source_dtypes=(row.tensor.dtype, *wide))
+        claimed |= {f"{module}.{suffix}" for suffix in parts}
+        found = {suffix: output.tensors.get(f"{module}.{suffix}") for suffix in parts}
+        wrong = wrong_parts(module, parts, found, scheme)
+        faults += wrong
+        absent = {fault.where.rpartition(".")[2] for fault in wrong}
+        if not absent:
+            complete.add(module)
+        if absent <= BESIDE_CODES:
+            linears.append((row, {s: t for s, t in found.items() if t and s not in absent}))
+    for name in sorted(output.tensors.keys() - claimed):
+        faults.append(Fault(where=name, expected="no such tensor", got=form(output.tensors[name])))
+    return Sorting(
+        kept=tuple(kept),
+        linears=tuple(linears),
+        complete=frozenset(complete),
+        quantized=frozenset(quantized),
+        faults=tuple(faults),
+    )
+
+
+def fused_faults(
+    draft: Draft, output: Checkpoint, quantized: frozenset[str], complete: frozenset[str]
+) -> list[Fault]:
+    """Linears that engines fuse are quantized together, and share what engines take only once."""
+    faults = []
+    for group in draft.fused_groups():
+        members = [module for module in group if module in quantized]
+        if members and len(members) < len(group):
+            left = ", ".join(module for module in group if module not in quantized)
+            expected = "all or none of them quantized"
+            faults.append(Fault(where=", ".join(group), expected=expected, got=f"kept: {left}"))
+        for suffix in _ONE_FOR_FUSED:
+            names = [f"{module}.{suffix}" for module in group if module in complete]
+            stored = [output.tensors[name] for name in names if name in output.tensors]
+            scales = {t.name: stored_scalar(output, t) for t in stored if t.numel == 1}
+            if len(set(scales.values())) > 1:
+                expected, got = f"one {suffix} for fused linears", str(list(scales.values()))
+                faults.append(Fault(where=", ".join(scales), expected=expected, got=got))
+    return faults
+
+
+def config_faults(
+    source: Checkpoint,
+    output: Checkpoint,
+    scheme: DeclaredScheme | None,
+    changes: Mapping[str, object],
+    provenance: Mapping[str, object] | None,
+) -> list[Fault]:
+    """config.json is the source's, as it is or with all `changes`, plus `quantization_config`.
+
+    Args:
+        source: the unquantized draft.
+        output: the quantized folder.
+        scheme: what the output declares; ModelOpt's has a second file.
+        changes: what the lints of the source ask for.
+        provenance: draftquant.json, which says whether there are changes, never which; a folder
+            that was repaired later may have them or not.
+    """
+    as_it_was = _key_faults(source.config, output.config)
+    fixed = _key_faults(fixed_config(source.config, changes), output.config)
+    if provenance is None:
+        faults = min(as_it_was, fixed, key=len)
+    elif recorded := provenance.get("config_changes"):
+        faults = fixed
+        if recorded != changes:
+            where, got = f"{PROVENANCE_FILE}: config_changes", json.dumps(recorded)
+            faults.append(Fault(where=where, expected=json.dumps(changes), got=got))
+    elif provenance.get("repairs"):
+        faults = min(as_it_was, fixed, key=len)
+    else:
+        faults = as_it_was
+    if scheme and scheme.layout == "modelopt" and not (output.folder / HF_QUANT_CONFIG).is_file():
+        faults.append(
+            Fault(where=HF_QUANT_CONFIG, expected="ModelOpt's own declaration", got="none")
+        )
+    return faults
+
+
+def index_faults(output: Checkpoint) -> list[Fault]:
+    """metadata.total_size of the index; its weight_map is checked on opening."""
+    if output.index is None:
+        return []
+    metadata = output.index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if type(total) is int and total == output.nbytes:
+        return []
+    return [Fault(where=f"{INDEX_FILE}: metadata.total_size", expected=str(output.nbytes),
+                  got=repr(total))]  # fmt: skip
+
+
+def metadata_faults(source: Checkpoint, output: Checkpoint) -> list[Fault]:
+    """The safetensors `__metadata__` of the source is preserved."""
+    stored = {item for header in output.headers.values() for item in header.metadata.items()}
+    wanted = {item for header in source.headers.values() for item in header.metadata.items()}
+    return [
+        Fault(where=f"__metadata__: {key}", expected=repr(value), got="not there")
+        for key, value in sorted(wanted - stored)
+    ]
+
+
+def side_file_faults(source: Checkpoint, output: Checkpoint) -> list[Fault]:
+    """Every other file of the source is there, byte for byte; README.md may be a new card."""
+    faults = []
+    for file in source.side_files():
+        if file == _REPLACED_LATER:
+            continue
+        path = output.folder / file
+        if not path.is_file():
+            faults.append(Fault(where=file, expected="the source's file", got="none"))
+        elif not _same_bytes(source.folder / file, path):
+            faults.append(Fault(where=file, expected="the source's bytes", got="other bytes"))
+    return faults
+
+
+def provenance_faults(
+    recorded: Mapping[str, object], source: Mapping[str, str], output: Mapping[str, str]
+) -> list[Fault]:
+    """The hashes in draftquant.json are those of the tensors on both sides."""
+    faults = []
+    origin = recorded.get("source")
+    sides = (
+        ("source.tensor_sha256", origin.get("tensor_sha256") if isinstance(origin, dict) else None,
+         source),
+        ("tensor_sha256", recorded.get("tensor_sha256"), output),
+    )  # fmt: skip
+    for key, said, computed in sides:
+        where = f"{PROVENANCE_FILE}: {key}"
+        if not isinstance(said, dict):
+            faults.append(Fault(where=where, expected="a hash per tensor", got=repr(said)))
+            continue
+        for name in sorted(said.keys() | computed.keys()):
+            if said.get(name) != computed.get(name):
+                faults.append(Fault(where=f"{where}.{name}", expected=str(computed.get(name)),
+                                    got=str(said.get(name))))  # fmt: skip
+    return faults
+
+
+def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> Fault | None:
+    if stored is None:
+        return Fault(where=tensor.name, expected=form(tensor), got="none")
+    if (stored.dtype, stored.shape) != (tensor.dtype, tensor.shape):
+        return Fault(where=tensor.name, expected=f"{form(tensor)} (kept)", got=form(stored))
+    return None
+
+
+def must_not_be_quantized(module: str, row: Row) -> Fault:
+    """The fault of a row that is stored as codes but has no business to be."""
+    reason = f"{CONFIG_FILE} declares no quantization"
+    if row.role not in QUANTIZABLE:
+        reason = f"{row.role} is never quantized"
+    return Fault(where=module, expected=f"{form(row.tensor)}: {reason}", got="a quantized weight")
+
+
+def wrong_parts(
+    module: str,
+    parts: Mapping[str, Part],
+    found: Mapping[str, TensorInfo | None],
+    scheme: DeclaredScheme,
+) -> list[Fault]:
+    """Parts of a quantized linear, by suffix, that are absent or of another dtype or shape."""
+    faults = []
+    for suffix, part in parts.items():
+        tensor = found[suffix]
+        if tensor is None or tensor.dtype not in part.dtypes or tensor.shape != part.shape:
+            expected = f"{' or '.join(part.dtypes)} {list(part.shape)} ({scheme})"
+            got = form(tensor) if tensor else "none"
+            faults.append(Fault(where=f"{module}.{suffix}", expected=expected, got=got))
+    return faults
+
+
+def form(tensor: TensorInfo) -> str:
+    """Dtype and shape, for a fault."""
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _key_faults(wanted: Mapping[str, object], found: Mapping[str, object]) -> list[Fault]:
+    """Every key but the declaration has the value that it should have."""
+    faults = []
+    for key in sorted((wanted.keys() | found.keys()) - {"quantization_config"}):
+        expected, got = _json(wanted, key), _json(found, key)
+        if expected != got:
+            faults.append(Fault(where=f"{CONFIG_FILE}: {key}", expected=expected, got=got))
+    return faults
+
+
+def _json(config: Mapping[str, object], key: str) -> str:
+    """A value as text that tells 1 from true and 1.0; "no such key" is not valid JSON."""
+    return json.dumps(config[key], sort_keys=True) if key in config else "no such key"
+
+
+def _same_bytes(a: Path, b: Path) -> bool:
+    if a.stat().st_size != b.stat().st_size:
+        return False
+    with a.open("rb") as first, b.open("rb") as second:
+        while block := first.read(2**20):
+            if block != second.read(len(block)):
+                return False
+    return True
