@@ -23,9 +23,9 @@ class Method:
     balanced: Mapping[str, int] = field(default_factory=dict)
 
 
-def package_version(package: str) -> str:
-    """Version of an installed package, "unknown" if it is not installed as one."""
+def package_version(name: str) -> str:
+    """The installed version of a distribution, or "not installed"."""
     try:
-        return importlib.metadata.version(package)
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+        return "not installed"
