@@ -2,22 +2,26 @@
 
 Reading, arithmetic and writing overlap: two threads take tensors, the largest first, and every step
 releases the interpreter. Memory is bounded by two blocks of rows, or by one linear where a vendor
-toolkit needs the whole weight.
+toolkit needs the whole weight. Where an algorithm must know the inputs of a linear, stages follow
+each other in the order of the draft, and what they need is measured in between.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..recipes.schema import Recipe
+from .algorithms import Statistics
+from .algorithms.balance import divide_norm, multiply_columns
 from .backends import Backend
 from .errors import BackendError
-from .files.checkpoint import pread_exactly
+from .files.row_blocks import row_blocks
 from .files.safetensors_file import SafetensorsFile
 from .files.safetensors_header import TensorInfo
 from .layouts import Columns, get_layout
@@ -28,7 +32,21 @@ BLOCK_BYTES = 8 << 20  # of the source weight: its float32 copies then fit the c
 ROWS = 128
 """Blocks have a multiple of this many rows: whole blocks of FP8 scales, whole transposed words."""
 WORKERS = 2
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was measured before the first tensor is written; all by on-disk module name.
+
+    Attributes:
+        input_scales: static activation scales, empty where none is stored.
+        exponents: of balanced norms and of the linears behind them: k of 2^k.
+        statistics: of the inputs of linears, for algorithms that need them.
+    """
+
+    input_scales: Mapping[str, float]
+    exponents: Mapping[str, int]
+    statistics: Statistics | None = None
 
 
 def execute(
@@ -36,7 +54,7 @@ def execute(
     folder: Path,
     backend: Backend,
     *,
-    input_scales: Mapping[str, float],
+    measured: Measured,
     allow_zero_rows: bool,
     on_progress: Callable[[Step], None],
 ) -> None:
@@ -46,48 +64,80 @@ def execute(
         plan: what to do.
         folder: staging folder.
         backend: who computes codes and scales.
-        input_scales: static activation scale per on-disk module name, empty where none is stored.
+        measured: what of the draft and its inputs is known.
         allow_zero_rows: store all-zero rows instead of refusing them.
         on_progress: called in this thread after each tensor.
 
     Raises:
-        BackendError: a weight holds NaN, inf or an all-zero row, or the toolkit failed.
+        BackendError: a weight holds NaN, inf or an all-zero row, the toolkit failed, or nothing was
+            measured of inputs that the algorithm must know.
         CheckpointError: a source file shrank.
         OSError: writing failed.
     """
-    source = plan.draft.checkpoint
-    by_size = sorted(plan.steps, key=lambda s: (-s.bytes_before, s.row.tensor.name))
     with ExitStack() as stack:
-        inputs = {file: _open(stack, source.folder / file) for file in source.headers}
-        outputs = {
+        _Execution(stack, plan, folder, backend, measured, allow_zero_rows).run(on_progress)
+
+
+class _Execution:
+    """One run: open files, a pool of threads, and what the linears of a matrix scale share."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        plan: Plan,
+        folder: Path,
+        backend: Backend,
+        measured: Measured,
+        allow_zero_rows: bool,
+    ) -> None:
+        self._plan, self._backend, self._measured = plan, backend, measured
+        self._allow_zero_rows = allow_zero_rows
+        source = plan.draft.checkpoint
+        self._inputs = {file: _open(stack, source.folder / file) for file in source.headers}
+        self._outputs = {
             file: stack.enter_context(_output_file(plan, folder, file)) for file in source.headers
         }
-        pool = stack.enter_context(
+        self._pool = stack.enter_context(
             ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,))
         )
+        self._absmax = self._shared_absmax()
 
-        def weight_of(step: Step) -> _Weight:
-            return _Weight(step.row.tensor, inputs[step.row.tensor.file], allow_zero_rows)
+    def run(self, on_progress: Callable[[Step], None]) -> None:
+        """All stages, one after the other."""
+        if self._backend.needs == "none":
+            self._run_stage(self._plan.steps, on_progress)
+            return
+        statistics = self._measured.statistics
+        if statistics is None:
+            raise BackendError(
+                f"recipe {self._plan.recipe.name}",
+                f"{self._plan.recipe.algorithm} must know the inputs of the linears",
+                fix="record traces ('draftquant record') and pass --traces",
+            )
+        served: dict[str, Tensor] = {}
+        for stage in self._plan.stages():
+            quantized = [step for step in stage if step.action == "quantize"]
+            statistics.measure([_canonical(step) for step in quantized], served)
+            served = {}
+            self._run_stage(stage, on_progress, statistics=statistics, served=served)
 
-        absmax = _shared_absmax(plan, pool, weight_of)
+    def _run_stage(
+        self,
+        stage: Sequence[Step],
+        on_progress: Callable[[Step], None],
+        *,
+        statistics: Statistics | None = None,
+        served: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Steps in any order; `served` takes the dequantized weights of the linears among them."""
 
         def run(step: Step) -> Step:
-            file, module = step.row.tensor.file, step.row.module
-            if step.action == "keep":
-                outputs[file].copy(inputs[file], step.row.tensor)
-            else:
-                _quantize(
-                    weight_of(step),
-                    plan.recipe,
-                    backend,
-                    outputs[file],
-                    absmax=absmax.get(module),
-                    input_scale=input_scales.get(module),
-                )
+            self._step(step, statistics, served)
             return step
 
-        here = [s for s in by_size if s.action == "quantize" and not backend.streams_rows]
-        futures = [pool.submit(run, step) for step in by_size if step not in here]
+        by_size = sorted(stage, key=lambda s: (-s.bytes_before, s.row.tensor.name))
+        here = [s for s in by_size if s.action == "quantize" and not self._backend.streams_rows]
+        futures = [self._pool.submit(run, step) for step in by_size if step not in here]
         try:
             for step in here:  # vendor toolkits change process state: never in a thread
                 on_progress(run(step))
@@ -95,6 +145,134 @@ def execute(
         finally:
             for future in futures:
                 future.cancel()
+
+    def _step(
+        self, step: Step, statistics: Statistics | None, served: dict[str, Tensor] | None
+    ) -> None:
+        source, output = self._inputs[step.row.tensor.file], self._outputs[step.row.tensor.file]
+        exponent = self._measured.exponents.get(step.row.module, 0)
+        if step.action == "transform" and exponent:
+            self._write_norm(step, exponent)
+        elif step.action != "quantize":
+            output.copy(source, step.row.tensor)
+        else:
+            moments = statistics.second_moments(_canonical(step)) if statistics else None
+            blocks = self._quantized_blocks(step, moments)
+            input_scale = self._measured.input_scales.get(step.row.module)
+            values = _store(blocks, step.row.tensor, self._plan.recipe, output, input_scale,
+                            dequantize=served is not None)  # fmt: skip
+            if served is not None:
+                served[_canonical(step)] = torch.cat(values)
+
+    def _write_norm(self, step: Step, exponent: int) -> None:
+        tensor = step.row.tensor
+        as_row = TensorInfo(name=tensor.name, dtype=tensor.dtype, shape=(1, tensor.numel),
+                            file=tensor.file, start=tensor.start, stop=tensor.stop)  # fmt: skip
+        source = self._inputs[tensor.file]
+        (norm,) = row_blocks(source, as_row, block_bytes=tensor.nbytes, multiple=1)
+        self._outputs[tensor.file].write(tensor.name, divide_norm(norm, exponent, tensor.name))
+
+    def _blocks(self, step: Step, block_bytes: int) -> Iterator[Tensor]:
+        """Blocks of rows of a weight, its first columns balanced."""
+        tensor = step.row.tensor
+        exponent = self._measured.exponents.get(step.row.module, 0)
+        source = self._inputs[tensor.file]
+        for rows in row_blocks(source, tensor, block_bytes=block_bytes, multiple=ROWS):
+            if exponent:
+                multiply_columns(rows, exponent, tensor.name)
+            yield rows
+
+    def _quantized_blocks(self, step: Step, moments: Tensor | None) -> Iterator[QuantizedWeight]:
+        tensor, backend = step.row.tensor, self._backend
+        absmax = self._absmax.get(step.row.module)
+        first = 0
+        for rows in self._blocks(step, BLOCK_BYTES if backend.streams_rows else tensor.nbytes):
+            if absmax is None:
+                self._checked_absmax(rows, tensor.name, first)
+            yield backend.quantize(rows, self._plan.recipe.weights, absmax, moments)
+            first += len(rows)
+
+    def _checked_absmax(self, rows: Tensor, name: str, first: int) -> Tensor:
+        """Largest magnitude per row, [rows, 1], of a block that starts at row `first`."""
+        absmax = row_absmax(rows)
+        bad = (~absmax.isfinite()).nonzero()
+        if len(bad):
+            raise BackendError(
+                name,
+                f"row {first + int(bad[0, 0])} holds NaN or inf: nothing to quantize",
+                fix="repair the source checkpoint: this draft cannot have been served",
+            )
+        zero = (absmax == 0).nonzero()
+        if len(zero) and not self._allow_zero_rows:
+            raise BackendError(
+                name,
+                f"{len(zero)} all-zero row(s) from row {first + int(zero[0, 0])}: usually"
+                " padding or a damaged export",
+                fix="repair the source, or pass --allow-zero-rows to store them as they are",
+            )
+        return absmax
+
+    def _shared_absmax(self) -> dict[str, Tensor]:
+        """What the one scale of each matrix must cover, by module; {} where rows have their own.
+
+        Engines hold linears that they fuse under one scale: with several, NVFP4 is served wrongly
+        and FP8 is rounded a second time. So they share the largest magnitude, as in ModelOpt's own
+        export.
+        """
+        if not self._plan.recipe.weights.scales_whole_matrix:
+            return {}
+        found = self._pool.map(self._matrix_absmax, self._plan.quantized)
+        modules = (step.row.module for step in self._plan.quantized)
+        absmax = dict(zip(modules, found, strict=True))
+        for group in self._plan.draft.fused_groups():
+            if members := absmax.keys() & set(group):
+                absmax |= dict.fromkeys(members, max(absmax[module] for module in members))
+        return absmax
+
+    def _matrix_absmax(self, step: Step) -> Tensor:
+        """Largest magnitude of the whole weight, [1, 1]: a first pass over its blocks."""
+        first, largest = 0, torch.zeros(1, 1)
+        for rows in self._blocks(step, BLOCK_BYTES):
+            absmax = self._checked_absmax(rows, step.row.tensor.name, first)
+            largest = torch.maximum(largest, absmax.amax(dim=0, keepdim=True).float())
+            first += len(rows)
+        return largest
+
+
+def _store(
+    blocks: Iterator[QuantizedWeight],
+    weight: TensorInfo,
+    recipe: Recipe,
+    output: SafetensorsFile,
+    input_scale: float | None,
+    *,
+    dequantize: bool,
+) -> list[Tensor]:
+    """Write a quantized weight as its layout stores it; returns dequantized blocks if asked to."""
+    layout = get_layout(recipe.layout)
+    module = weight.name.removesuffix(".weight")
+    written: dict[str, int] = {}
+    columns: dict[str, list[Tensor]] = {}
+    dequantized = []
+    block = QuantizedWeight(codes=torch.empty(0), scale=torch.empty(0))
+    for block in blocks:
+        for name, data in layout.encode_rows(module, block, recipe.weights).items():
+            if isinstance(data, Columns):
+                columns.setdefault(name, []).append(data.tensor)
+            else:
+                offset = written.get(name, 0)
+                written[name] = offset + output.write(name, data, offset=offset)
+        if dequantize:
+            dequantized.append(block.dequantized())
+    for name, parts in columns.items():
+        output.write(name, torch.cat(parts, dim=1))
+    for name, data in layout.encode_whole(weight, block, recipe, input_scale).items():
+        output.write(name, data)
+    return dequantized
+
+
+def _canonical(step: Step) -> str:
+    return step.row.canonical.removesuffix(".weight")
 
 
 def _finish(futures: list[Future[Step]], on_progress: Callable[[Step], None]) -> None:
@@ -114,112 +292,3 @@ def _open(stack: ExitStack, path: Path) -> int:
 def _output_file(plan: Plan, folder: Path, file: str) -> SafetensorsFile:
     stored = [t for step in plan.steps if step.row.tensor.file == file for t in step.stored]
     return SafetensorsFile(folder / file, stored, plan.draft.checkpoint.headers[file].metadata)
-
-
-class _Weight:
-    """A source weight [rows, in_features], read block by block and checked before any cast."""
-
-    def __init__(self, tensor: TensorInfo, descriptor: int, allow_zero_rows: bool) -> None:
-        self.tensor = tensor
-        self._descriptor = descriptor
-        self._allow_zero_rows = allow_zero_rows
-
-    def blocks(self, block_bytes: int) -> Iterator[Tensor]:
-        """Consecutive blocks of rows; the buffer is reused, so use each before the next."""
-        rows, columns = self.tensor.shape
-        row_bytes = self.tensor.nbytes // max(rows, 1)
-        fitting = block_bytes // max(row_bytes, 1)
-        step = rows if fitting >= rows else min(rows, max(ROWS, fitting // ROWS * ROWS))
-        buffer = torch.empty(step * row_bytes, dtype=torch.uint8)
-        view = buffer.numpy().data
-        for first in range(0, rows, step):
-            count = min(step, rows - first)
-            part = view[: count * row_bytes]
-            pread_exactly(
-                self._descriptor, part, self.tensor.start + first * row_bytes, self.tensor.name
-            )
-            block = buffer[: count * row_bytes].view(DTYPES[self.tensor.dtype])
-            yield block.view(count, columns)
-
-    def checked_absmax(self, block: Tensor, first: int) -> Tensor:
-        """Largest magnitude per row, [rows, 1], of a block that starts at row `first`."""
-        absmax = row_absmax(block)
-        bad = (~absmax.isfinite()).nonzero()
-        if len(bad):
-            raise BackendError(
-                self.tensor.name,
-                f"row {first + int(bad[0, 0])} holds NaN or inf: nothing to quantize",
-                fix="repair the source checkpoint: this draft cannot have been served",
-            )
-        zero = (absmax == 0).nonzero()
-        if len(zero) and not self._allow_zero_rows:
-            raise BackendError(
-                self.tensor.name,
-                f"{len(zero)} all-zero row(s) from row {first + int(zero[0, 0])}: usually"
-                " padding or a damaged export",
-                fix="repair the source, or pass --allow-zero-rows to store them as they are",
-            )
-        return absmax
-
-
-def _quantize(
-    weight: _Weight,
-    recipe: Recipe,
-    backend: Backend,
-    output: SafetensorsFile,
-    *,
-    absmax: Tensor | None,
-    input_scale: float | None,
-) -> None:
-    """Stream one weight through the backend into the stored tensors of its layout."""
-    layout = get_layout(recipe.layout)
-    module = weight.tensor.name.removesuffix(".weight")
-    block_bytes = BLOCK_BYTES if backend.streams_rows else weight.tensor.nbytes
-    written: dict[str, int] = {}
-    columns: dict[str, list[Tensor]] = {}
-    first = 0
-    block = QuantizedWeight(codes=torch.empty(0), scale=torch.empty(0))
-    for rows in weight.blocks(block_bytes):
-        if absmax is None:
-            weight.checked_absmax(rows, first)
-        block = backend.quantize(rows, recipe.weights, absmax)
-        for name, data in layout.encode_rows(module, block, recipe.weights).items():
-            if isinstance(data, Columns):
-                columns.setdefault(name, []).append(data.tensor)
-            else:
-                offset = written.get(name, 0)
-                written[name] = offset + output.write(name, data, offset=offset)
-        first += len(rows)
-    for name, parts in columns.items():
-        output.write(name, torch.cat(parts, dim=1))
-    for name, data in layout.encode_whole(weight.tensor, block, recipe, input_scale).items():
-        output.write(name, data)
-
-
-def _shared_absmax(
-    plan: Plan, pool: ThreadPoolExecutor, weight_of: Callable[[Step], _Weight]
-) -> dict[str, Tensor]:
-    """What the one scale of each matrix must cover, by module; {} where rows have their own.
-
-    Engines hold linears that they fuse under one scale: with several, NVFP4 is served wrongly and
-    FP8 is rounded a second time. So they share the largest magnitude, as in ModelOpt's own export.
-    """
-    if not plan.recipe.weights.scales_whole_matrix:
-        return {}
-    found = pool.map(lambda step: _tensor_absmax(weight_of(step)), plan.quantized)
-    modules = (step.row.module for step in plan.quantized)
-    absmax = dict(zip(modules, found, strict=True))
-    for group in plan.draft.fused_groups():
-        if members := absmax.keys() & set(group):
-            absmax |= dict.fromkeys(members, max(absmax[module] for module in members))
-    return absmax
-
-
-def _tensor_absmax(weight: _Weight) -> Tensor:
-    """Largest magnitude of the whole weight, [1, 1]: a first pass over its blocks."""
-    first, largest = 0, torch.zeros(1, 1)
-    for rows in weight.blocks(BLOCK_BYTES):
-        block = weight.checked_absmax(rows, first).amax(dim=0, keepdim=True)
-        largest = torch.maximum(largest, block.float())
-        first += len(rows)
-    return largest

@@ -4,18 +4,22 @@ Every tensor is claimed once, every rule that is not `optional` must match, and 
 quantized linears must be what the recipe expects; anything else stops here.
 """
 
+import dataclasses
 import difflib
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from ..recipes.schema import Action, Recipe, Rule
+from ..recipes.schema import Recipe, Rule
 from .drafts.family import Draft, Row
 from .drafts.runtime_names import excluded_modules, known_target_layers, modules_in_layers
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
 from .layouts import check_layout, get_layout
+from .lints.concat import concat_linears
+
+StepAction = Literal["quantize", "keep", "transform"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +27,14 @@ class Step:
     """What happens to one tensor, and which rule said so.
 
     Attributes:
+        action: "transform" is a kept tensor that changes in a known, exact way: the norm before the
+            concat input, divided by the power of two that balances the halves (1 where they are).
         rule: index into the recipe's rules.
         stored: what the tensor becomes in the output.
     """
 
     row: Row
-    action: Action
+    action: StepAction
     rule: int
     stored: tuple[StoredTensor, ...]
 
@@ -62,6 +68,31 @@ class Plan:
         return tuple(step for step in self.steps if step.action == "quantize")
 
     @property
+    def balanced(self) -> tuple[Step, tuple[Step, ...]] | None:
+        """The norm to be transformed and the linears behind it; None where there is none."""
+        norms = [step for step in self.steps if step.action == "transform"]
+        if not norms:
+            return None
+        behind = {row.canonical for row in concat_linears(self.draft)}
+        return norms[0], tuple(step for step in self.quantized if step.row.canonical in behind)
+
+    def stages(self) -> tuple[tuple[Step, ...], ...]:
+        """The steps in the order in which the draft runs its linears, those that are fused at once.
+
+        What is not quantized goes first.
+        """
+        order = {
+            name: i for i, name in enumerate(self.draft.family.tensor_specs(self.draft.geometry))
+        }
+        groups = {module: group for group in self.draft.fused_groups() for module in group}
+        stages: dict[tuple[str, ...], list[Step]] = {}
+        for step in sorted(self.quantized, key=lambda s: order[s.row.canonical]):
+            module = step.row.module
+            stages.setdefault(groups.get(module, (module,)), []).append(step)
+        rest = tuple(step for step in self.steps if step.action != "quantize")
+        return (rest, *(tuple(stage) for stage in stages.values()))
+
+    @property
     def bytes_before(self) -> int:
         """Tensor bytes of the source, headers not counted."""
         return sum(step.bytes_before for step in self.steps)
@@ -92,7 +123,7 @@ class Plan:
         return modules_in_layers(self._kept_matrices())
 
     def _kept_matrices(self) -> list[Row]:
-        kept = [step.row for step in self.steps if step.action == "keep"]
+        kept = [step.row for step in self.steps if step.action != "quantize"]
         return [row for row in kept if len(row.tensor.shape) == 2]
 
     def to_mapping(self) -> dict[str, Any]:
@@ -130,7 +161,7 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     steps = []
     for row in draft.rows:
         index = _claim(recipe, draft, row)
-        action = recipe.rules[index].action
+        action: StepAction = recipe.rules[index].action
         if action == "quantize":
             _check_quantizable(recipe, draft, row)
             stored = layout.stored(row.tensor, recipe)
@@ -139,13 +170,28 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
             stored = (StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),)
         steps.append(Step(row=row, action=action, rule=index, stored=stored))
     layers = known_target_layers(draft.checkpoint, target_layers)
-    plan = Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers)
+    plan = _balanced(Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers))
     _check_rules_used(plan)
     _check_count(plan)
     _check_fused(plan)
     _check_excludable(plan)
     _check_names(plan)
     return plan
+
+
+def _balanced(plan: Plan) -> Plan:
+    """The norm before the concat input is transformed if the linears behind it are quantized."""
+    concat = plan.draft.family.concat(plan.draft.geometry)
+    if plan.recipe.algorithm.balance_concat == "off" or concat is None:
+        return plan
+    quantized = {step.row.canonical for step in plan.quantized}
+    if not quantized.issuperset(concat.linears):
+        return plan
+    steps = [
+        dataclasses.replace(step, action="transform") if step.row.canonical == concat.norm else step
+        for step in plan.steps
+    ]
+    return dataclasses.replace(plan, steps=tuple(steps))
 
 
 def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:

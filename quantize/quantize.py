@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ..recipes.schema import recipe_sha256, to_mapping
+from .algorithms import Statistics
+from .algorithms.balance import balance_exponent
 from .backends import Backend, get_backend
 from .errors import BackendError, CheckpointError, VerifyError
-from .execute import execute
+from .execute import Measured, execute
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE
 from .files.hub import DraftSource
 from .files.provenance import package_version
@@ -22,6 +24,7 @@ from .files.side_files import (
 from .files.staging import check_output, staged_output, write_text
 from .layouts import get_layout
 from .lints import config_changes, find_lints, fixed_config
+from .lints.concat import half_ratios
 from .plan import Plan, Step
 from .verify.folder import VerifyReport, verify
 
@@ -34,12 +37,14 @@ class QuantizeReport:
 
     Attributes:
         config_changes: dotted config.json key -> the value that a lint asked for.
+        balanced: see `balanced_norms`.
     """
 
     out: Path
     plan: Plan
     verification: VerifyReport
     config_changes: Mapping[str, Any]
+    balanced: Mapping[str, int]
 
 
 def quantize_draft(
@@ -50,6 +55,7 @@ def quantize_draft(
     argv: Sequence[str] = (),
     input_scales: Mapping[str, float] | None = None,
     input_scale_origin: str | None = None,
+    statistics: Statistics | None = None,
     allow_zero_rows: bool = False,
     fix_config: bool = False,
     on_progress: Callable[[Step], None] = lambda _step: None,
@@ -65,6 +71,7 @@ def quantize_draft(
         input_scales: static activation scale per on-disk module name; needed exactly where the
             recipe's activations are static.
         input_scale_origin: where they came from, for provenance.
+        statistics: of the inputs of linears, for algorithms that need them.
         allow_zero_rows: store all-zero rows instead of refusing them.
         fix_config: change the output's config.json as the lints of the draft ask for.
         on_progress: called after each tensor written.
@@ -73,9 +80,10 @@ def quantize_draft(
     Raises:
         DraftQuantError: of the stage that failed; nothing is left behind.
     """
-    backend = get_backend(plan.recipe.backend)
+    backend = get_backend(plan.recipe.backend, plan.recipe.algorithm)
     backend.check(plan.recipe.weights)
     scales = _checked_scales(plan, input_scales)
+    balanced = balanced_norms(plan)
     changes = config_changes(find_lints(plan.draft)) if fix_config else {}
     folder = plan.draft.checkpoint.folder
     side_files = plan.draft.checkpoint.side_files()
@@ -88,7 +96,7 @@ def quantize_draft(
             plan,
             staging,
             backend,
-            input_scales=scales,
+            measured=_measured(plan, scales, balanced, statistics),
             allow_zero_rows=allow_zero_rows,
             on_progress=on_progress,
         )
@@ -106,10 +114,43 @@ def quantize_draft(
         provenance = _provenance(plan, backend, source, argv, report)
         if changes:
             provenance |= {"config_changes": changes}
+        if balanced:
+            provenance |= {"balanced": dict(balanced)}
         if scales:
             provenance |= {"input_scales": scales, "input_scale_origin": input_scale_origin}
         write_text(staging / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
-    return QuantizeReport(out=out, plan=plan, verification=report, config_changes=changes)
+    return QuantizeReport(
+        out=out, plan=plan, verification=report, config_changes=changes, balanced=balanced
+    )
+
+
+def balanced_norms(plan: Plan) -> dict[str, int]:
+    """The norms that balancing the concat input changes: tensor name -> k, divided by 2^k.
+
+    Reads some rows of the linears behind them. Empty where the recipe does not ask for it, or where
+    the halves are less than 4 apart.
+
+    Raises:
+        CheckpointError: a source file shrank.
+    """
+    if plan.balanced is None:
+        return {}
+    norm, _ = plan.balanced
+    exponent = balance_exponent([ratio.ratio for ratio in half_ratios(plan.draft)])
+    return {norm.row.tensor.name: exponent} if exponent else {}
+
+
+def _measured(
+    plan: Plan,
+    input_scales: Mapping[str, float],
+    balanced: Mapping[str, int],
+    statistics: Statistics | None,
+) -> Measured:
+    exponents = {name.removesuffix(".weight"): k for name, k in balanced.items()}
+    if plan.balanced is not None and exponents:
+        _, linears = plan.balanced
+        exponents |= dict.fromkeys((step.row.module for step in linears), *exponents.values())
+    return Measured(input_scales=input_scales, exponents=exponents, statistics=statistics)
 
 
 def _checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:

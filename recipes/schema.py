@@ -123,10 +123,22 @@ class ActivationFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """How scales are chosen and codes are rounded."""
+    """How scales are chosen and codes are rounded.
 
-    scale: Literal["absmax"]
+    Attributes:
+        scale: absmax: the largest magnitude fits; mse: absmax times the factor that leaves the
+            smallest squared error of the weights.
+        balance_concat: auto: where the halves of EAGLE-3's concat input differ by 4 or more, the
+            columns of the embedding half are multiplied by a power of two, and the norm before
+            them is divided by it: exact, and both halves then share a scale.
+    """
+
+    scale: Literal["absmax", "mse"]
     rounding: Literal["nearest"]
+    balance_concat: Literal["auto", "off"] = "off"
+
+    def __str__(self) -> str:
+        return f"scale {self.scale}, rounding {self.rounding}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

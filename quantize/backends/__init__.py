@@ -1,22 +1,33 @@
 """Backends: who computes codes and scales. Vendor toolkits are imported only when they run."""
 
-from ...recipes.schema import BackendName
-from .base import Backend
+from ...recipes.schema import Algorithm, BackendName
+from ..errors import BackendError
+from .base import ABSMAX_NEAREST, Backend
 
 
-def get_backend(name: BackendName) -> Backend:
-    """The backend of a recipe; constructing it imports no vendor toolkit."""
+def get_backend(name: BackendName, algorithm: Algorithm = ABSMAX_NEAREST) -> Backend:
+    """The backend of a recipe; constructing it imports no vendor toolkit.
+
+    Raises:
+        BackendError: the backend does not carry the algorithm.
+    """
+    if name == "torch":
+        from .torch import TorchBackend
+
+        return TorchBackend(algorithm)
+    if (algorithm.scale, algorithm.rounding) != (ABSMAX_NEAREST.scale, ABSMAX_NEAREST.rounding):
+        raise BackendError(
+            f"backend {name}",
+            f"carries {ABSMAX_NEAREST} only, got {algorithm}",
+            fix="use 'backend: torch' (--backend torch), which carries every algorithm",
+        )
     if name == "quark":
         from .quark import QuarkBackend
 
         return QuarkBackend()
-    if name == "modelopt":
-        from .modelopt import ModelOptBackend
+    from .modelopt import ModelOptBackend
 
-        return ModelOptBackend()
-    from .torch import TorchBackend
-
-    return TorchBackend()
+    return ModelOptBackend()
 
 
-__all__ = ["Backend", "get_backend"]
+__all__ = ["ABSMAX_NEAREST", "Backend", "get_backend"]

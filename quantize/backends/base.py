@@ -1,15 +1,20 @@
 """What computes the codes: one protocol for our torch numerics and the vendor toolkits.
 
-A backend sees one weight (or a block of its rows) and gives codes and scales. It never sees
-embeddings, heads or files, and it never stores anything: layouts and the writer do.
+A backend sees one weight (or a block of its rows) and gives codes and scales, by the algorithm that
+it was made for. It never sees embeddings, heads or files, and it never stores anything: layouts and
+the writer do.
 """
 
 from typing import Protocol
 
 from torch import Tensor
 
-from ...recipes.schema import BackendName, WeightFormat
+from ...recipes.schema import Algorithm, BackendName, WeightFormat
+from ..algorithms import Need
 from ..numerics.formats import QuantizedWeight
+
+ABSMAX_NEAREST = Algorithm(scale="absmax", rounding="nearest")
+"""What every backend carries; vendor toolkits carry nothing else here."""
 
 
 class Backend(Protocol):
@@ -18,6 +23,8 @@ class Backend(Protocol):
     name: BackendName
     streams_rows: bool
     """True if blocks of rows may be quantized one by one; False if the whole weight is needed."""
+    needs: Need
+    """What must be measured of a linear's inputs; see `Algorithm.needs`."""
 
     def check(self, weights: WeightFormat) -> None:
         """Fail before any work if this backend cannot run here or cannot express the format.
@@ -27,7 +34,11 @@ class Backend(Protocol):
         """
 
     def quantize(
-        self, weight: Tensor, weights: WeightFormat, absmax: Tensor | None = None
+        self,
+        weight: Tensor,
+        weights: WeightFormat,
+        absmax: Tensor | None = None,
+        moments: Tensor | None = None,
     ) -> QuantizedWeight:
         """Quantize a weight, or a block of its rows if `streams_rows`.
 
@@ -37,6 +48,7 @@ class Backend(Protocol):
             absmax: [1, 1] float32, largest magnitude that a scale of the *whole* matrix must cover
                 (`WeightFormat.scales_whole_matrix`): that of the weight, of which `weight` may be
                 a block, and of those that engines fuse with it. None = that of `weight`.
+            moments: see `Algorithm.quantize`.
 
         Raises:
             BackendError: the toolkit failed on this weight, or `absmax` makes no sense for it.

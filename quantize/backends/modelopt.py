@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...recipes.schema import BackendName, WeightFormat
+from ..algorithms import Need
 from ..errors import BackendError
 from ..numerics.formats import QuantizedWeight, fp8_codes, fp8_scale
 from ..numerics.packing import fp4_codes_of_bytes
@@ -31,6 +32,7 @@ class ModelOptBackend:
 
     name: BackendName = "modelopt"
     streams_rows = False
+    needs: Need = "none"
 
     def check(self, weights: WeightFormat) -> None:
         """Fail unless ModelOpt 0.47 is here and exports the format; see `Backend.check`."""
@@ -44,7 +46,11 @@ class ModelOptBackend:
         tested_version(self.name, "nvidia-modelopt", TESTED_SERIES)
 
     def quantize(
-        self, weight: Tensor, weights: WeightFormat, absmax: Tensor | None = None
+        self,
+        weight: Tensor,
+        weights: WeightFormat,
+        absmax: Tensor | None = None,
+        moments: Tensor | None = None,
     ) -> QuantizedWeight:
         """Quantize one whole weight with ModelOpt's calibration and export; see `Backend.quantize`.
 
@@ -52,6 +58,7 @@ class ModelOptBackend:
             weight: [rows, in_features] bfloat16, float16 or float32; not changed.
             weights: the recipe's format, FP8 or NVFP4.
             absmax: see `Backend.quantize`.
+            moments: not used: `needs` is "none".
 
         Returns:
             codes float8_e4m3fn, scale [rows, 1] or [1, 1] float32 (FP8), or codes uint8, scale
@@ -60,6 +67,7 @@ class ModelOptBackend:
         Raises:
             BackendError: the weight or format is not usable, or ModelOpt is missing or failed.
         """
+        del moments
         rows = finite_absmax(self.name, weight).float()
         covered = with_absmax(self.name, weight, weights, absmax)
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax

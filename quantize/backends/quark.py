@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ...recipes.schema import BackendName, WeightFormat
+from ..algorithms import Need
 from ..errors import BackendError
 from ..numerics.formats import FP8, FP8_MAX, QuantizedWeight, fp4_codes
 from .vendor import (
@@ -41,6 +42,7 @@ class QuarkBackend:
 
     name: BackendName = "quark"
     streams_rows = False
+    needs: Need = "none"
 
     def check(self, weights: WeightFormat) -> None:
         """Fail unless Quark 0.13 and what its import needs are here; see `Backend.check`."""
@@ -62,7 +64,11 @@ class QuarkBackend:
         _require_compiler()
 
     def quantize(
-        self, weight: Tensor, weights: WeightFormat, absmax: Tensor | None = None
+        self,
+        weight: Tensor,
+        weights: WeightFormat,
+        absmax: Tensor | None = None,
+        moments: Tensor | None = None,
     ) -> QuantizedWeight:
         """Quantize one whole weight with Quark's own observer and rounding; see `Backend.quantize`.
 
@@ -70,6 +76,7 @@ class QuarkBackend:
             weight: [rows, in_features] bfloat16, float16 or float32; not changed.
             weights: the recipe's format.
             absmax: see `Backend.quantize`.
+            moments: not used: `needs` is "none".
 
         Returns:
             codes int8 and scale [rows, 1 or groups] in the weight's dtype (INT4), codes
@@ -79,6 +86,7 @@ class QuarkBackend:
         Raises:
             BackendError: the weight is not usable, or Quark is missing or failed.
         """
+        del moments
         rows = finite_absmax(self.name, weight).float()
         covered = with_absmax(self.name, weight, weights, absmax)
         self.check(weights)

@@ -1,23 +1,13 @@
-"""Our own numerics as a backend: streams blocks of rows, needs no vendor toolkit."""
+"""Our own numerics as a backend: every algorithm, blocks of rows, no vendor toolkit."""
 
 import torch
 from torch import Tensor
 
-from ...recipes.schema import BackendName, WeightFormat
-from ..numerics.formats import (
-    QuantizedWeight,
-    block_absmax,
-    fp4_codes,
-    fp8_codes,
-    fp8_scale,
-    int4_codes,
-    int4_scale,
-    mxfp4_codes,
-    mxfp4_scale,
-    nvfp4_global_scale,
-    nvfp4_scale,
-    row_absmax,
-)
+from ...recipes.schema import Algorithm, BackendName, WeightFormat
+from ..algorithms import get_algorithm
+from ..errors import BackendError
+from ..numerics.formats import QuantizedWeight
+from .base import ABSMAX_NEAREST
 
 
 class TorchBackend:
@@ -26,73 +16,31 @@ class TorchBackend:
     name: BackendName = "torch"
     streams_rows = True
 
+    def __init__(self, algorithm: Algorithm = ABSMAX_NEAREST) -> None:
+        self._choice = algorithm
+        self._algorithm = get_algorithm(algorithm)
+        self.needs = self._algorithm.needs
+
     def check(self, weights: WeightFormat) -> None:
-        """Every format of the schema is known here; see `Backend.check`."""
+        """Fail unless the algorithm knows the format; see `Backend.check`."""
+        problem = self._algorithm.problem(weights)
+        if problem is not None:
+            raise BackendError(
+                f"algorithm: {self._choice}",
+                f"{problem}, got {weights}",
+                fix="use 'scale: absmax' and 'rounding: nearest', or another format",
+            )
 
     def quantize(
-        self, weight: Tensor, weights: WeightFormat, absmax: Tensor | None = None
+        self,
+        weight: Tensor,
+        weights: WeightFormat,
+        absmax: Tensor | None = None,
+        moments: Tensor | None = None,
     ) -> QuantizedWeight:
         """See `Backend.quantize`."""
-        size = weights.group_size
-        if weights.dtype == "fp8_e4m3":
-            return _fp8(weight, weights, absmax)
-        if weights.first_stage is not None:
-            return _int4_of_fp8(weight, absmax)
-        if size is None:
-            scale = int4_scale(weight, _scale_dtype(weights))
-            return QuantizedWeight(codes=int4_codes(weight, scale), scale=scale)
-        groups = weight.reshape(-1, size)  # every group is a row of its own
-        global_scale = None
-        if weights.dtype == "int4":
-            scale = int4_scale(groups, _scale_dtype(weights))
-            codes = int4_codes(groups, scale)
-        elif weights.dtype == "nvfp4":
-            largest = row_absmax(weight).amax() if absmax is None else absmax
-            global_scale = nvfp4_global_scale(largest).reshape(())
-            scale = nvfp4_scale(groups, global_scale)
-            codes = fp4_codes(groups.float() / (scale.float() * global_scale))
-        else:
-            scale = mxfp4_scale(groups)
-            codes = mxfp4_codes(groups, scale)
-        return QuantizedWeight(
-            codes=codes.view(weight.shape),
-            scale=scale.view(len(weight), -1),
-            global_scale=global_scale,
-            group_size=size,
-        )
+        return self._algorithm.quantize(weight, weights, absmax=absmax, moments=moments)
 
     def versions(self) -> dict[str, str]:
         """See `Backend.versions`."""
         return {"torch": torch.__version__}
-
-
-def _fp8(weight: Tensor, weights: WeightFormat, absmax: Tensor | None) -> QuantizedWeight:
-    size = weights.group_size
-    if size is not None:
-        scale = fp8_scale(block_absmax(weight, size))
-        wide = scale.repeat_interleave(size, dim=0)[: len(weight)]
-        wide = wide.repeat_interleave(size, dim=1)[:, : weight.shape[1]]
-        return QuantizedWeight(codes=fp8_codes(weight, wide), scale=scale, group_size=size)
-    largest = row_absmax(weight)
-    if weights.granularity == "tensor":
-        largest = largest.amax(dim=0, keepdim=True) if absmax is None else absmax
-    scale = fp8_scale(largest)
-    return QuantizedWeight(codes=fp8_codes(weight, scale), scale=scale)
-
-
-def _int4_of_fp8(weight: Tensor, absmax: Tensor | None) -> QuantizedWeight:
-    """Two stages: the weight to FP8 under one scale, these values to INT4 per row, in float32.
-
-    So does Quark 0.13 with a float32 weight; in a narrower dtype it rounds both more than once.
-    """
-    largest = row_absmax(weight).amax(dim=0, keepdim=True) if absmax is None else absmax
-    first = fp8_scale(largest)
-    values = fp8_codes(weight, first).float()
-    scale = int4_scale(values)
-    return QuantizedWeight(
-        codes=int4_codes(values, scale), scale=scale, global_scale=first.reshape(())
-    )
-
-
-def _scale_dtype(weights: WeightFormat) -> torch.dtype | None:
-    return torch.float16 if weights.scale_dtype == "float16" else None

@@ -14,7 +14,7 @@ from ...recipes.schema import Role
 from ..errors import CheckpointError
 from .aux_layers import read_aux_layer_ids
 from .config_reader import ConfigReader
-from .family import Dim, Family, TensorSpec
+from .family import Concat, Dim, Family, TensorSpec
 from .rope import RopeConfig, read_rope
 
 if TYPE_CHECKING:
@@ -126,6 +126,16 @@ class Eagle3(Family):
                 for name, (role, shape) in self._layer_shapes(g, i).items()
             }
         return table
+
+    def concat(self, geometry: Any) -> Concat:
+        """See `Family.concat`: layer 0 reads [norm(embedding); norm(hidden)]."""
+        wide = Dim(2 * geometry.hidden_size, "2 x hidden_size")
+        shapes = self.attention_shapes(geometry, wide)
+        linears = [name for name, (_, shape) in shapes.items() if shape[-1] is wide]
+        return Concat(
+            norm="layers.0.input_layernorm.weight",
+            linears=tuple(f"layers.0.{name}.weight" for name in linears),
+        )
 
     def forward(
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"

@@ -89,6 +89,20 @@ class Geometry(Protocol):
         """Anchor and mask tokens of one block; None for a draft that proposes a chain."""
 
 
+class Concat(NamedTuple):
+    """The linears that read [norm(a); norm(b)], and the norm of a, whose output nothing else reads.
+
+    So its weight may be divided by a power of two and the first half of their columns multiplied by
+    it: the draft computes the same, bit for bit.
+
+    Attributes:
+        norm: canonical name of its weight. linears: canonical names of theirs.
+    """
+
+    norm: str
+    linears: tuple[str, ...]
+
+
 class Family(ABC):
     """A kind of draft: `LlamaForCausalLMEagle3` and its kin are one family."""
 
@@ -127,6 +141,10 @@ class Family(ABC):
     @abstractmethod
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
         """Every tensor that a draft of this geometry may have, by canonical name."""
+
+    def concat(self, _geometry: Any) -> Concat | None:
+        """The concat input of a draft; None where the family has none."""
+        return None
 
     @abstractmethod
     def forward(

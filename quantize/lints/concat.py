@@ -48,21 +48,10 @@ def half_ratios(draft: Draft) -> tuple[HalfRatio, ...]:
 
 
 def concat_linears(draft: Draft) -> tuple[Row, ...]:
-    """Every linear of layer 0 that reads the concat input, twice as wide as the draft.
-
-    The output projection can be as wide (twice as many query channels as hidden ones), but reads
-    attention output.
-    """
-    embedding = draft.row("layers.0.input_layernorm.weight")
-    hidden = embedding.tensor.shape[0] if embedding else 0
-    return tuple(
-        row
-        for row in draft.linears()
-        if row.role == "attention"
-        and row.canonical.startswith("layers.0.")
-        and not row.canonical.endswith(".o_proj.weight")
-        and row.tensor.shape[1] == 2 * hidden
-    )
+    """The linears that read the concat input, in the order of `draft.rows`; none without one."""
+    concat = draft.family.concat(draft.geometry)
+    linears = concat.linears if concat else ()
+    return tuple(row for row in draft.linears() if row.canonical in linears)
 
 
 def _ratio(draft: Draft, row: Row) -> HalfRatio:

@@ -1,0 +1,22 @@
+"""Algorithms: how the codes and scales of a linear are found. One module each, behind `base`."""
+
+from collections.abc import Mapping
+
+from ...recipes.schema import Algorithm as Choice
+from .base import Algorithm, Need, Statistics
+from .mse import MseNearest
+from .nearest import AbsmaxNearest
+
+_ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
+    ("absmax", "nearest"): AbsmaxNearest(),
+    ("mse", "nearest"): MseNearest(),
+}
+"""By the recipe's `scale` and `rounding`."""
+
+
+def get_algorithm(choice: Choice) -> Algorithm:
+    """The algorithm of a recipe."""
+    return _ALGORITHMS[choice.scale, choice.rounding]
+
+
+__all__ = ["Algorithm", "Need", "Statistics", "get_algorithm"]

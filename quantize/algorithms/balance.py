@@ -1,0 +1,61 @@
+"""Balancing the concat input: an exact change of scale between a norm and the columns behind it.
+
+The first linears of EAGLE-3 read [norm(embedding); norm(hidden)]. Multiplying the embedding's
+columns by 2^k and dividing the norm's weight by 2^k leaves the network as it is, bit for bit, and
+lets both halves share one scale per row.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import BackendError
+from ..lints.concat import HARMFUL_RATIO
+
+
+def balance_exponent(ratios: Sequence[float]) -> int:
+    """The k that brings the halves of linears behind one norm closest together; 0 = leave them.
+
+    Args:
+        ratios: of each linear, magnitude of the hidden half over that of the embedding half; 0 and
+            infinity (a half of zeros) say nothing.
+    """
+    logs = [math.log2(ratio) for ratio in ratios if 0 < ratio < math.inf]
+    if not logs or max(map(abs, logs)) < math.log2(HARMFUL_RATIO):
+        return 0
+    return round((min(logs) + max(logs)) / 2)
+
+
+def divide_norm(norm: Tensor, exponent: int, name: str) -> Tensor:
+    """A norm's weight [width] divided by 2^exponent, in its dtype.
+
+    Raises:
+        BackendError: the dtype cannot hold the result exactly.
+    """
+    return _scaled(norm, -exponent, name)
+
+
+def multiply_columns(rows: Tensor, exponent: int, name: str) -> None:
+    """Multiply the first half of the columns of a block [rows, in_features] in place.
+
+    Raises:
+        BackendError: the dtype cannot hold the result exactly.
+    """
+    half = rows[:, : rows.shape[1] // 2]
+    half.copy_(_scaled(half, exponent, name))
+
+
+def _scaled(values: Tensor, exponent: int, name: str) -> Tensor:
+    factor = torch.tensor(2.0**exponent, dtype=torch.float64)
+    exact = values.double() * factor
+    scaled = exact.to(values.dtype)
+    if bool(((scaled.double() != exact) & exact.isfinite()).any()):
+        raise BackendError(
+            name,
+            f"cannot be multiplied by 2^{exponent} exactly in {values.dtype}, which balancing the"
+            " halves of the concat input needs",
+            fix="use a recipe with 'balance_concat: off', or store the draft in float32",
+        )
+    return scaled

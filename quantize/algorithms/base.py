@@ -1,0 +1,70 @@
+"""What an algorithm is: from a weight, and what was measured of its inputs, to codes and scales.
+
+An algorithm knows tensors: neither names nor files, and not how a measurement came about.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from ...recipes.schema import WeightFormat
+from ..numerics.formats import QuantizedWeight
+
+Need = Literal["none", "second_moments"]
+"""What an algorithm must know of a linear's inputs x: nothing, or the mean of x xᵀ."""
+
+
+class Statistics(Protocol):
+    """What calibration measures of the inputs of a draft's linears, along its chain or blocks.
+
+    Measured stage by stage, so that a linear can be judged on the inputs that it will see when
+    those before it are quantized. Memory is bounded by one stage; results lie on disk.
+    """
+
+    def measure(self, modules: Sequence[str], quantized: Mapping[str, Tensor]) -> None:
+        """Measure the inputs of some linears.
+
+        Args:
+            modules: canonical names, for example "layers.0.self_attn.q_proj".
+            quantized: canonical name -> dequantized weight [out_features, in_features] of the
+                linears that were quantized since the last call; they run in its stead from now on.
+
+        Raises:
+            DraftQuantError: nothing could be measured.
+        """
+
+    def second_moments(self, module: str) -> Tensor:
+        """The mean of x xᵀ over all inputs x of a measured linear, [in, in] float32, read-only."""
+
+
+class Algorithm(Protocol):
+    """One way to find codes and scales; rows of a weight are independent of each other.
+
+    Attributes:
+        needs: what must be measured of the inputs of a linear before its turn; anything but "none"
+            makes the linears take their turns in the order in which the draft runs them.
+    """
+
+    needs: Need
+
+    def problem(self, weights: WeightFormat) -> str | None:
+        """Why this algorithm cannot find codes of a format, or None."""
+
+    def quantize(
+        self,
+        weight: Tensor,
+        weights: WeightFormat,
+        *,
+        absmax: Tensor | None,
+        moments: Tensor | None,
+    ) -> QuantizedWeight:
+        """Quantize a block of rows of a weight.
+
+        Args:
+            weight: [rows, in_features] bfloat16, float16 or float32, finite.
+            weights: the recipe's format.
+            absmax: [1, 1] float32, largest magnitude that a scale of the *whole* matrix must cover;
+                None = that of `weight`. See `Backend.quantize`.
+            moments: [in_features, in_features] float32 where `needs` says so, else None.
+        """
