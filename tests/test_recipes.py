@@ -122,7 +122,7 @@ CHANGES: dict[str, Any] = {
     "layout": "quark",
     "weights": FP8_TENSOR,
     "activations": None,
-    "algorithm": Algorithm(scale="mse", rounding="nearest"),  # type: ignore[arg-type]
+    "algorithm": Algorithm(scale="mse", rounding="nearest"),
     "rules": PTPC.rules[:-1],
     "expect": Expectation(quantized_per_layer=6),
     "gate": dataclasses.replace(PTPC.gate, policy="screening"),

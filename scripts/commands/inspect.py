@@ -131,7 +131,10 @@ def _print(found: dict[str, Any]) -> None:
         size = "infinite" if ratio["ratio"] is None else f"{ratio['ratio']:.2f}"
         advice = "balanced enough for one scale per row"
         if ratio["harmful"]:
-            advice = "one INT4 scale per row would round the smaller half to zero: use FP8"
+            advice = (
+                "one INT4 scale per row would round the smaller half to zero: use a recipe with"
+                " balance_concat: auto (int4-channel, mi325x-w4a8)"
+            )
         out.print(
             f"{ratio['name']}: hidden half / embedding half = {size}"
             f" ({ratio['rows']} rows): {advice}"

@@ -60,6 +60,12 @@ def print_plan(plan: Plan) -> None:
     )
     out = stdout()
     print_table(found)
+    if plan.balanced is not None:
+        norm, _ = plan.balanced
+        out.print(
+            f"{norm.row.tensor.name} is divided by a power of two where the halves of the concat"
+            " input differ by 4 or more (balance_concat: auto); else it is kept byte for byte"
+        )
     added = ", ".join(f"{kind} {nbytes:,}" for kind, nbytes in plan.overhead().items())
     out.print(
         f"of these, bytes added by the layout: {added};"

@@ -100,6 +100,11 @@ def print_report(report: "QuantizeReport", seconds: dict[str, float]) -> None:
         f"{len(plan.steps) - len(plan.quantized)} tensors kept byte for byte, "
         f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}, verified ({times})"
     )
+    for norm, exponent in report.balanced.items():
+        stdout().print(
+            f"{norm}: divided by 2^{exponent}, the embedding columns behind it multiplied by it"
+            " (balance_concat: the same network, both halves under one scale)"
+        )
 
 
 def _print_lints(lints: Sequence[Lint], options: argparse.Namespace) -> None:
@@ -196,6 +201,7 @@ def _mapping(report: "QuantizeReport", seconds: dict[str, float]) -> dict[str, A
         "bytes_after": report.plan.bytes_after,
         "quantized": [step.row.tensor.name for step in report.plan.quantized],
         "config_changes": dict(report.config_changes),
+        "balanced": dict(report.balanced),
         "seconds": seconds,
         "verification": report.verification.to_mapping(),
     }

@@ -1,0 +1,130 @@
+"""Algorithms: the clip search against an exhaustive one, and who carries which."""
+
+import numpy as np
+import pytest
+import torch
+from draftquant.quantize.algorithms import get_algorithm
+from draftquant.quantize.backends import get_backend
+from draftquant.quantize.errors import BackendError
+from draftquant.quantize.numerics.formats import QuantizedWeight
+from draftquant.recipes import Algorithm, WeightFormat
+from draftquant.recipes.schema import BackendName
+
+ABSMAX = Algorithm(scale="absmax", rounding="nearest")
+MSE = Algorithm(scale="mse", rounding="nearest")
+INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
+INT4_GROUPS = WeightFormat(dtype="int4", granularity="group", symmetric=True, group_size=32)
+INT4_F16 = WeightFormat(
+    dtype="int4", granularity="group", symmetric=True, group_size=32, scale_dtype="float16"
+)
+FP8 = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
+NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", symmetric=True, group_size=16)
+MXFP4 = WeightFormat(dtype="mxfp4", granularity="group", symmetric=True, group_size=32)
+SEARCHED = {
+    "int4": INT4, "int4-groups": INT4_GROUPS, "int4-f16": INT4_F16, "fp8": FP8, "nvfp4": NVFP4,
+    "mxfp4": MXFP4,
+}  # fmt: skip
+
+
+def gaussian(rows: int = 24, columns: int = 96, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=generator).bfloat16()
+
+
+def quantized(algorithm: Algorithm, weights: WeightFormat, w: torch.Tensor) -> QuantizedWeight:
+    return get_backend("torch", algorithm).quantize(w, weights)
+
+
+def errors(found: QuantizedWeight, w: torch.Tensor, size: int) -> torch.Tensor:
+    """Sum of squared errors of each group."""
+    return (found.dequantized() - w.float()).double().square().reshape(-1, size).sum(1)
+
+
+@pytest.mark.parametrize("weights", SEARCHED.values(), ids=SEARCHED)
+def test_no_group_is_worse_than_under_absmax_and_the_sum_is_better(weights: WeightFormat) -> None:
+    w = gaussian()
+    size = weights.group_size or w.shape[1]
+    absmax, mse = (errors(quantized(a, weights, w), w, size) for a in (ABSMAX, MSE))
+    assert (mse <= absmax * (1 + 1e-6)).all()
+    # OCP's exponent already clips, and FP8's steps grow with the weights: they gain least.
+    share = {"mxfp4": 0.9999, "fp8_e4m3": 0.98}.get(weights.dtype, 0.91)
+    assert mse.sum() < share * absmax.sum()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["f32", "f16"])
+def test_int4_scale_is_the_best_of_all_candidates(dtype: type) -> None:
+    """All 25 candidates of each row, in numpy, as the recipe's documentation states them."""
+    w = gaussian(16, 64, seed=3).to(torch.float16 if dtype is np.float16 else torch.float32)
+    found = quantized(MSE, INT4, w)
+    rows = w.numpy().astype(np.float32)
+    for row, scale in zip(rows, found.scale.numpy()[:, 0], strict=True):
+        absmax = dtype(dtype(np.abs(row).max()) / dtype(7.5))
+        tried = [dtype(np.float32(absmax) * np.float32(i / 32)) for i in range(8, 33)]
+        lost = []
+        for s in tried:
+            codes = np.clip(np.rint(row * (np.float32(1) / np.float32(s))), -8, 7)
+            lost.append(((row - codes * np.float32(s)).astype(np.float64) ** 2).sum())
+        best = min(lost)
+        assert scale in tried
+        assert lost[tried.index(scale)] == pytest.approx(best, rel=1e-5)
+
+
+def test_an_outlier_is_clipped() -> None:
+    """One weight of 4 among 4095 below 1: alone it sets the absmax scale."""
+    w = gaussian(1, 4096).float().clamp(-1, 1)
+    w[0, 0] = 4.0
+    absmax, mse = quantized(ABSMAX, INT4, w), quantized(MSE, INT4, w)
+    assert absmax.scale[0, 0] == pytest.approx(4 / 7.5)
+    assert mse.scale[0, 0] < 0.5 * absmax.scale[0, 0]
+    assert mse.codes[0, 0] == 7
+
+
+@pytest.mark.parametrize("weights", SEARCHED.values(), ids=SEARCHED)
+def test_blocks_of_rows_give_the_codes_of_the_whole(weights: WeightFormat) -> None:
+    w = gaussian()
+    absmax = w.abs().amax().float().reshape(1, 1)
+    backend = get_backend("torch", MSE)
+    whole = backend.quantize(w, weights, absmax)
+    parts = [backend.quantize(rows, weights, absmax) for rows in w.split(8)]
+    assert torch.equal(
+        whole.codes.view(torch.uint8), torch.cat([p.codes.view(torch.uint8) for p in parts])
+    )
+    assert torch.equal(whole.scale.float(), torch.cat([p.scale.float() for p in parts]))
+
+
+@pytest.mark.parametrize("weights", SEARCHED.values(), ids=SEARCHED)
+def test_zero_rows_keep_their_absmax_scale(weights: WeightFormat) -> None:
+    w = gaussian()
+    w[3] = 0
+    absmax, mse = quantized(ABSMAX, weights, w), quantized(MSE, weights, w)
+    assert torch.equal(absmax.scale[3].float(), mse.scale[3].float())
+    assert (mse.dequantized()[3] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True),
+        WeightFormat(dtype="fp8_e4m3", granularity="block", symmetric=True, group_size=128),
+        WeightFormat(dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"),
+    ],
+    ids=["tensor", "block", "two-stages"],
+)
+def test_mse_refuses_scales_that_rows_share(weights: WeightFormat) -> None:
+    backend = get_backend("torch", MSE)
+    with pytest.raises(BackendError, match="scale: mse searches scales of channels or groups") as e:
+        backend.check(weights)
+    assert "scale: absmax" in e.value.fix
+
+
+@pytest.mark.parametrize("name", ["quark", "modelopt"])
+def test_vendors_carry_absmax_and_nearest_only(name: BackendName) -> None:
+    assert get_backend(name, ABSMAX).name == name
+    with pytest.raises(BackendError, match="carries scale absmax, rounding nearest only") as caught:
+        get_backend(name, MSE)
+    assert "backend: torch" in caught.value.fix
+
+
+def test_every_algorithm_of_the_schema_exists() -> None:
+    for algorithm in (ABSMAX, MSE):
+        assert get_algorithm(algorithm).needs == "none"

@@ -1,0 +1,217 @@
+"""Balancing the concat input: exact, only where it helps, and what it wins."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draftquant.quantize.algorithms.balance import (
+    balance_exponent,
+    divide_norm,
+    multiply_columns,
+)
+from draftquant.quantize.drafts import Draft, read_draft
+from draftquant.quantize.drafts.forward import ChainForward
+from draftquant.quantize.errors import BackendError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.stored.draft import StoredDraft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import Algorithm, load_recipe
+from draftquant.scripts.cli import main
+from tiny import read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
+from tiny_dflash import tiny_dflash
+from tiny_mla import tiny_eagle3_mla
+
+HIDDEN = 64
+NORM = "midlayer.input_layernorm.weight"
+CONCAT = {
+    "llama": ("q_proj", "k_proj", "v_proj"),
+    "mla": ("q_a_proj", "kv_a_proj_with_mqa"),
+}
+BUILDERS = {"llama": tiny_eagle3_llama, "mla": tiny_eagle3_mla}
+
+
+def unbalanced(folder: Path, family: str, factor: float, **options: Any) -> Path:
+    """A tiny draft whose embedding half is `factor` times as large as its hidden half."""
+    BUILDERS[family](folder, **options)
+    tensors = read_tensors(folder)
+    for leaf in CONCAT[family]:
+        name = f"midlayer.self_attn.{leaf}.weight"
+        values = values_of(tensors[name]).copy()
+        values[:, :HIDDEN] *= factor
+        tensors[name] = store(values, options.get("dtype", "BF16"))
+    write_tensors(folder, tensors)
+    return folder
+
+
+def draft_of(folder: Path) -> Draft:
+    return read_draft(Checkpoint.open(folder))
+
+
+def small_half_error(source: Path, out: Path, family: str) -> float:
+    """Relative L2 error of the embedding halves in what `out` serves: weight x norm."""
+    original, stored = read_tensors(source), StoredDraft.read(Checkpoint.open(out))
+    norms = [values_of(read_tensors(f)[NORM]).astype(np.float64) for f in (source, out)]
+    lost = total = 0.0
+    for leaf in CONCAT[family]:
+        row = stored.draft.row(f"layers.0.self_attn.{leaf}.weight")
+        assert row is not None
+        served = stored.linear(row).decoded().dequantized()[:, :HIDDEN] * norms[1]
+        exact = values_of(original[row.tensor.name])[:, :HIDDEN] * norms[0]
+        lost += float(((served - exact) ** 2).sum())
+        total += float((exact**2).sum())
+    return float((lost / total) ** 0.5)
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+@pytest.mark.parametrize("recipe", ["int4-channel", "mi325x-w4a8"])
+def test_halves_16_apart_keep_both(recipe: str, family: str, tmp_path: Path) -> None:
+    source = unbalanced(tmp_path / "draft", family, 1 / 16)
+    arguments = ["quantize", str(source), "--recipe", recipe, "--out", str(tmp_path / "out")]
+    assert main([*arguments, "--backend", "torch"]) == 0
+    assert json.loads((tmp_path / "out/draftquant.json").read_text())["balanced"] == {NORM: 4}
+    assert small_half_error(source, tmp_path / "out", family) < 0.25
+    assert main(["verify", str(tmp_path / "out"), "--against", str(source)]) == 0
+    off = tmp_path / "off.yaml"
+    off.write_text(f"extends: {recipe}\nname: off\nalgorithm: {{balance_concat: 'off'}}\n")
+    arguments = ["quantize", str(source), "--recipe", str(off), "--out", str(tmp_path / "plain")]
+    assert main([*arguments, "--backend", "torch"]) == 0
+    assert small_half_error(source, tmp_path / "plain", family) > 0.9
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.4, 2.5])
+def test_halves_less_than_4_apart_are_left(factor: float, tmp_path: Path) -> None:
+    source = unbalanced(tmp_path / "draft", "llama", factor)
+    out = tmp_path / "out"
+    assert main(["quantize", str(source), "--recipe", "int4-channel", "--out", str(out)]) == 0
+    assert "balanced" not in json.loads((out / "draftquant.json").read_text())
+    assert read_tensors(out)[NORM] == read_tensors(source)[NORM]
+
+
+def test_a_small_hidden_half_is_balanced_the_other_way(tmp_path: Path) -> None:
+    source, out = unbalanced(tmp_path / "draft", "llama", 16), tmp_path / "out"
+    assert main(["quantize", str(source), "--recipe", "int4-channel", "--out", str(out)]) == 0
+    assert json.loads((out / "draftquant.json").read_text())["balanced"] == {NORM: -4}
+    before, after = (values_of(read_tensors(folder)[NORM]) for folder in (source, out))
+    assert (after == before * 16).all()
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+@pytest.mark.parametrize("option", ["norm_output", "norm_before_residual"])
+def test_the_balanced_draft_computes_the_same_bits(
+    family: str, option: str, tmp_path: Path
+) -> None:
+    """Both changes on plain weights: logits and hidden states equal in float32, bit for bit."""
+    source = unbalanced(tmp_path / "draft", family, 1 / 16, config={option: True})
+    tensors = read_tensors(source)
+    norm = torch.from_numpy(values_of(tensors[NORM]).copy())
+    tensors[NORM] = store(divide_norm(norm, 4, NORM).numpy(), "BF16")
+    for leaf in CONCAT[family]:
+        name = f"midlayer.self_attn.{leaf}.weight"
+        weight = torch.from_numpy(values_of(tensors[name]).copy())
+        multiply_columns(weight, 4, name)
+        tensors[name] = store(weight.numpy(), "BF16")
+    balanced = tmp_path / "balanced"
+    BUILDERS[family](balanced, config={option: True})
+    write_tensors(balanced, tensors)
+    results = []
+    for folder in (source, balanced):
+        loaded = load_draft(folder)
+        assert isinstance(loaded.forward, ChainForward)
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(1, 5, HIDDEN, generator=generator)
+        ids = torch.arange(5)[None]
+        results.append(loaded.forward.step(ids, hidden, torch.arange(5), plain_attention))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def plain_attention(
+    _layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> torch.Tensor:
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    return (q @ k.mT * scale).softmax(-1) @ v
+
+
+def test_exponents_by_hand() -> None:
+    assert balance_exponent([16.0, 16.0, 16.0]) == 4
+    assert balance_exponent([1 / 16]) == -4
+    assert balance_exponent([3.99, 1.0]) == 0
+    assert balance_exponent([4.0]) == 2
+    assert balance_exponent([0.25]) == -2
+    assert balance_exponent([4.0, 64.0]) == 4  # half way: both end 4 away from even
+    assert balance_exponent([float("inf"), 0.0]) == 0  # a half of zeros has no size
+    assert balance_exponent([float("inf"), 16.0]) == 4
+    assert balance_exponent([]) == 0
+
+
+def test_what_the_dtype_cannot_hold_is_an_error() -> None:
+    tiny = torch.tensor([[2.0**-24 * 3, 1.0]], dtype=torch.float16)  # a subnormal of float16
+    with pytest.raises(BackendError, match=r"x: cannot be multiplied by 2\^-3 exactly") as caught:
+        divide_norm(tiny, 3, "x")
+    assert "balance_concat: off" in caught.value.fix
+    large = torch.tensor([[40000.0, 1.0]], dtype=torch.float16)
+    with pytest.raises(BackendError, match=r"by 2\^1 exactly in torch.float16"):
+        multiply_columns(large, 1, "x")
+
+
+def test_only_the_first_half_is_multiplied() -> None:
+    rows = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    multiply_columns(rows, 3, "x")
+    assert rows.tolist() == [[8, 16, 3, 4], [40, 48, 7, 8]]
+
+
+def test_nan_is_left_for_the_check_of_the_weight(tmp_path: Path) -> None:
+    source = unbalanced(tmp_path / "draft", "llama", 1 / 16)
+    tensors = read_tensors(source)
+    name = "midlayer.self_attn.v_proj.weight"
+    values = values_of(tensors[name]).copy()
+    values[1, 3] = np.nan
+    tensors[name] = store(values, "BF16")
+    write_tensors(source, tensors)
+    with pytest.raises(BackendError, match="row 1 holds NaN or inf"):
+        quantize(source, tmp_path / "out")
+
+
+def quantize(source: Path, out: Path) -> None:
+    from draftquant.quantize.files.hub import DraftSource
+    from draftquant.quantize.quantize import quantize_draft
+
+    plan = make_plan(load_recipe("int4-channel"), draft_of(source))
+    quantize_draft(plan, out, source=DraftSource(folder=source))
+
+
+def test_the_plan_says_which_norm_changes(tmp_path: Path) -> None:
+    llama = make_plan(load_recipe("int4-channel"), draft_of(tiny_eagle3_llama(tmp_path / "llama")))
+    assert [s.row.tensor.name for s in llama.steps if s.action == "transform"] == [NORM]
+    assert llama.bytes_after == sum(step.bytes_after for step in llama.steps)
+    fp8 = make_plan(load_recipe("fp8-ptpc"), llama.draft)
+    assert not [step for step in fp8.steps if step.action == "transform"]
+    dflash = make_plan(load_recipe("int4-channel"), draft_of(tiny_dflash(tmp_path / "dflash")))
+    assert not [step for step in dflash.steps if step.action == "transform"]  # no concat input
+
+
+def test_every_backend_may_balance(tmp_path: Path) -> None:
+    """Quark sees the balanced weight: the same codes as ours."""
+    source = unbalanced(tmp_path / "draft", "llama", 1 / 16)
+    for backend in ("quark", "torch"):
+        arguments = ["--recipe", "mi325x-w4a8", "--backend", backend]
+        out = str(tmp_path / backend)
+        assert main(["quantize", str(source), *arguments, "--out", out]) == 0
+    assert read_tensors(tmp_path / "quark") == read_tensors(tmp_path / "torch")
+    assert verify(tmp_path / "quark", source).ok
+
+
+def test_the_recipe_says_so() -> None:
+    assert load_recipe("int4-channel").algorithm == Algorithm(
+        scale="absmax", rounding="nearest", balance_concat="auto"
+    )
+    assert load_recipe("fp8-ptpc").algorithm.balance_concat == "off"
+    plain = dataclasses.replace(load_recipe("int4-channel").algorithm, balance_concat="off")
+    assert str(plain) == "scale absmax, rounding nearest"
