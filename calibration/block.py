@@ -1,68 +1,67 @@
 """Teacher-forced blocks: one block per position of a trace, a few at a time.
 
 Row t is the block whose anchor is token t + 1, at position t + 1, after the context of the features
-of positions 0 .. t. Slot j of it (1-based; slot 0 is the anchor) predicts token t + 1 + j. A live
-round reads the same anchor and the same context, so every block is one that an engine would draft
-if a round began there.
+of positions 0 .. t. Slot j of it (1-based; slot 0 is the anchor) predicts token t + 1 + j, at depth
+j - 1. A live round reads the same anchor and the same context, so every block is one that an engine
+would draft if a round began there.
 
 The keys and values of the context do not depend on the block: they are computed once. Blocks are
-evaluated a few at a time, so logits and attention scores stay bounded however long the trace is.
+evaluated a few at a time, so attention scores stay bounded however long the trace is. Nothing is
+written in place that a gradient needs: the passes may be differentiated as they are.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from ..quantize.drafts.forward import BlockForward
-from .errors import CalibrationError
+from .passes import BLOCK_ROWS, DraftPass, finite, positions
 
-BLOCK_ROWS = 256
 _MAX_SCORES = 2**24  # elements of one attention score matrix, all heads together: 64 MB in float32
 
 
-@torch.inference_mode()
-def block_predictions(
+def block_passes(
     forward: BlockForward,
     hidden: Tensor,
     token_ids: Tensor,
     *,
-    first_row: int,
+    rows: range,
     num_draft_tokens: int,
     block_rows: int = BLOCK_ROWS,
-) -> Tensor:
-    """Draft `num_draft_tokens` tokens from every row whose whole block lies inside the trace.
+) -> Iterator[DraftPass]:
+    """Run the blocks of some rows, a few at a time.
 
     Args:
         forward: the draft.
-        hidden: [N - 1, W], fused features, from position 0 on.
-        token_ids: [N] int64.
-        first_row: rows before it are context only.
+        hidden: [B, N - 1, W], fused features, from position 0 on.
+        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
+        rows: whose blocks are drafted; other rows are context only.
         num_draft_tokens: mask tokens K behind every anchor, at least 1.
         block_rows: slots evaluated together, whole blocks; changes the result by rounding only.
 
-    Returns:
-        [R, K] int64 target-vocabulary ids: row i, column j is the draft's token for position
-        first_row + i + 2 + j; R = max(0, N - 1 - K - first_row). The same as `chain_predictions`.
+    Yields:
+        All depths of some rows.
 
     Raises:
-        CalibrationError: a logit is NaN or infinite.
+        CalibrationError: a hidden state is NaN or infinite.
     """
-    num_rows = max(0, token_ids.shape[0] - 1 - num_draft_tokens)
-    predicted = token_ids.new_empty((max(0, num_rows - first_row), num_draft_tokens))
-    attention = BlockAttention(forward, hidden[:num_rows])
+    num_context = rows[-1] + 1 if rows else 0
+    attention = BlockAttention(forward, hidden[:, :num_context])
     num_blocks = max(1, block_rows // (1 + num_draft_tokens))
-    for start in range(first_row, num_rows, num_blocks):
-        stop = min(start + num_blocks, num_rows)
-        anchors = torch.arange(start + 1, stop + 1)
+    for i in range(0, len(rows), num_blocks):
+        chosen = rows[i : i + num_blocks]
+        anchors = range(chosen.start + 1, chosen.stop + 1, chosen.step)
         attention.begin(anchors)
-        logits = forward.block(token_ids[anchors], anchors, num_draft_tokens, attention)
-        if not bool(torch.isfinite(logits).all()):
-            raise CalibrationError(
-                f"draft blocks at positions {start + 1} to {stop}",
-                "logits are NaN or infinite",
-                fix="inspect the draft's weights and scales",
-            )
-        predicted[start - first_row : stop - first_row] = forward.to_target(logits.argmax(-1))
-    return predicted
+        ids = token_ids[:, anchors.start : anchors.stop : anchors.step]
+        repeated = positions(anchors, hidden.device).repeat(len(ids))
+        x = forward.block(ids.flatten(), repeated, num_draft_tokens, attention)
+        where = f"draft blocks at positions {anchors[0]} to {anchors[-1]}"
+        yield DraftPass(
+            rows=chosen,
+            depths=range(num_draft_tokens),
+            hidden=finite(x, where, "hidden states").view(*ids.shape, *x.shape[1:]),
+        )
 
 
 class BlockAttention:
@@ -70,67 +69,71 @@ class BlockAttention:
 
     Args:
         forward: the draft, for the keys and values of its context.
-        rows: [C, W], fused features of the positions 0 .. C - 1.
+        rows: [B, C, W], fused features of the positions 0 .. C - 1 of B sequences.
     """
 
     def __init__(self, forward: BlockForward, rows: Tensor) -> None:
         self._forward = forward
         self._rows = rows
-        self._positions = torch.arange(len(rows))
         self._context: dict[int, tuple[Tensor, Tensor]] = {}
-        self._anchors = self._positions[:0]
+        self._anchors = range(0)
 
-    def begin(self, anchors: Tensor) -> None:
-        """Announce the positions [A] of the next blocks' anchors, ascending."""
+    def begin(self, anchors: range) -> None:
+        """Announce the positions of the next blocks' anchors, the same A in each sequence."""
         self._anchors = anchors
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Attention of the announced blocks; see `Attend`."""
+        """Attention of the announced blocks, [B * A, ...], sequence by sequence; see `Attend`."""
+        batch, num_context = self._rows.shape[:2]
         if layer not in self._context:
-            self._context[layer] = self._forward.context(layer, self._rows[None], self._positions)
+            every = positions(range(num_context), self._rows.device)
+            self._context[layer] = self._forward.context(layer, self._rows, every)
         heads, slots = q.shape[1:3]
-        step = max(1, _MAX_SCORES // (heads * slots * (len(self._rows) + slots)))
-        parts = (slice(i, i + step) for i in range(0, len(q), step))
-        return torch.cat(
-            [self._attend(layer, self._anchors[p], q[p], k[p], v[p], scale) for p in parts]
-        )
+        step = max(1, _MAX_SCORES // (batch * heads * slots * (num_context + slots)))
+        q, k, v = (x.reshape(batch, -1, *x.shape[1:]) for x in (q, k, v))
+        parts = (slice(i, i + step) for i in range(0, q.shape[1], step))
+        mixed = [
+            self._attend(layer, self._anchors[p], q[:, p], k[:, p], v[:, p], scale) for p in parts
+        ]
+        return torch.cat(mixed, dim=1).flatten(0, 1)
 
     def _attend(
-        self, layer: int, anchors: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
+        self, layer: int, anchors: range, q: Tensor, k: Tensor, v: Tensor, scale: float
     ) -> Tensor:
         """softmax([q K_context^T ; q K_block^T] * scale) [V_context ; V_block].
 
         Args:
             layer: whose context is read.
-            anchors: [A].
-            q: [A, H, S, D].
-            k: [A, KV, S, D].
-            v: [A, KV, S, D'].
+            anchors: A positions.
+            q: [B, A, H, S, D].
+            k: [B, A, KV, S, D].
+            v: [B, A, KV, S, D'].
             scale: multiplies the scores.
 
         Returns:
-            [A, H, S, D'].
+            [B, A, H, S, D'].
         """
-        seen = int(anchors[-1])
-        context_keys, context_values = (x[0, :, :seen] for x in self._context[layer])
+        seen = anchors[-1]
+        context_keys, context_values = (x[:, :, :seen] for x in self._context[layer])
         # G query heads share one of KV keys; the context is the same for all A blocks.
-        shape = (k.shape[1], len(anchors), q.shape[1] // k.shape[1], q.shape[2])  # [KV, A, G, S]
-        q = q.reshape(shape[1], shape[0], *shape[2:], -1).transpose(0, 1)
-        k, v = k.transpose(0, 1), v.transpose(0, 1)
-        to_context = (q.flatten(1, 3) @ context_keys.mT).reshape(*shape, -1)
-        to_block = (q.flatten(2, 3) @ k.mT).reshape(*shape, -1)
+        q = q.reshape(*k.shape[:3], -1, *q.shape[3:]).transpose(1, 2)  # [B, KV, A, G, S, D]
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        shape = q.shape[:-1]
+        to_context = (q.flatten(2, 4) @ context_keys.mT).reshape(*shape, -1)
+        to_block = (q.flatten(3, 4) @ k.mT).reshape(*shape, -1)
         scores = torch.cat((to_context, to_block), dim=-1) * scale
-        scores = scores.masked_fill_(~self._visible(layer, anchors, shape[3]), float("-inf"))
+        visible = self._visible(layer, positions(anchors, q.device), shape[-1], seen)
+        scores = scores.masked_fill(~visible, float("-inf"))
         wide = torch.promote_types(q.dtype, torch.float32)
         weights = scores.softmax(-1, dtype=wide).to(q.dtype)
-        of_context = (weights[..., :seen].flatten(1, 3) @ context_values).reshape(*shape, -1)
-        of_block = (weights[..., seen:].flatten(2, 3) @ v).reshape(*shape, -1)
-        return (of_context + of_block).transpose(0, 1).flatten(1, 2)
+        of_context = (weights[..., :seen].flatten(2, 4) @ context_values).reshape(*shape, -1)
+        of_block = (weights[..., seen:].flatten(3, 4) @ v).reshape(*shape, -1)
+        return (of_context + of_block).transpose(1, 2).flatten(2, 3)
 
-    def _visible(self, layer: int, anchors: Tensor, num_slots: int) -> Tensor:
+    def _visible(self, layer: int, anchors: Tensor, num_slots: int, seen: int) -> Tensor:
         """[A, 1, S, C + S] bool: context before the anchor, then the block, as the draft looks."""
-        context = self._positions[: int(anchors[-1])].expand(len(anchors), -1)
-        slots = anchors[:, None] + torch.arange(num_slots)
+        context = positions(range(seen), anchors.device).expand(len(anchors), -1)
+        slots = anchors[:, None] + positions(range(num_slots), anchors.device)
         keys = torch.cat((context, slots), dim=1)[:, None]
         known = torch.cat((context < anchors[:, None], slots >= anchors[:, None]), dim=1)[:, None]
         return (known & self._forward.visible(layer, slots[..., None], keys))[:, None]

@@ -67,22 +67,22 @@ def first_hidden(draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace) ->
     """The draft's hidden state before its first step, for every position with a feature.
 
     Returns:
-        [N - 1, W] in the dtype of the draft's weights.
+        [N - 1, W] in the dtype and on the device of the draft's weights, a constant to autograd.
 
     Raises:
         TraceError: the draft has no embedding of one of the trace's tokens.
     """
     _check_embedded(draft, trace.token_ids, traces)
-    features = trace.features.to(draft.weights["fc.weight"].dtype)
+    features = trace.features.to(draft.weights["fc.weight"])
     if traces.manifest.features.kind == "fused":
         return features
-    with torch.inference_mode():
+    with torch.no_grad():
         return draft.forward.fuse(features[None])[0]
 
 
 def _check_embedded(draft: LoadedDraft, token_ids: Tensor, traces: TraceFolder) -> None:
     """Rows that a trace's tables do not carry are NaN, which an argmax would hide."""
-    absent = token_ids[draft.weights[EMBEDDING][token_ids, 0].isnan()]
+    absent = token_ids[draft.weights[EMBEDDING][token_ids, 0].isnan().to(token_ids.device)]
     if len(absent):
         token = int(absent[0])
         raise TraceError(

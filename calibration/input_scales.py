@@ -5,6 +5,7 @@ alone gives scales that clip the later ones. The key and value projections of a 
 fused features of the context and the normed rows of the block, two distributions under one scale.
 """
 
+import collections
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from ..quantize.stored.loading import LoadedDraft
 from ..recipes import ActivationFormat
 from .draft_inputs import check_trace_fits, first_hidden
 from .errors import CalibrationError
-from .predictions import draft_predictions, num_draft_tokens_fault
+from .passes import whole_rows
+from .predictions import draft_passes, num_draft_tokens_fault
 from .traces import TraceFolder
 
 
@@ -94,13 +96,17 @@ def measure_input_scales(
     observer = _AbsmaxObserver()
     forward = draft.family.forward(draft.geometry, draft.weights, observer)
     for done, trace in enumerate(traces, start=1):
-        draft_predictions(
-            forward,
-            first_hidden(draft, traces, trace),
-            trace.token_ids,
-            first_row=trace.prompt_length - 1,
-            num_draft_tokens=num_draft_tokens,
-        )
+        with torch.inference_mode():
+            passes = draft_passes(
+                forward,
+                first_hidden(draft, traces, trace)[None],
+                trace.token_ids[None],
+                rows=whole_rows(
+                    trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1
+                ),
+                num_draft_tokens=num_draft_tokens,
+            )
+            collections.deque(passes, maxlen=0)
         on_progress(done, len(traces))
     absmax = {name: observer.absmax.get(name) for name in draft.linears}
     for name, value in absmax.items():

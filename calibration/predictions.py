@@ -1,13 +1,70 @@
-"""What a draft of either kind proposes along a trace, and how many tokens it can propose."""
+"""What a draft of either kind computes and proposes along a trace, and how much it can propose."""
 
+from collections.abc import Iterator
+
+import torch
 from torch import Tensor
 
 from ..quantize.drafts.family import Geometry
 from ..quantize.drafts.forward import BlockForward, ChainForward, DraftForward
-from .block import block_predictions
-from .chain import chain_predictions
+from .block import block_passes
+from .chain import chain_passes
+from .passes import BLOCK_ROWS, DraftPass, finite, whole_rows
 
 
+def draft_passes(
+    forward: DraftForward,
+    hidden: Tensor,
+    token_ids: Tensor,
+    *,
+    rows: range,
+    num_draft_tokens: int,
+    block_rows: int = BLOCK_ROWS,
+) -> Iterator[DraftPass]:
+    """`chain_passes` or `block_passes`, whichever the draft does.
+
+    With gradients enabled every pass keeps its graph, and the graphs of all passes share the keys
+    of the context: add up a loss over the passes, then go backward once. Without, memory is that of
+    one pass and of the keys so far.
+
+    Args:
+        forward: the draft, over weights on any device, some of which may require gradients.
+        hidden: [B, N - 1, W], the draft's rows of the target's features, from position 0 on.
+        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
+        rows: whose chains or blocks are drafted, evenly spaced, each with all its K predictions
+            inside the trace (`whole_rows`); other rows are context only.
+        num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
+        block_rows: rows (of a block draft, slots) of each sequence evaluated together; changes the
+            result by rounding only.
+
+    Returns:
+        Passes that together hold every one of `rows` at every depth 0 .. K - 1 once.
+
+    Raises:
+        CalibrationError: the draft computes NaN or infinity.
+    """
+    if isinstance(forward, BlockForward):
+        return block_passes(
+            forward,
+            hidden,
+            token_ids,
+            rows=rows,
+            num_draft_tokens=num_draft_tokens,
+            block_rows=block_rows,
+        )
+    if isinstance(forward, ChainForward):
+        return chain_passes(
+            forward,
+            hidden,
+            token_ids,
+            rows=rows,
+            num_draft_tokens=num_draft_tokens,
+            block_rows=block_rows,
+        )
+    raise TypeError(f"{type(forward).__name__} proposes neither a chain nor a block")
+
+
+@torch.inference_mode()
 def draft_predictions(
     forward: DraftForward,
     hidden: Tensor,
@@ -15,8 +72,9 @@ def draft_predictions(
     *,
     first_row: int,
     num_draft_tokens: int,
+    block_rows: int = BLOCK_ROWS,
 ) -> Tensor:
-    """`chain_predictions` or `block_predictions`, whichever the draft does.
+    """The tokens that a draft proposes from every row: the argmax of `draft_passes`.
 
     Args:
         forward: the draft.
@@ -24,6 +82,7 @@ def draft_predictions(
         token_ids: [N] int64.
         first_row: rows before it are context only.
         num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
+        block_rows: see `draft_passes`.
 
     Returns:
         [R, K] int64 target-vocabulary ids: row i, column j is the draft's token for position
@@ -32,15 +91,26 @@ def draft_predictions(
     Raises:
         CalibrationError: the draft computes NaN or infinity.
     """
-    if isinstance(forward, BlockForward):
-        return block_predictions(
-            forward, hidden, token_ids, first_row=first_row, num_draft_tokens=num_draft_tokens
-        )
-    if isinstance(forward, ChainForward):
-        return chain_predictions(
-            forward, hidden, token_ids, first_row=first_row, num_draft_tokens=num_draft_tokens
-        )
-    raise TypeError(f"{type(forward).__name__} proposes neither a chain nor a block")
+    rows = whole_rows(len(token_ids), num_draft_tokens, first_row=first_row)
+    predicted = token_ids.new_empty((len(rows), num_draft_tokens))
+    for one in draft_passes(
+        forward,
+        hidden[None],
+        token_ids[None],
+        rows=rows,
+        num_draft_tokens=num_draft_tokens,
+        block_rows=block_rows,
+    ):
+        at = slice(one.rows.start - first_row, one.rows.stop - first_row)
+        predicted[at, one.depths.start : one.depths.stop] = _argmax(forward, one)[0]
+    return predicted
+
+
+def _argmax(forward: DraftForward, one: DraftPass) -> Tensor:
+    """[B, R, D] target-vocabulary ids; NaN and infinity are maximal, and refused."""
+    best, draft_ids = forward.logits(one.hidden).max(-1)
+    finite(best, f"draft rows {one.rows[0]} to {one.rows[-1]}", "logits")
+    return forward.to_target(draft_ids)
 
 
 def num_draft_tokens_fault(geometry: Geometry, num_draft_tokens: int) -> tuple[str, str] | None:

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .training.corpus import standard_library
-from .training.dflash import DFlashDraft, DFlashSize
-from .training.eagle3_llama import LlamaEagle3Draft, LlamaEagle3Size
-from .training.eagle3_mla import MlaEagle3Draft, MlaEagle3Size
+from .training.draft_kinds import DFLASH, EAGLE3_LLAMA, EAGLE3_MLA
 from .training.optimisation import Schedule
 from .training.pair import Family, PairPlan, train_pair
 from .training.target import TargetSize
@@ -24,35 +22,26 @@ from .training.target_kinds import DEEPSEEK_V3, LLAMA, QWEN3
 FAMILIES = {
     family.name: family
     for family in (
+        Family(target_kind=LLAMA, draft_kind=EAGLE3_LLAMA),
         Family(
-            name="eagle3-llama",
-            target_kind=LLAMA,
-            build=lambda target, size: LlamaEagle3Draft(target, size, LlamaEagle3Size()),
-            aux_layer_ids=LlamaEagle3Size().aux_layer_ids,
-        ),
-        Family(
-            name="eagle3-mla",
             target_kind=DEEPSEEK_V3,
+            draft_kind=EAGLE3_MLA,
             plan=PairPlan(
                 target=TargetSize(num_hidden_layers=5, intermediate_size=512),
                 num_candidates_per_prompt=6,
             ),
-            build=lambda target, size: MlaEagle3Draft(target, size, MlaEagle3Size()),
-            aux_layer_ids=MlaEagle3Size().aux_layer_ids,
         ),
         Family(
-            name="dflash",
             target_kind=QWEN3,
+            draft_kind=DFLASH,
             plan=PairPlan(
                 num_training_prompts=3072,
                 num_candidates_per_prompt=8,
                 draft_schedule=Schedule(num_steps=800, batch_size=32, max_learning_rate=3e-3),
-                num_draft_tokens=DFlashSize().block_size - 1,
+                num_draft_tokens=7,
                 row_stride=16,
                 depth_decay=0.7,
             ),
-            build=lambda target, size: DFlashDraft(target, size, DFlashSize()),
-            aux_layer_ids=DFlashSize().aux_layer_ids,
         ),
     )
 }

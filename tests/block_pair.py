@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draftquant.calibration.block import block_predictions
+from draftquant.calibration.predictions import draft_predictions
 from draftquant.calibration.traces import TraceFolder
 from draftquant.quantize.drafts.families.dflash import DFlash
 from reference_dflash import random_weights
@@ -120,7 +120,7 @@ def _draft_weights(
     forward = DFlash().forward(geometry, exact, watch)
     wanted = []
     for trace in traces:
-        predicted = block_predictions(
+        predicted = draft_predictions(
             forward,
             forward.fuse(trace.features[None])[0],
             trace.token_ids,

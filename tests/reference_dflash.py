@@ -8,7 +8,8 @@ It is fed like an engine feeds it: `extend` with the features of verified positi
 from collections.abc import Callable, Mapping
 
 import torch
-from draftquant.quantize.drafts.families.dflash import DFlash, DFlashGeometry
+from draftquant.quantize.drafts.dflash_geometry import DFlashGeometry
+from draftquant.quantize.drafts.families.dflash import DFlash
 from reference_draft import common_config
 from torch import Tensor, nn
 from transformers import DynamicCache, Qwen3Config

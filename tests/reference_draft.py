@@ -12,8 +12,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from draftquant.quantize.drafts.eagle3 import Eagle3, Eagle3Geometry
-from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
+from draftquant.quantize.drafts.eagle3 import Eagle3
+from draftquant.quantize.drafts.eagle3_geometry import Eagle3Geometry, Eagle3LlamaGeometry
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.rope import RopeConfig
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, PreTrainedConfig, modeling_rope_utils

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from draftquant.calibration.chain import chain_predictions
 from draftquant.calibration.draft_inputs import first_hidden
+from draftquant.calibration.predictions import draft_predictions
 from draftquant.calibration.traces import PromptTrace, TraceFolder
 from draftquant.quantize.numerics.formats import fp8_rounded, fp8_scale
 from draftquant.quantize.stored.loading import LoadedDraft
@@ -28,7 +28,7 @@ def fp8_per_token(_name: str, x: Tensor) -> Tensor:
 def replayed_steps(
     draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
 ) -> list[int]:
-    predicted = chain_predictions(
+    predicted = draft_predictions(
         draft.forward,
         first_hidden(draft, traces, trace),
         trace.token_ids,

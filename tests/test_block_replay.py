@@ -23,7 +23,6 @@ from block_pair import (
     shared_tables,
 )
 from draftquant.calibration import block
-from draftquant.calibration.block import block_predictions
 from draftquant.calibration.draft_inputs import first_hidden
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.input_scales import measure_input_scales
@@ -208,7 +207,7 @@ def test_every_row_is_a_block_of_its_own(
     features = torch.randn((1, 23, 64), generator=generator, dtype=torch.float64)
     forward = DFlash().forward(geometry, weights, unrounded)
     num_draft_tokens, first_row = 4, 5
-    predicted = block_predictions(
+    predicted = draft_predictions(
         forward,
         forward.fuse(features)[0],
         token_ids,
@@ -332,9 +331,9 @@ def test_no_finite_logits(folder: Path, tmp_path: Path, traces: TraceFolder) -> 
     tensors[f"{FITTED}.weight"][0, 0] = torch.nan
     save_file(tensors, broken / "model.safetensors")
     draft = loaded(broken, folder / "target")
-    with pytest.raises(CalibrationError, match=r"draft blocks at positions 12 to 43: logits are N"):
+    with pytest.raises(CalibrationError, match=r"draft blocks at positions 12 to 43: hidden st"):
         replay_drafts([draft], traces, num_draft_tokens=K)
-    with pytest.raises(CalibrationError, match="logits are NaN or infinite"):
+    with pytest.raises(CalibrationError, match="hidden states are NaN or infinite"):
         measure_input_scales(draft, traces, num_draft_tokens=K)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from draftquant.calibration import chain
-from draftquant.calibration.chain import chain_predictions
+from draftquant.calibration.predictions import draft_predictions
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from reference_draft import ReferenceDraft, random_weights, transformers_in_float64
 
@@ -40,7 +40,7 @@ def test_every_row_is_a_chain_of_its_own(
     token_ids = torch.randint(60, (24,), generator=generator)
     hidden = torch.randn((23, 32), generator=generator, dtype=torch.float64)
     num_draft_tokens, first_row = 4, 5
-    predicted = chain_predictions(
+    predicted = draft_predictions(
         Eagle3Llama().forward(geometry, weights, lambda _name, x: x),
         hidden,
         token_ids,

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.block import BlockAttention
-from draftquant.quantize.drafts.families.dflash import DFlash, DFlashGeometry
+from draftquant.quantize.drafts.dflash_geometry import DFlashGeometry
+from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.forward import BlockForward
 from reference_dflash import ReferenceDFlash, random_weights
 from torch import Tensor
@@ -82,10 +83,13 @@ def block_logits(
     forward: BlockForward, features: Tensor, anchor: int, num_draft_tokens: int
 ) -> Tensor:
     """One block behind all the features: [K, draft vocabulary]."""
-    position = torch.tensor([features.shape[1]])
-    attention = BlockAttention(forward, forward.fuse(features)[0])
-    attention.begin(position)
-    return forward.block(torch.tensor([anchor]), position, num_draft_tokens, attention)[0]
+    position = features.shape[1]
+    attention = BlockAttention(forward, forward.fuse(features))
+    attention.begin(range(position, position + 1))
+    block = forward.block(
+        torch.tensor([anchor]), torch.tensor([position]), num_draft_tokens, attention
+    )
+    return forward.logits(block)[0]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -139,7 +143,7 @@ def test_positions_shift_the_rope() -> None:
             keys, values = keys.repeat_interleave(2, 1), values.repeat_interleave(2, 1)
             return (q @ keys.mT * scale).softmax(-1) @ values
 
-        return forward.block(torch.tensor([8]), torch.tensor([anchor]), 3, attend)
+        return forward.logits(forward.block(torch.tensor([8]), torch.tensor([anchor]), 3, attend))
 
     assert_close(logits(0, 5), logits(40, 45))
     assert (logits(0, 5) - logits(0, 6)).abs().max() > 1e-4

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
+from draftquant.quantize.drafts.eagle3_geometry import Eagle3LlamaGeometry
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.forward import ChainForward, softmax_attention
 from draftquant.quantize.drafts.rope import RopeConfig, rope_frequencies
 from reference_draft import ReferenceDraft, random_weights, transformers_in_float64
@@ -102,7 +103,8 @@ def test_extend_and_chain_equal_the_transformers_modules(case: str) -> None:
     assert_close(forward.fuse(features), reference.fuse(features))
 
     attend = CachedAttention()
-    ours, our_hidden = forward.step(tokens, forward.fuse(features), torch.arange(count), attend)
+    our_hidden = forward.step(tokens, forward.fuse(features), torch.arange(count), attend)
+    ours = forward.logits(our_hidden)
     theirs, their_hidden = reference.extend(tokens, reference.fuse(features), 0)
     assert ours.shape == (2, count, geometry.draft_vocab_size)
     for depth in range(1, num_draft_tokens):
@@ -110,9 +112,8 @@ def test_extend_and_chain_equal_the_transformers_modules(case: str) -> None:
         assert_close(our_hidden, their_hidden)
         position = count - 1 + depth
         next_tokens = forward.to_target(ours[:, -1:].argmax(-1))
-        ours, our_hidden = forward.step(
-            next_tokens, our_hidden[:, -1:], torch.tensor([position]), attend
-        )
+        our_hidden = forward.step(next_tokens, our_hidden[:, -1:], torch.tensor([position]), attend)
+        ours = forward.logits(our_hidden)
         theirs, their_hidden = reference.extend(next_tokens, their_hidden[:, -1:], position)
     assert_close(ours, theirs)
 
@@ -127,8 +128,9 @@ def test_the_reference_notices_each_option() -> None:
         tokens = torch.arange(6)[None]
         hidden = torch.randn(1, 6, 32, dtype=torch.float64, generator=torch.manual_seed(0))
         attend = CachedAttention()
-        logits, fed = ours.step(tokens, hidden, torch.arange(6), attend)
-        logits, _ = ours.step(tokens[:, -1:], fed[:, -1:], torch.tensor([6]), attend)
+        fed = ours.step(tokens, hidden, torch.arange(6), attend)
+        fed = ours.step(tokens[:, -1:], fed[:, -1:], torch.tensor([6]), attend)
+        logits = ours.logits(fed)
         _, reference_fed = reference.extend(tokens, hidden, 0)
         expected, _ = reference.extend(tokens[:, -1:], reference_fed[:, -1:], 6)
         assert (logits - expected).abs().max() > 1e-3, option
@@ -141,7 +143,8 @@ def test_positions_shift_the_rope() -> None:
     tokens = torch.arange(5)[None]
 
     def logits(positions: list[int]) -> Tensor:
-        return forward.step(tokens, hidden, torch.tensor(positions), CachedAttention())[0]
+        fed = forward.step(tokens, hidden, torch.tensor(positions), CachedAttention())
+        return forward.logits(fed)
 
     assert_close(logits([0, 1, 2, 3, 4]), logits([7, 8, 9, 10, 11]))
     assert (logits([0, 1, 2, 3, 4]) - logits([0, 1, 2, 3, 5])).abs().max() > 1e-3
@@ -158,7 +161,7 @@ def test_on_input_sees_each_linear_once_and_its_result_is_used() -> None:
     hidden = torch.randn(1, 3, geometry.hidden_size, dtype=torch.float64)
     changed = Eagle3Llama().forward(geometry, weights, zero_first_gate)
     tokens, positions = torch.arange(3)[None], torch.arange(3)
-    got, _ = changed.step(tokens, hidden, positions, CachedAttention())
+    got = changed.logits(changed.step(tokens, hidden, positions, CachedAttention()))
     suffixes = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
                 "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
     assert [name for name, _ in seen] == [f"layers.{i}.{s}" for i in range(2) for s in suffixes]
@@ -201,8 +204,9 @@ def test_bfloat16_stays_close_to_float64() -> None:
     )
     tokens, positions = torch.arange(8)[None], torch.arange(8)
     hidden = torch.randn(1, 8, geometry.hidden_size, generator=torch.manual_seed(3)).bfloat16()
-    got, fed = forward.step(tokens, hidden, positions, CachedAttention())
-    expected, _ = exact.step(tokens, hidden.double(), positions, CachedAttention())
+    fed = forward.step(tokens, hidden, positions, CachedAttention())
+    got = forward.logits(fed)
+    expected = exact.logits(exact.step(tokens, hidden.double(), positions, CachedAttention()))
     assert got.dtype == fed.dtype == torch.bfloat16
     assert expected.std() > 1
     assert (got - expected).abs().max() < 0.25

@@ -30,13 +30,13 @@ def run(draft: LoadedDraft, *, rows: int = 5) -> Tensor:
     features = torch.randn(1, rows, draft.weights["fc.weight"].shape[1], generator=generator)
     tokens = torch.randint(0, 96, (1, rows), generator=generator)
     causal = torch.ones(rows, rows, dtype=torch.bool).tril()
-    logits, _ = draft.forward.step(
+    hidden = draft.forward.step(
         tokens,
         draft.forward.fuse(features.to(dtype)),
         torch.arange(rows),
         lambda _layer, q, k, v, scale: softmax_attention(q, k, v, scale, causal),
     )
-    return logits
+    return draft.forward.logits(hidden)
 
 
 # ---- weights

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.chain import chain_predictions
-from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla, Eagle3MlaGeometry
+from draftquant.calibration.predictions import draft_predictions
+from draftquant.quantize.drafts.eagle3_geometry import Eagle3MlaGeometry
+from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
 from draftquant.quantize.drafts.forward import ChainForward, softmax_attention
 from draftquant.quantize.drafts.mla_forward import MlaAttention, served_rope, softmax_mscale
 from draftquant.quantize.drafts.rope import rope_frequencies
@@ -112,7 +113,8 @@ def test_extend_and_chain_equal_the_transformers_modules(case: str) -> None:
     assert_close(forward.fuse(features), reference.fuse(features))
 
     attend = CachedAttention()
-    ours, our_hidden = forward.step(tokens, forward.fuse(features), torch.arange(count), attend)
+    our_hidden = forward.step(tokens, forward.fuse(features), torch.arange(count), attend)
+    ours = forward.logits(our_hidden)
     theirs, their_hidden = reference.extend(tokens, reference.fuse(features), 0)
     assert ours.shape == (2, count, geometry.draft_vocab_size)
     for depth in range(1, num_draft_tokens):
@@ -120,9 +122,8 @@ def test_extend_and_chain_equal_the_transformers_modules(case: str) -> None:
         assert_close(our_hidden, their_hidden)
         position = count - 1 + depth
         next_tokens = forward.to_target(ours[:, -1:].argmax(-1))
-        ours, our_hidden = forward.step(
-            next_tokens, our_hidden[:, -1:], torch.tensor([position]), attend
-        )
+        our_hidden = forward.step(next_tokens, our_hidden[:, -1:], torch.tensor([position]), attend)
+        ours = forward.logits(our_hidden)
         theirs, their_hidden = reference.extend(next_tokens, their_hidden[:, -1:], position)
     assert_close(ours, theirs)
 
@@ -149,8 +150,9 @@ def test_the_reference_notices_each_option(option: str) -> None:
     tokens = torch.arange(6)[None]
     hidden = hidden_rows(6)
     attend = CachedAttention()
-    _, fed = ours.step(tokens, hidden, torch.arange(6), attend)
-    logits, _ = ours.step(tokens[:, -1:], fed[:, -1:], torch.tensor([6]), attend)
+    fed = ours.step(tokens, hidden, torch.arange(6), attend)
+    fed = ours.step(tokens[:, -1:], fed[:, -1:], torch.tensor([6]), attend)
+    logits = ours.logits(fed)
     _, reference_fed = reference.extend(tokens, hidden, 0)
     expected, _ = reference.extend(tokens[:, -1:], reference_fed[:, -1:], 6)
     assert (logits - expected).abs().max() > 1e-3
@@ -163,7 +165,7 @@ def test_the_latents_have_the_epsilon_of_the_draft() -> None:
         weights[f"layers.0.self_attn.{name}.weight"] *= 0.1
     reference = ReferenceMlaDraft(geometry, weights)
     tokens, hidden = torch.arange(6)[None], hidden_rows(6)
-    ours, _ = forward.step(tokens, hidden, torch.arange(6), CachedAttention())
+    ours = forward.logits(forward.step(tokens, hidden, torch.arange(6), CachedAttention()))
     assert_close(ours, reference.extend(tokens, hidden, 0)[0])
     for norm in ("q_a_layernorm", "kv_a_layernorm"):
         other = ReferenceMlaDraft(geometry, weights)
@@ -267,7 +269,7 @@ def test_what_on_input_returns_is_multiplied() -> None:
     )
     silent = weights | {f"{name}.weight": torch.zeros_like(weights[f"{name}.weight"])}
     tokens, hidden = torch.arange(4)[None], hidden_rows(4)
-    got, _ = forward.step(tokens, hidden, torch.arange(4), CachedAttention())
+    got = forward.logits(forward.step(tokens, hidden, torch.arange(4), CachedAttention()))
     assert_close(got, ReferenceMlaDraft(geometry, silent).extend(tokens, hidden, 0)[0])
     full, _ = ReferenceMlaDraft(geometry, weights).extend(tokens, hidden, 0)
     assert (got - full).abs().max() > 1e-3
@@ -281,7 +283,7 @@ def test_every_row_is_a_chain_of_its_own(block_rows: int) -> None:
     token_ids = torch.randint(geometry.vocab_size, (16,), generator=generator)
     hidden = torch.randn((15, 32), generator=generator, dtype=torch.float64)
     num_draft_tokens, first_row = 4, 3
-    predicted = chain_predictions(
+    predicted = draft_predictions(
         forward,
         hidden,
         token_ids,
@@ -316,8 +318,9 @@ def test_bfloat16_stays_close_to_float64() -> None:
     )
     tokens, positions = torch.arange(8)[None], torch.arange(8)
     hidden = hidden_rows(8).bfloat16()
-    got, fed = forward.step(tokens, hidden, positions, CachedAttention())
-    expected, _ = exact.step(tokens, hidden.double(), positions, CachedAttention())
+    fed = forward.step(tokens, hidden, positions, CachedAttention())
+    got = forward.logits(fed)
+    expected = exact.logits(exact.step(tokens, hidden.double(), positions, CachedAttention()))
     assert got.dtype == fed.dtype == torch.bfloat16
     assert expected.std() > 1
     assert (got - expected).abs().max() < 0.25

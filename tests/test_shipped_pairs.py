@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftquant.scripts.train_pair import FAMILIES
 from draftquant.scripts.training.acceptance import replay
-from draftquant.scripts.training.draft import Draft
+from draftquant.scripts.training.draft import Draft, fresh_draft, shipped_draft
 from draftquant.scripts.training.target import greedy_continuations, record_traces
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -23,20 +23,21 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def shipped_draft(name: str) -> tuple[PreTrainedModel, Draft]:
-    """The shipped target and draft, read into the classes that the trainer has today."""
+def shipped_pair(name: str) -> tuple[PreTrainedModel, Draft]:
+    """The shipped target and draft, the latter as the trainer of today reads it."""
     family, folder = FAMILIES[name], PAIRS / name
     target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
-    draft = family.build(target, family.plan.target)
-    weights = load_file(folder / "draft" / "model.safetensors")
-    draft.load_state_dict({tensor: weight.float() for tensor, weight in weights.items()})
-    return target, draft
+    fresh = fresh_draft(family.draft_kind, target, family.plan.target)
+    return target, shipped_draft(fresh, folder / "draft")
 
 
 def test_shipped_configs_are_what_the_trainer_writes(name: str) -> None:
-    family, (target, draft) = FAMILIES[name], shipped_draft(name)
-    written = json.loads((PAIRS / name / "draft" / "config.json").read_text())
-    assert written == draft.published_config()
+    family, (target, draft) = FAMILIES[name], shipped_pair(name)
+    written = (PAIRS / name / "draft" / "config.json").read_text()
+    assert written == json.dumps(family.draft_kind.config(family.plan.target), indent=2) + "\n"
+    shapes = {tensor: weight.shape for tensor, weight in draft.published().items()}
+    stored = load_file(PAIRS / name / "draft" / "model.safetensors")
+    assert shapes == {tensor: weight.shape for tensor, weight in stored.items()}
     config = family.target_kind.config(family.plan.target)
     assert target.config.to_diff_dict() | config.to_diff_dict() == target.config.to_diff_dict()
     plan = json.loads((PAIRS / name / "training.json").read_text())["plan"]
@@ -44,7 +45,7 @@ def test_shipped_configs_are_what_the_trainer_writes(name: str) -> None:
 
 
 def test_first_prompts_reproduce_the_shipped_figure(name: str) -> None:
-    target, draft = shipped_draft(name)
+    target, draft = shipped_pair(name)
     lines = (PAIRS / name / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = torch.tensor([json.loads(line)["token_ids"] for line in lines[:NUM_REPLAYED]])
     plan = FAMILIES[name].plan
@@ -52,7 +53,7 @@ def test_first_prompts_reproduce_the_shipped_figure(name: str) -> None:
         target,
         greedy_continuations(target, prompts, num_new_tokens=plan.num_new_tokens),
         prompt_length=plan.prompt_length,
-        aux_layer_ids=FAMILIES[name].aux_layer_ids,
+        aux_layer_ids=draft.geometry.aux_layer_ids or (),
     )
     counts = replay(draft, traces, num_draft_tokens=plan.num_draft_tokens)
     figures = json.loads((PAIRS / name / "training.json").read_text())["figures"]

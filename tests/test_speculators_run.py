@@ -13,7 +13,8 @@ from unittest import mock
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama, Eagle3LlamaGeometry
+from draftquant.quantize.drafts.eagle3_geometry import Eagle3LlamaGeometry
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.forward import softmax_attention
 from draftquant.quantize.drafts.speculators import plain_config
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -82,14 +83,14 @@ def test_forward_equals_the_transformers_modules(
     with mock.patch.object(modeling_qwen3, "torch", modeling_llama.torch):
         expected, expected_hidden = reference(geometry, weights).extend(tokens, hidden, 0)
     forward = family.forward(geometry, weights, lambda _name, x: x)
-    got, fed = forward.step(tokens, hidden, torch.arange(rows), causal_attention)
+    fed = forward.step(tokens, hidden, torch.arange(rows), causal_attention)
+    got = forward.logits(fed)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(fed, expected_hidden, rtol=0, atol=1e-10)
     if layer_type == "qwen3":  # the comparison has teeth: a lost norm moves logits
         lost = weights | {"layers.0.self_attn.k_norm.weight": torch.ones(16, dtype=torch.float64)}
-        moved, _ = family.forward(geometry, lost, lambda _name, x: x).step(
-            tokens, hidden, torch.arange(rows), causal_attention
-        )
+        forward = family.forward(geometry, lost, lambda _name, x: x)
+        moved = forward.logits(forward.step(tokens, hidden, torch.arange(rows), causal_attention))
         assert (moved - expected).abs().max() > 1e-3
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.calibration.chain import chain_predictions
 from draftquant.calibration.draft_inputs import check_trace_fits, first_hidden
 from draftquant.calibration.errors import CalibrationError, TraceError
+from draftquant.calibration.predictions import draft_predictions
 from draftquant.calibration.prompts import Prompt
 from draftquant.calibration.record import record_traces
 from draftquant.calibration.target_tables import EMBEDDING, HEAD, TargetTables
@@ -394,7 +394,7 @@ def test_a_token_that_is_not_carried_stops_the_draft(
     trace = next(t for t in other if not absent.isdisjoint(t.token_ids[1:-2].tolist()))
     borrowed = load_draft(bare, shared=TargetTables.find(target).shared())
     with pytest.raises(CalibrationError, match="NaN or infinite"):  # the chain has its own check
-        chain_predictions(
+        draft_predictions(
             draft.forward,
             first_hidden(borrowed, other, trace),
             trace.token_ids,

@@ -1,21 +1,26 @@
 """The trainer of the shipped pairs: layout, splits, reproducibility, and the loss it lowers."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name every torch program uses
 from draftquant.scripts.train_pair import FAMILIES, main
-from draftquant.scripts.training.acceptance import accepted_by_row, repeated_ngram_share, replay
+from draftquant.scripts.training.acceptance import (
+    accepted_by_row,
+    counted,
+    repeated_ngram_share,
+    replay,
+)
 from draftquant.scripts.training.corpus import SourceFile, standard_library
 from draftquant.scripts.training.draft import (
     Draft,
     distillation_loss,
+    fresh_draft,
     predicted,
-    rows,
+    scored_rows,
     train_draft,
 )
 from draftquant.scripts.training.optimisation import Schedule
@@ -134,7 +139,7 @@ def traces() -> Traces:
 def draft(name: str, pair: Path) -> Draft:
     target = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
     torch.manual_seed(0)
-    return FAMILIES[name].build(target, TINY_SIZE)
+    return fresh_draft(FAMILIES[name].draft_kind, target, TINY_SIZE)
 
 
 def read_prompts(path: Path) -> list[dict[str, object]]:
@@ -251,80 +256,63 @@ def live_chain(draft: Draft, traces: Traces, row: int, num_draft_tokens: int) ->
     token_ids, chain = traces.token_ids[:1].clone(), list[int]()
     for depth in range(num_draft_tokens):
         live = replace(traces, token_ids=token_ids, features=traces.features[:1])
-        chain_rows = rows(traces, num_draft_tokens)
-        logits = draft.chain_logits(live, chain_rows, num_draft_tokens)[depth]
-        chain.append(int(logits[0, row].argmax()))
-        position = chain_rows[row] + 2 + depth
+        chain.append(int(draft.proposals(live, num_draft_tokens)[0, row, depth]))
+        position = scored_rows(traces, num_draft_tokens)[row] + 2 + depth
         token_ids[0, position] = chain[-1]
     return chain
 
 
 def test_accepted_counts_equal_a_live_chain(draft: Draft, traces: Traces) -> None:
     chain = live_chain(draft, traces, row=2, num_draft_tokens=3)
-    start = rows(traces, 3)[2] + 2
+    start = scored_rows(traces, 3)[2] + 2
     traces.token_ids[0, start : start + 3] = torch.tensor(chain)
-    assert accepted_by_row(draft, traces, 3)[0, 2] == 3
-    traces.token_ids[0, start + 1] += 1
-    assert accepted_by_row(draft, traces, 3)[0, 2] == 1
+    assert accepted_by_row(traces, draft.proposals(traces, 3))[0, 2] == 3
+    traces.token_ids[0, start + 1] = (chain[1] + 1) % TINY_SIZE.vocab_size
+    assert accepted_by_row(traces, draft.proposals(traces, 3))[0, 2] == 1
+
+
+def logits_of(draft: Draft, traces: Traces, rows: range) -> Tensor:
+    """[N, R, 3, vocabulary] of three draft steps, which fit into one block of rows."""
+    passes = [one.hidden for one in draft.passes(traces, rows, 3)]
+    return draft.forward.logits(torch.cat(passes, dim=2))
 
 
 def test_chain_does_not_see_the_future(draft: Draft, traces: Traces) -> None:
-    chain_rows, row = rows(traces, 3), 2
-    before = draft.chain_logits(traces, chain_rows, 3)
-    token = chain_rows[row]
+    rows, row = scored_rows(traces, 3), 2
+    before = logits_of(draft, traces, rows)
+    token = rows[row]
     features = traces.features.clone()
     features[:, token + 1 :] += 1
     token_ids = traces.token_ids.clone()
     token_ids[:, token + 4 :] = 0
-    changed = replace(traces, features=features, token_ids=token_ids)
-    after = draft.chain_logits(changed, chain_rows, 3)
+    after = logits_of(draft, replace(traces, features=features, token_ids=token_ids), rows)
     for depth in range(3):
-        assert torch.equal(before[depth][:, row], after[depth][:, row])
-        assert not torch.equal(before[depth][:, row + 2], after[depth][:, row + 2])
+        assert torch.equal(before[:, row, depth], after[:, row, depth])
+        assert not torch.equal(before[:, row + 2, depth], after[:, row + 2, depth])
 
 
 def test_rows_of_a_stride_score_as_they_do_among_all(draft: Draft, traces: Traces) -> None:
-    every = draft.chain_logits(traces, rows(traces, 3), 3)
-    strided = rows(traces, 3)[1::4]
-    for depth, logits in enumerate(draft.chain_logits(traces, strided, 3)):
-        # float32 sums of order 1 over other batch shapes: some ulp of 1e-7.
-        assert torch.allclose(logits, every[depth][:, 1::4], rtol=0, atol=1e-5)
-        tokens = predicted(traces.token_ids, strided, depth)
-        assert torch.equal(tokens, predicted(traces.token_ids, rows(traces, 3), depth)[:, 1::4])
+    rows = scored_rows(traces, 3)
+    every, strided = logits_of(draft, traces, rows), logits_of(draft, traces, rows[1::4])
+    # float32 sums of order 1 over other batch shapes: some ulp of 1e-7.
+    assert torch.allclose(strided, every[:, 1::4], rtol=0, atol=1e-5)
+    for depth in range(3):
+        tokens = predicted(traces.token_ids, rows[1::4], depth)
+        assert torch.equal(tokens, predicted(traces.token_ids, rows, depth)[:, 1::4])
 
 
-class ScriptedDraft(Draft):
-    """Drafts the recorded tokens, except that each row errs after a given number of them."""
-
-    def __init__(self, accepted: list[int]) -> None:
-        super().__init__()
-        self.accepted = torch.tensor(accepted)
-
-    def chain_logits(
-        self, traces: Traces, chain_rows: range, num_draft_tokens: int
-    ) -> list[Tensor]:
-        logits = []
-        for depth in range(num_draft_tokens):
-            right = predicted(traces.token_ids, chain_rows, depth)
-            wrong = (right + 1) % TINY_SIZE.vocab_size
-            drafted = torch.where(self.accepted > depth, right, wrong)
-            logits.append(F.one_hot(drafted, TINY_SIZE.vocab_size).float())
-        return logits
-
-    def published_config(self) -> Mapping[str, object]:
-        return {}
-
-    def quantized_weights(self) -> tuple[str, ...]:
-        return ()
-
-
-def test_replay_walks_from_step_to_step_and_pools(traces: Traces) -> None:
+def test_the_walk_goes_from_step_to_step_and_pools() -> None:
     # Steps start at rows 0, 3, 5, 7, 8 and 9 of 10, in both sequences.
-    draft = ScriptedDraft([2, 0, 0, 1, 0, 1, 2, 0, 0, 0])
-    counts = replay(draft, traces, num_draft_tokens=2)
+    accepted = torch.tensor([[2, 0, 0, 1, 0, 1, 2, 0, 0, 0]] * 2)
+    counts = counted(accepted, num_draft_tokens=2)
     assert counts.num_steps == 2 * 6
     assert counts.num_accepted_by_position == (2 * 3, 2 * 1)
     assert counts.mean_acceptance_length() == pytest.approx(1 + 4 / 6)
+
+
+def test_replay_counts_the_proposals_of_the_draft(draft: Draft, traces: Traces) -> None:
+    accepted = accepted_by_row(traces, draft.proposals(traces, 2))
+    assert replay(draft, traces, num_draft_tokens=2) == counted(accepted, num_draft_tokens=2)
 
 
 def test_repeated_ngram_share() -> None:
@@ -343,10 +331,16 @@ def test_int4_codes_and_fp8_values() -> None:
 
 
 def test_rounding_touches_attention_and_mlp_only(name: str, draft: Draft) -> None:
-    before = draft.state_dict()
-    after = rounded(draft, int4_per_channel).state_dict()
+    before, after = draft.published(), rounded(draft, int4_per_channel).published()
     changed = {tensor for tensor in before if not torch.equal(before[tensor], after[tensor])}
     assert changed == QUANTIZED[name]
+
+
+def test_what_trains_and_what_stays_the_target_s(name: str, draft: Draft) -> None:
+    tables = {"embed_tokens.weight", "lm_head.weight"}
+    frozen = {tensor for tensor, weight in draft.weights.items() if not weight.requires_grad}
+    assert frozen == (tables if name == "dflash" else {"embed_tokens.weight"})
+    assert tables.isdisjoint(draft.published()) == (name == "dflash")
 
 
 def test_training_approaches_the_entropy_of_the_target(
@@ -356,11 +350,11 @@ def test_training_approaches_the_entropy_of_the_target(
     head = output_head(target)
     head.weight.data *= 10  # untrained, it tells no token from another
     torch.manual_seed(0)
-    draft = FAMILIES[name].build(target, TINY_SIZE)
+    draft = fresh_draft(FAMILIES[name].draft_kind, target, TINY_SIZE)
 
     def loss() -> float:
         return distillation_loss(
-            draft, traces, rows(traces, 3), head, num_draft_tokens=3, decay=0.8
+            draft, traces, scored_rows(traces, 3), head, num_draft_tokens=3, decay=0.8
         ).item()
 
     before = loss()

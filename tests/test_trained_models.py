@@ -1,18 +1,14 @@
-"""The models that the trainer builds: kinds of target, latent attention and blocks of a draft."""
+"""The models that the trainer builds: kinds of target, and blocks of a draft."""
 
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.scripts.training.corpus import train_tokenizer
-from draftquant.scripts.training.dflash import DFlashDraft, DFlashSize
-from draftquant.scripts.training.draft import rows
-from draftquant.scripts.training.eagle3 import attend_chain
-from draftquant.scripts.training.eagle3_mla import MlaChainAttention, MlaEagle3Size
+from draftquant.scripts.training.draft import fresh_draft, scored_rows
+from draftquant.scripts.training.draft_kinds import DFLASH
 from draftquant.scripts.training.optimisation import Schedule
-from draftquant.scripts.training.rotary import Yarn
 from draftquant.scripts.training.target import (
     TargetKind,
     TargetSize,
@@ -26,11 +22,7 @@ from draftquant.scripts.training.target import (
 )
 from draftquant.scripts.training.target_kinds import DEEPSEEK_V3, LLAMA, QWEN3
 from reference_dflash import ReferenceDFlash
-from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaForCausalLM
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
-    DeepseekV3Attention,
-    DeepseekV3RotaryEmbedding,
-)
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 SIZE = TargetSize(
     vocab_size=320,
@@ -99,94 +91,31 @@ def test_llama_target_starts_from_the_weights_of_its_class() -> None:
     assert all(torch.equal(expected[name], w) for name, w in by_kind.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "yarn",
-    [
-        MlaEagle3Size().yarn,
-        Yarn(factor=64.0, original_max_position_embeddings=4096, beta_fast=32.0),
-    ],
-    ids=["shipped", "long_ramp"],
-)
-def test_latent_attention_equals_transformers(yarn: Yarn) -> None:
-    hidden_size, num_rows = 24, 40
-    # transformers norms the latents with its default eps, whatever the config says.
-    size = MlaEagle3Size(num_attention_heads=2, rms_norm_eps=1e-6, yarn=yarn)
-    config = DeepseekV3Config(
-        hidden_size=2 * hidden_size,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        q_lora_rank=size.q_lora_rank,
-        kv_lora_rank=size.kv_lora_rank,
-        qk_nope_head_dim=size.qk_nope_head_dim,
-        qk_rope_head_dim=size.qk_rope_head_dim,
-        v_head_dim=size.v_head_dim,
-        max_position_embeddings=512,
-        rope_theta=size.rope_theta,
-        rope_scaling=size.yarn.published_config(),
-        attn_implementation="eager",
-    )
-    torch.manual_seed(0)
-    ours = MlaChainAttention(hidden_size, size)
-    for parameter in ours.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    theirs = DeepseekV3Attention(config, layer_idx=0)
-    # Theirs is as wide at its output as at its input: its o_proj is left out.
-    theirs.o_proj = torch.nn.Identity()
-    theirs.load_state_dict(
-        {name: w for name, w in ours.state_dict().items() if not name.startswith("o_proj")}
-    )
-    inputs = torch.randn(1, num_rows, 2 * hidden_size)
-    positions = torch.arange(num_rows)
-    visible = positions <= positions[:, None]
-    mask = torch.zeros(num_rows, num_rows).masked_fill(~visible, -torch.inf)
-
-    with torch.no_grad():
-        expected, _ = theirs(
-            inputs,
-            position_embeddings=DeepseekV3RotaryEmbedding(config)(inputs, positions[None]),
-            attention_mask=mask[None, None],
-        )
-        queries, keys, values = ours.project(inputs, positions)
-        got = attend_chain(queries, (keys, values), [], visible, ours.scale)
-    # float32 sums over 48 and 40 terms of order 1 in another order: a few hundred ulp of 6e-8.
-    assert torch.allclose(got, expected, rtol=0, atol=2e-5)
-
-
-def test_softmax_factor_of_the_published_drafts() -> None:
-    # (0.1 ln 64 + 1)^2 for the factor 64 of the Kimi drafts.
-    kimi = Yarn(factor=64.0, original_max_position_embeddings=4096)
-    assert kimi.softmax_factor() == pytest.approx(2.00474, abs=1e-5)
-
-
 def test_dflash_blocks_equal_transformers() -> None:
+    """Two sequences at once, every third row: each block against one of its own."""
     num_draft_tokens, features_width = 5, 3 * SIZE.hidden_size
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_config(QWEN3.config(SIZE))
-    size = DFlashSize(
-        intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=16
-    )
-    draft = DFlashDraft(target, SIZE, size)
-    for parameter in (*draft.parameters(), draft.target_embedding, draft.target_head):
-        torch.nn.init.normal_(parameter, std=0.3)
+    draft = fresh_draft(DFLASH, target, SIZE)
+    for weight in draft.weights.values():
+        torch.nn.init.normal_(weight, std=0.3)
     traces = Traces(
-        token_ids=torch.randint(1, SIZE.vocab_size, (1, 20)),
-        features=torch.randn(1, 20, features_width),
+        token_ids=torch.randint(1, SIZE.vocab_size, (2, 20)),
+        features=torch.randn(2, 20, features_width),
         final_hidden=torch.empty(0),
         prompt_length=6,
     )
-    chain_rows = rows(traces, num_draft_tokens)[1::3]
-
-    geometry = DFlash().read_geometry(dict(draft.published_config()), "config.json")
-    weights = draft.state_dict() | {
-        "embed_tokens.weight": input_embedding(target).weight.data,
-        "lm_head.weight": output_head(target).weight.data,
-    }
+    rows = scored_rows(traces, num_draft_tokens)[1::3]
+    weights = {name: weight.detach() for name, weight in draft.weights.items()}
     with torch.no_grad():
-        got = torch.stack(draft.chain_logits(traces, chain_rows, num_draft_tokens), dim=2)
-    for index, row in enumerate(chain_rows):
-        reference = ReferenceDFlash(geometry, weights)
-        reference.extend(traces.features[:, : row + 1])
-        expected = reference.propose(int(traces.token_ids[0, row + 1]), num_draft_tokens)
-        # float32 through three layers: some 1e4 roundings of 6e-8 on values of order 1.
-        assert torch.allclose(got[0, index], expected, rtol=0, atol=1e-4)
-        assert expected.std() > 0.3
+        (one,) = draft.passes(traces, rows, num_draft_tokens)
+        got = draft.forward.logits(one.hidden)
+    for sequence in range(2):
+        for index, row in enumerate(rows):
+            reference = ReferenceDFlash(draft.geometry, weights)
+            reference.extend(traces.features[sequence, None, : row + 1])
+            anchor = int(traces.token_ids[sequence, row + 1])
+            expected = reference.propose(anchor, num_draft_tokens)
+            # float32 through three layers: some 1e4 roundings of 6e-8 on values of order 1.
+            assert torch.allclose(got[sequence, index], expected, rtol=0, atol=1e-4)
+            assert expected.std() > 0.3

@@ -4,16 +4,13 @@ Sources: vLLM 0.33 `qwen3_dflash.py`, SGLang 0.5.23 `dflash.py`, z-lab `dflash/m
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from .forward import Attend, BlockForward, OnInput, rms_norm, rotate
-
-if TYPE_CHECKING:
-    from .families.dflash import DFlashGeometry
+from .dflash_geometry import DFlashGeometry
+from .forward import Attend, BlockForward, OnInput, rms_norm, rotate, target_ids
 
 
 class DFlashForward(BlockForward):
@@ -25,15 +22,12 @@ class DFlashForward(BlockForward):
     """
 
     def __init__(
-        self, geometry: "DFlashGeometry", weights: Mapping[str, Tensor], on_input: OnInput
+        self, geometry: DFlashGeometry, weights: Mapping[str, Tensor], on_input: OnInput
     ) -> None:
         self.geometry = geometry
         self.weights = weights
         self.on_input = on_input
-        offsets = weights.get("d2t")
-        self.target_ids = None
-        if offsets is not None:  # d2t holds offsets: target id = draft id + d2t[draft id]
-            self.target_ids = torch.arange(offsets.numel()) + offsets.to(torch.int64)
+        self.target_ids = target_ids(weights.get("d2t"))
 
     def fuse(self, features: Tensor) -> Tensor:
         """c_t = hidden_norm(fc(features))."""
@@ -54,11 +48,15 @@ class DFlashForward(BlockForward):
         masks = anchor_ids.new_full(
             (len(anchor_ids), num_draft_tokens), self.geometry.mask_token_id
         )
-        slots = positions[:, None] + torch.arange(1 + num_draft_tokens)
+        slots = positions[:, None] + torch.arange(1 + num_draft_tokens, device=positions.device)
         x = self._embed(torch.cat((anchor_ids[:, None], masks), dim=1))
         for layer in range(self.geometry.num_layers):
             x = self._layer(layer, x, slots, attend)
-        return F.linear(self._norm("norm", x[:, 1:]), self.weights["lm_head.weight"])
+        return x[:, 1:]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `DraftForward.logits`."""
+        return F.linear(self._norm("norm", hidden), self.weights["lm_head.weight"])
 
     def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
         """See `BlockForward.visible`; a window counts the query's own position.

@@ -7,15 +7,15 @@ Sources: SpecForge and TorchSpec exports; `llama_eagle3.py` and `deepseek_eagle3
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import Role
 from ..errors import CheckpointError
 from .aux_layers import read_aux_layer_ids
 from .config_reader import ConfigReader
+from .eagle3_geometry import Eagle3Geometry
 from .family import Concat, Dim, Family, TensorSpec
-from .rope import RopeConfig, read_rope
+from .rope import read_rope
 
 if TYPE_CHECKING:
     import torch
@@ -27,38 +27,6 @@ Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
 """Module name below "layers.N." -> role and shape of its weight."""
 
 _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Geometry:
-    """Config of an EAGLE-3 draft, whatever its attention; widths in elements.
-
-    Attributes:
-        num_aux_layers: how many target layers are concatenated into the input of fc.
-        norm_before_residual, norm_before_fc, fc_norm, norm_output: EAGLE-3.1 and speculators
-            options; all False in the published Kimi drafts.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_attention_heads: int
-    vocab_size: int
-    draft_vocab_size: int
-    target_hidden_size: int
-    num_aux_layers: int
-    aux_layer_ids: tuple[int, ...] | None
-    rms_norm_eps: float
-    rope: RopeConfig
-    norm_before_residual: bool
-    norm_before_fc: bool
-    fc_norm: bool
-    norm_output: bool
-
-    @property
-    def block_size(self) -> None:
-        """None: EAGLE-3 proposes a chain."""
-        return
 
 
 class Eagle3(Family):

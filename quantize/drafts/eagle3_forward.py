@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from .eagle3 import Eagle3Geometry
-from .forward import Attend, ChainForward, OnInput, rms_norm, rotate
+from .eagle3_geometry import Eagle3Geometry
+from .forward import Attend, ChainForward, OnInput, rms_norm, rotate, target_ids
 from .rope import RopeConfig
 
 
@@ -86,10 +86,7 @@ class Eagle3Forward(ChainForward):
         self.weights = weights
         self.on_input = on_input
         self.attention = attention
-        offsets = weights.get("d2t")
-        self.target_ids = None
-        if offsets is not None:  # d2t holds offsets: target id = draft id + d2t[draft id]
-            self.target_ids = torch.arange(offsets.numel()) + offsets.to(torch.int64)
+        self.target_ids = target_ids(weights.get("d2t"))
 
     def fuse(self, features: Tensor) -> Tensor:
         """g_t = fc(features), input_norm or one fc_norm per target layer before it if asked."""
@@ -101,9 +98,7 @@ class Eagle3Forward(ChainForward):
             features = torch.cat(normed, dim=-1)
         return self.kept_linear("fc", features)
 
-    def step(
-        self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
+    def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `ChainForward.step`."""
         x = hidden
         for layer in range(self.geometry.num_layers):
@@ -115,8 +110,12 @@ class Eagle3Forward(ChainForward):
             mixed = attend(layer, q, k, v, scale).transpose(1, 2).flatten(2)
             r = residual + self.linear(prefix + "self_attn.o_proj", mixed)
             x = r + self._mlp(prefix, self.norm(prefix + "post_attention_layernorm", r))
-        normed = self.norm("norm", x)
-        return self.kept_linear("lm_head", normed), normed if self.geometry.norm_output else x
+        return self.norm("norm", x) if self.geometry.norm_output else x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `DraftForward.logits`."""
+        normed = hidden if self.geometry.norm_output else self.norm("norm", hidden)
+        return self.kept_linear("lm_head", normed)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """See `ChainForward.to_target`."""

@@ -1,7 +1,8 @@
 """Building blocks of the drafts' forward maths, in torch.
 
-Shapes: B sequences, T rows, H heads, D head width, W hidden width. Everything runs in the dtype of
-the weights that it is given; norms and softmax in at least float32.
+Shapes: B sequences, T rows, H heads, D head width, W hidden width. Everything runs in the dtype and
+on the device of the weights that it is given; norms and softmax in at least float32. Everything may
+be differentiated, with respect to weights and inputs.
 """
 
 from abc import ABC, abstractmethod
@@ -29,6 +30,10 @@ class DraftForward(ABC):
         """Target features [B, T, num_aux * W_target] -> the draft's own rows [B, T, W]."""
 
     @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states of drafted positions [..., W] -> logits [..., draft vocabulary]."""
+
+    @abstractmethod
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids -> target-vocabulary ids, same shape."""
 
@@ -37,9 +42,7 @@ class ChainForward(DraftForward):
     """A draft that proposes a chain: a step reads a token and the hidden state of the last step."""
 
     @abstractmethod
-    def step(
-        self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
+    def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One draft step.
 
         Args:
@@ -49,7 +52,7 @@ class ChainForward(DraftForward):
             attend: attention over the caller's keys.
 
         Returns:
-            (logits [B, T, draft vocabulary], hidden states [B, T, W] for the next step).
+            Hidden states [B, T, W], for `logits` and for the next step.
         """
 
 
@@ -83,8 +86,8 @@ class BlockForward(DraftForward):
                 adds the context before each anchor, under the mask of `visible`.
 
         Returns:
-            [A, K, draft vocabulary]: entry j - 1 is slot j, which predicts the token at its own
-            position, anchor + j.
+            Hidden states [A, K, W], for `logits`: entry j - 1 is slot j, which predicts the token
+            at its own position, anchor + j.
         """
 
     @abstractmethod
@@ -99,6 +102,13 @@ class BlockForward(DraftForward):
         Returns:
             bool of the broadcast shape, True where the query looks at the key.
         """
+
+
+def target_ids(d2t: Tensor | None) -> Tensor | None:
+    """Target id of every draft id, from the offsets that d2t holds: id + d2t[id]; None = equal."""
+    if d2t is None:
+        return None
+    return torch.arange(d2t.numel(), device=d2t.device) + d2t.to(torch.int64)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -121,7 +131,7 @@ def rotate(x: Tensor, positions: Tensor, rope: RopeConfig, *, interleaved: bool 
     Returns:
         [B, H, T, D].
     """
-    frequencies, factor = rope_frequencies(rope, x.shape[-1])
+    frequencies, factor = rope_frequencies(rope, x.shape[-1], x.device)
     angles = positions.to(torch.float64)[..., None] * frequencies
     if positions.ndim == 2:
         angles = angles[:, None]  # one for all heads

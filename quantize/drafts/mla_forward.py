@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .eagle3_forward import Modules
-from .families.eagle3_mla import Eagle3MlaGeometry
+from .eagle3_geometry import Eagle3MlaGeometry
 from .forward import rotate
 from .rope import RopeConfig, Yarn, yarn_mscale
 

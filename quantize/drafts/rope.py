@@ -79,7 +79,9 @@ def yarn_mscale(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def rope_frequencies(rope: RopeConfig, dim: int) -> "tuple[torch.Tensor, float]":
+def rope_frequencies(
+    rope: RopeConfig, dim: int, device: "torch.device | None" = None
+) -> "tuple[torch.Tensor, float]":
     """Angular frequencies of the dim/2 rotated pairs and the factor on cos and sin.
 
     default: f_i = theta^(-2i/dim). yarn blends f_i (fast pairs) and f_i / factor (slow pairs)
@@ -90,7 +92,8 @@ def rope_frequencies(rope: RopeConfig, dim: int) -> "tuple[torch.Tensor, float]"
     """
     import torch
 
-    frequencies = rope.theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    pairs = torch.arange(dim // 2, dtype=torch.float64, device=device)
+    frequencies = rope.theta ** (-2 * pairs / dim)
     yarn = rope.yarn
     if yarn is None:
         return frequencies, 1.0
@@ -104,7 +107,7 @@ def rope_frequencies(rope: RopeConfig, dim: int) -> "tuple[torch.Tensor, float]"
         first, last = math.floor(first), math.ceil(last)
     low, high = max(first, 0), min(last, dim - 1)
     # An empty ramp becomes a step, as in transformers; a reversed one keeps every pair fast.
-    ramp = (torch.arange(dim // 2, dtype=torch.float64) - low) / ((high - low) or 0.001)
+    ramp = (pairs - low) / ((high - low) or 0.001)
     slow = ramp.clamp(0, 1)
     blended = frequencies * (1 - slow) + frequencies / yarn.factor * slow
     return blended, _attention_factor(yarn)

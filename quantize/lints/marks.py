@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..drafts import Draft
-from ..drafts.eagle3 import Eagle3Geometry
+from ..drafts.eagle3_geometry import Eagle3Geometry
 from ..drafts.speculators import LAYER_CONFIG, is_speculators
 
 _MODELOPT_KEYS = ("next_layer_regular", "parallel_draft_step", "parallel_draft_heads_num_layers")

@@ -21,6 +21,8 @@ E4M3_SMALLEST = 2.0**-9
 class InputRounding:
     """`OnInput` that rounds the inputs of quantized linears and leaves the others alone.
 
+    Gradients go straight through, as if nothing were rounded: rounding itself has none.
+
     Args:
         activations: as declared.
         scales: canonical module name of every quantized linear -> its stored scale, if any.
@@ -43,13 +45,16 @@ class InputRounding:
             x = self._before(name, x)
         if self._activations == "none" or name not in self._scales:
             return x
-        return self._rounded(x.to(torch.float32), self._scales[name]).to(x.dtype)
+        scale = self._scales[name]
+        scale = None if scale is None else scale.to(x.device)
+        rounded = self._rounded(x.detach().to(torch.float32), scale).to(x.dtype)
+        return rounded + (x - x.detach()) if x.requires_grad else rounded
 
     def _rounded(self, x: Tensor, scale: Tensor | None) -> Tensor:
         if self._activations == "mxfp4":
             return _in_groups(x, 32, _mxfp4)
         if self._activations == "nvfp4":
-            whole = torch.ones(()) if scale is None else scale
+            whole = x.new_ones(()) if scale is None else scale
             return _in_groups(x, 16, lambda groups: _nvfp4(groups, whole))
         if self._activations == "group-dynamic":
             return _in_groups(x, FP8_GROUP, lambda groups: _fp8(groups, _fp8_scale(groups)))
@@ -94,7 +99,7 @@ def _mxfp4(groups: Tensor) -> Tensor:
 
 def _fp4(x: Tensor) -> Tensor:
     """Nearest of the 16 values, ties to the even mantissa, saturating at 6."""
-    values = torch.tensor(FP4_VALUES)
+    values = torch.tensor(FP4_VALUES, device=x.device)
     middles = (values[:-1] + values[1:]) / 2
     size = x.abs()
     below = torch.bucketize(size, middles, right=False)  # a tie goes to the smaller neighbour

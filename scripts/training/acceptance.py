@@ -1,6 +1,7 @@
 """Acceptance length of a draft on recorded greedy continuations, all rows at once.
 
-Written without the project's own replay, so that the figures it prints check that replay.
+Drafting is the project's own; steps and acceptance are counted without its replay, so that the
+figures printed here check that counting.
 """
 
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .draft import Draft, predicted, rows
+from .draft import Draft, predicted, scored_rows
 from .target import Traces
 
 
@@ -33,10 +34,7 @@ class AcceptanceCounts:
         return tuple(accepted / self.num_steps for accepted in self.num_accepted_by_position)
 
 
-@torch.no_grad()
-def replay(
-    draft: Draft, traces: Traces, *, num_draft_tokens: int, batch_size: int = 32
-) -> AcceptanceCounts:
+def replay(draft: Draft, traces: Traces, *, num_draft_tokens: int) -> AcceptanceCounts:
     """Decode every trace speculatively and count what the target accepts.
 
     A chain's later steps matter only while its earlier tokens were right, that is, equal to the
@@ -46,37 +44,48 @@ def replay(
         draft: the draft to score.
         traces: greedy continuations of the target.
         num_draft_tokens: tokens proposed per step, K.
-        batch_size: traces scored together.
 
     Returns:
         Pooled counts; steps too near the end of a trace to score in full are not counted.
     """
+    proposals = draft.proposals(traces, num_draft_tokens)
+    return counted(accepted_by_row(traces, proposals), num_draft_tokens=num_draft_tokens)
+
+
+def counted(accepted: Tensor, *, num_draft_tokens: int) -> AcceptanceCounts:
+    """Walk from step to step: the next one starts behind the accepted tokens and the bonus token.
+
+    Args:
+        accepted: [N, R] of `accepted_by_row`.
+        num_draft_tokens: tokens proposed per step, K.
+    """
     num_steps = 0
-    num_accepted = torch.zeros(num_draft_tokens, dtype=torch.int64)
-    for batch_ids in torch.split(torch.arange(len(traces.token_ids)), batch_size):
-        for accepted in accepted_by_row(draft, traces[batch_ids], num_draft_tokens).tolist():
-            row = 0
-            while row < len(accepted):
-                num_steps += 1
-                num_accepted[: accepted[row]] += 1
-                row += accepted[row] + 1
-    return AcceptanceCounts(
-        num_steps=num_steps, num_accepted_by_position=tuple(num_accepted.tolist())
-    )
+    by_position = [0] * num_draft_tokens
+    for of_trace in accepted.tolist():
+        row = 0
+        while row < len(of_trace):
+            num_steps += 1
+            for position in range(of_trace[row]):
+                by_position[position] += 1
+            row += of_trace[row] + 1
+    return AcceptanceCounts(num_steps=num_steps, num_accepted_by_position=tuple(by_position))
 
 
-def accepted_by_row(draft: Draft, traces: Traces, num_draft_tokens: int) -> Tensor:
+def accepted_by_row(traces: Traces, proposals: Tensor) -> Tensor:
     """Draft tokens that the target would accept, if a step started at each row.
 
+    Args:
+        traces: greedy continuations of the target.
+        proposals: [N, R, K], what was drafted from each of `scored_rows`.
+
     Returns:
-        [N, R] int64 in [0, num_draft_tokens].
+        [N, R] int64 in [0, K].
     """
-    chain_rows = rows(traces, num_draft_tokens)
-    matches = [
-        logits.argmax(dim=-1) == predicted(traces.token_ids, chain_rows, depth)
-        for depth, logits in enumerate(draft.chain_logits(traces, chain_rows, num_draft_tokens))
-    ]
-    return torch.stack(matches, dim=-1).long().cumprod(dim=-1).sum(dim=-1)
+    num_draft_tokens = proposals.shape[2]
+    rows = scored_rows(traces, num_draft_tokens)
+    recorded = [predicted(traces.token_ids, rows, depth) for depth in range(num_draft_tokens)]
+    matches = proposals == torch.stack(recorded, dim=-1)
+    return matches.long().cumprod(dim=-1).sum(dim=-1)
 
 
 def repeated_ngram_share(continuations: Tensor, *, order: int = 8) -> float:

@@ -1,80 +1,168 @@
-"""What the trainer asks of a draft of any family, and the loss every family trains with.
+"""A draft in training, and the loss that every kind of draft trains with.
 
-Row t of a draft knows the tokens up to t + 1 and the target's features up to t; at depth j it
-predicts token t + 2 + j. A family (a module beside this one) says how; this module only scores.
+Names, shapes and maths are those of the draft's family; its chains or blocks are the passes that
+replay and calibration run. Row t knows the tokens up to t + 1 and the target's features up to t; at
+depth j it predicts token t + 2 + j.
 """
 
+import dataclasses
 import itertools
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every torch program uses
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from ...calibration.passes import DraftPass, whole_rows
+from ...calibration.predictions import draft_passes, draft_predictions
+from ...quantize.drafts import Family
+from ...quantize.drafts.family import Geometry
+from ...quantize.drafts.forward import DraftForward
 from .optimisation import Schedule, minimise
-from .target import Traces
+from .target import INITIALIZER_RANGE, TargetSize, Traces, input_embedding, output_head
 
 
-class Draft(nn.Module, ABC):
-    """A draft whose `state_dict` names are the names that its family publishes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftKind:
+    """How drafts of a family are published.
 
-    @abstractmethod
-    def chain_logits(
-        self, traces: Traces, chain_rows: range, num_draft_tokens: int
-    ) -> list[Tensor]:
-        """Logits of every draft step of some rows, with the recorded tokens as the chain's inputs.
-
-        Args:
-            traces: N sequences of the target.
-            chain_rows: R of `rows(traces, num_draft_tokens)`, evenly spaced.
-            num_draft_tokens: depths, K.
-
-        Returns:
-            K tensors [N, R, vocab_size] float32, by depth.
-        """
-
-    @abstractmethod
-    def published_config(self) -> Mapping[str, object]:
-        """The draft's config.json as the family's releases write it."""
-
-    @abstractmethod
-    def quantized_weights(self) -> tuple[str, ...]:
-        """Names of the attention and MLP projections, the weights that quantization rounds."""
-
-
-def rows(traces: Traces, num_draft_tokens: int) -> range:
-    """Rows from which a whole chain can be scored.
-
-    The first is the prompt's last token, where decoding starts; from the last, the deepest
-    prediction is the last recorded token.
+    Attributes:
+        family: names, shapes and maths.
+        config: the config.json of a draft over a target.
+        first_layer: how published names spell "layers.0.".
+        ships_tables: an embedding and a head of its own are part of the draft, the head trained
+            with it; else both are the target's.
     """
+
+    family: Family
+    config: Callable[[TargetSize], Mapping[str, Any]]
+    first_layer: str
+    ships_tables: bool
+
+    def geometry(self, target_size: TargetSize) -> Geometry:
+        """What shapes and maths of a draft over such a target follow from."""
+        return self.family.read_geometry(self.config(target_size), "config.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A draft as it trains, or as it ships.
+
+    Attributes:
+        kind: its family, and how that is published.
+        geometry: what shapes and maths follow from.
+        weights: float32 by canonical name, embedding and head included; those that train require
+            gradients.
+    """
+
+    kind: DraftKind
+    geometry: Geometry
+    weights: Mapping[str, Tensor]
+
+    @property
+    def forward(self) -> DraftForward:
+        """The family's maths over the weights."""
+        return self.kind.family.forward(self.geometry, self.weights, lambda _name, x: x)
+
+    def passes(self, traces: Traces, rows: range, num_draft_tokens: int) -> Iterator[DraftPass]:
+        """See `draft_passes`, with the recorded tokens as the inputs of the chains."""
+        forward = self.forward
+        hidden = forward.fuse(traces.features[:, : rows.stop])
+        return draft_passes(
+            forward, hidden, traces.token_ids, rows=rows, num_draft_tokens=num_draft_tokens
+        )
+
+    @torch.no_grad()
+    def proposals(self, traces: Traces, num_draft_tokens: int) -> Tensor:
+        """The tokens drafted from `scored_rows`: [N, R, num_draft_tokens] int64."""
+        forward = self.forward
+        return torch.stack(
+            [
+                draft_predictions(
+                    forward,
+                    forward.fuse(features),
+                    token_ids,
+                    first_row=traces.prompt_length - 1,
+                    num_draft_tokens=num_draft_tokens,
+                )
+                for features, token_ids in zip(traces.features, traces.token_ids, strict=True)
+            ]
+        )
+
+    def published(self) -> Mapping[str, Tensor]:
+        """The weights that ship, by published name."""
+        roles = self._roles()
+        return {
+            name.replace("layers.0.", self.kind.first_layer): weight
+            for name, weight in self.weights.items()
+            if self.kind.ships_tables or roles[name] not in ("embedding", "head")
+        }
+
+    def quantized_weights(self) -> tuple[str, ...]:
+        """Canonical names of the attention and MLP projections, which quantization rounds."""
+        return tuple(name for name, role in self._roles().items() if role in ("attention", "mlp"))
+
+    def _roles(self) -> Mapping[str, str]:
+        specs = self.kind.family.tensor_specs(self.geometry)
+        return {name: spec.role for name, spec in specs.items()}
+
+
+def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSize) -> Draft:
+    """A draft over the target's whole vocabulary to begin training with; torch is seeded before.
+
+    Linears are normal, norms are one; embedding and head begin as the target's, and the embedding
+    stays so.
+    """
+    geometry = kind.geometry(target_size)
+    weights: dict[str, Tensor] = {}
+    for name, spec in kind.family.tensor_specs(geometry).items():
+        shape = tuple(dim.size for dim in spec.shape)
+        if spec.role == "vocabulary_map":
+            continue
+        if spec.role == "embedding":
+            weights[name] = input_embedding(target).weight.detach().clone()
+        elif spec.role == "head":
+            weights[name] = output_head(target).weight.detach().clone()
+        elif spec.role == "norm":
+            weights[name] = torch.ones(shape)
+        else:
+            weights[name] = torch.normal(0.0, INITIALIZER_RANGE, shape)
+        own = kind.ships_tables or spec.role != "head"
+        weights[name].requires_grad_(own and spec.role != "embedding")
+    return Draft(kind=kind, geometry=geometry, weights=weights)
+
+
+def scored_rows(traces: Traces, num_draft_tokens: int) -> range:
+    """Rows from which all depths can be scored, from the prompt's last token on."""
     num_tokens = traces.token_ids.shape[1]
-    return range(traces.prompt_length - 1, num_tokens - 1 - num_draft_tokens)
+    return whole_rows(num_tokens, num_draft_tokens, first_row=traces.prompt_length - 1)
 
 
-def predicted(per_token: Tensor, chain_rows: range, depth: int) -> Tensor:
+def predicted(per_token: Tensor, rows: range, depth: int) -> Tensor:
     """The tokens that rows predict at one depth: entry t + 2 + depth of row t.
 
     Args:
         per_token: [N, T, ...], token ids for example.
-        chain_rows: R evenly spaced rows.
+        rows: R evenly spaced rows.
         depth: draft step, 0 is the first.
 
     Returns:
         [N, R, ...].
     """
     shift = 2 + depth
-    return per_token[:, chain_rows.start + shift : chain_rows.stop + shift : chain_rows.step]
+    return per_token[:, rows.start + shift : rows.stop + shift : rows.step]
 
 
 def distillation_loss(
     draft: Draft,
     traces: Traces,
-    chain_rows: range,
+    rows: range,
     target_head: nn.Module,
     *,
     num_draft_tokens: int,
@@ -88,7 +176,7 @@ def distillation_loss(
     Args:
         draft: the draft in training.
         traces: a batch of the target's own continuations.
-        chain_rows: rows to train on.
+        rows: rows to train on.
         target_head: maps final hidden states to the target's logits.
         num_draft_tokens: depths of the training-time test.
         decay: weight of each depth relative to the one before.
@@ -96,15 +184,17 @@ def distillation_loss(
     Returns:
         Scalar float32.
     """
-    loss = torch.zeros(())
-    for depth, logits in enumerate(draft.chain_logits(traces, chain_rows, num_draft_tokens)):
-        # The distribution of a token is what the target says at the position before it.
-        hidden = predicted(traces.final_hidden, chain_rows, depth - 1)
-        with torch.no_grad():
-            target_probabilities = target_head(hidden).softmax(dim=-1)
-        loss = loss + decay**depth * F.cross_entropy(
-            logits.flatten(0, 1), target_probabilities.flatten(0, 1)
-        )
+    forward, loss = draft.forward, torch.zeros(())
+    for one in draft.passes(traces, rows, num_draft_tokens):
+        for depth, hidden in zip(one.depths, one.hidden.unbind(2), strict=True):
+            # The distribution of a token is what the target says at the position before it.
+            final_hidden = predicted(traces.final_hidden, one.rows, depth - 1)
+            with torch.no_grad():
+                target_probabilities = target_head(final_hidden).softmax(dim=-1)
+            share = len(one.rows) / len(rows)
+            loss = loss + decay**depth * share * F.cross_entropy(
+                forward.logits(hidden).flatten(0, 1), target_probabilities.flatten(0, 1)
+            )
     return loss / sum(decay**depth for depth in range(num_draft_tokens))
 
 
@@ -119,7 +209,7 @@ def train_draft(
     decay: float,
     seed: int,
 ) -> tuple[float, ...]:
-    """Train a draft in place on the target's traces, in shuffled epochs.
+    """Train a draft's weights in place on the target's traces, in shuffled epochs.
 
     A step trains on every row_stride-th row, the next step on the rows one further: where a row
     costs a draft much, as many rows of more sequences teach it more than neighbours would.
@@ -142,35 +232,45 @@ def train_draft(
     order = torch.empty(0, dtype=torch.int64)
     first_rows = itertools.cycle(range(row_stride))
 
-    def chain_loss() -> Tensor:
+    def batch_loss() -> Tensor:
         nonlocal order
         if len(order) < schedule.batch_size:
             order = torch.randperm(num_traces, generator=generator)
         batch, order = order[: schedule.batch_size], order[schedule.batch_size :]
-        chain_rows = rows(traces, num_draft_tokens)[next(first_rows) :: row_stride]
         return distillation_loss(
             draft,
             traces[batch],
-            chain_rows,
+            scored_rows(traces, num_draft_tokens)[next(first_rows) :: row_stride],
             target_head,
             num_draft_tokens=num_draft_tokens,
             decay=decay,
         )
 
-    return minimise(chain_loss, draft.parameters(), schedule, label="draft")
+    return minimise(batch_loss, draft.weights.values(), schedule, label="draft")
 
 
-def ship_draft(draft: Draft, folder: Path) -> None:
-    """Write the draft in BF16 and read it back, so that its figures are those of what ships.
+def ship_draft(draft: Draft, config: Mapping[str, Any], folder: Path) -> Draft:
+    """Write a draft in BF16 and read it back, so that its figures are those of what ships.
 
     Args:
-        draft: trained draft; its weights become the rounded ones, in float32.
+        draft: trained draft.
+        config: its config.json.
         folder: created; holds config.json and model.safetensors.
+
+    Returns:
+        The shipped draft.
     """
     folder.mkdir()
-    published = {name: tensor.to(torch.bfloat16) for name, tensor in draft.state_dict().items()}
+    published = {name: weight.to(torch.bfloat16) for name, weight in draft.published().items()}
     save_file(published, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.dumps(draft.published_config(), indent=2) + "\n"
-    (folder / "config.json").write_text(config, encoding="utf-8")
-    shipped = load_file(folder / "model.safetensors")
-    draft.load_state_dict({name: tensor.float() for name, tensor in shipped.items()})
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    return shipped_draft(draft, folder)
+
+
+def shipped_draft(draft: Draft, folder: Path) -> Draft:
+    """A draft with the weights of a folder, BF16 values in float32; nothing trains any more."""
+    weights = {name: weight.detach() for name, weight in draft.weights.items()}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        weights[draft.kind.family.canonical_name(name)] = weight.float()
+    return dataclasses.replace(draft, weights=weights)

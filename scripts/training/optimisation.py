@@ -37,7 +37,7 @@ class Schedule:
 
 def minimise(
     loss_of_step: Callable[[], Tensor],
-    parameters: Iterable[nn.Parameter],
+    parameters: Iterable[Tensor],
     schedule: Schedule,
     *,
     label: str,
@@ -46,7 +46,7 @@ def minimise(
 
     Args:
         loss_of_step: draws a batch and returns its loss, a scalar float32 tensor.
-        parameters: what to train.
+        parameters: what to train, where it requires gradients.
         schedule: length and learning rate.
         label: name of the model in the progress lines.
 

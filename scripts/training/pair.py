@@ -6,7 +6,7 @@ This module orders the phases and writes the folder; each phase is a module besi
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from .corpus import (
     token_stream,
     train_tokenizer,
 )
-from .draft import Draft, ship_draft, train_draft
+from .draft import Draft, DraftKind, fresh_draft, ship_draft, train_draft
 from .optimisation import Schedule
 from .rounding import fp8_per_channel, int4_per_channel, rounded
 from .selection import SelectedPrompts, select_prompts
@@ -87,18 +87,19 @@ class Family:
     """A draft family that can be trained.
 
     Attributes:
-        name: family name.
         target_kind: architecture of the target it is trained over.
+        draft_kind: names, maths and published form of the draft.
         plan: what made the shipped pair.
-        build: makes a freshly initialised draft; torch is seeded before.
-        aux_layer_ids: target layers whose output it reads, ascending; 0 is the first.
     """
 
-    name: str
     target_kind: TargetKind
+    draft_kind: DraftKind
     plan: PairPlan = field(default_factory=PairPlan)
-    build: Callable[[PreTrainedModel, TargetSize], Draft]
-    aux_layer_ids: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Family name."""
+        return self.draft_kind.family.name
 
 
 class Stopwatch:
@@ -153,7 +154,7 @@ def train_pair(
     with stopwatch.phase("draft"):
         training_traces = _traces(family, plan, target, training_token_ids)
         draft, draft_losses = _make_draft(family, plan, target, training_traces, seed)
-        ship_draft(draft, out / "draft")
+        draft = ship_draft(draft, family.draft_kind.config(plan.target), out / "draft")
     with stopwatch.phase("evaluation"):
         figures = _figures(draft, _traces(family, plan, target, gate.token_ids), plan)
 
@@ -215,7 +216,7 @@ def _make_draft(
     family: Family, plan: PairPlan, target: PreTrainedModel, traces: Traces, seed: int
 ) -> tuple[Draft, tuple[float, ...]]:
     torch.manual_seed(seed)
-    draft = family.build(target, plan.target)
+    draft = fresh_draft(family.draft_kind, target, plan.target)
     losses = train_draft(
         draft,
         traces,
@@ -269,8 +270,10 @@ def _selection(selected: SelectedPrompts) -> dict[str, object]:
 
 
 def _traces(family: Family, plan: PairPlan, target: PreTrainedModel, token_ids: Tensor) -> Traces:
+    aux_layer_ids = family.draft_kind.geometry(plan.target).aux_layer_ids
+    assert aux_layer_ids is not None  # every published config names them
     return record_traces(
-        target, token_ids, prompt_length=plan.prompt_length, aux_layer_ids=family.aux_layer_ids
+        target, token_ids, prompt_length=plan.prompt_length, aux_layer_ids=aux_layer_ids
     )
 
 
@@ -324,7 +327,7 @@ def _corpus_sizes(files: Sequence[SourceFile], stream: Tensor) -> dict[str, obje
 def _sizes(out: Path, target: PreTrainedModel, draft: Draft) -> dict[str, int]:
     return {
         "target_parameters": sum(parameter.numel() for parameter in target.parameters()),
-        "draft_parameters": sum(parameter.numel() for parameter in draft.parameters()),
+        "draft_parameters": sum(weight.numel() for weight in draft.published().values()),
         "target_file_bytes": (out / "target" / "model.safetensors").stat().st_size,
         "draft_file_bytes": (out / "draft" / "model.safetensors").stat().st_size,
     }

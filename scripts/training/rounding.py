@@ -1,6 +1,6 @@
 """Plain weight rounding, to see that a draft's figures react to quantization as they should."""
 
-import copy
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -38,9 +38,6 @@ def fp8_per_channel(weight: Tensor) -> Tensor:
 
 
 def rounded(draft: Draft, round_trip: RoundTrip) -> Draft:
-    """A copy of the draft whose attention and MLP projections went through `round_trip`."""
-    copied = copy.deepcopy(draft)
-    weights = copied.state_dict()
-    for name in draft.quantized_weights():
-        weights[name].copy_(round_trip(weights[name]))
-    return copied
+    """The draft with attention and MLP projections that went through `round_trip`."""
+    rounded_weights = {name: round_trip(draft.weights[name]) for name in draft.quantized_weights()}
+    return dataclasses.replace(draft, weights={**draft.weights, **rounded_weights})

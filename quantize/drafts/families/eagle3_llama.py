@@ -4,29 +4,16 @@ vLLM's `Eagle3Qwen3ForCausalLM` is the same with normed queries and keys.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
 from ..config_reader import ConfigReader
-from ..eagle3 import Eagle3, Eagle3Geometry, Shapes, read_common
+from ..eagle3 import Eagle3, Shapes, read_common
+from ..eagle3_geometry import Eagle3LlamaGeometry
 from ..family import Dim
 
 if TYPE_CHECKING:
     from ..eagle3_forward import LlamaAttention
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3LlamaGeometry(Eagle3Geometry):
-    """Config of an EAGLE-3 Llama draft; widths in elements.
-
-    Attributes:
-        qk_norm: each head's query and key is normed before it is rotated, as in Qwen3 layers.
-    """
-
-    num_key_value_heads: int
-    head_dim: int
-    qk_norm: bool = False
 
 
 class Eagle3Llama(Eagle3):

@@ -6,34 +6,16 @@ from its template mean nothing: every engine builds one dense MLP.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
 from ..config_reader import ConfigReader
-from ..eagle3 import Eagle3, Eagle3Geometry, Shapes, read_common
+from ..eagle3 import Eagle3, Shapes, read_common
+from ..eagle3_geometry import Eagle3MlaGeometry
 from ..family import Dim
 
 if TYPE_CHECKING:
     from ..mla_forward import MlaAttention
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3MlaGeometry(Eagle3Geometry):
-    """Config of an EAGLE-3 MLA draft; widths in elements.
-
-    Attributes:
-        qk_nope_head_dim, qk_rope_head_dim: plain and rotated part of a head's query and key.
-        rope_interleave: neighbouring dimensions turn together (vLLM 0.33 does so in any case,
-            SGLang 0.5.23 as the config says).
-    """
-
-    q_lora_rank: int
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    rope_interleave: bool
 
 
 class Eagle3Mla(Eagle3):

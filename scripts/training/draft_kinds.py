@@ -1,0 +1,153 @@
+"""The kinds of draft that can be trained: the config.json that each publishes over a target."""
+
+from typing import Any
+
+from ...quantize.drafts.families import dflash, eagle3_llama, eagle3_mla
+from .corpus import END_OF_TEXT_ID
+from .draft import DraftKind
+from .target import INITIALIZER_RANGE, TargetSize
+
+_TOKENS = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": END_OF_TEXT_ID}
+
+
+def _eagle3_llama(target: TargetSize) -> dict[str, Any]:
+    """One layer with grouped-query attention; ids name the layer whose output is read."""
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 640,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": target.vocab_size,
+        "max_position_embeddings": target.max_position_embeddings,
+        "rope_theta": target.rope_theta,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "initializer_range": INITIALIZER_RANGE,
+        **_TOKENS,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "torch_dtype": "bfloat16",
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+            "use_aux_hidden_state": True,
+        },
+    }
+
+
+def _eagle3_mla(target: TargetSize) -> dict[str, Any]:
+    """One layer with latent attention; names and config are those of TorchSpec's native export.
+
+    Like the published 576 (512 + 64), the rows of kv_a_proj_with_mqa are a multiple of 8 and not of
+    128. Norms, rotary base and yarn are the draft's own, and differ from the target's: who reads
+    the wrong config sees it. Auxiliary layer 1 comes first because SGLang 0.5.23 takes the nested
+    ids of a DeepSeek-style target as counted after the layer only then. The ids stand there twice:
+    nested they name the layer whose output is read, as in TorchSpec's native form, at the top the
+    layer that reads it, as in its vLLM form.
+    """
+    aux_layer_ids = [1, 2, 3]
+    return {
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+        "model_type": "kimi_k2",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 640,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "q_lora_rank": 128,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": target.vocab_size,
+        "rope_theta": 50000.0,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 16.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 1.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        **_TOKENS,
+        "pad_token_id": END_OF_TEXT_ID,
+        "torch_dtype": "bfloat16",
+        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in aux_layer_ids],
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": aux_layer_ids,
+            "use_aux_hidden_state": True,
+            "use_input_layernorm_in_first_layer": True,
+            "use_last_layernorm": True,
+            "use_mtp_layernorm": False,
+        },
+    }
+
+
+def _dflash(target: TargetSize) -> dict[str, Any]:
+    """Three layers in the layout of the z-lab releases; ids name the layer whose output is read.
+
+    No text contains the end-of-text token, so the target never trained its embedding, and it is
+    free to be the mask token.
+    """
+    num_layers = 3
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": 8,
+        "dflash_config": {"mask_token_id": END_OF_TEXT_ID, "target_layer_ids": [0, 1, 2]},
+        "num_target_layers": target.num_hidden_layers,
+        "num_hidden_layers": num_layers,
+        "layer_types": ["full_attention"] * num_layers,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "rms_norm_eps": target.rms_norm_eps,
+        "vocab_size": target.vocab_size,
+        "max_position_embeddings": target.max_position_embeddings,
+        "max_window_layers": num_layers,
+        "rope_theta": target.rope_theta,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "initializer_range": INITIALIZER_RANGE,
+        **_TOKENS,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "dtype": "bfloat16",
+    }
+
+
+EAGLE3_LLAMA = DraftKind(
+    family=eagle3_llama.FAMILY,
+    config=_eagle3_llama,
+    first_layer="midlayer.",
+    ships_tables=True,
+)
+EAGLE3_MLA = DraftKind(
+    family=eagle3_mla.FAMILY,
+    config=_eagle3_mla,
+    first_layer="midlayer.",
+    ships_tables=True,
+)
+DFLASH = DraftKind(
+    family=dflash.FAMILY,
+    config=_dflash,
+    first_layer="layers.0.",
+    ships_tables=False,
+)
