@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..quantize.numerics.formats import fp8_scale, nvfp4_global_scale
+from ..quantize.numerics.fp4 import nvfp4_global_scale
+from ..quantize.numerics.fp8 import fp8_scale
 from ..quantize.stored.loading import LoadedDraft
 from ..recipes import ActivationFormat
 from .draft_inputs import check_trace_fits, first_hidden

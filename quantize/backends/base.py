@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ...recipes.schema import BackendName, WeightFormat
-from ..numerics.formats import QuantizedWeight
+from ..numerics.quantized_weight import QuantizedWeight
 
 
 class Backend(Protocol):
