@@ -7,13 +7,15 @@ fused features of the context and the normed rows of the block, two distribution
 
 import collections
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..quantize.numerics.formats import fp8_scale, nvfp4_global_scale
+from ..quantize.drafts.fused import fused_linear
+from ..quantize.numerics.fp4 import nvfp4_global_scale
+from ..quantize.numerics.fp8 import fp8_scale
 from ..quantize.stored.loading import LoadedDraft
 from ..recipes import ActivationFormat
 from .draft_inputs import check_trace_fits, first_hidden
@@ -120,24 +122,26 @@ def measure_input_scales(
             raise CalibrationError(draft.name, f"{name}: an input is NaN or infinite",
                                    fix="inspect the draft's weights")  # fmt: skip
     found = {name: value for name, value in absmax.items() if value is not None}
-    return _with_scales(found, draft.family.fused_linears, activations)
+    return _with_scales(found, activations)
 
 
 def _with_scales(
-    absmax: Mapping[str, float], fused: Sequence[tuple[str, ...]], activations: ActivationFormat
+    absmax: Mapping[str, float], activations: ActivationFormat
 ) -> Mapping[str, InputScale]:
     """One scale per group of fused linears, the largest of its members."""
-    largest: dict[tuple[str, ...], float] = {}
+    largest: dict[tuple[str, str], float] = {}
     for name, value in absmax.items():
-        group = _group(name, fused)
+        group = _group(name)
         largest[group] = max(largest.get(group, 0.0), value)
     scales: dict[str, InputScale] = {}
     for name in absmax:
-        value = largest[_group(name, fused)]
+        value = largest[_group(name)]
         scales[name] = InputScale(absmax=value, scale=stored_scale(value, activations))
     return scales
 
 
-def _group(name: str, fused: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _group(name: str) -> tuple[str, str]:
+    """The linear into which engines fuse a module, itself where they leave it alone."""
     parent, _, leaf = name.rpartition(".")
-    return next(((parent, *members) for members in fused if leaf in members), (name,))
+    fused = fused_linear(leaf)
+    return parent, fused.vllm if fused else leaf

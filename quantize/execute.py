@@ -25,7 +25,8 @@ from .files.row_blocks import row_blocks
 from .files.safetensors_file import SafetensorsFile
 from .files.safetensors_header import TensorInfo
 from .layouts import Columns, get_layout
-from .numerics.formats import QuantizedWeight, row_absmax
+from .numerics.absmax import row_absmax
+from .numerics.quantized_weight import QuantizedWeight
 from .plan import Plan, Step
 
 BLOCK_BYTES = 8 << 20  # of the source weight: its float32 copies then fit the caches of two cores

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from draftquant.calibration.draft_inputs import first_hidden
 from draftquant.calibration.predictions import draft_predictions
 from draftquant.calibration.traces import PromptTrace, TraceFolder
-from draftquant.quantize.numerics.formats import fp8_rounded, fp8_scale
+from draftquant.quantize.numerics.fp8 import fp8_rounded, fp8_scale
 from draftquant.quantize.stored.loading import LoadedDraft
 from draftquant.validate.replay import accepted_by_row, rounds
 from draftquant.validate.statistics import AcceptanceCounts

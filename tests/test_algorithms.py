@@ -6,7 +6,7 @@ import torch
 from draftquant.quantize.algorithms import get_algorithm
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.errors import BackendError
-from draftquant.quantize.numerics.formats import QuantizedWeight
+from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.recipes import Algorithm, WeightFormat
 from draftquant.recipes.schema import BackendName
 

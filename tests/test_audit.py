@@ -18,7 +18,8 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, VerifyError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.numerics.formats import QuantizedWeight, fp4_values
+from draftquant.quantize.numerics.fp4 import fp4_values
+from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.verify.audit import Audit, LinearAudit, audit, looks_quantized

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.runtime_names import fused_names, numbered_name
+from draftquant.quantize.drafts.fused import fused_names
+from draftquant.quantize.drafts.runtime_names import numbered_name
 from draftquant.quantize.engines import EngineCheck, check_draft
 from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint

@@ -5,19 +5,11 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.utils import calculate_qparams
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.numerics.formats import (
-    FP8,
-    QuantizedWeight,
-    fp4_codes,
-    fp8_codes,
-    fp8_rounded,
-    fp8_scale,
-    int4_codes,
-    int4_scale,
-    mxfp4_codes,
-    mxfp4_scale,
-    row_absmax,
-)
+from draftquant.quantize.numerics.absmax import row_absmax
+from draftquant.quantize.numerics.fp4 import fp4_codes, mxfp4_codes, mxfp4_scale
+from draftquant.quantize.numerics.fp8 import FP8, fp8_codes, fp8_rounded, fp8_scale
+from draftquant.quantize.numerics.int4 import int4_codes, int4_scale
+from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.recipes.schema import WeightFormat
 from torch import Tensor
 

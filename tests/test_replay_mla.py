@@ -20,7 +20,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.numerics.formats import fp8_rounded
+from draftquant.quantize.numerics.fp8 import fp8_rounded
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import load_draft

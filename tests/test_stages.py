@@ -16,7 +16,7 @@ from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.execute import Measured, execute
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.numerics.formats import QuantizedWeight
+from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.plan import make_plan
 from draftquant.recipes import WeightFormat, load_recipe
 from tiny import read_tensors, tiny_eagle3_llama, values_of

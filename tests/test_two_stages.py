@@ -18,7 +18,7 @@ from draftquant.quantize.errors import VerifyError
 from draftquant.quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.numerics.formats import FP8
+from draftquant.quantize.numerics.fp8 import FP8
 from draftquant.quantize.numerics.packing import int4_words
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.numerics.formats import QuantizedWeight
+from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.recipes.schema import BackendName, WeightFormat
 from torch import Tensor, nn
 from vendors import needs

@@ -12,7 +12,7 @@ from draftquant.quantize.backends.modelopt import _run_modelopt
 from draftquant.quantize.backends.quark import _quark_process_state, _weight_spec
 from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.quantize.layouts import Columns, get_layout
-from draftquant.quantize.numerics.formats import fp8_codes, fp8_scale
+from draftquant.quantize.numerics.fp8 import fp8_codes, fp8_scale
 from draftquant.quantize.numerics.packing import fp4_bytes, int4_words
 from draftquant.recipes import ActivationFormat, WeightFormat, load_recipe
 from safetensors.torch import load_file

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from ...recipes.schema import WeightFormat
-from ..numerics.formats import QuantizedWeight
+from ..numerics.quantized_weight import QuantizedWeight
 
 Need = Literal["none", "second_moments"]
 """What an algorithm must know of a linear's inputs x: nothing, or the mean of x xᵀ."""

@@ -11,25 +11,20 @@ import torch
 from torch import Tensor
 
 from ...recipes.schema import WeightFormat
-from ..numerics.formats import (
+from ..numerics.absmax import row_absmax
+from ..numerics.fp4 import (
     FP4_MAX,
-    FP8,
-    FP8_MAX,
     SMALLEST_E4M3,
-    SMALLEST_SCALE,
-    QuantizedWeight,
     fp4_codes,
     fp4_values,
-    fp8_codes,
-    fp8_scale,
-    int4_codes,
-    int4_scale,
     mxfp4_codes,
     mxfp4_scale,
     nvfp4_global_scale,
     nvfp4_scale,
-    row_absmax,
 )
+from ..numerics.fp8 import FP8, FP8_MAX, fp8_codes, fp8_scale
+from ..numerics.int4 import SMALLEST_SCALE, int4_codes, int4_scale
+from ..numerics.quantized_weight import QuantizedWeight
 from .base import Need
 
 FACTORS = tuple(i / 32 for i in range(32, 7, -1))

@@ -4,20 +4,11 @@ import torch
 from torch import Tensor
 
 from ...recipes.schema import WeightFormat
-from ..numerics.formats import (
-    QuantizedWeight,
-    block_absmax,
-    fp4_codes,
-    fp8_codes,
-    fp8_scale,
-    int4_codes,
-    int4_scale,
-    mxfp4_codes,
-    mxfp4_scale,
-    nvfp4_global_scale,
-    nvfp4_scale,
-    row_absmax,
-)
+from ..numerics.absmax import block_absmax, row_absmax
+from ..numerics.fp4 import fp4_codes, mxfp4_codes, mxfp4_scale, nvfp4_global_scale, nvfp4_scale
+from ..numerics.fp8 import fp8_codes, fp8_scale
+from ..numerics.int4 import int4_codes, int4_scale
+from ..numerics.quantized_weight import QuantizedWeight
 from .base import Need
 
 

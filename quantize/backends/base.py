@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms import Need
-from ..numerics.formats import QuantizedWeight
+from ..numerics.quantized_weight import QuantizedWeight
 
 ABSMAX_NEAREST = Algorithm(scale="absmax", rounding="nearest")
 """What every backend carries; vendor toolkits carry nothing else here."""

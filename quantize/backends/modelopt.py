@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ...recipes.schema import BackendName, WeightFormat
 from ..algorithms import Need
 from ..errors import BackendError
-from ..numerics.formats import QuantizedWeight, fp8_codes, fp8_scale
+from ..numerics.fp8 import fp8_codes, fp8_scale
 from ..numerics.packing import fp4_codes_of_bytes
+from ..numerics.quantized_weight import QuantizedWeight
 from .torch import TorchBackend
 from .vendor import (
     TOOLKIT_ERRORS,

@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from ...recipes.schema import BackendName, WeightFormat
 from ..algorithms import Need
 from ..errors import BackendError
-from ..numerics.formats import FP8, FP8_MAX, QuantizedWeight, fp4_codes
+from ..numerics.fp4 import fp4_codes
+from ..numerics.fp8 import FP8, FP8_MAX
+from ..numerics.quantized_weight import QuantizedWeight
 from .vendor import (
     TOOLKIT_ERRORS,
     finite_absmax,

@@ -6,7 +6,7 @@ from torch import Tensor
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms import get_algorithm
 from ..errors import BackendError
-from ..numerics.formats import QuantizedWeight
+from ..numerics.quantized_weight import QuantizedWeight
 from .base import ABSMAX_NEAREST
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...recipes.schema import BackendName, WeightFormat
 from ..errors import BackendError
-from ..numerics.formats import row_absmax
+from ..numerics.absmax import row_absmax
 
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TOOLKIT_ERRORS = (

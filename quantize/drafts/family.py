@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ...recipes.schema import Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
+from .fused import FusedLinear, fused_linear
 
 if TYPE_CHECKING:
     import torch
@@ -110,8 +111,6 @@ class Family(ABC):
     architectures: tuple[str, ...]
     prefixes: tuple[tuple[str, str], ...]
     """Name prefixes to replace, in order, to reach the canonical name."""
-    fused_linears: tuple[tuple[str, ...], ...]
-    """Linears (by the last part of their module name) that engines fuse into one."""
     served_unquantized: tuple[str, ...]
     """Modules that an engine builds for every draft, also where the draft does not ship them."""
     makes_features: tuple[str, ...]
@@ -180,11 +179,10 @@ class Draft:
 
     def fused_groups(self) -> tuple[tuple[str, ...], ...]:
         """Groups of on-disk module names that engines fuse, present members only."""
-        groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        groups: dict[tuple[str, FusedLinear], list[str]] = {}
         for row in self.rows:
             parent, _, leaf = row.canonical.removesuffix(".weight").rpartition(".")
-            for members in self.family.fused_linears:
-                if leaf in members:
-                    module = row.module
-                    groups.setdefault((parent, members), []).append(module)
+            fused = fused_linear(leaf)
+            if fused is not None:
+                groups.setdefault((parent, fused), []).append(row.module)
         return tuple(tuple(group) for group in groups.values())

@@ -1,29 +1,16 @@
 """Names under which engines hold the linears of a draft: fused, and numbered after the target's.
 
-Sources: vLLM 0.33 (`self_attn.fused_qkv_a_proj`; layers of a draft are `model.layers.{N + i}`, N
-being the target's number of layers) and SGLang 0.5.23 (`fused_qkv_a_proj_with_mqa`).
+Source: vLLM 0.33, in which the layers of a draft are `model.layers.{N + i}`, N being the target's
+number of layers.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from .family import Draft, Row
-
-_FUSED: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), ("qkv_proj",)),
-    **dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj",)),
-    **dict.fromkeys(
-        ("q_a_proj", "kv_a_proj_with_mqa"), ("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa")
-    ),
-}
-
-
-def fused_names(module: str) -> tuple[str, ...]:
-    """The linears into which engines fuse a module; empty where they leave it alone."""
-    parent, dot, leaf = module.rpartition(".")
-    return tuple(f"{parent}{dot}{name}" for name in _FUSED.get(leaf, ()))
+from .fused import fused_names
 
 
 def numbered_name(canonical: str, target_layers: int) -> str:

@@ -14,7 +14,7 @@ from .base import Columns, check_divides, last_parts
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..numerics.formats import QuantizedWeight
+    from ..numerics.quantized_weight import QuantizedWeight
 
 ZERO_POINT = 8
 _ZERO_POINTS = -0x77777778  # 0x88888888 as int32: eight times the zero point 8

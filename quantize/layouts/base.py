@@ -16,7 +16,7 @@ from ..files.safetensors_header import StoredTensor, TensorInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..numerics.formats import QuantizedWeight
+    from ..numerics.quantized_weight import QuantizedWeight
 
 
 class Columns(NamedTuple):

@@ -16,7 +16,7 @@ from .base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..numerics.formats import QuantizedWeight
+    from ..numerics.quantized_weight import QuantizedWeight
 
 FORMATS = {
     "int4": "pack-quantized",

@@ -13,7 +13,7 @@ from .base import Columns, last_parts, scalars
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..numerics.formats import QuantizedWeight
+    from ..numerics.quantized_weight import QuantizedWeight
 
 
 class Fp8Layout:

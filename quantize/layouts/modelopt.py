@@ -10,7 +10,7 @@ from .base import Columns, check_divides, last_parts, scalar, scalars
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..numerics.formats import QuantizedWeight
+    from ..numerics.quantized_weight import QuantizedWeight
 
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # whose JSON this is
 SIDE_FILE = "hf_quant_config.json"

@@ -18,7 +18,7 @@ from .base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..numerics.formats import QuantizedWeight
+    from ..numerics.quantized_weight import QuantizedWeight
 
 VERSION = "0.13"  # whose JSON this is
 _INT4_PER_WORD = 8

@@ -7,17 +7,11 @@ import re
 from collections.abc import Sequence
 
 from ..drafts import Draft, Row
+from ..drafts.fused import fused_linear, fused_names
 from ..files.checkpoint import CONFIG_FILE
 from ..stored.declarations import DeclaredScheme
 from .report import Fault
 
-_FUSED_NAMES = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), ("qkv_proj",)),
-    **dict.fromkeys(("gate_proj", "up_proj"), ("gate_up_proj",)),
-    **dict.fromkeys(
-        ("q_a_proj", "kv_a_proj_with_mqa"), ("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa")
-    ),
-}
 _NUMBER = re.compile(r"layers\.(\d+)\.")
 _ANY_LAYER = 61  # vLLM numbers a draft's layers after the target's: Kimi-K2 and DeepSeek-V3 have 61
 
@@ -51,7 +45,7 @@ def _runtime_names(row: Row, scheme: DeclaredScheme) -> list[str]:
     canonical = row.canonical.removesuffix(".weight")
     parent, _, leaf = canonical.rpartition(".")
     block = parent.rpartition(".")[2]  # self_attn or mlp
-    leaves = [leaf, *_FUSED_NAMES.get(leaf, ())]
+    leaves = [leaf, *fused_names(leaf)]
     names = [row.module, canonical]
     # vLLM numbers the draft's layer after the target's; SGLang drops layer and block.
     numbers = [str(_ANY_LAYER), *_NUMBER.findall(" ".join(scheme.excludes))]
@@ -64,8 +58,8 @@ def _runtime_names(row: Row, scheme: DeclaredScheme) -> list[str]:
 def _numbered(row: Row, first: int) -> str:
     """The name in vLLM of a linear of a decoder layer, where the first layer is number `first`."""
     _, layer, block, leaf = row.canonical.removesuffix(".weight").split(".")
-    fused, *_ = _FUSED_NAMES.get(leaf, (leaf,))  # vLLM's name is the first
-    return f"model.layers.{first + int(layer)}.{block}.{fused}"
+    fused = fused_linear(leaf)
+    return f"model.layers.{first + int(layer)}.{block}.{fused.vllm if fused else leaf}"
 
 
 def _first_layer(rows: Sequence[Row], scheme: DeclaredScheme) -> int:

@@ -62,7 +62,6 @@ class DFlash(Family):
         ("context_norm.", "hidden_norm."),
         ("final_norm.", "norm."),
     )
-    fused_linears = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "hidden_norm.")
     relatives: Mapping[str, str] = {

@@ -21,7 +21,6 @@ class Eagle3Llama(Eagle3):
 
     name = "eagle3-llama"
     architectures = ("LlamaForCausalLMEagle3", "Eagle3Qwen3ForCausalLM")
-    fused_linears = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
         """Fc over features and plain q_proj; DFlash has its hidden_norm outside the layers."""

@@ -26,7 +26,6 @@ class Eagle3Mla(Eagle3):
 
     name = "eagle3-mla"
     architectures = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
-    fused_linears = (("q_a_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj"))
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
         """Fc over features and the latent down-projection in layer 0."""

@@ -1,0 +1,98 @@
+"""FP4 E2M1 in groups: NVFP4 by the rule of NVIDIA ModelOpt 0.47, MXFP4 by that of AMD Quark 0.13.
+
+Bit for bit: the differential tests hold both against the toolkits themselves.
+"""
+
+import torch
+from torch import Tensor
+
+from .absmax import row_absmax
+from .fp8 import FP8, FP8_MAX
+
+SMALLEST_E4M3 = 2.0**-9
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The magnitudes of FP4: 2 exponent bits, 1 mantissa bit; code 8 + i is -E2M1[i]."""
+FP4_MAX = E2M1[-1]
+NEGATIVE_ZERO = 8
+
+
+def nvfp4_global_scale(absmax: Tensor) -> Tensor:
+    """Scale = absmax / (6 * 448), float32: so that the largest group scale is 448.
+
+    Source: ModelOpt 0.47 `NVFP4QTensor`. An all-zero weight gets 1 (ModelOpt: 0, then NaN).
+    """
+    scale = absmax.float() / (FP4_MAX * FP8_MAX)
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def nvfp4_scale(groups: Tensor, global_scale: Tensor) -> Tensor:
+    """Scale = e4m3(clamp(absmax / (6 * global_scale), 2^-9, 448)); an all-zero group gets 1.
+
+    Args:
+        groups: [number of groups, 16], finite.
+        global_scale: [] float32.
+
+    Returns:
+        [number of groups, 1] float8_e4m3fn.
+    """
+    absmax = row_absmax(groups).float()
+    scale = (absmax / (FP4_MAX * global_scale)).clamp_(SMALLEST_E4M3, FP8_MAX)
+    return torch.where(absmax > 0, scale, torch.ones_like(scale)).to(FP8)
+
+
+def mxfp4_scale(groups: Tensor) -> Tensor:
+    """Scale = 2^(floor(log2(absmax')) - 2), absmax' rounded to one bit of mantissa: Quark's "even".
+
+    Adding 2^21 to the bits of a float32 carries into the exponent from mantissa 1.75 on: so the
+    largest value, at most 6 by the format, is not clamped more often than needed. The exponent lies
+    in [-127, 127]; an all-zero group gets the smallest, one that rounds to infinity the largest.
+
+    Args:
+        groups: [number of groups, 32], finite.
+
+    Returns:
+        [number of groups, 1] float32, powers of two.
+    """
+    bits = row_absmax(groups).float().view(torch.int32) + (1 << 21)
+    exponent = ((bits >> 23) - 127 - 2).clamp(-127, 127)
+    exponent = exponent.masked_fill(bits >> 23 == 255, 127)
+    return torch.ldexp(torch.ones(exponent.shape), exponent)
+
+
+def fp4_codes(x: Tensor) -> Tensor:
+    """Nearest E2M1 codes of x, ties to the even code; magnitudes above 5 give 6.
+
+    Args:
+        x: float32, weights divided by their scales.
+
+    Returns:
+        uint8 in [0, 15], x's shape: bit 3 is set where x < 0, also if x rounds to zero.
+    """
+    size = x.abs()
+    code = (size > 0.25).to(torch.uint8)
+    for boundary, tie_goes_up in ((0.75, True), (1.25, False), (1.75, True),
+                                  (2.5, False), (3.5, True), (5.0, False)):  # fmt: skip
+        code += size >= boundary if tie_goes_up else size > boundary
+    return code | ((x < 0).to(torch.uint8) << 3)
+
+
+def mxfp4_codes(groups: Tensor, scale: Tensor) -> Tensor:
+    """Codes = e2m1(group / scale); a negative number that rounds to zero gets the code of +0.
+
+    So does Quark 0.13 `scaled_real_quantize`; ModelOpt 0.47 keeps the sign (NVFP4).
+
+    Args:
+        groups: [number of groups, 32], finite.
+        scale: [number of groups, 1] float32.
+
+    Returns:
+        [number of groups, 32] uint8 in [0, 15], never 8.
+    """
+    codes = fp4_codes(groups.float() / scale)
+    return codes.masked_fill_(codes == NEGATIVE_ZERO, 0)
+
+
+def fp4_values(codes: Tensor) -> Tensor:
+    """E2M1 codes -> their values, float32."""
+    table = torch.tensor([*E2M1, *(-value for value in E2M1)])
+    return table[codes.long()]
