@@ -5,7 +5,6 @@ alone gives scales that clip the later ones. The key and value projections of a 
 fused features of the context and the normed rows of the block, two distributions under one scale.
 """
 
-import collections
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,10 +17,8 @@ from ..quantize.numerics.fp4 import nvfp4_global_scale
 from ..quantize.numerics.fp8 import fp8_scale
 from ..quantize.stored.loading import LoadedDraft
 from ..recipes import ActivationFormat
-from .draft_inputs import check_trace_fits, first_hidden
 from .errors import CalibrationError
-from .passes import whole_rows
-from .predictions import draft_passes, num_draft_tokens_fault
+from .observation import never_run, run_over_traces
 from .traces import TraceFolder
 
 
@@ -91,33 +88,15 @@ def measure_input_scales(
         CalibrationError: the draft cannot propose K tokens, no trace is long enough, or an input
             is NaN or infinite.
     """
-    fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
-    if fault:
-        raise CalibrationError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
-    check_trace_fits(draft, traces)
     observer = _AbsmaxObserver()
     forward = draft.family.forward(draft.geometry, draft.weights, observer)
-    for done, trace in enumerate(traces, start=1):
-        with torch.inference_mode():
-            passes = draft_passes(
-                forward,
-                first_hidden(draft, traces, trace)[None],
-                trace.token_ids[None],
-                rows=whole_rows(
-                    trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1
-                ),
-                num_draft_tokens=num_draft_tokens,
-            )
-            collections.deque(passes, maxlen=0)
-        on_progress(done, len(traces))
+    run_over_traces(
+        forward, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=on_progress
+    )
     absmax = {name: observer.absmax.get(name) for name in draft.linears}
     for name, value in absmax.items():
         if value is None:
-            raise CalibrationError(
-                traces.folder,
-                f"{name} was never run: no continuation is longer than {num_draft_tokens} tokens",
-                fix="record longer continuations",
-            )
+            raise never_run(f"{traces.folder}: {name}", num_draft_tokens)
         if not math.isfinite(value):
             raise CalibrationError(draft.name, f"{name}: an input is NaN or infinite",
                                    fix="inspect the draft's weights")  # fmt: skip

@@ -1,0 +1,165 @@
+"""Second moments of what linears read, against every input written down, in float64."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import block_pair
+import pytest
+import tied_pair
+import torch
+from draftquant.calibration.errors import CalibrationError
+from draftquant.calibration.moments import MomentsAlongTraces
+from draftquant.calibration.observation import run_over_traces
+from draftquant.calibration.prompts import Prompt
+from draftquant.calibration.record import record_traces
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from reference_draft import transformers_in_float64
+from torch import Tensor
+
+QKV = [f"layers.0.self_attn.{name}_proj" for name in "qkv"]
+O_PROJ = "layers.0.self_attn.o_proj"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+K = {"chain": 3, "block": 7}
+
+
+@pytest.fixture(scope="module", params=K)
+def kind(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a draft and the traces of four prompts."""
+    folder = tmp_path_factory.mktemp(kind)
+    module = tied_pair if kind == "chain" else block_pair
+    module.save_target(folder / "target")
+    prompts = [
+        Prompt(id=f"p{i}", category="a", token_ids=tokens)
+        for i, tokens in enumerate([(1, 2, 3, 4, 5), (7, 8, 9), (11, 3, 12, 6), (5, 5)])
+    ]
+    layers = None if kind == "chain" else block_pair.TARGET_LAYER_IDS
+    with transformers_in_float64():
+        traces = record_traces(
+            folder / "target",
+            prompts,
+            folder / "traces",
+            max_new_tokens=24,
+            aux_layer_ids=layers,
+            dtype="float64",
+        )
+    if kind == "chain":
+        tied_pair.save_draft(folder / "draft", folder / "target")
+    else:
+        block_pair.save_draft(folder / "draft", folder / "target", traces)
+    return folder
+
+
+@pytest.fixture
+def traces(folder: Path) -> TraceFolder:
+    return TraceFolder.open(folder / "traces")
+
+
+def loaded(folder: Path, kind: str) -> LoadedDraft:
+    shared = block_pair.shared_tables(folder / "target") if kind == "block" else None
+    return load_draft(folder / "draft", shared=shared)
+
+
+def written_down(
+    draft: LoadedDraft, traces: TraceFolder, k: int, rounding: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """All inputs of every linear, one below the other, [n, in] float64."""
+    seen: dict[str, list[Tensor]] = {}
+
+    def note(name: str, x: Tensor) -> Tensor:
+        seen.setdefault(name, []).append(rounding(x).reshape(-1, x.shape[-1]).double())
+        return rounding(x)
+
+    forward = draft.family.forward(draft.geometry, draft.weights, note)
+    run_over_traces(forward, draft, traces, num_draft_tokens=k)
+    return {name: torch.cat(parts) for name, parts in seen.items()}
+
+
+def coarse(x: Tensor) -> Tensor:
+    """A rounding that shows: to multiples of 1/8."""
+    return (x * 8).round() / 8
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_moments_are_the_mean_over_all_inputs(
+    rounded: bool, kind: str, folder: Path, traces: TraceFolder, tmp_path: Path
+) -> None:
+    rounding = coarse if rounded else torch.clone
+    draft = loaded(folder, kind)
+    statistics = MomentsAlongTraces(
+        draft,
+        traces,
+        num_draft_tokens=K[kind],
+        spool=tmp_path,
+        rounding=lambda _name, x: rounding(x),
+    )
+    statistics.measure(draft.linears, {})
+    for name, x in written_down(draft, traces, K[kind], rounding).items():
+        exact = x.T @ x / len(x)
+        found = statistics.second_moments(name).double()
+        assert found.shape == (x.shape[1], x.shape[1])
+        assert (found - exact).abs().max() <= 1e-5 * exact.abs().max(), name
+
+
+def test_linears_that_read_the_same_share_a_file(
+    kind: str, folder: Path, traces: TraceFolder, tmp_path: Path
+) -> None:
+    """Queries of a block draft see the block alone, its keys and values the context as well."""
+    draft = loaded(folder, kind)
+    statistics = MomentsAlongTraces(draft, traces, num_draft_tokens=K[kind], spool=tmp_path)
+    statistics.measure(QKV, {})
+    assert len(list(tmp_path.iterdir())) == (1 if kind == "chain" else 2)
+    q, k, v = (statistics.second_moments(name) for name in QKV)
+    assert torch.equal(k, v)
+    assert torch.equal(q, k) is (kind == "chain")
+
+
+def test_later_stages_run_on_what_earlier_ones_became(
+    kind: str, folder: Path, traces: TraceFolder, tmp_path: Path
+) -> None:
+    draft = loaded(folder, kind)
+    halved = {name: draft.weights[f"{name}.weight"] / 2 for name in QKV}
+    statistics = MomentsAlongTraces(draft, traces, num_draft_tokens=K[kind], spool=tmp_path)
+    statistics.measure([O_PROJ], {})
+    before = statistics.second_moments(O_PROJ).clone()
+    statistics.measure([O_PROJ], halved)
+    after = statistics.second_moments(O_PROJ)
+    draft.weights.update({f"{name}.weight": w for name, w in halved.items()})  # type: ignore[attr-defined]
+    x = written_down(draft, traces, K[kind], torch.clone)[O_PROJ]
+    exact = x.T @ x / len(x)
+    assert (after - exact).abs().max() <= 1e-5 * exact.abs().max()
+    assert not torch.allclose(before, after, rtol=0.05)
+
+
+def test_what_was_never_run_is_an_error(
+    kind: str, folder: Path, traces: TraceFolder, tmp_path: Path
+) -> None:
+    draft = loaded(folder, kind)
+    statistics = MomentsAlongTraces(draft, traces, num_draft_tokens=K[kind], spool=tmp_path)
+    with pytest.raises(CalibrationError, match=r"layers\.9\.mlp\.up_proj: was never run"):
+        statistics.measure(["layers.9.mlp.up_proj"], {})
+
+
+def test_a_number_of_draft_tokens_that_cannot_be(
+    kind: str, folder: Path, traces: TraceFolder, tmp_path: Path
+) -> None:
+    statistics = MomentsAlongTraces(
+        loaded(folder, kind), traces, num_draft_tokens=0, spool=tmp_path
+    )
+    with pytest.raises(CalibrationError, match="expected at least 1, got 0"):
+        statistics.measure([O_PROJ], {})
