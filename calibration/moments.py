@@ -116,7 +116,7 @@ class _Sum:
         rows = x.reshape(-1, x.shape[-1]).float()
         if self.total is None:
             self.total = rows.new_zeros((rows.shape[1], rows.shape[1]))
-        for part in rows.split(_ROWS):
+        for part in torch.split(rows, _ROWS):
             self.total.addmm_(part.T, part)
         self.count += len(rows)
 
