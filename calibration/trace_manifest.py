@@ -4,12 +4,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..recipes.decode import encode
+from ..recipes.strict_json import JsonProblem, decode, parse_object
 from .errors import TraceError
-from .strict_json import JsonProblem, decode, parse_object
 
 MANIFEST_FILE = "trace.json"
 TABLES_FILE: Literal["tables.safetensors"] = "tables.safetensors"
@@ -124,10 +125,7 @@ class TraceManifest:
 
 def manifest_text(manifest: TraceManifest) -> str:
     """The bytes of trace.json: equal manifests give equal text."""
-    document = asdict(manifest)
-    if manifest.tables is None:
-        del document["tables"]
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(encode(manifest), indent=1, ensure_ascii=False) + "\n"
 
 
 def parse_manifest(text: str, where: Path) -> TraceManifest:
@@ -137,7 +135,7 @@ def parse_manifest(text: str, where: Path) -> TraceManifest:
         TraceError: a key is unknown, missing, doubled, mistyped, or contradicts another.
     """
     try:
-        manifest = decode(TraceManifest, {"tables": None} | parse_object(text))
+        manifest: TraceManifest = decode(TraceManifest, parse_object(text))
     except JsonProblem as exc:
         raise TraceError(where, str(exc), fix="record the traces again with this version") from exc
     check_manifest(manifest, where)

@@ -1,250 +1,205 @@
-"""Strict decoding of a recipe file: every problem as `file:line: key: what / fix`, all at once.
+"""Strict decoding: a document and the annotations of frozen dataclasses, walked together.
 
-Decoding works on the YAML node tree, so that each value still knows its file and line, also after
-`extends` merged two files. It knows the schema only through its type annotations.
+The walker sees a document as a `Tree`, YAML nodes (`recipe_file.py`) or JSON values
+(`strict_json.py`), which say in their own words what a value should have been. It knows a schema
+only through its annotations: scalars, Literal, X | None, tuple[X, ...], Mapping[str, X],
+dataclasses, and unions of dataclasses that the Literal in their first field tells apart.
+
+A key may be left out where its field has a default, unless it is a constant (a Literal of one
+value): a format and its version always stand there.
 """
 
+import collections.abc
 import dataclasses
 import difflib
 import types
 import typing
-from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
-
-import yaml
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-
-from .errors import RecipeError
-
-DataclassT = TypeVar("DataclassT")
-
-_SCALARS: dict[type, tuple[str, str]] = {
-    str: ("tag:yaml.org,2002:str", "text"),
-    int: ("tag:yaml.org,2002:int", "a whole number"),
-    bool: ("tag:yaml.org,2002:bool", "true or false"),
-}
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, Union
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Problem:
-    """One thing wrong in a recipe file, with the line it stands on (1-based)."""
+class MisfitError(Exception):
+    """A value is not of the kind that the schema asks for; the walker turns it into a `Misfit`."""
 
-    file: str
-    line: int
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+
+
+class Tree(Protocol):
+    """One value of a document. Every method raises `MisfitError` where it is something else."""
+
+    def entries(self) -> Sequence[tuple[str, Self, Self]]:
+        """The keys of a mapping: name, the key itself (for its place), value."""
+
+    def items(self) -> Sequence[Self]:
+        """The items of a list."""
+
+    def scalar(self, kind: Any) -> object:
+        """The scalar of this type, of those that the kind of document has."""
+
+    def choice(self, choices: tuple[object, ...]) -> object:
+        """One of these scalars."""
+
+    def is_null(self) -> bool:
+        """True if null stands there."""
+
+
+TreeT = TypeVar("TreeT", bound=Tree)
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit(Generic[TreeT]):
+    """One thing wrong in a document.
+
+    Attributes:
+        at: the value or key that it stands at.
+        key: the path to it, "" for the whole document.
+        fix: "" where a rule of the schema is broken, which its documentation explains.
+    """
+
+    at: TreeT
+    key: str
     what: str
     fix: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.what}\n  fix: {self.fix}"
+        return f"{self.key}: {self.what}" if self.key else self.what
 
 
-class RecipeFileError(RecipeError):
-    """Every problem of a recipe file, in the order of its lines."""
+def walk(hint: Any, tree: TreeT) -> tuple[Any, list[Misfit[TreeT]]]:
+    """Build what `hint` describes, a dataclass or a union of them, from a document.
 
-    def __init__(self, problems: list[Problem]) -> None:
-        self.problems = tuple(sorted(set(problems)))
-        first, *rest = self.problems
-        super().__init__(f"{first.file}:{first.line}", first.what, fix=first.fix)
-        self.args = ("\n".join(map(str, self.problems)) if rest else str(first),)
-
-
-def compose(path: Path) -> MappingNode:
-    """Parse a recipe file into its YAML node tree, without constructing any object.
-
-    Raises:
-        RecipeError: the file cannot be read, is not YAML, or is not one mapping of keys.
+    Returns:
+        The value, None where there are misfits; and all misfits, for each mapping first those of
+        its keys, then those of its values in the order of the fields.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise RecipeError(
-            path, f"cannot be read: {exc}", fix="give a readable recipe file"
-        ) from exc
-    try:
-        for event in yaml.parse(text):
-            line = event.start_mark.line if event.start_mark else 0
-            if getattr(event, "anchor", None) is not None:
-                raise _one(path, line, "anchors and aliases are not allowed", "write the value out")
-            tag = getattr(event, "tag", None)
-            if tag is not None:
-                raise _one(path, line, "tags are not allowed", f"remove {tag!r}")
-        loader = yaml.SafeLoader(text)
-        loader.name = str(path)
-        node = loader.get_single_node()
-    except yaml.MarkedYAMLError as exc:
-        line = exc.problem_mark.line if exc.problem_mark else 0
-        raise _one(path, line, f"not YAML: {exc.problem}", "correct the syntax") from exc
-    except yaml.YAMLError as exc:
-        raise RecipeError(path, f"not YAML: {exc}", fix="save it as UTF-8 text") from exc
-    except RecursionError as exc:
-        raise RecipeError(
-            path, "nested too deeply", fix="write the keys as they are shown"
-        ) from exc
-    if not isinstance(node, MappingNode):
-        raise _one(
-            path,
-            0,
-            "expected a mapping of recipe keys",
-            "start from 'draftquant recipes show NAME'",
-        )
-    _check_keys(path, node)
-    return node
+    walker: _Walker[TreeT] = _Walker()
+    value = walker.value(hint, tree, "")
+    return value, walker.misfits
 
 
-def _check_keys(path: Path, node: Node) -> None:
-    """Keys are plain words: YAML also allows lists and mappings as keys."""
-    if isinstance(node, SequenceNode):
-        for item in node.value:
-            _check_keys(path, item)
-    if isinstance(node, MappingNode):
-        for key, value in node.value:
-            if not isinstance(key, ScalarNode):
-                raise _one(path, key.start_mark.line, "a key is not a word", "quote the key")
-            _check_keys(path, value)
-
-
-def merge(base: MappingNode, override: MappingNode) -> MappingNode:
-    """`extends`: keys of `override` replace those of `base`; mappings merge, lists do not."""
-    inherited = {key.value: value for key, value in base.value}
-    own = {key.value for key, _ in override.value}
-    merged = [(key, value) for key, value in base.value if key.value not in own]
-    for key, value in override.value:  # a key given twice stays twice: decoding reports it
-        below = inherited.get(key.value)
-        if isinstance(below, MappingNode) and isinstance(value, MappingNode):
-            value = merge(below, value)
-        merged.append((key, value))
-    return MappingNode(override.tag, merged, override.start_mark, override.end_mark)
-
-
-def decode(cls: type[DataclassT], node: Node) -> DataclassT:
-    """Decode a YAML node into the dataclass `cls`, following its type annotations.
-
-    Raises:
-        RecipeFileError: every unknown, missing, doubled or wrongly typed key found.
-    """
-    decoder = _Decoder()
-    value = decoder.mapping(cls, node, "")
-    if decoder.problems:
-        raise RecipeFileError(decoder.problems)
-    return typing.cast(DataclassT, value)
-
-
-class _Decoder:
-    """Walks nodes and annotations together, and collects problems instead of stopping."""
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-
-    def mapping(self, cls: type, node: Node, key: str) -> object:
-        if not isinstance(node, MappingNode):
-            return self._report(
-                node, key, f"expected a mapping, got {_got(node)}", "indent its keys below it"
-            )
-        hints = typing.get_type_hints(cls)
-        fields = {f.name: f for f in dataclasses.fields(cls)}
-        values: dict[str, object] = {}
-        found_before = len(self.problems)
-        for key_node, value_node in node.value:
-            name, path = key_node.value, _join(key, key_node.value)
-            if name not in fields:
-                self._report(key_node, path, "unknown key", _nearest(name, fields))
-            elif name in values:
-                self._report(key_node, path, "key given twice", "keep one of the two")
-            else:
-                values[name] = self._value(hints[name], value_node, path)
-        for name, f in fields.items():
-            if name not in values and f.default is dataclasses.MISSING:
-                self._report(node, _join(key, name), "missing key", _how_to_add(name, hints[name]))
-        if len(self.problems) > found_before:
-            return None
-        value = cls(**values)
-        problem = value.problem() if hasattr(value, "problem") else None
-        return self._report(node, key, problem, "see recipes/README.md") if problem else value
-
-    def _value(self, hint: Any, node: Node, key: str) -> object:
-        origin = typing.get_origin(hint)
-        if origin in (Union, types.UnionType):
-            return self._optional(hint, node, key)
-        if origin is Literal:
-            return self._choice(typing.get_args(hint), node, key)
-        if origin is tuple:
-            return self._list(typing.get_args(hint)[0], node, key)
-        if dataclasses.is_dataclass(hint):
-            return self.mapping(typing.cast(type, hint), node, key)
-        value = _scalar(node, hint)
-        if value is None:
-            wanted = _SCALARS[hint][1]
-            return self._report(
-                node, key, f"expected {wanted}, got {_got(node)}", f"write {wanted}"
-            )
-        return value
-
-    def _optional(self, hint: Any, node: Node, key: str) -> object:
-        (inner,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
-        if isinstance(node, ScalarNode) and node.tag == "tag:yaml.org,2002:null":
-            if node.value:
-                return None
-            return self._report(node, key, "blank value", "write null if that is meant")
-        return self._value(inner, node, key)
-
-    def _choice(self, choices: tuple[object, ...], node: Node, key: str) -> object:
-        value = _scalar(node, type(choices[0]))
-        if value in choices:
-            return value
-        expected = ", ".join(map(repr, choices))
-        return self._report(
-            node,
-            key,
-            f"expected one of {expected}, got {_got(node)}",
-            _nearest(getattr(node, "value", ""), choices),
-        )
-
-    def _list(self, inner: Any, node: Node, key: str) -> object:
-        items = node.value if isinstance(node, SequenceNode) else [node]
-        if not items:
-            return self._report(node, key, "empty list", "remove the key or fill the list")
-        return tuple(self._value(inner, item, f"{key}[{i}]") for i, item in enumerate(items))
-
-    def _report(self, node: Node, key: str, what: str, fix: str) -> object:
-        """Collect a problem; returns None, in the place of the value that could not be decoded."""
-        mark = node.start_mark
-        what = f"{key}: {what}" if key else what
-        self.problems.append(Problem(mark.name, mark.line + 1, what, fix))
-        return None
-
-
-def _scalar(node: Node, kind: type) -> object | None:
-    """The value of a scalar node of this type, None where it is something else."""
-    if not isinstance(node, ScalarNode) or node.tag != _SCALARS[kind][0]:
-        return None
-    try:
-        value: object = yaml.SafeLoader("").construct_object(node)
-    except ValueError:  # 0x_, or more digits than Python converts
-        return None
+def encode(value: object) -> Any:
+    """The plain data that `value` is decoded from, without the keys that say only their default."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        hints = typing.get_type_hints(type(value))
+        pairs = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {
+            f.name: encode(item)
+            for f, item in pairs
+            if not _may_be_left_out(f, hints[f.name]) or item != _default(f)
+        }
+    if isinstance(value, Mapping):
+        return {key: encode(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
     return value
 
 
-def _one(path: Path, line: int, what: str, fix: str) -> RecipeFileError:
-    return RecipeFileError([Problem(str(path), line + 1, what, fix)])
+class _Walker(Generic[TreeT]):
+    """Collects misfits instead of stopping at the first."""
+
+    def __init__(self) -> None:
+        self.misfits: list[Misfit[TreeT]] = []
+
+    def value(self, hint: Any, tree: TreeT, key: str) -> Any:
+        """What `hint` describes; None, and a misfit more, where it does not stand there."""
+        try:
+            return self._value(hint, tree, key)
+        except MisfitError as exc:
+            return self._report(tree, key, exc.what, exc.fix)
+
+    def _value(self, hint: Any, tree: TreeT, key: str) -> Any:
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin in (Union, types.UnionType):
+            kinds = [kind for kind in arguments if kind is not type(None)]
+            if len(kinds) < len(arguments) and tree.is_null():
+                return None
+            if len(kinds) > 1:
+                return self._told_apart(kinds, tree, key)
+            return self._value(kinds[0], tree, key)
+        if origin is Literal:
+            return tree.choice(arguments)
+        if origin is tuple:
+            items = enumerate(tree.items())
+            return tuple(self.value(arguments[0], item, f"{key}[{i}]") for i, item in items)
+        if origin is collections.abc.Mapping:
+            entries = tree.entries()
+            return {n: self.value(arguments[1], item, _join(key, n)) for n, _, item in entries}
+        if dataclasses.is_dataclass(hint):
+            return self._record(typing.cast(type, hint), tree, key)
+        return tree.scalar(hint)
+
+    def _record(self, cls: type, tree: TreeT, key: str) -> Any:
+        hints = typing.get_type_hints(cls)
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        given: dict[str, TreeT] = {}
+        found_before = len(self.misfits)
+        for name, at, item in tree.entries():
+            if name not in fields:
+                self._report(at, _join(key, name), "unknown key", nearest(name, fields))
+            elif name in given:
+                self._report(at, _join(key, name), "key given twice", "keep one of the two")
+            else:
+                given[name] = item
+        for name, f in fields.items():
+            if name not in given and not _may_be_left_out(f, hints[name]):
+                self._report(tree, _join(key, name), "missing key", _how_to_add(name, hints[name]))
+        values = {
+            name: self.value(hints[name], given[name], _join(key, name))
+            for name in fields
+            if name in given
+        }
+        if len(self.misfits) > found_before:
+            return None
+        value = cls(**values)
+        problem = value.problem() if hasattr(value, "problem") else None
+        return self._report(tree, key, problem, "") if problem else value
+
+    def _told_apart(self, kinds: Sequence[type], tree: TreeT, key: str) -> Any:
+        """The one of several dataclasses whose constant stands in the first field."""
+        tag = dataclasses.fields(kinds[0])[0].name
+        by_tag: dict[object, type] = {
+            typing.get_args(typing.get_type_hints(kind)[tag])[0]: kind for kind in kinds
+        }
+        for name, _, item in tree.entries():
+            if name == tag:
+                try:
+                    return self._record(by_tag[item.choice(tuple(by_tag))], tree, key)
+                except MisfitError as exc:
+                    return self._report(item, _join(key, tag), exc.what, exc.fix)
+        return self._report(tree, _join(key, tag), "missing key", f"add '{tag}:'")
+
+    def _report(self, at: TreeT, key: str, what: str, fix: str) -> None:
+        """Collect a misfit; None stands in the place of the value that could not be decoded."""
+        self.misfits.append(Misfit(at, key, what, fix))
 
 
-def _join(key: str, name: str) -> str:
-    return f"{key}.{name}" if key else name
-
-
-def _got(node: Node) -> str:
-    if isinstance(node, ScalarNode):
-        return repr(node.value) if node.value else "nothing"
-    return "a list" if isinstance(node, SequenceNode) else "a mapping"
-
-
-def _nearest(name: object, choices: typing.Iterable[object]) -> str:
+def nearest(name: object, choices: Iterable[object]) -> str:
+    """What was probably meant, or what there is."""
     names = [str(choice) for choice in choices]
     close = difflib.get_close_matches(str(name), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"use one of: {', '.join(names)}"
+
+
+def _may_be_left_out(f: "dataclasses.Field[Any]", hint: Any) -> bool:
+    """True if the field has a default and is no constant."""
+    constant = typing.get_origin(hint) is Literal and len(typing.get_args(hint)) == 1
+    has_default = not (f.default is f.default_factory is dataclasses.MISSING)
+    return has_default and not constant
+
+
+def _default(f: "dataclasses.Field[Any]") -> object:
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
 def _how_to_add(name: str, hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return f"add '{name}:' with one of: {', '.join(map(str, typing.get_args(hint)))}"
     return f"add '{name}:'"
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from yaml.nodes import MappingNode, ScalarNode
 
-from .decode import Problem, RecipeFileError, compose, decode, merge
 from .errors import RecipeError
+from .recipe_file import Problem, RecipeFileError, compose, decode, merge
 from .schema import Recipe
 
 _FOLDER = Path(__file__).parent

@@ -3,12 +3,13 @@
 The schema knows formats and roles; it knows neither the names of a family nor how a layout packs.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from .decode import encode
 
 Role = Literal[
     "attention",
@@ -227,9 +228,8 @@ class Recipe:
 
 def to_mapping(recipe: Recipe) -> dict[str, Any]:
     """The resolved recipe as plain data: what `recipes show` prints and provenance stores."""
-    return {
-        key: _plain(getattr(recipe, key)) for key in (f.name for f in dataclasses.fields(recipe))
-    }
+    mapping: dict[str, Any] = encode(recipe)
+    return mapping
 
 
 def recipe_sha256(recipe: Recipe) -> str:
@@ -240,16 +240,3 @@ def recipe_sha256(recipe: Recipe) -> str:
 
 def _either(values: Sequence[object]) -> str:
     return " or ".join(repr(value) for value in values)
-
-
-def _plain(value: object) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        pairs = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return {
-            f.name: _plain(item)
-            for f, item in pairs
-            if f.default is dataclasses.MISSING or item != f.default
-        }
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value

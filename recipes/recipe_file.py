@@ -1,0 +1,199 @@
+"""A recipe file: its YAML nodes, and every problem as `file:line: key: what / fix`, all at once.
+
+Nodes keep the file and line that they come from, also after `extends` merged two files. What the
+keys mean is known to `schema.py`.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from .decode import MisfitError, nearest, walk
+from .errors import RecipeError
+
+DataclassT = TypeVar("DataclassT")
+
+_SCALARS: dict[type, tuple[str, str]] = {
+    str: ("tag:yaml.org,2002:str", "text"),
+    int: ("tag:yaml.org,2002:int", "a whole number"),
+    bool: ("tag:yaml.org,2002:bool", "true or false"),
+}
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Problem:
+    """One thing wrong in a recipe file, with the line it stands on (1-based)."""
+
+    file: str
+    line: int
+    what: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.what}\n  fix: {self.fix}"
+
+
+class RecipeFileError(RecipeError):
+    """Every problem of a recipe file, in the order of its lines."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = tuple(sorted(set(problems)))
+        first, *rest = self.problems
+        super().__init__(f"{first.file}:{first.line}", first.what, fix=first.fix)
+        self.args = ("\n".join(map(str, self.problems)) if rest else str(first),)
+
+
+def compose(path: Path) -> MappingNode:
+    """Parse a recipe file into its YAML node tree, without constructing any object.
+
+    Raises:
+        RecipeError: the file cannot be read, is not YAML, or is not one mapping of keys.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise RecipeError(
+            path, f"cannot be read: {exc}", fix="give a readable recipe file"
+        ) from exc
+    try:
+        for event in yaml.parse(text):
+            line = event.start_mark.line if event.start_mark else 0
+            if getattr(event, "anchor", None) is not None:
+                raise _one(path, line, "anchors and aliases are not allowed", "write the value out")
+            tag = getattr(event, "tag", None)
+            if tag is not None:
+                raise _one(path, line, "tags are not allowed", f"remove {tag!r}")
+        loader = yaml.SafeLoader(text)
+        loader.name = str(path)
+        node = loader.get_single_node()
+    except yaml.MarkedYAMLError as exc:
+        line = exc.problem_mark.line if exc.problem_mark else 0
+        raise _one(path, line, f"not YAML: {exc.problem}", "correct the syntax") from exc
+    except yaml.YAMLError as exc:
+        raise RecipeError(path, f"not YAML: {exc}", fix="save it as UTF-8 text") from exc
+    except RecursionError as exc:
+        raise RecipeError(
+            path, "nested too deeply", fix="write the keys as they are shown"
+        ) from exc
+    if not isinstance(node, MappingNode):
+        raise _one(
+            path,
+            0,
+            "expected a mapping of recipe keys",
+            "start from 'draftquant recipes show NAME'",
+        )
+    _check_keys(path, node)
+    return node
+
+
+def _check_keys(path: Path, node: Node) -> None:
+    """Keys are plain words: YAML also allows lists and mappings as keys."""
+    if isinstance(node, SequenceNode):
+        for item in node.value:
+            _check_keys(path, item)
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if not isinstance(key, ScalarNode):
+                raise _one(path, key.start_mark.line, "a key is not a word", "quote the key")
+            _check_keys(path, value)
+
+
+def merge(base: MappingNode, override: MappingNode) -> MappingNode:
+    """`extends`: keys of `override` replace those of `base`; mappings merge, lists do not."""
+    inherited = {key.value: value for key, value in base.value}
+    own = {key.value for key, _ in override.value}
+    merged = [(key, value) for key, value in base.value if key.value not in own]
+    for key, value in override.value:  # a key given twice stays twice: decoding reports it
+        below = inherited.get(key.value)
+        if isinstance(below, MappingNode) and isinstance(value, MappingNode):
+            value = merge(below, value)
+        merged.append((key, value))
+    return MappingNode(override.tag, merged, override.start_mark, override.end_mark)
+
+
+def decode(cls: type[DataclassT], node: Node) -> DataclassT:
+    """Decode a YAML node into the dataclass `cls`, following its type annotations.
+
+    Raises:
+        RecipeFileError: every unknown, missing, doubled or wrongly typed key found.
+    """
+    value, misfits = walk(cls, _YamlTree(node))
+    if misfits:
+        raise RecipeFileError(
+            [
+                Problem(mark.name, mark.line + 1, str(misfit), misfit.fix or _BY_THE_SCHEMA)
+                for misfit in misfits
+                for mark in (misfit.at.node.start_mark,)
+            ]
+        )
+    return typing.cast(DataclassT, value)
+
+
+_BY_THE_SCHEMA = "see recipes/README.md"
+
+
+@dataclass(frozen=True, slots=True)
+class _YamlTree:
+    """A node as the walker sees it: text, whole numbers and booleans, by the tags of YAML 1.1."""
+
+    node: Node
+
+    def entries(self) -> list[tuple[str, "_YamlTree", "_YamlTree"]]:
+        if not isinstance(self.node, MappingNode):
+            what = f"expected a mapping, got {self._got()}"
+            raise MisfitError(what, "indent its keys below it")
+        return [(k.value, _YamlTree(k), _YamlTree(value)) for k, value in self.node.value]
+
+    def items(self) -> "Sequence[_YamlTree]":
+        """Of a list; one value stands for a list of one."""
+        items = self.node.value if isinstance(self.node, SequenceNode) else [self.node]
+        if not items:
+            raise MisfitError("empty list", "remove the key or fill the list")
+        return [_YamlTree(item) for item in items]
+
+    def scalar(self, kind: Any) -> object:
+        value = self._scalar(kind)
+        if value is None:
+            wanted = _SCALARS[kind][1]
+            raise MisfitError(f"expected {wanted}, got {self._got()}", f"write {wanted}")
+        return value
+
+    def choice(self, choices: tuple[object, ...]) -> object:
+        value = self._scalar(type(choices[0]))
+        if value in choices:
+            return value
+        expected, written = ", ".join(map(repr, choices)), getattr(self.node, "value", "")
+        what = f"expected one of {expected}, got {self._got()}"
+        raise MisfitError(what, nearest(written, choices))
+
+    def is_null(self) -> bool:
+        if not isinstance(self.node, ScalarNode) or self.node.tag != "tag:yaml.org,2002:null":
+            return False
+        if not self.node.value:
+            raise MisfitError("blank value", "write null if that is meant")
+        return True
+
+    def _scalar(self, kind: type) -> object | None:
+        """The value of a scalar of this type, None where it is something else."""
+        if not isinstance(self.node, ScalarNode) or self.node.tag != _SCALARS[kind][0]:
+            return None
+        try:
+            value: object = yaml.SafeLoader("").construct_object(self.node)
+        except ValueError:  # 0x_, or more digits than Python converts
+            return None
+        return value
+
+    def _got(self) -> str:
+        if isinstance(self.node, ScalarNode):
+            return repr(self.node.value) if self.node.value else "nothing"
+        return "a list" if isinstance(self.node, SequenceNode) else "a mapping"
+
+
+def _one(path: Path, line: int, what: str, fix: str) -> RecipeFileError:
+    return RecipeFileError([Problem(str(path), line + 1, what, fix)])

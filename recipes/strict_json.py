@@ -1,0 +1,119 @@
+"""Strict JSON: text that must be one object, decoded into frozen dataclasses; hostile input.
+
+The first thing that is wrong is reported, with its key. What values mean together is checked by the
+schema's own module.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .decode import MisfitError, walk
+
+_DEEPEST = 32
+
+
+class JsonProblem(Exception):  # noqa: N818 - not an error of its own: callers turn it into one
+    """One thing wrong, with the key it stands at."""
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Parse text that must be one JSON object without doubled keys.
+
+    Raises:
+        JsonProblem: not JSON, not an object, or a key stands twice in one object.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_without_doubles)
+    except (ValueError, RecursionError) as exc:
+        raise JsonProblem(f"not JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise JsonProblem(f"expected a JSON object, got {_kind(value)}")
+    return value
+
+
+def decode(hint: Any, value: object) -> Any:
+    """Build what `hint` describes, a dataclass or a union of them, from a parsed JSON object.
+
+    A float may be written as a whole number, and is finite. `object` is whatever JSON can say, at
+    most 32 levels deep.
+
+    Raises:
+        JsonProblem: the first key that is unknown, missing or of another type than annotated.
+    """
+    decoded, misfits = walk(hint, _JsonTree(value))
+    if misfits:
+        raise JsonProblem(str(misfits[0]))
+    return decoded
+
+
+@dataclass(frozen=True, slots=True)
+class _JsonTree:
+    """A parsed value as the walker sees it. JSON tells 1 from true, which Python does not."""
+
+    value: object
+
+    def entries(self) -> list[tuple[str, "_JsonTree", "_JsonTree"]]:
+        if not isinstance(self.value, dict):
+            raise MisfitError(f"expected an object, got {_kind(self.value)}")
+        return [(name, self, _JsonTree(item)) for name, item in self.value.items()]
+
+    def items(self) -> "Sequence[_JsonTree]":
+        if not isinstance(self.value, list):
+            raise MisfitError(f"expected a list, got {_kind(self.value)}")
+        return [_JsonTree(item) for item in self.value]
+
+    def scalar(self, kind: Any) -> object:
+        if kind is object:
+            _check_plain(self.value, _DEEPEST)
+        elif kind is float:
+            if type(self.value) not in (int, float) or not _is_finite(self.value):
+                raise MisfitError(f"expected a finite number, got {_kind(self.value)}")
+        elif type(self.value) is not kind:
+            raise MisfitError(f"expected {kind.__name__}, got {_kind(self.value)}")
+        return self.value
+
+    def choice(self, choices: tuple[object, ...]) -> object:
+        if any(type(self.value) is type(choice) and self.value == choice for choice in choices):
+            return self.value
+        expected = " or ".join(map(repr, choices))
+        raise MisfitError(f"expected {expected}, got {_kind(self.value)}")
+
+    def is_null(self) -> bool:
+        return self.value is None
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"key {name!r} given twice")
+        found[name] = value
+    return found
+
+
+def _check_plain(value: object, levels: int) -> None:
+    """Nothing that JSON cannot say (NaN), and nothing that cannot be written again."""
+    if not levels:
+        raise MisfitError(f"nested more than {_DEEPEST} levels deep")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise MisfitError(f"expected finite numbers, got {value}")
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_plain(item, levels - 1)
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
