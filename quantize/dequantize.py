@@ -4,51 +4,83 @@ Engines without a kernel for a format can serve the result, and accept what the 
 make them accept. It holds weights only: the rounding of activations is not in it.
 """
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from .dequantize_plan import DequantizePlan, OutputTensor, plan_dequantization
-from .errors import CheckpointError, VerifyError
-from .files.checkpoint import PROVENANCE_FILE, Checkpoint, read_json_object
+from .drafts import Row
+from .errors import CheckpointError
+from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from .files.hub import DraftSource
-from .files.provenance import package_version
-from .files.safetensors_file import SafetensorsFile
-from .files.side_files import (
-    SPARE_BYTES,
-    check_no_other_weights,
-    copy_side_files,
-    write_config_and_index,
+from .files.provenance import (
+    DequantizedProvenance,
+    QuantizedSource,
+    Rounding,
+    TensorBytes,
+    package_version,
+    read_provenance,
 )
-from .files.staging import check_output, staged_output, write_text
-from .stored.decode import Floats
+from .files.publish import check_faults, publish
+from .files.safetensors_file import SafetensorsFile
+from .files.safetensors_header import FloatDtype, StoredTensor
+from .files.side_files import check_no_other_weights, config_and_index
+from .numerics.plain import rounded
+from .stored.declarations import raw_declaration
+from .stored.draft import StoredDraft
 from .verify.dequantized import (
     QUANTIZED_ONLY,
     WORKERS,
     DequantizedLinear,
     DequantizedReport,
-    FloatDtype,
     check_unchanged,
     row_blocks,
     verify_dequantized,
 )
 
-PROVENANCE_VERSION = 1
-_TORCH: dict[FloatDtype, torch.dtype] = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputTensor:
+    """One tensor of the output.
+
+    Attributes:
+        row: the weight that it is.
+        stored: name, dtype and shape in the output.
+        quantized: it is decoded from codes; otherwise it is copied.
+    """
+
+    row: Row
+    stored: StoredTensor
+    quantized: bool
+
+    @property
+    def file(self) -> str:
+        """The safetensors file, the same as that of the source's codes."""
+        return self.row.tensor.file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DequantizePlan:
+    """Every tensor of the output, by name, and the dtype of the dequantized ones."""
+
+    source: StoredDraft
+    dtype: FloatDtype
+    outputs: tuple[OutputTensor, ...]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The safetensors files of the output; a shard of scales alone has none."""
+        return tuple(sorted({output.file for output in self.outputs}))
+
+    @property
+    def bytes_after(self) -> int:
+        """Tensor bytes of the output, headers not counted."""
+        return sum(output.stored.nbytes for output in self.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +117,55 @@ class DequantizeReport:
         return max(linear.max_relative_difference for linear in self.linears)
 
 
+def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None) -> DequantizePlan:
+    """What a quantized folder becomes. Reads headers only.
+
+    Args:
+        checkpoint: the quantized folder.
+        dtype: of the dequantized weights; None for that of the floating-point weights kept.
+
+    Raises:
+        CheckpointError: the folder is not quantized, not a draft, or not as it declares, or its
+            kept weights mix dtypes and none is given.
+        VerifyError: its quantization_config is not understood.
+    """
+    if raw_declaration(checkpoint) is None:
+        raise CheckpointError(
+            checkpoint.folder / CONFIG_FILE,
+            "declares no quantization_config: nothing to dequantize",
+            fix="give the output folder of `draftquant quantize`, or another quantized draft",
+        )
+    source = StoredDraft.read(checkpoint)
+    if not source.modules:
+        raise CheckpointError(
+            checkpoint.folder / CONFIG_FILE,
+            f"declares {source.scheme}, but no linear is stored quantized: nothing to dequantize",
+            fix="remove quantization_config from config.json, or quantize the draft again",
+        )
+    chosen = _kept_dtype(source) if dtype is None else dtype
+    outputs = []
+    for row in source.draft.rows:
+        tensor, quantized = row.tensor, source.is_quantized(row)
+        stored = StoredTensor(
+            name=tensor.name, dtype=chosen if quantized else tensor.dtype, shape=tensor.shape
+        )
+        outputs.append(OutputTensor(row=row, stored=stored, quantized=quantized))
+    return DequantizePlan(source=source, dtype=chosen, outputs=tuple(outputs))
+
+
+def _kept_dtype(source: StoredDraft) -> FloatDtype:
+    """The one dtype of the floating-point tensors that are not quantized."""
+    kept = {row.tensor.dtype for row in source.draft.rows if not source.is_quantized(row)}
+    floats: list[FloatDtype] = [d for d in typing.get_args(FloatDtype) if d in kept]
+    if len(floats) != 1:
+        raise CheckpointError(
+            source.checkpoint.folder,
+            f"expected kept weights of one dtype, got {' and '.join(floats) or 'none'}",
+            fix="choose the dtype of the dequantized ones: --dtype bfloat16 or --dtype float32",
+        )
+    return floats[0]
+
+
 def dequantize_draft(
     source: DraftSource,
     out: Path,
@@ -114,49 +195,72 @@ def dequantize_draft(
     checkpoint = Checkpoint.open(source.folder)
     plan = plan_dequantization(checkpoint, dtype)
     side_files = [file for file in checkpoint.side_files() if file not in QUANTIZED_ONLY]
-    check_no_other_weights(
-        checkpoint.folder,
-        side_files,
-        travel="beside the dequantized ones",
-        made="dequantized",
-    )
-    made_by = _provenance_of(checkpoint.folder)
-    side_bytes = sum((checkpoint.folder / file).stat().st_size for file in side_files)
-    check_output(out, checkpoint.folder, needed_bytes=plan.bytes_after + side_bytes + SPARE_BYTES)
-    with staged_output(out) as staging:
-        on_stage("write")
-        _write_tensors(plan, staging, on_progress)
-        copy_side_files(checkpoint.folder, staging, side_files)
-        _write_config(plan, staging)
-        on_stage("verify")
-        found = verify_dequantized(plan.source, staging, plan.dtype)
-        if found.faults:
-            faults = "\n  ".join(str(fault) for fault in found.faults[:10])
-            raise VerifyError(
-                out,
-                f"the written folder does not pass verification, and is not published:\n  {faults}",
-                fix="run again; if it stays, report this with the folder's config.json",
-            )
-        if made_by is not None:
-            check_unchanged(made_by.get("tensor_sha256"), found.source_sha256, checkpoint.folder)
-        report = DequantizeReport(
-            out=out,
-            scheme=str(plan.source.scheme),
-            dtype=plan.dtype,
-            kept=found.kept,
-            linears=found.linears,
-            bytes_before=checkpoint.nbytes,
-            bytes_after=plan.bytes_after,
+    travel = "beside the dequantized ones"
+    check_no_other_weights(checkpoint.folder, side_files, travel=travel, made="dequantized")
+    made_by = read_provenance(checkpoint.folder)
+    if isinstance(made_by, DequantizedProvenance):
+        raise CheckpointError(
+            checkpoint.folder / PROVENANCE_FILE,
+            f"the folder was dequantized, but its {CONFIG_FILE} declares codes",
+            fix="copy or quantize the draft again",
         )
-        provenance = _provenance(plan, source, argv, report, found) | {"quantized_by": made_by}
-        write_text(staging / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
-    return report
+
+    def verified(staging: Path) -> DequantizedReport:
+        found = verify_dequantized(plan.source, staging, plan.dtype)
+        fix = "run again; if it stays, report this with the folder's config.json"
+        check_faults(out, found.faults, fix=fix)
+        if made_by is not None:
+            check_unchanged(made_by.tensor_sha256, found.source_sha256, checkpoint.folder)
+        return found
+
+    def provenance(found: DequantizedReport) -> DequantizedProvenance:
+        """No time stamp, so that equal runs give equal files."""
+        report = _report(plan, out, found)
+        return DequantizedProvenance(
+            draftquant=package_version("draftquant"),
+            argv=tuple(argv),
+            source=QuantizedSource(
+                hub_id=source.hub_id,
+                revision=source.revision,
+                family=plan.source.draft.family.name,
+                scheme=report.scheme,
+                tensor_sha256=found.source_sha256,
+            ),
+            dtype=report.dtype,
+            rounding=Rounding(
+                elements=report.elements,
+                rounded=report.rounded,
+                max_relative_difference=report.max_relative_difference,
+            ),
+            tensor_sha256=found.output_sha256,
+            tensor_bytes=TensorBytes(before=report.bytes_before, after=report.bytes_after),
+            quantized_by=made_by,
+        )
+
+    found = publish(
+        out,
+        checkpoint,
+        tensor_bytes=plan.bytes_after,
+        write_tensors=lambda staging: _write_tensors(plan, staging, on_progress),
+        side_files=side_files,
+        documents=_documents(plan),
+        verify=verified,
+        provenance=provenance,
+        on_stage=on_stage,
+    )
+    return _report(plan, out, found)
 
 
-def _provenance_of(folder: Path) -> Mapping[str, Any] | None:
-    """The draftquant.json of the quantized folder; None where something else made it."""
-    path = folder / PROVENANCE_FILE
-    return read_json_object(path, "copy or quantize the draft again") if path.exists() else None
+def _report(plan: DequantizePlan, out: Path, found: DequantizedReport) -> DequantizeReport:
+    return DequantizeReport(
+        out=out,
+        scheme=str(plan.source.scheme),
+        dtype=plan.dtype,
+        kept=found.kept,
+        linears=found.linears,
+        bytes_before=plan.source.checkpoint.nbytes,
+        bytes_after=plan.bytes_after,
+    )
 
 
 def _write_tensors(plan: DequantizePlan, staging: Path, on_progress: Callable[[int], None]) -> None:
@@ -193,74 +297,13 @@ def _dequantize(plan: DequantizePlan, output: OutputTensor, target: SafetensorsF
     offset = 0
     for rows in row_blocks(output.row):
         product = linear.decoded(rows).dequantized()
-        weights = _rounded(product, plan.dtype, output.stored.name, rows.start)
+        weights = rounded(product, plan.dtype, output.stored.name, rows.start)
         offset += target.write(output.stored.name, weights, offset=offset)
 
 
-def _rounded(product: Floats, dtype: FloatDtype, name: str, first_row: int) -> Tensor:
-    """To nearest, ties to even; neither the product nor the result may overflow.
-
-    Raises:
-        CheckpointError: names the row.
-    """
-    magnitude = np.maximum(product.max(axis=1), -product.min(axis=1))  # NaN where one is
-    bad = np.flatnonzero(~_fits(magnitude, dtype))
-    if not len(bad):
-        return torch.from_numpy(product).to(_TORCH[dtype])
-    row = int(bad[0])
-    if np.isfinite(magnitude[row]):
-        raise CheckpointError(
-            name,
-            f"row {first_row + row} holds values that {dtype} cannot, up to {magnitude[row]:g}",
-            fix="use --dtype float32",
-        )
-    raise CheckpointError(
-        name,
-        f"row {first_row + row} decodes to NaN or infinity: a code or scale is damaged",
-        fix="run `draftquant verify`, then quantize the draft again",
-    )
-
-
-def _fits(magnitude: Floats, dtype: FloatDtype) -> npt.NDArray[np.bool_]:
-    """Whether values round to finite ones; rounding is monotonic, so the largest of a row tells."""
-    fits: npt.NDArray[np.bool_] = torch.from_numpy(magnitude).to(_TORCH[dtype]).isfinite().numpy()
-    return fits
-
-
-def _write_config(plan: DequantizePlan, staging: Path) -> None:
-    """config.json without the declaration, and the index."""
+def _documents(plan: DequantizePlan) -> dict[str, str]:
+    """The index, and config.json without the declaration."""
     checkpoint = plan.source.checkpoint
     config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
     files = {output.stored.name: output.file for output in plan.outputs}
-    write_config_and_index(staging, checkpoint, config, files, plan.bytes_after)
-
-
-def _provenance(
-    plan: DequantizePlan,
-    source: DraftSource,
-    argv: Sequence[str],
-    report: DequantizeReport,
-    found: DequantizedReport,
-) -> dict[str, Any]:
-    """What this folder was made from; no time stamp, so that equal runs give equal files."""
-    return {
-        "format": "draftquant-dequantized",
-        "version": PROVENANCE_VERSION,
-        "draftquant": package_version("draftquant"),
-        "argv": list(argv),
-        "source": {
-            "hub_id": source.hub_id,
-            "revision": source.revision,
-            "family": plan.source.draft.family.name,
-            "scheme": report.scheme,
-            "tensor_sha256": found.source_sha256,
-        },
-        "dtype": report.dtype,
-        "rounding": {
-            "elements": report.elements,
-            "rounded": report.rounded,
-            "max_relative_difference": report.max_relative_difference,
-        },
-        "tensor_sha256": found.output_sha256,
-        "tensor_bytes": {"before": report.bytes_before, "after": report.bytes_after},
-    }
+    return config_and_index(checkpoint, config, files, plan.bytes_after)

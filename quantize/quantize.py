@@ -6,29 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..recipes.schema import recipe_sha256, to_mapping
+from ..recipes.schema import recipe_sha256
 from .algorithms import Statistics
 from .algorithms.balance import balance_exponent
-from .backends import Backend, get_backend
-from .errors import BackendError, CheckpointError, VerifyError
+from .backends import get_backend
+from .errors import BackendError, CheckpointError
 from .execute import Measured, execute
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE
 from .files.hub import DraftSource
-from .files.provenance import package_version
-from .files.side_files import (
-    SPARE_BYTES,
-    check_no_other_weights,
-    copy_side_files,
-    write_config_and_index,
-)
-from .files.staging import check_output, staged_output, write_text
+from .files.provenance import QuantizedProvenance, SourceDraft, TensorBytes, package_version
+from .files.publish import check_faults, publish
+from .files.side_files import check_no_other_weights, config_and_index
 from .layouts import get_layout
 from .lints import config_changes, find_lints, fixed_config
 from .lints.concat import half_ratios
 from .plan import Plan, Step
 from .verify.folder import VerifyReport, verify
-
-PROVENANCE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +78,11 @@ def quantize_draft(
     scales = _checked_scales(plan, input_scales)
     balanced = balanced_norms(plan)
     changes = config_changes(find_lints(plan.draft)) if fix_config else {}
-    folder = plan.draft.checkpoint.folder
-    side_files = plan.draft.checkpoint.side_files()
+    checkpoint = plan.draft.checkpoint
+    side_files = checkpoint.side_files()
     _check_side_files(plan, side_files)
-    side_bytes = sum((folder / file).stat().st_size for file in side_files)
-    check_output(out, folder, needed_bytes=plan.bytes_after + side_bytes + SPARE_BYTES)
-    with staged_output(out) as staging:
-        on_stage("write")
+
+    def write_tensors(staging: Path) -> None:
         execute(
             plan,
             staging,
@@ -100,25 +91,47 @@ def quantize_draft(
             allow_zero_rows=allow_zero_rows,
             on_progress=on_progress,
         )
-        copy_side_files(folder, staging, side_files)
-        _write_config(plan, staging, changes)
-        on_stage("verify")
-        report = verify(staging, folder)
-        if not report.ok:
-            faults = "\n  ".join(str(fault) for fault in report.faults[:10])
-            raise VerifyError(
-                out,
-                f"the written folder does not pass verification, and is not published:\n  {faults}",
-                fix="report this with the recipe and the draft's config.json",
-            )
-        provenance = _provenance(plan, backend, source, argv, report)
-        if changes:
-            provenance |= {"config_changes": changes}
-        if balanced:
-            provenance |= {"balanced": dict(balanced)}
-        if scales:
-            provenance |= {"input_scales": scales, "input_scale_origin": input_scale_origin}
-        write_text(staging / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
+
+    def verified(staging: Path) -> VerifyReport:
+        report = verify(staging, checkpoint.folder)
+        check_faults(
+            out, report.faults, fix="report this with the recipe and the draft's config.json"
+        )
+        return report
+
+    def provenance(report: VerifyReport) -> QuantizedProvenance:
+        """No time stamp, so that equal runs give equal files."""
+        return QuantizedProvenance(
+            draftquant=package_version("draftquant"),
+            backend_versions=backend.versions(),
+            argv=tuple(argv),
+            source=SourceDraft(
+                hub_id=source.hub_id,
+                revision=source.revision,
+                family=plan.draft.family.name,
+                tensor_sha256=report.source_sha256,
+            ),
+            recipe=plan.recipe,
+            recipe_sha256=recipe_sha256(plan.recipe),
+            tensor_sha256=report.output_sha256,
+            tensor_bytes=TensorBytes(before=plan.bytes_before, after=plan.bytes_after),
+            config_changes=changes,
+            balanced=balanced,
+            input_scales=scales,
+            input_scale_origin=input_scale_origin if scales else "",
+        )
+
+    report = publish(
+        out,
+        checkpoint,
+        tensor_bytes=plan.bytes_after,
+        write_tensors=write_tensors,
+        side_files=side_files,
+        documents=_documents(plan, changes),
+        verify=verified,
+        provenance=provenance,
+        on_stage=on_stage,
+    )
     return QuantizeReport(
         out=out, plan=plan, verification=report, config_changes=changes, balanced=balanced
     )
@@ -194,36 +207,15 @@ def _check_side_files(plan: Plan, side_files: Sequence[str]) -> None:
         )
 
 
-def _write_config(plan: Plan, staging: Path, changes: Mapping[str, Any]) -> None:
-    """config.json with changes and the layout's declaration, the layout's own files, the index."""
+def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:
+    """The layout's own files, the index, config.json with changes and the layout's declaration."""
     checkpoint = plan.draft.checkpoint
     layout = get_layout(plan.recipe.layout)
     declared = layout.declare(plan.recipe, plan.kept_modules())
-    for file, content in layout.side_files(declared).items():
-        write_text(staging / file, json.dumps(content, indent=2) + "\n")
+    own = {
+        file: json.dumps(content, indent=2) + "\n"
+        for file, content in layout.side_files(declared).items()
+    }
     config = {**fixed_config(checkpoint.config, changes), "quantization_config": declared}
     stored = {t.name: step.row.tensor.file for step in plan.steps for t in step.stored}
-    write_config_and_index(staging, checkpoint, config, stored, plan.bytes_after)
-
-
-def _provenance(
-    plan: Plan, backend: Backend, source: DraftSource, argv: Sequence[str], report: VerifyReport
-) -> dict[str, Any]:
-    """Who made this folder, from what, how; no time stamp, so that equal runs give equal files."""
-    return {
-        "format": "draftquant-provenance",
-        "version": PROVENANCE_VERSION,
-        "draftquant": package_version("draftquant"),
-        "backend_versions": backend.versions(),
-        "argv": list(argv),
-        "source": {
-            "hub_id": source.hub_id,
-            "revision": source.revision,
-            "family": plan.draft.family.name,
-            "tensor_sha256": dict(report.source_sha256),
-        },
-        "recipe": to_mapping(plan.recipe),
-        "recipe_sha256": recipe_sha256(plan.recipe),
-        "tensor_sha256": dict(report.output_sha256),
-        "tensor_bytes": {"before": plan.bytes_before, "after": plan.bytes_after},
-    }
+    return own | config_and_index(checkpoint, config, stored, plan.bytes_after)

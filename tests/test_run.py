@@ -246,9 +246,9 @@ def test_a_killed_run_publishes_nothing(tmp_path: Path, number: signal.Signals) 
     tiny_eagle3_llama(tmp_path / "draft")
     script = """
         import sys, time
-        from draftquant.quantize import quantize
+        from draftquant.quantize.files import publish
         from draftquant.scripts.cli import main
-        quantize.copy_side_files = lambda *_: (print("written", flush=True), time.sleep(60))
+        publish.copy_side_files = lambda *_: (print("written", flush=True), time.sleep(60))
         sys.exit(main(["quantize", "draft", "--recipe", "int4-channel", "--out", "out"]))
     """
     with subprocess.Popen(

@@ -1,10 +1,24 @@
-"""Provenance: who made a folder, from what and how; what draftquant.json holds."""
+"""Provenance: who made a folder, from what and how; what draftquant.json holds.
 
+A folder is quantized, dequantized, or was made by something else and repaired here; one class for
+each, whose fields are the keys of the file. No time stamp, so that equal runs give equal files.
+"""
+
+import dataclasses
 import importlib.metadata
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
-from ...recipes.schema import Recipe
+from ...recipes.decode import encode
+from ...recipes.schema import Recipe, recipe_sha256
+from ...recipes.strict_json import JsonProblem, decode, parse_object
+from ..errors import CheckpointError
+from .checkpoint import PROVENANCE_FILE
+from .safetensors_header import FloatDtype
+from .staging import write_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +35,195 @@ class Method:
     recipe: Recipe
     input_scales: Mapping[str, float] = field(default_factory=dict)
     balanced: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeBy:
+    """What wrote the folder at first: version of this package, command line."""
+
+    draftquant: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairRecord:
+    """One repair; fields as in `engines.repairs.Repair`."""
+
+    name: str
+    wrong: str
+    written: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFolder:
+    """Where a folder came from: Hub id and commit, None for a local one."""
+
+    hub_id: str | None
+    revision: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceDraft:
+    """The unquantized draft that was quantized, with the sha256 of each of its tensors."""
+
+    hub_id: str | None
+    revision: str | None
+    family: str
+    tensor_sha256: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedSource:
+    """The quantized folder that was dequantized; `scheme` is what it declared."""
+
+    hub_id: str | None
+    revision: str | None
+    family: str
+    scheme: str
+    tensor_sha256: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorBytes:
+    """Bytes of all tensors together, of the source and of the folder; headers not counted."""
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """What rounding code * scale to `dtype` lost; see `DequantizedLinear`."""
+
+    elements: int
+    rounded: int
+    max_relative_difference: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedProvenance:
+    """Of a folder that `quantize` wrote.
+
+    Attributes:
+        argv: the command line.
+        backend_versions: packages that the codes depend on.
+        tensor_sha256: of every tensor of the folder.
+        config_changes: dotted config.json key -> the value that a lint asked for.
+        balanced, input_scales: see `Method`.
+        input_scale_origin: where they came from; None = not said, "" = there are none.
+        made_by: where the folder was repaired later, and `draftquant` and `argv` are the repair's.
+        repairs: in order.
+    """
+
+    format: Literal["draftquant-provenance"] = "draftquant-provenance"
+    version: Literal[1] = 1
+    draftquant: str
+    backend_versions: Mapping[str, str]
+    argv: tuple[str, ...]
+    source: SourceDraft
+    recipe: Recipe
+    recipe_sha256: str
+    tensor_sha256: Mapping[str, str]
+    tensor_bytes: TensorBytes
+    config_changes: Mapping[str, object] = field(default_factory=dict)
+    balanced: Mapping[str, int] = field(default_factory=dict)
+    input_scales: Mapping[str, float] = field(default_factory=dict)
+    input_scale_origin: str | None = ""
+    made_by: MadeBy | None = None
+    repairs: tuple[RepairRecord, ...] = ()
+
+    @property
+    def method(self) -> Method:
+        """How the codes were found."""
+        return Method(recipe=self.recipe, input_scales=self.input_scales, balanced=self.balanced)
+
+    def problem(self) -> str | None:
+        """What two keys say of one thing differently, or None."""
+        if self.recipe_sha256 != recipe_sha256(self.recipe):
+            return f"recipe_sha256: not that of the recipe: {self.recipe_sha256!r}"
+        if bool(self.input_scales) != (self.input_scale_origin != ""):
+            return "input_scales and input_scale_origin: expected both or none"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairedProvenance:
+    """Of a folder that something else made: it says nothing of how the codes were found."""
+
+    format: Literal["draftquant-repaired"] = "draftquant-repaired"
+    version: Literal[1] = 1
+    draftquant: str
+    argv: tuple[str, ...]
+    source: SourceFolder
+    repairs: tuple[RepairRecord, ...]
+    tensor_sha256: Mapping[str, str]
+    made_by: MadeBy | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DequantizedProvenance:
+    """Of a folder of plain weights that `dequantize` wrote.
+
+    Attributes:
+        dtype: of the weights that were codes.
+        quantized_by: the draftquant.json of the quantized folder, None where it had none.
+    """
+
+    format: Literal["draftquant-dequantized"] = "draftquant-dequantized"
+    version: Literal[1] = 1
+    draftquant: str
+    argv: tuple[str, ...]
+    source: QuantizedSource
+    dtype: FloatDtype
+    rounding: Rounding
+    tensor_sha256: Mapping[str, str]
+    tensor_bytes: TensorBytes
+    quantized_by: QuantizedProvenance | RepairedProvenance | None
+    made_by: MadeBy | None = None
+    repairs: tuple[RepairRecord, ...] = ()
+
+
+Provenance = QuantizedProvenance | DequantizedProvenance | RepairedProvenance
+
+
+def read_provenance(folder: Path) -> Provenance | None:
+    """The draftquant.json of a folder; None where it has none.
+
+    Raises:
+        CheckpointError: it is not readable, or a key is unknown, missing, mistyped, or contradicts
+            another.
+    """
+    path = folder / PROVENANCE_FILE
+    if not path.exists():
+        return None
+    try:
+        found: Provenance = decode(Provenance, parse_object(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, JsonProblem) as exc:
+        raise CheckpointError(
+            path,
+            str(exc) if isinstance(exc, JsonProblem) else f"cannot be read: {exc}",
+            fix="use the version of draftquant that wrote it, or copy or quantize the draft again",
+        ) from exc
+    return found
+
+
+def write_provenance(folder: Path, provenance: Provenance) -> None:
+    """Write draftquant.json and flush it to the disk: equal provenance gives equal bytes."""
+    write_text(folder / PROVENANCE_FILE, json.dumps(encode(provenance), indent=2) + "\n")
+
+
+def with_repairs(
+    recorded: Provenance, repairs: Sequence[RepairRecord], *, argv: Sequence[str]
+) -> Provenance:
+    """What a folder recorded of itself, and what is repaired in it by this command line."""
+    first = MadeBy(draftquant=recorded.draftquant, argv=recorded.argv)
+    return dataclasses.replace(
+        recorded,
+        draftquant=package_version("draftquant"),
+        argv=tuple(argv),
+        made_by=recorded.made_by or first,
+        repairs=(*recorded.repairs, *repairs),
+    )
 
 
 def package_version(name: str) -> str:

@@ -9,10 +9,12 @@ import math
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import CheckpointError
 
+FloatDtype = Literal["BF16", "F16", "F32"]
+"""What the weights of a draft are stored in where they are not quantized."""
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 MAX_AXES = 16  # no draft has more than 3; millions of them take hours to multiply
 

@@ -1,4 +1,4 @@
-"""Files beside the tensors: what travels to an output, and the config and index written there."""
+"""Files beside the tensors: what travels to an output, and the config and index of the output."""
 
 import fnmatch
 import json
@@ -9,9 +9,8 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
-from .staging import sync, write_text
+from .staging import sync
 
-SPARE_BYTES = 16 << 20  # headers, config, provenance
 _OTHER_WEIGHTS = ("pytorch_model*", "consolidated*.pth", "*.ckpt", "*.gguf")
 
 
@@ -44,24 +43,21 @@ def copy_side_files(folder: Path, staging: Path, files: Sequence[str]) -> None:
         sync(staging / file)
 
 
-def write_config_and_index(
-    staging: Path,
-    source: Checkpoint,
-    config: Mapping[str, Any],
-    files: Mapping[str, str],
-    nbytes: int,
-) -> None:
-    """Write config.json and, where the source has one, the index.
+def config_and_index(
+    source: Checkpoint, config: Mapping[str, Any], files: Mapping[str, str], nbytes: int
+) -> dict[str, str]:
+    """The text of the index, where the source has one, and of config.json.
 
     Args:
-        staging: the output's staging folder.
         source: whose index metadata is kept.
         config: the output's.
         files: tensor name -> safetensors file.
         nbytes: of all tensors.
     """
+    texts = {}
     if source.index is not None:
         metadata = {**source.index.get("metadata", {}), "total_size": nbytes}
         index = {"metadata": metadata, "weight_map": dict(sorted(files.items()))}
-        write_text(staging / INDEX_FILE, json.dumps(index, indent=2) + "\n")
-    write_text(staging / CONFIG_FILE, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        texts[INDEX_FILE] = json.dumps(index, indent=2) + "\n"
+    texts[CONFIG_FILE] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    return texts

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from ..drafts import Draft, Row, read_draft
 from ..drafts.speculators import is_speculators
-from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint, read_json_object
+from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.provenance import QuantizedProvenance, RepairedProvenance, read_provenance
 from ..files.safetensors_header import TensorInfo
 from ..lints.concat import concat_linears
 from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declaration
@@ -22,7 +23,6 @@ from ..stored.draft import plain_headers
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, quantized_looking, stored_parts
 from .codes import companion_faults, stored_scalar
 from .excludes import exclude_faults
-from .folder import REPAIRED_FORMAT
 from .headers import (
     QUANTIZABLE,
     form,
@@ -252,14 +252,15 @@ def _too_much(tensor: TensorInfo) -> Fault:
 def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:
     """draftquant.json, and the version and producer keys of the declaration."""
     found = []
-    path = checkpoint.folder / PROVENANCE_FILE
-    if path.exists():
-        recorded = read_json_object(path, "quantize the draft again")
-        recipe, source = _section(recorded, "recipe"), _section(recorded, "source")
-        by = f"draftquant {recorded.get('draftquant')}"
-        origin = f"recipe {recipe.get('name')}, from {source.get('hub_id') or 'a folder'}"
-        repaired = recorded.get("format") == REPAIRED_FORMAT
-        found.append(f"{by}, {origin}" if not repaired else f"something else, repaired by {by}")
+    recorded = read_provenance(checkpoint.folder)
+    if recorded is not None:
+        by, origin = f"draftquant {recorded.draftquant}", recorded.source.hub_id or "a folder"
+        if isinstance(recorded, RepairedProvenance):
+            found.append(f"something else, repaired by {by}")
+        elif isinstance(recorded, QuantizedProvenance):
+            found.append(f"{by}, recipe {recorded.recipe.name}, from {origin}")
+        else:
+            found.append(f"{by}, dequantized from {origin}")
     raw = raw_declaration(checkpoint)
     if raw is not None and isinstance(raw.value, dict):
         if "version" in raw.value:

@@ -7,12 +7,11 @@ arithmetic for BF16, numpy for F16), then compared bit by bit. Imports no torch.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from ..drafts import Row, read_draft
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
+from ..files.safetensors_header import FloatDtype
 from ..stored.declarations import HF_QUANT_CONFIG
 from ..stored.decode import Bytes, Floats, floats, read_rows
 from ..stored.draft import StoredDraft
@@ -27,7 +27,6 @@ from .codes import compare_kept, hash_tensor
 from .headers import index_faults, metadata_faults, side_file_faults
 from .report import Fault
 
-FloatDtype = Literal["BF16", "F16", "F32"]
 QUANTIZED_ONLY = frozenset({PROVENANCE_FILE, HF_QUANT_CONFIG})
 """Side files of a quantized folder that say nothing true about the dequantized one."""
 WORKERS = 2  # reading, hashing and arithmetic release the interpreter lock
@@ -229,14 +228,13 @@ def _loss(values: Floats, product: Floats) -> tuple[int, float]:
     return len(different), float((error / np.abs(exact)).max())
 
 
-def check_unchanged(recorded: object, computed: dict[str, str], where: Path) -> None:
+def check_unchanged(recorded: Mapping[str, str], computed: Mapping[str, str], where: Path) -> None:
     """The tensors of the quantized folder still have the hashes that its draftquant.json records.
 
     Raises:
         CheckpointError: one has not.
     """
-    hashes = recorded if isinstance(recorded, dict) else {}
-    changed = [name for name in sorted(computed) if hashes.get(name) != computed[name]]
+    changed = [name for name in sorted(computed) if recorded.get(name) != computed[name]]
     if changed:
         raise CheckpointError(
             where,

@@ -12,13 +12,8 @@ from pathlib import Path
 
 from ..drafts import Draft, read_draft
 from ..errors import CheckpointError, VerifyError
-from ..files.checkpoint import (
-    CONFIG_FILE,
-    INDEX_FILE,
-    PROVENANCE_FILE,
-    Checkpoint,
-    read_json_object,
-)
+from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
+from ..files.provenance import DequantizedProvenance, QuantizedProvenance, read_provenance
 from ..files.safetensors_header import TensorInfo
 from ..lints import config_changes, find_lints
 from ..stored.declarations import DeclaredScheme, declared_scheme
@@ -39,9 +34,6 @@ from .scales import matrix_scale_faults
 
 __all__ = ["Fault", "LinearFinding", "VerifyReport", "verify"]
 
-REPAIRED_FORMAT = "draftquant-repaired"
-"""`format` of the draftquant.json of a folder whose config was repaired here, but which was made by
-something else: it says nothing of how its codes were found."""
 OnProgress = Callable[[int, int], None]
 _WORKERS = 2  # hashing and numpy release the interpreter lock; more would wait for memory
 
@@ -70,7 +62,7 @@ def verify(output: Path, source: Path, on_progress: OnProgress | None = None) ->
     try:
         checkpoint = Checkpoint.open(output)
         scheme = declared_scheme(checkpoint)
-        provenance = _read_provenance(output)
+        provenance = _made_here(output)
     except (CheckpointError, VerifyError) as exc:
         return _unreadable(output, source, exc)
     return _Verification(draft, checkpoint, scheme, provenance, on_progress).report()
@@ -123,7 +115,7 @@ class _Verification:
         draft: Draft,
         output: Checkpoint,
         scheme: DeclaredScheme | None,
-        provenance: Mapping[str, object] | None,
+        provenance: QuantizedProvenance | None,
         on_progress: OnProgress | None,
     ) -> None:
         self._draft = draft
@@ -240,17 +232,22 @@ class _Verification:
                 self._progress.add(checkpoint.tensors[name].nbytes)
 
 
-def _read_provenance(folder: Path) -> Mapping[str, object] | None:
-    """The parsed draftquant.json; None where the folder was made by something else."""
-    path = folder / PROVENANCE_FILE
-    if not path.exists():
-        return None
-    recorded = read_json_object(path, "quantize the draft again")
-    return None if recorded.get("format") == REPAIRED_FORMAT else recorded
+def _made_here(folder: Path) -> QuantizedProvenance | None:
+    """What this package recorded when it quantized; None where something else did.
+
+    Raises:
+        CheckpointError: draftquant.json is damaged, or that of a dequantized folder.
+    """
+    recorded = read_provenance(folder)
+    if isinstance(recorded, DequantizedProvenance):
+        raise CheckpointError(
+            folder / PROVENANCE_FILE,
+            "the folder was dequantized: it holds no codes to verify",
+            fix="verify the quantized folder that it was made from",
+        )
+    return recorded if isinstance(recorded, QuantizedProvenance) else None
 
 
-def _scale_rule(provenance: Mapping[str, object] | None) -> object:
+def _scale_rule(provenance: QuantizedProvenance | None) -> str:
     """How the recipe chose scales; every tool known to write these layouts uses absmax."""
-    recipe = provenance.get("recipe") if provenance else None
-    algorithm = recipe.get("algorithm") if isinstance(recipe, dict) else None
-    return algorithm.get("scale", "absmax") if isinstance(algorithm, dict) else "absmax"
+    return provenance.recipe.algorithm.scale if provenance else "absmax"

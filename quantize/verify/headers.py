@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
+from ..files.provenance import QuantizedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..lints import fixed_config
 from ..stored.declarations import HF_QUANT_CONFIG, DeclaredScheme
@@ -116,7 +117,7 @@ def config_faults(
     output: Checkpoint,
     scheme: DeclaredScheme | None,
     changes: Mapping[str, object],
-    provenance: Mapping[str, object] | None,
+    provenance: QuantizedProvenance | None,
 ) -> list[Fault]:
     """config.json is the source's, as it is or with all `changes`, plus `quantization_config`.
 
@@ -132,12 +133,12 @@ def config_faults(
     fixed = _key_faults(fixed_config(source.config, changes), output.config)
     if provenance is None:
         faults = min(as_it_was, fixed, key=len)
-    elif recorded := provenance.get("config_changes"):
+    elif recorded := provenance.config_changes:
         faults = fixed
         if recorded != changes:
             where, got = f"{PROVENANCE_FILE}: config_changes", json.dumps(recorded)
             faults.append(Fault(where=where, expected=json.dumps(changes), got=got))
-    elif provenance.get("repairs"):
+    elif provenance.repairs:
         faults = min(as_it_was, fixed, key=len)
     else:
         faults = as_it_was
@@ -185,21 +186,16 @@ def side_file_faults(source: Checkpoint, output: Checkpoint) -> list[Fault]:
 
 
 def provenance_faults(
-    recorded: Mapping[str, object], source: Mapping[str, str], output: Mapping[str, str]
+    recorded: QuantizedProvenance, source: Mapping[str, str], output: Mapping[str, str]
 ) -> list[Fault]:
     """The hashes in draftquant.json are those of the tensors on both sides."""
     faults = []
-    origin = recorded.get("source")
     sides = (
-        ("source.tensor_sha256", origin.get("tensor_sha256") if isinstance(origin, dict) else None,
-         source),
-        ("tensor_sha256", recorded.get("tensor_sha256"), output),
-    )  # fmt: skip
+        ("source.tensor_sha256", recorded.source.tensor_sha256, source),
+        ("tensor_sha256", recorded.tensor_sha256, output),
+    )
     for key, said, computed in sides:
         where = f"{PROVENANCE_FILE}: {key}"
-        if not isinstance(said, dict):
-            faults.append(Fault(where=where, expected="a hash per tensor", got=repr(said)))
-            continue
         for name in sorted(said.keys() | computed.keys()):
             if said.get(name) != computed.get(name):
                 faults.append(Fault(where=f"{where}.{name}", expected=str(computed.get(name)),

@@ -10,7 +10,7 @@ from ..console import megabytes, print_json, print_table, progress_bar, stdout, 
 
 if TYPE_CHECKING:
     from ...quantize.dequantize import DequantizeReport
-    from ...quantize.verify.dequantized import FloatDtype
+    from ...quantize.files.safetensors_header import FloatDtype
 
 _DTYPES: "dict[str, FloatDtype]" = {"bfloat16": "BF16", "float32": "F32"}
 
@@ -29,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...quantize.dequantize import dequantize_draft
-    from ...quantize.dequantize_plan import plan_dequantization
+    from ...quantize.dequantize import dequantize_draft, plan_dequantization
     from ...quantize.files.checkpoint import Checkpoint
 
     source, dtype = resolve_draft(options.quantized), _DTYPES.get(options.dtype)

@@ -11,28 +11,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...errors import VerifyError
-from ...files.checkpoint import (
-    CONFIG_FILE,
-    INDEX_FILE,
-    PROVENANCE_FILE,
-    Checkpoint,
-    read_json_object,
-)
+from ...files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
 from ...files.hub import DraftSource
-from ...files.provenance import package_version
-from ...files.side_files import SPARE_BYTES, copy_side_files
-from ...files.staging import check_output, staged_output, sync, write_text
+from ...files.provenance import (
+    Provenance,
+    RepairedProvenance,
+    RepairRecord,
+    SourceFolder,
+    package_version,
+    read_provenance,
+    with_repairs,
+)
+from ...files.publish import publish
+from ...files.staging import sync
 from ...stored.declarations import declared_scheme, raw_declaration
 from ...verify.codes import hash_tensor
-from ...verify.folder import REPAIRED_FORMAT, VerifyReport, verify
+from ...verify.folder import VerifyReport, verify
 from .declaration import understood
 from .plan import RepairPlan
 from .repair import with_config
 
-REPAIRED_VERSION = 1
 _WORKERS = 2  # hashing releases the interpreter lock
 
 
@@ -64,31 +64,40 @@ def repair_draft(
         OutputError: `out` exists or cannot be written.
         VerifyError: what was written is not what was planned; nothing is left behind.
     """
-    folder = plan.source.folder
+    folder, documents = plan.source.folder, {**plan.files, CONFIG_FILE: plan.config}
     side_files = [f for f in plan.source.side_files() if f not in (*plan.files, PROVENANCE_FILE)]
-    nbytes = sum((folder / file).stat().st_size for file in (*plan.source.headers, *side_files))
-    check_output(out, folder, needed_bytes=nbytes + SPARE_BYTES)
-    recorded = _provenance_of(folder)
-    with staged_output(out) as staging:
+    if plan.source.index is not None and INDEX_FILE not in plan.files:
+        side_files.append(INDEX_FILE)
+    recorded = read_provenance(folder)
+    verification: VerifyReport | None = None
+
+    def copy_tensors(staging: Path) -> None:
         for file in plan.source.headers:
             shutil.copyfile(folder / file, staging / file)
             sync(staging / file)
-        if plan.source.index is not None and INDEX_FILE not in plan.files:
-            side_files.append(INDEX_FILE)
-        copy_side_files(folder, staging, side_files)
-        for file, content in {**plan.files, CONFIG_FILE: plan.config}.items():
-            write_text(staging / file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        hashes = _reread(plan, staging, out)
-        against = plan.against.checkpoint.folder if plan.against is not None else None
-        if recorded is not None or raw_declaration(plan.source) is not None:
-            # A plain draft gets no record: it may still be quantized, which writes one.
-            provenance = _provenance(plan, recorded, source, argv, hashes)
-            write_text(staging / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
-        report = verify(staging, against) if against is not None else None
-        if report is not None:
+
+    def confirm(staging: Path) -> None:
+        nonlocal verification
+        if plan.against is not None:
+            report = verify(staging, plan.against.checkpoint.folder)
             _check_codes(plan, report, out)
-            report = dataclasses.replace(report, output=str(out))
-    return RepairReport(out=out, plan=plan, verification=report)
+            verification = dataclasses.replace(report, output=str(out))
+
+    publish(
+        out,
+        plan.source,
+        tensor_bytes=sum((folder / file).stat().st_size for file in plan.source.headers),
+        write_tensors=copy_tensors,
+        side_files=side_files,
+        documents={
+            file: json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            for file, content in documents.items()
+        },
+        verify=lambda staging: _reread(plan, staging, out),
+        provenance=lambda hashes: _provenance(plan, recorded, source, argv, hashes),
+        confirm=confirm,
+    )
+    return RepairReport(out=out, plan=plan, verification=verification)
 
 
 def _reread(plan: RepairPlan, staging: Path, out: Path) -> dict[str, str]:
@@ -128,34 +137,25 @@ def _check_codes(plan: RepairPlan, report: VerifyReport, out: Path) -> None:
         )
 
 
-def _provenance_of(folder: Path) -> Mapping[str, Any] | None:
-    path = folder / PROVENANCE_FILE
-    return read_json_object(path, "copy or quantize the draft again") if path.exists() else None
-
-
 def _provenance(
     plan: RepairPlan,
-    recorded: Mapping[str, Any] | None,
+    recorded: Provenance | None,
     source: DraftSource,
     argv: Sequence[str],
     hashes: Mapping[str, str],
-) -> dict[str, Any]:
+) -> Provenance | None:
     """What the folder recorded of itself, and its repairs; of another tool's, the repairs alone."""
-    now = {"draftquant": package_version("draftquant"), "argv": list(argv)}
-    repairs = [dataclasses.asdict(repair) for repair in plan.repairs]
-    if recorded is None:
-        return {
-            "format": REPAIRED_FORMAT,
-            "version": REPAIRED_VERSION,
-            **now,
-            "source": {"hub_id": source.hub_id, "revision": source.revision},
-            "repairs": repairs,
-            "tensor_sha256": dict(hashes),
-        }
-    made_by = recorded.get("made_by") or {key: recorded.get(key) for key in now}
-    return {
-        **recorded,
-        **now,
-        "made_by": made_by,
-        "repairs": [*(recorded.get("repairs") or ()), *repairs],
-    }
+    repairs = [
+        RepairRecord(name=one.name, wrong=one.wrong, written=one.written) for one in plan.repairs
+    ]
+    if recorded is not None:
+        return with_repairs(recorded, repairs, argv=argv)
+    if raw_declaration(plan.source) is None:
+        return None  # a plain draft gets no record: it may still be quantized, which writes one
+    return RepairedProvenance(
+        draftquant=package_version("draftquant"),
+        argv=tuple(argv),
+        source=SourceFolder(hub_id=source.hub_id, revision=source.revision),
+        repairs=tuple(repairs),
+        tensor_sha256=hashes,
+    )
