@@ -324,7 +324,7 @@ def test_a_writer_that_truncates_is_not_published(
         bits = torch.from_numpy(product).view(torch.int32)
         return (bits & -65536).view(torch.float32).bfloat16()
 
-    monkeypatch.setattr(module, "_rounded", truncated)
+    monkeypatch.setattr(module, "rounded", truncated)
     with pytest.raises(VerifyError, match=r"not published:\n.*rounded to BF16"):
         dequantized(int4, tmp_path / "plain")
     assert list(tmp_path.iterdir()) == []

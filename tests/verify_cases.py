@@ -3,11 +3,15 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from draftquant.quantize.files.provenance import QuantizedProvenance, SourceDraft, TensorBytes
 from draftquant.quantize.verify import VerifyReport
+from draftquant.recipes import load_recipe, recipe_sha256
+from draftquant.recipes.decode import encode
 from handmade import nearest_e4m3
 from tiny import (
     INDEX_FILE,
@@ -66,13 +70,28 @@ def faults_of(report: VerifyReport) -> str:
     return "\n".join(map(str, report.faults))
 
 
-def provenance_of(report: VerifyReport, scale: str) -> dict[str, Any]:
-    """What draftquant.json records of a folder, as far as `verify` reads it."""
-    return {
-        "recipe": {"algorithm": {"scale": scale}},
-        "source": {"tensor_sha256": dict(report.source_sha256)},
-        "tensor_sha256": dict(report.output_sha256),
-    }
+def provenance_of(report: VerifyReport, scale: Literal["absmax", "mse"]) -> dict[str, Any]:
+    """What draftquant.json would record of this folder, had this package quantized it."""
+    recipe = load_recipe("fp8-ptpc")
+    recipe = replace(recipe, algorithm=replace(recipe.algorithm, scale=scale))
+    recorded: dict[str, Any] = encode(
+        QuantizedProvenance(
+            draftquant="0.1.0",
+            backend_versions={},
+            argv=(),
+            source=SourceDraft(
+                hub_id=None,
+                revision=None,
+                family="eagle3-llama",
+                tensor_sha256=report.source_sha256,
+            ),
+            recipe=recipe,
+            recipe_sha256=recipe_sha256(recipe),
+            tensor_sha256=report.output_sha256,
+            tensor_bytes=TensorBytes(before=1, after=1),
+        )
+    )
+    return recorded
 
 
 def assert_only_fault(report: VerifyReport, where: str, what: str) -> None:
