@@ -1,0 +1,313 @@
+"""draftquant.json: its three kinds, byte for byte, and what is wrong in one."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.provenance import (
+    DequantizedProvenance,
+    MadeBy,
+    QuantizedProvenance,
+    RepairedProvenance,
+    RepairRecord,
+    read_provenance,
+    with_repairs,
+    write_provenance,
+)
+from draftquant.recipes import Recipe, built_in_recipes, load_recipe, to_mapping
+from draftquant.recipes.strict_json import decode
+
+RECIPE = """{
+  "schema_version": 1,
+  "name": "mine",
+  "summary": "a test",
+  "loads_on": "nowhere",
+  "backend": "torch",
+  "layout": "modelopt",
+  "weights": {"dtype": "fp8_e4m3", "granularity": "tensor", "symmetric": true},
+  "activations": {"dtype": "fp8_e4m3", "granularity": "tensor", "dynamic": false},
+  "algorithm": {"scale": "absmax", "rounding": "nearest"},
+  "rules": [
+    {"role": ["attention", "mlp"], "action": "quantize"},
+    {"role": ["norm"], "action": "keep", "why": "small"},
+    {"tensor": ["fc.*"], "action": "keep", "why": "caf\\u00e9", "optional": true}
+  ],
+  "expect": {"quantized_per_layer": 7},
+  "gate": {"policy": "screening"}
+}"""
+MADE_BY = '{"draftquant": "0.1.0", "argv": ["draftquant", "quantize"]}'
+REPAIRS = '[{"name": "excludes", "wrong": "fc", "written": "model.fc"}]'
+QUANTIZED = f"""{{
+  "format": "draftquant-provenance",
+  "version": 1,
+  "draftquant": "0.1.0",
+  "backend_versions": {{"torch": "2.9", "amd-quark": "0.13"}},
+  "argv": ["draftquant", "quantize", "caf\\u00e9"],
+  "source": {{
+    "hub_id": null,
+    "revision": null,
+    "family": "eagle3-llama",
+    "tensor_sha256": {{"fc.weight": "00", "norm.weight": "11"}}
+  }},
+  "recipe": {RECIPE},
+  "recipe_sha256": "4c24d57a16dc2c64ddb9234e6689b7e29ac9a5aa3287d9c0def1bb11e9d08771",
+  "tensor_sha256": {{"norm.weight": "11", "fc.weight": "00"}},
+  "tensor_bytes": {{"before": 10, "after": 5}}
+}}"""
+OPTIONAL = f"""{{
+  "config_changes": {{"rope_theta": 1e6, "eagle_config.layers": [1, null, {{"a": true}}]}},
+  "balanced": {{"midlayer.input_layernorm.weight": -4}},
+  "input_scales": {{"a.q_proj": 0.25, "a.k_proj": 1}},
+  "input_scale_origin": null,
+  "made_by": {MADE_BY},
+  "repairs": {REPAIRS}
+}}"""
+REPAIRED = f"""{{
+  "format": "draftquant-repaired",
+  "version": 1,
+  "draftquant": "0.1.0",
+  "argv": [],
+  "source": {{"hub_id": "owner/name", "revision": "abc"}},
+  "repairs": {REPAIRS},
+  "tensor_sha256": {{"norm.weight": "11"}}
+}}"""
+DEQUANTIZED = """{
+  "format": "draftquant-dequantized",
+  "version": 1,
+  "draftquant": "0.1.0",
+  "argv": [],
+  "source": {
+    "hub_id": null,
+    "revision": null,
+    "family": "eagle3-mla",
+    "scheme": "awq int4 per group of 128",
+    "tensor_sha256": {}
+  },
+  "dtype": "BF16",
+  "rounding": {"elements": 100, "rounded": 3, "max_relative_difference": 0.00390625},
+  "tensor_sha256": {"norm.weight": "11"},
+  "tensor_bytes": {"before": 10, "after": 20},
+  "quantized_by": null
+}"""
+
+
+def document(kind: str) -> dict[str, Any]:
+    """A file of one kind; "whole" is a quantized one with every key."""
+    quantized = json.loads(QUANTIZED)
+    documents: dict[str, dict[str, Any]] = {
+        "quantized": quantized,
+        "whole": quantized | json.loads(OPTIONAL),
+        "repaired": json.loads(REPAIRED),
+        "dequantized": json.loads(DEQUANTIZED),
+    }
+    documents["repaired-again"] = documents["repaired"] | {"made_by": json.loads(MADE_BY)}
+    documents["dequantized-of-ours"] = documents["dequantized"] | {
+        "quantized_by": documents["whole"],
+        "made_by": json.loads(MADE_BY),
+        "repairs": json.loads(REPAIRS),
+    }
+    documents["dequantized-of-others"] = documents["dequantized"] | {
+        "quantized_by": documents["repaired"]
+    }
+    return documents[kind]
+
+
+def stored(folder: Path, content: object) -> Path:
+    (folder / "draftquant.json").write_text(json.dumps(content, indent=2) + "\n")
+    return folder
+
+
+KINDS = {
+    "quantized": QuantizedProvenance,
+    "whole": QuantizedProvenance,
+    "repaired": RepairedProvenance,
+    "repaired-again": RepairedProvenance,
+    "dequantized": DequantizedProvenance,
+    "dequantized-of-ours": DequantizedProvenance,
+    "dequantized-of-others": DequantizedProvenance,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_read_is_written_again_byte_for_byte(kind: str, tmp_path: Path) -> None:
+    before = (stored(tmp_path, document(kind)) / "draftquant.json").read_bytes()
+    found = read_provenance(tmp_path)
+    assert type(found) is KINDS[kind]
+    (tmp_path / "draftquant.json").unlink()
+    write_provenance(tmp_path, found)
+    assert (tmp_path / "draftquant.json").read_bytes() == before
+
+
+def test_no_file_is_no_provenance(tmp_path: Path) -> None:
+    assert read_provenance(tmp_path) is None
+
+
+def test_the_method_of_a_quantized_folder(tmp_path: Path) -> None:
+    found = read_provenance(stored(tmp_path, document("whole")))
+    assert isinstance(found, QuantizedProvenance)
+    method = found.method
+    assert method.recipe.weights.dtype == "fp8_e4m3"
+    assert method.recipe.gate.policy == "screening"
+    assert method.input_scales == {"a.q_proj": 0.25, "a.k_proj": 1}
+    assert method.balanced == {"midlayer.input_layernorm.weight": -4}
+    plain = read_provenance(stored(tmp_path, document("quantized")))
+    assert isinstance(plain, QuantizedProvenance)
+    assert (plain.method.input_scales, plain.method.balanced) == ({}, {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_repairs_are_added_and_the_first_maker_stays(kind: str, tmp_path: Path) -> None:
+    found = read_provenance(stored(tmp_path, document(kind)))
+    assert found is not None
+    first = RepairRecord(name="a", wrong="b", written="c")
+    once = with_repairs(found, [first], argv=["fix"])
+    twice = with_repairs(once, [first], argv=["fix", "again"])
+    maker = found.made_by or MadeBy(draftquant="0.1.0", argv=found.argv)
+    assert once.made_by == twice.made_by == maker
+    assert once.repairs == (*found.repairs, first)
+    assert twice.repairs == (*found.repairs, first, first)
+    assert (once.argv, twice.argv) == (("fix",), ("fix", "again"))
+    write_provenance(tmp_path, twice)
+    assert read_provenance(tmp_path) == twice
+
+
+# ---- what is wrong in one
+
+
+def nested(levels: int) -> Any:
+    return [nested(levels - 1)] if levels else 1
+
+
+Edit = Callable[[dict[str, Any]], object]
+FAULTS: dict[str, tuple[str, Edit, str]] = {
+    "no format": ("quantized", lambda d: d.pop("format"), "format: missing key"),
+    "other format": (
+        "quantized", lambda d: d.update(format="zip"),
+        "format: expected 'draftquant-provenance' or 'draftquant-dequantized' or"
+        " 'draftquant-repaired', got 'zip'",
+    ),
+    "a list for the format": ("quantized", lambda d: d.update(format=[1]), "got a list"),
+    "format of another kind": (
+        "quantized", lambda d: d.update(format="draftquant-repaired"),
+        "backend_versions: unknown key",
+    ),
+    "newer version": ("quantized", lambda d: d.update(version=2), "version: expected 1, got 2"),
+    "true is not 1": ("repaired", lambda d: d.update(version=True), "version: expected 1, got Tr"),
+    "no version": ("dequantized", lambda d: d.pop("version"), "version: missing key"),
+    "unknown key": ("whole", lambda d: d.update(note=1), "note: unknown key"),
+    "missing key": ("whole", lambda d: d.pop("tensor_bytes"), "tensor_bytes: missing key"),
+    "missing null": ("dequantized", lambda d: d.pop("quantized_by"), "quantized_by: missing key"),
+    "null for text": ("repaired", lambda d: d.update(draftquant=None), "expected str, got None"),
+    "text for a list": ("repaired", lambda d: d.update(argv="x"), "argv: expected a list, got 'x'"),
+    "number in argv": ("repaired", lambda d: d.update(argv=["a", 1]), "argv[1]: expected str, got"),
+    "hash": (
+        "quantized", lambda d: d["source"]["tensor_sha256"].update({"norm.weight": 1}),
+        "source.tensor_sha256.norm.weight: expected str, got 1",
+    ),
+    "hashes as a list": ("repaired", lambda d: d.update(tensor_sha256=[]), "an object, got a list"),
+    "repair": ("repaired", lambda d: d["repairs"][0].pop("wrong"), "repairs[0].wrong: missing key"),
+    "fraction of a byte": (
+        "whole", lambda d: d["tensor_bytes"].update(after=5.0), "tensor_bytes.after: expected int",
+    ),
+    "NaN": (
+        "whole", lambda d: d["input_scales"].update({"a.q_proj": float("nan")}),
+        "input_scales.a.q_proj: expected a finite number, got nan",
+    ),
+    "beyond all floats": (
+        "whole", lambda d: d["input_scales"].update({"a.q_proj": 10**400}),
+        "input_scales.a.q_proj: expected a finite number, got 1000",
+    ),
+    "true for a scale": (
+        "whole", lambda d: d["input_scales"].update({"a.q_proj": True}), "number, got True",
+    ),
+    "half an exponent": (
+        "whole", lambda d: d["balanced"].update({"n": 1.5}), "balanced.n: expected int, got 1.5",
+    ),
+    "scales of nowhere": (
+        "whole", lambda d: d.pop("input_scale_origin"), "input_scale_origin: expected both or none",
+    ),
+    "origin of nothing": (
+        "whole", lambda d: d.pop("input_scales"), "input_scale_origin: expected both or none",
+    ),
+    "infinite change": (
+        "whole", lambda d: d["config_changes"].update(rope=[{"x": float("-inf")}]),
+        "config_changes.rope: expected finite numbers, got -inf",
+    ),
+    "deep change": (
+        "whole", lambda d: d["config_changes"].update(rope=nested(200)),
+        "config_changes.rope: nested more than 32 levels deep",
+    ),
+    "recipe as a name": (
+        "quantized", lambda d: d.update(recipe="fp8-ptpc"), "recipe: expected an object, got 'fp8",
+    ),
+    "recipe with an unknown dtype": (
+        "quantized", lambda d: d["recipe"]["weights"].update(dtype="int3"),
+        "recipe.weights.dtype: expected 'int4' or",
+    ),
+    "impossible recipe": (
+        "quantized", lambda d: d["recipe"]["weights"].update(granularity="group"),
+        "recipe.weights: granularity: fp8_e4m3 needs",
+    ),
+    "recipe whose rule is one name": (
+        "quantized", lambda d: d["recipe"]["rules"][1].update(role="norm"),
+        "recipe.rules[1].role: expected a list, got 'norm'",
+    ),
+    "another recipe": (
+        "quantized", lambda d: d["recipe"].update(name="other"), "recipe_sha256: not that of the",
+    ),
+    "dtype": ("dequantized", lambda d: d.update(dtype="F64"), "dtype: expected 'BF16' or 'F16' or"),
+    "made by a dequantized one": (
+        "dequantized", lambda d: d.update(quantized_by=document("dequantized")),
+        "quantized_by.format: expected 'draftquant-provenance' or 'draftquant-repaired', got 'draf",
+    ),
+    "fault of what it was made by": (
+        "dequantized-of-ours", lambda d: d["quantized_by"]["source"].pop("family"),
+        "quantized_by.source.family: missing key",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_with_its_key(name: str, tmp_path: Path) -> None:
+    kind, edit, what = FAULTS[name]
+    content = document(kind)
+    edit(content)
+    with pytest.raises(CheckpointError) as caught:
+        read_provenance(stored(tmp_path, content))
+    assert caught.value.where == str(tmp_path / "draftquant.json")
+    assert what in caught.value.what
+    assert "the version of draftquant that wrote it" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "not JSON: Expecting value"),
+        (b"[]", "expected a JSON object, got a list"),
+        (b'{"format": 1, "format": 1}', "not JSON: key 'format' given twice"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"version": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b"\xff", "cannot be read: 'utf-8' codec"),
+    ],
+    ids=["empty", "list", "doubled", "nested", "digits", "no text"],
+)
+def test_a_file_that_is_no_record(content: bytes, what: str, tmp_path: Path) -> None:
+    (tmp_path / "draftquant.json").write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        read_provenance(tmp_path)
+    assert what in caught.value.what
+
+
+def test_a_folder_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "draftquant.json").mkdir()
+    with pytest.raises(CheckpointError, match="cannot be read: "):
+        read_provenance(tmp_path)
+
+
+@pytest.mark.parametrize("name", built_in_recipes())
+def test_every_shipped_recipe_survives_a_record(name: str) -> None:
+    recipe = load_recipe(name)
+    assert decode(Recipe, json.loads(json.dumps(to_mapping(recipe)))) == recipe
