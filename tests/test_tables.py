@@ -25,9 +25,8 @@ from draftquant.quantize.errors import CheckpointError, OutputError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
-from draftquant.scripts.commands.common import chosen_num_draft_tokens
 from draftquant.validate.errors import ReplayError
-from draftquant.validate.replay import replay_drafts
+from draftquant.validate.replay import chosen_num_draft_tokens, replay_drafts
 from safetensors.torch import load_file, save_file
 from test_traces import AUX, TARGET, TRACES
 from tied_pair import HIDDEN, VOCAB, prompt_tokens, save_draft, save_target

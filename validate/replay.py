@@ -91,6 +91,29 @@ class DraftReplay:
         return pooled((p.every_position for p in self.prompts), self.num_draft_tokens)
 
 
+def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) -> int:
+    """K: as asked, else what all the drafts are made for.
+
+    A block draft fills the block behind its anchor, `block_size` - 1 tokens; a chain has no length
+    of its own, 3 is what is usually served.
+
+    Raises:
+        ReplayError: nothing is asked, and the drafts differ.
+    """
+    if asked is not None:
+        return asked
+    sizes = [draft.geometry.block_size for draft in drafts]
+    defaults = [size - 1 if size else 3 for size in sizes]
+    if len(set(defaults)) > 1:
+        named = ", ".join(f"{d.name} {k}" for d, k in zip(drafts, defaults, strict=True))
+        raise ReplayError(
+            "--num-draft-tokens",
+            f"the drafts propose different numbers of tokens: {named}",
+            fix="give one number for all: -k K",
+        )
+    return defaults[0]
+
+
 def replay_drafts(
     drafts: Sequence[LoadedDraft],
     traces: TraceFolder,

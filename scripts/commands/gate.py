@@ -5,10 +5,10 @@ import json
 import math
 import typing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...quantize.files.checkpoint import PROVENANCE_FILE, read_json_object
 from ...quantize.files.hub import resolve_draft
+from ...quantize.files.provenance import read_provenance
 from ...quantize.files.staging import check_output, write_text
 from ...recipes.schema import PolicyName
 from ..console import print_json, print_table, stdout, table
@@ -48,19 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from ...calibration.traces import TraceFolder
+    from ...validate.candidate import check_held_out, policy_of
     from ...validate.gate import judge
     from ...validate.policy import resolve_policy
 
-    provenance = _provenance(options.candidate)
+    candidate = read_provenance(resolve_draft(options.candidate).folder)
     policy = resolve_policy(
-        options.policy or _policy_of(provenance),
+        options.policy or policy_of(candidate),
         max_relative_drop=options.max_relative_drop,
         confidence=options.confidence,
         min_prompts=options.min_prompts,
     )
     if options.report:
         check_output(options.report)
-    _check_held_out(provenance, TraceFolder.open(options.traces).sha256)
+    check_held_out(candidate, TraceFolder.open(options.traces).sha256)
     options.drafts = [options.baseline, options.candidate]
     replays = replay_with_progress(options)
     report = judge(replays[0], replays[1], policy)
@@ -92,31 +93,3 @@ def print_gate(report: "GateReport") -> None:
     out.print(f"[bold {colour}]{report.verdict}[/]: {report.reason}")
     if report.action:
         out.print(f"  {report.action}")
-
-
-def _provenance(candidate: str) -> dict[str, Any]:
-    """The candidate's draftquant.json; empty for folders not made here."""
-    path = resolve_draft(candidate).folder / PROVENANCE_FILE
-    return read_json_object(path, "quantize the draft again") if path.exists() else {}
-
-
-def _policy_of(provenance: dict[str, Any]) -> PolicyName:
-    """The policy that the candidate's recipe asks for, else `release`."""
-    name = provenance.get("recipe", {}).get("gate", {}).get("policy")
-    return typing.cast(PolicyName, name) if name in typing.get_args(PolicyName) else "release"
-
-
-def _check_held_out(provenance: dict[str, Any], traces_sha256: str) -> None:
-    """A draft is never judged on the traces that its activation scales were fitted to.
-
-    Raises:
-        GateError: these traces calibrated the candidate.
-    """
-    from ...validate.errors import GateError
-
-    if traces_sha256 in str(provenance.get("input_scale_origin")):
-        raise GateError(
-            "--traces",
-            "the candidate's input scales were calibrated on these very traces",
-            fix="record traces of other prompts for the gate",
-        )

@@ -7,20 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...quantize.errors import BackendError
 from ...quantize.lints import Lint, find_lints
 from ...quantize.plan import Plan, Step, make_plan
 from ..console import megabytes, print_json, progress_bar, stderr, stdout
 from .common import (
     add_num_draft_tokens,
     add_recipe_arguments,
-    chosen_num_draft_tokens,
     chosen_recipe,
     open_draft,
     shared_tables,
 )
 
 if TYPE_CHECKING:
+    from ...calibration.static_scales import StaticScales
     from ...quantize.quantize import QuantizeReport
 
 
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
     source, draft = open_draft(options.draft)
     plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
-    scales, origin = _input_scales(plan, options)
+    static = _static_scales(plan, options)
     seconds = _Stopwatch()
     with progress_bar("quantize", plan.bytes_before) as bar:
 
@@ -75,8 +74,8 @@ def run(options: argparse.Namespace) -> int:
             options.out,
             source=source,
             argv=options.argv,
-            input_scales=scales,
-            input_scale_origin=origin,
+            input_scales=static.scales if static else None,
+            input_scale_origin=static.origin if static else None,
             allow_zero_rows=options.allow_zero_rows,
             fix_config=options.fix_config,
             on_progress=advance,
@@ -125,56 +124,28 @@ def _print_lints(lints: Sequence[Lint], options: argparse.Namespace) -> None:
         out.print(f"--fix-config corrects {', '.join(fixable)} in the output", markup=False)
 
 
-def _input_scales(
-    plan: Plan, options: argparse.Namespace
-) -> tuple[dict[str, float] | None, str | None]:
-    """Static activation scales by on-disk module name, and where they come from."""
-    modules = {
-        step.row.canonical.removesuffix(".weight"): step.row.module for step in plan.quantized
-    }
-    if options.input_scale is not None:
-        if not 0 < options.input_scale < float("inf"):
-            raise BackendError(
-                "--input-scale",
-                f"expected a positive number, got {options.input_scale}",
-                fix="1.0 is a safe choice",
-            )
-        return dict.fromkeys(modules.values(), options.input_scale), "--input-scale"
-    if options.traces is None:
-        return None, None
-    if not plan.recipe.needs_input_scales:
-        raise BackendError(
-            "--traces",
-            f"recipe {plan.recipe.name} stores no static input scales: nothing to calibrate",
-            fix="drop --traces, or use a recipe with static activations (blackwell-fp8)",
-        )
-    return _calibrated(plan, options, modules)
-
-
-def _calibrated(
-    plan: Plan, options: argparse.Namespace, modules: dict[str, str]
-) -> tuple[dict[str, float], str]:
-    from ...calibration.input_scales import measure_input_scales
+def _static_scales(plan: Plan, options: argparse.Namespace) -> "StaticScales | None":
+    """One constant, or measured on traces; None where neither is asked for."""
+    if options.input_scale is None and options.traces is None:
+        return None
+    from ...calibration.static_scales import calibrated_scales, constant_scales, static_activations
     from ...calibration.traces import TraceFolder
     from ...quantize.stored.loading import load_draft
+    from ...validate.replay import chosen_num_draft_tokens
 
+    if options.input_scale is not None:
+        return constant_scales(plan, options.input_scale)
+    static_activations(plan.recipe)
     traces = TraceFolder.open(options.traces)
     shared = shared_tables(traces, options.target)
     draft = load_draft(plan.draft.checkpoint.folder, shared=shared)
     num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, [draft])
-    activations = plan.recipe.activations
-    assert activations is not None  # `needs_input_scales` says so
     with progress_bar("calibrate", len(traces)) as bar:
-        found = measure_input_scales(
-            draft,
-            traces,
-            num_draft_tokens=num_draft_tokens,
-            activations=activations,
-            on_progress=bar.set,
+        found = calibrated_scales(
+            plan, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set
         )
     stderr().print(f"input scales from {len(traces)} traces, steps 1..{num_draft_tokens}")
-    scales = {modules[name]: scale.scale for name, scale in found.items() if name in modules}
-    return scales, f"traces sha256 {traces.sha256}, num_draft_tokens {num_draft_tokens}"
+    return found
 
 
 class _Stopwatch:

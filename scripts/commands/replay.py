@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..console import print_json, print_table, progress_bar, stdout, table
-from .common import add_replay_arguments, chosen_num_draft_tokens, load_for_replay
+from .common import add_replay_arguments, load_for_replay
 
 if TYPE_CHECKING:
     from ...validate.replay import DraftReplay
@@ -43,7 +43,7 @@ def replay_with_progress(
 ) -> "Sequence[DraftReplay]":
     """Load and replay `options.drafts`, with a progress bar; `rope_theta` as in `load_draft`."""
     from ...calibration.traces import TraceFolder
-    from ...validate.replay import replay_drafts
+    from ...validate.replay import chosen_num_draft_tokens, replay_drafts
 
     traces = TraceFolder.open(options.traces)
     drafts = load_for_replay(options.drafts, traces, options.target, rope_theta=rope_theta)
