@@ -69,7 +69,7 @@ DRAFTS: dict[str, tuple[Family, dict[str, Any]]] = {
 }
 ROWS = {"all": range(2, 9), "strided": range(1, 9, 3), "one": range(8, 9)}
 ACTIVATIONS = ("none", "tensor-static", "tensor-dynamic", "token-dynamic", "group-dynamic",
-               "mxfp4", "nvfp4")  # fmt: skip
+               "mxfp4", "nvfp4", "nvfp4-static")  # fmt: skip
 
 OnInput = Callable[[str, Tensor], Tensor]
 
@@ -311,8 +311,8 @@ def test_what_is_not_finite_is_refused(case: Case) -> None:
 
 
 def rounding(activations: Any, case: Case) -> InputRounding:
-    declared = "token-dynamic" if activations == "tensor-static" else activations
-    scale = torch.tensor(0.01) if activations in ("tensor-static", "nvfp4") else None
+    scale = torch.tensor(0.01) if activations.endswith("-static") else None
+    declared = "nvfp4" if activations == "nvfp4-static" else activations
     linears = [name.removesuffix(".weight") for name in case.weights if "_proj" in name]
     return InputRounding(declared, dict.fromkeys(linears, scale), None)
 
