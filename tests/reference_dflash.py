@@ -64,13 +64,13 @@ class ReferenceDFlash(nn.Module):
         wanted = {k: v for k, v in weights.items() if k not in {"d2t", "t2d", "mask_embedding"}}
         self.to(next(iter(wanted.values())).dtype)
         self.load_state_dict(wanted)
+        self.requires_grad_(False)
         if "mask_embedding" in weights:  # as SGLang does it: the row of the table is replaced
             self.embed_tokens.weight.data[g.mask_token_id] = weights["mask_embedding"]
         if round_input is not None:
             round_inputs(self, round_input)
         self.cache = DynamicCache()
 
-    @torch.no_grad()
     def extend(self, features: Tensor) -> None:
         """Append the context rows of features [1, T, num_aux * W_target]."""
         rows = self.hidden_norm(self.fc(features))
@@ -84,7 +84,6 @@ class ReferenceDFlash(nn.Module):
             _, keys = apply_rotary_pos_emb(keys, keys, cos, sin)
             self.cache.update(keys, values, i)
 
-    @torch.no_grad()
     def propose(self, anchor: int, num_draft_tokens: int) -> Tensor:
         """Logits [K, draft vocabulary] of the slots behind an anchor that follows the context."""
         ids = [anchor] + [self.geometry.mask_token_id] * num_draft_tokens

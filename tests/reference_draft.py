@@ -84,6 +84,7 @@ class ReferenceDraft(nn.Module):
         wanted = {k: v for k, v in weights.items() if k not in {"d2t", "t2d"}}
         self.to(next(iter(wanted.values())).dtype)
         self.load_state_dict(wanted)
+        self.requires_grad_(False)
         if round_input is not None:
             _round_inputs(self, round_input)
         self.cache = DynamicCache()
@@ -119,7 +120,6 @@ class ReferenceDraft(nn.Module):
         fused: Tensor = self.fc(features)
         return fused
 
-    @torch.no_grad()
     def extend(self, token_ids: Tensor, hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Append rows at positions start, start + 1, ... -> (target-vocabulary logits, hidden).
 

@@ -16,7 +16,7 @@ import torch
 from draftquant.quantize.drafts.eagle3_geometry import Eagle3LlamaGeometry
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.forward import ChainForward, softmax_attention
-from draftquant.quantize.drafts.rope import RopeConfig, rope_frequencies
+from draftquant.quantize.drafts.rope import RopeConfig, Yarn, rope_frequencies
 from reference_draft import ReferenceDraft, random_weights, transformers_in_float64
 from torch import Tensor
 
@@ -50,6 +50,10 @@ CASES: dict[str, dict[str, Any]] = {
     # No pair turns even once within 4 (1) positions: the ramp is empty (reversed).
     "yarn-empty-ramp": {"rope_scaling": YARN | {"original_max_position_embeddings": 4}},
     "yarn-reversed-ramp": {"rope_scaling": YARN | {"original_max_position_embeddings": 1}},
+    "yarn-clamped-ramp": {  # it would end behind the last dimension, at 18 of 15
+        "rope_theta": 10.0,
+        "rope_scaling": YARN | {"original_max_position_embeddings": 1000},
+    },
     "kimi-rope": {"rope_theta": 50000.0, "rope_scaling": YARN | {"factor": 64.0}},
     "norm-before-residual": {"norm_before_residual": True},
     "norm-output": {"norm_output": True},
@@ -188,6 +192,30 @@ def test_default_frequencies_by_hand() -> None:
     frequencies, factor = rope_frequencies(RopeConfig(theta=10000.0, yarn=None), 8)
     assert factor == 1.0
     torch.testing.assert_close(frequencies, torch.tensor([1.0, 0.1, 0.01, 0.001]).double())
+
+
+@pytest.mark.parametrize(
+    ("original", "slow"),
+    [
+        (1000, [0, 0, 0, 1 / 5]),  # pairs 2.79 and 8.81: from 2 to 9, which is clamped to 7
+        (200, [0, 1 / 7, 2 / 7, 3 / 7]),  # pairs -0.01 and 6.01: from -1, clamped to 0, to 7
+        (10, [0, 1, 1, 1]),  # pairs -5.21 and 0.81: from 0 to 1
+    ],
+)
+def test_the_ramp_of_yarn_by_hand(original: int, slow: list[float]) -> None:
+    """Eight dimensions, base 10: pair i turns 10^(-i/4) radians per position, or a quarter."""
+    yarn = Yarn(
+        factor=4.0,
+        original_max_positions=original,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        mscale=None,
+        mscale_all_dim=None,
+        attention_factor=None,
+    )
+    frequencies, _ = rope_frequencies(RopeConfig(theta=10.0, yarn=yarn), 8)
+    expected = [10 ** (-i / 4) * (1 - share + share / 4) for i, share in enumerate(slow)]
+    torch.testing.assert_close(frequencies, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_bfloat16_stays_close_to_float64() -> None:

@@ -45,6 +45,12 @@ def imported_names(module: Path, node: Import) -> list[tuple[str, ...]]:
     return [(*base, *node.module.split("."))]
 
 
+def module_name(module: Path) -> tuple[str, ...]:
+    """The parts of its dotted name; a package is named by its folder."""
+    parts = module.with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
 def parsed(module: Path) -> ast.Module:
     return ast.parse((ROOT / module).read_text(encoding="utf-8"))
 
@@ -104,6 +110,22 @@ def test_modules_import_only_from_layers_below() -> None:
                 if not relative and name[0] == "draftquant":
                     faults.append(f"{module}:{node.lineno} is not relative")
     assert faults == []
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    """Also not in a function or for its types only, and however long the way round is."""
+    names = {("draftquant", *module_name(module)): module for module in MODULES}
+    imported: dict[Path, set[Path]] = {module: set() for module in MODULES}
+    for module in MODULES:
+        for node, _ in imports(parsed(module)):
+            for name in imported_names(module, node):
+                for alias in node.names:  # a module of the package, or what a module defines
+                    found = names.get((*name, alias.name), names.get(name))
+                    imported[module].update([found] if found else [])
+    while free := [m for m in imported if not (imported[m] - {m}) & imported.keys()]:
+        for module in free:
+            del imported[module]
+    assert sorted(map(str, imported)) == []
 
 
 def test_vendor_toolkits_stay_in_functions_of_their_backends() -> None:

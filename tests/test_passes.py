@@ -1,0 +1,369 @@
+"""Passes of chains and blocks: gradients against one row at a time, blocks of rows, devices.
+
+The reference is the draft made of transformers' modules that checks the forward maths too, run as
+an engine would, from every row anew. Tolerance: both sides are float64; a gradient sums some 1e3
+products that each went forward and back through at most 60 dot products, and is compared relative
+to the largest gradient of its tensor: 1e-9 leaves three orders to 1e-12, and a wrong term (a key
+without its gradient, a row too many) moves it by more than 1e-4.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import reference_dflash
+import torch
+from draftquant.calibration import block, chain
+from draftquant.calibration.errors import CalibrationError
+from draftquant.calibration.passes import whole_rows
+from draftquant.calibration.predictions import draft_passes, draft_predictions
+from draftquant.quantize.drafts import Family
+from draftquant.quantize.drafts.families.dflash import DFlash
+from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
+from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
+from draftquant.quantize.drafts.forward import DraftForward
+from draftquant.quantize.stored.activations import InputRounding
+from reference_dflash import ReferenceDFlash
+from reference_draft import ReferenceDraft, random_weights
+from reference_mla import ReferenceMlaDraft
+from torch import Tensor
+from transformers import DynamicCache
+
+pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
+
+WIDTH, NUM_TOKENS, K = 16, 13, 3
+SIZES = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 40,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+LATENT = {
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
+MASK = 7
+SLOTS = {
+    "block_size": K + 1,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 1, 2]},
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 4,
+}
+DRAFTS: dict[str, tuple[Family, dict[str, Any]]] = {
+    "llama": (Eagle3Llama(), SIZES | GROUPED),
+    "llama-3.1": (
+        Eagle3Llama(),
+        SIZES | GROUPED | {"norm_output": True, "fc_norm": True, "draft_vocab_size": 24},
+    ),
+    "mla": (Eagle3Mla(), SIZES | LATENT),
+    "dflash": (DFlash(), SIZES | GROUPED | SLOTS),
+}
+ROWS = {"all": range(2, 9), "strided": range(1, 9, 3), "one": range(8, 9)}
+ACTIVATIONS = ("none", "tensor-static", "tensor-dynamic", "token-dynamic", "group-dynamic",
+               "mxfp4", "nvfp4", "nvfp4-static")  # fmt: skip
+
+OnInput = Callable[[str, Tensor], Tensor]
+
+
+def unchanged(_name: str, x: Tensor) -> Tensor:
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A draft with random weights, and two sequences to run it on."""
+
+    family: Family
+    geometry: Any
+    weights: dict[str, Tensor]
+    features: Tensor
+    token_ids: Tensor
+
+    def forward(
+        self, weights: Mapping[str, Tensor] | None = None, on_input: OnInput = unchanged
+    ) -> DraftForward:
+        return self.family.forward(self.geometry, weights or self.weights, on_input)
+
+    def trainable(self) -> dict[str, Tensor]:
+        return {
+            name: weight.clone().requires_grad_(weight.is_floating_point())
+            for name, weight in self.weights.items()
+        }
+
+
+@pytest.fixture(params=DRAFTS)
+def case(request: pytest.FixtureRequest) -> Case:
+    return case_of(request.param)
+
+
+def case_of(name: str) -> Case:
+    family, config = DRAFTS[name]
+    geometry: Any = family.read_geometry(config, "config.json")
+    if isinstance(family, DFlash):
+        weights = reference_dflash.random_weights(geometry)
+        generator = torch.Generator().manual_seed(3)
+        mask = torch.randn(WIDTH, generator=generator, dtype=torch.float64)
+        weights["mask_embedding"] = mask
+    else:
+        weights = random_weights(geometry, family=family)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(5)
+    return Case(
+        family,
+        geometry,
+        weights,
+        torch.randn((2, NUM_TOKENS - 1, 3 * WIDTH), generator=generator, dtype=torch.float64),
+        torch.randint(40, (2, NUM_TOKENS), generator=generator),
+    )
+
+
+def all_hidden(forward: DraftForward, case: Case, rows: range, block_rows: int) -> Tensor:
+    """[B, R, K, W] of all passes, each row and depth exactly once."""
+    filled = torch.zeros(len(rows), K)
+    hidden = [[torch.empty(0)] * K for _ in rows]
+    passes = draft_passes(
+        forward,
+        forward.fuse(case.features),
+        case.token_ids,
+        rows=rows,
+        num_draft_tokens=K,
+        block_rows=block_rows,
+    )
+    for one in passes:
+        assert one.hidden.shape == (2, len(one.rows), len(one.depths), WIDTH)
+        for (i, row), (j, depth) in itertools.product(enumerate(one.rows), enumerate(one.depths)):
+            filled[rows.index(row), depth] += 1
+            hidden[rows.index(row)][depth] = one.hidden[:, i, j]
+    assert torch.equal(filled, torch.ones(len(rows), K))
+    return torch.stack([torch.stack(of_row, dim=1) for of_row in hidden], dim=1)
+
+
+def row_by_row(case: Case, rows: range, reference: Any, features: Tensor) -> Tensor:
+    """Logits [B, R, K, draft vocabulary] of a draft that starts each row with an empty cache."""
+    every = []
+    for sequence, row in itertools.product(range(2), rows):
+        reference.cache = DynamicCache()
+        tokens, seen = case.token_ids[sequence], features[sequence, None, : row + 1]
+        if isinstance(reference, ReferenceDFlash):
+            reference.extend(seen)
+            every.append(reference.propose(int(tokens[row + 1]), K))
+            continue
+        logits, fed = reference.extend(tokens[None, 1 : row + 2], reference.fuse(seen), 0)
+        steps = [logits[0, -1]]
+        for position in range(row + 1, row + K):
+            read = tokens[None, None, position + 1]
+            logits, fed = reference.extend(read, fed[:, -1:], position)
+            steps.append(logits[0, -1])
+        every.append(torch.stack(steps))
+    return torch.stack(every).unflatten(0, (2, len(rows)))
+
+
+def reference_of(case: Case) -> Any:
+    kind = {"dflash": ReferenceDFlash, "eagle3-mla": ReferenceMlaDraft}
+    return kind.get(case.family.name, ReferenceDraft)(case.geometry, case.weights)
+
+
+@pytest.mark.parametrize(
+    ("rows", "block_rows", "max_scores"),
+    [("all", 256, 2**24), ("all", 4, 1), ("strided", 4, 2**24), ("one", 1, 1)],
+)
+def test_logits_and_gradients_are_those_of_one_row_at_a_time(
+    case: Case, rows: str, block_rows: int, max_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one block of rows or several, and attention in one piece or query by query."""
+    for module in (chain, block):
+        monkeypatch.setattr(module, "_MAX_SCORES", max_scores)
+    weights = case.trainable()
+    features = case.features.clone().requires_grad_()
+    forward = case.forward(weights)
+    ours = dataclasses.replace(case, features=features)
+    logits = forward.logits(all_hidden(forward, ours, ROWS[rows], block_rows))
+
+    reference = reference_of(case).requires_grad_(True)
+    their_features = case.features.clone().requires_grad_()
+    expected = row_by_row(case, ROWS[rows], reference, their_features)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
+
+    generator = torch.Generator().manual_seed(6)
+    towards = torch.randn(logits.shape, generator=generator, dtype=torch.float64)
+    torch.autograd.backward((logits * towards).sum())
+    torch.autograd.backward((expected * towards).sum())
+    theirs = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    if "mask_embedding" in weights:  # the reference has it as a row of the table
+        mask_row = theirs["embed_tokens.weight"][MASK].clone()
+        theirs["embed_tokens.weight"][MASK] = 0
+        theirs["mask_embedding"] = mask_row
+    trained = {name: weight.grad for name, weight in weights.items() if weight.requires_grad}
+    assert trained.keys() == theirs.keys()
+    for name, gradient in {**theirs, "features": their_features.grad}.items():
+        own = features.grad if name == "features" else trained[name]
+        assert own is not None, name
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(
+            own / gradient.abs().max(), gradient / gradient.abs().max(), rtol=0, atol=1e-9, msg=name
+        )
+
+
+def test_gradients_are_the_slopes_of_the_loss(case: Case) -> None:
+    """`gradcheck` along one random direction of all weights: differences of values, no autograd."""
+    trained = {name: w for name, w in case.weights.items() if w.is_floating_point()}
+
+    def loss(flat: Tensor) -> Tensor:
+        parts = flat.split([weight.numel() for weight in trained.values()])
+        named = zip(trained.items(), parts, strict=True)
+        forward = case.forward(
+            case.weights | {name: part.view_as(weight) for (name, weight), part in named}
+        )
+        return forward.logits(all_hidden(forward, case, range(3, 7), 2)).square().mean()
+
+    flat = torch.cat([weight.flatten() for weight in trained.values()])
+    assert torch.autograd.gradcheck(loss, flat.requires_grad_(), fast_mode=True)
+
+
+def test_one_linear_alone_may_train(case: Case) -> None:
+    """Keys that need no gradient beside queries that do: nothing they share is overwritten."""
+    leaf = "q_b_proj" if case.family.name == "eagle3-mla" else "q_proj"
+    name = f"layers.0.self_attn.{leaf}.weight"
+    every, alone = case.trainable(), case.weights[name].clone().requires_grad_()
+    for weights in (every, case.weights | {name: alone}):
+        forward = case.forward(weights)
+        torch.autograd.backward(all_hidden(forward, case, range(9), 2).square().sum())
+    assert alone.grad is not None
+    torch.testing.assert_close(alone.grad, every[name].grad)
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_blocks_of_rows_change_rounding_only(case: Case, rows: range) -> None:
+    forward = case.forward()
+    whole = all_hidden(forward, case, rows, 256)
+    for block_rows in (1, 2, 5):
+        parts = all_hidden(forward, case, rows, block_rows)
+        torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("block_rows", [1, 3, 256])
+def test_predictions_are_the_argmax_of_the_passes(case: Case, block_rows: int) -> None:
+    forward, first_row = case.forward(), 2
+    rows = whole_rows(NUM_TOKENS, K, first_row=first_row)
+    assert rows == range(2, 9)
+    logits = forward.logits(all_hidden(forward, case, rows, 256))
+    expected = forward.to_target(logits.argmax(-1))
+    for sequence in range(2):
+        predicted = draft_predictions(
+            forward,
+            forward.fuse(case.features)[sequence],
+            case.token_ids[sequence],
+            first_row=first_row,
+            num_draft_tokens=K,
+            block_rows=block_rows,
+        )
+        assert torch.equal(predicted, expected[sequence])
+    assert len(expected.unique()) > 5
+
+
+def test_a_shorter_sequence_may_be_padded_behind(case: Case) -> None:
+    forward, rows = case.forward(), range(2, 6)
+    before = all_hidden(forward, case, rows, 256)
+    features, token_ids = case.features.clone(), case.token_ids.clone()
+    features[0, rows.stop :] = 3.0
+    token_ids[0, rows.stop + K :] = 0
+    padded = dataclasses.replace(case, features=features, token_ids=token_ids)
+    assert torch.equal(all_hidden(forward, padded, rows, 256), before)
+
+
+def test_no_rows_give_no_pass_and_run_nothing(case: Case) -> None:
+    def never(name: str, _x: Tensor) -> Tensor:
+        raise AssertionError(name)
+
+    forward = case.forward(on_input=never)
+    hidden = forward.fuse(case.features)
+    rows = whole_rows(NUM_TOKENS, K, first_row=40)
+    assert not list(draft_passes(forward, hidden, case.token_ids, rows=rows, num_draft_tokens=K))
+
+
+def test_what_is_not_finite_is_refused(case: Case) -> None:
+    last = case.weights | {"lm_head.weight": case.weights["lm_head.weight"].clone()}
+    last["lm_head.weight"][3, 0] = torch.nan
+    name = "layers.1.mlp.down_proj.weight"
+    inner = case.weights | {name: case.weights[name].clone()}
+    inner[name][0, 0] = torch.inf
+    for weights, what in ((last, "logits are NaN"), (inner, "hidden states are NaN")):
+        forward = case.forward(weights)
+        with pytest.raises(CalibrationError, match=what):
+            draft_predictions(
+                forward,
+                forward.fuse(case.features)[0],
+                case.token_ids[0],
+                first_row=2,
+                num_draft_tokens=K,
+            )
+
+
+# ---- activations
+
+
+def rounding(activations: Any, case: Case) -> InputRounding:
+    scale = torch.tensor(0.01) if activations.endswith("-static") else None
+    declared = "nvfp4" if activations == "nvfp4-static" else activations
+    linears = [name.removesuffix(".weight") for name in case.weights if "_proj" in name]
+    return InputRounding(declared, dict.fromkeys(linears, scale), None)
+
+
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_rounding_of_inputs_lets_gradients_straight_through(activations: Any) -> None:
+    case = case_of("llama")
+    rounded = rounding(activations, case)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((5, 64), generator=generator).requires_grad_()
+    towards = torch.randn((5, 64), generator=generator)
+    got = rounded("layers.0.self_attn.q_proj", x)
+    torch.autograd.backward((got * towards).sum())
+    assert x.grad is not None
+    assert torch.equal(x.grad, towards)
+    assert torch.equal(got, rounded("layers.0.self_attn.q_proj", x.detach()))
+    assert torch.equal(got, x) == (activations == "none")
+
+
+@pytest.mark.parametrize(
+    ("draft", "activations"),
+    [*((draft, "none") for draft in DRAFTS), *(("llama", kind) for kind in ACTIVATIONS[1:])],
+)
+def test_nothing_is_made_on_another_device(draft: str, activations: Any) -> None:
+    """Whatever is made without a device lands on meta here, where no value is, and cannot mix."""
+    case = case_of(draft)
+
+    def run() -> Iterator[Tensor]:
+        forward = case.forward(on_input=rounding_of_case)
+        hidden = forward.fuse(case.features)
+        yield all_hidden_on(case.features.device, forward, hidden, case)
+        yield draft_predictions(
+            forward, hidden[0], case.token_ids[0], first_row=2, num_draft_tokens=K, block_rows=4
+        )
+
+    rounding_of_case = rounding(activations, case)
+    expected = list(run())
+    with torch.device("meta"):
+        assert torch.arange(3).is_meta
+        got = list(run())
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.device == case.features.device
+        assert torch.equal(ours, theirs)
+
+
+def all_hidden_on(
+    device: torch.device, forward: DraftForward, hidden: Tensor, case: Case
+) -> Tensor:
+    passes = draft_passes(
+        forward, hidden, case.token_ids, rows=range(1, 9, 2), num_draft_tokens=K, block_rows=4
+    )
+    every = [one.hidden.flatten() for one in passes]
+    assert {part.device for part in every} == {device}
+    return torch.cat(every)
