@@ -55,14 +55,14 @@ def read_scheme(
         VerifyError: it says something else, or something more.
         CheckpointError: the file beside config.json is not readable as JSON.
     """
-    ignored = set(_NO_MEANING)
-    if layout is not None:
-        ignored |= {"quant_method"}
-        ignored |= set(layout.exclude_keys) if strictness == "codes" else set()
-    keys = ObjectReader.of(raw.value, raw.where, raw.key, ignored, strictness)
-    layout = layout or LAYOUTS[keys.choice("quant_method", *LAYOUTS)]
+    keys = ObjectReader.of(raw.value, raw.where, raw.key, _NO_MEANING, strictness)
+    if layout is None:
+        layout = LAYOUTS[keys.choice("quant_method", *LAYOUTS)]
+    keys.skip("quant_method")
     scheme = layout.read(keys)
-    if strictness != "codes":
+    if strictness == "codes":
+        keys.skip(*layout.exclude_keys)
+    else:
         scheme = dataclasses.replace(scheme, excludes=layout.excludes(keys))
     if strictness == "folder" and layout.side_file and raw.form != "side file":
         layout.side_file.check(raw.where.parent, scheme, raw.value)

@@ -78,6 +78,10 @@ class ObjectReader:
         self._seen |= {key} if said else set()
         return said
 
+    def skip(self, *keys: str) -> None:
+        """Keys that are not to be looked at."""
+        self._seen.update(keys)
+
     def has(self, key: str) -> bool:
         """True if the key is there and not null."""
         self._seen.add(key)
