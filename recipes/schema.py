@@ -5,11 +5,12 @@ The schema knows formats and roles; it knows neither the names of a family nor h
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .decode import encode
+from .formats import NUMBER_FORMATS, SECOND_STAGE, Granularity, WeightDtype
 
 Role = Literal[
     "attention",
@@ -24,22 +25,8 @@ Role = Literal[
 ]
 BackendName = Literal["torch", "quark", "modelopt"]
 LayoutName = Literal["quark", "modelopt", "compressed-tensors", "fp8", "awq"]
-WeightDtype = Literal["int4", "fp8_e4m3", "nvfp4", "mxfp4"]
-Granularity = Literal["channel", "tensor", "group", "block"]
 Action = Literal["quantize", "keep"]
 PolicyName = Literal["release", "screening"]
-
-
-GROUP_SIZES: dict[tuple[WeightDtype, Granularity], tuple[int | None, ...]] = {
-    ("int4", "channel"): (None,),
-    ("int4", "group"): (32, 64, 128),
-    ("fp8_e4m3", "channel"): (None,),
-    ("fp8_e4m3", "tensor"): (None,),
-    ("fp8_e4m3", "block"): (128,),
-    ("nvfp4", "group"): (16,),
-    ("mxfp4", "group"): (32,),
-}
-"""Which granularities a weight dtype has, and with which group sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +55,16 @@ class WeightFormat:
         """What makes this combination impossible, or None."""
         if not self.symmetric:
             return "symmetric: expected true: no shipped layout stores a non-zero zero point"
-        granularities = [g for dtype, g in GROUP_SIZES if dtype == self.dtype]
-        if self.granularity not in granularities:
-            return f"granularity: {self.dtype} needs {_either(granularities)}"
-        sizes = GROUP_SIZES[self.dtype, self.granularity]
-        if self.group_size not in sizes:
-            wanted = "none" if sizes == (None,) else _either(sizes)
+        number = NUMBER_FORMATS[self.dtype]
+        if self.granularity not in number.sizes:
+            return f"granularity: {self.dtype} needs {_either(number.sizes)}"
+        sizes = number.sizes[self.granularity]
+        if self.group_size not in (sizes or (None,)):
+            wanted = _either(sizes) if sizes else "none"
             return f"group_size: {self.dtype} per {self.granularity} needs {wanted}"
-        if self.scale_dtype and self.dtype != "int4":
+        if self.scale_dtype and number.scale_dtype is not None:
             return f"scale_dtype: the scales of {self.dtype} have one dtype: leave it out"
-        if self.first_stage and (self.dtype, self.granularity) != ("int4", "channel"):
+        if self.first_stage and (self.dtype, self.granularity) != SECOND_STAGE:
             return f"first_stage: only int4 per channel has two stages, not {self}: leave it out"
         if self.first_stage and self.scale_dtype:
             return "scale_dtype: the scales of two stages are float32: leave it out"
@@ -86,7 +73,8 @@ class WeightFormat:
     @property
     def scales_whole_matrix(self) -> bool:
         """True if a scale depends on the largest magnitude of the whole weight."""
-        return self.granularity == "tensor" or self.dtype == "nvfp4" or bool(self.first_stage)
+        whole = self.granularity == "tensor" or NUMBER_FORMATS[self.dtype].global_scale
+        return whole or bool(self.first_stage)
 
     def __str__(self) -> str:
         size = f" of {self.group_size}" if self.group_size else ""
@@ -109,7 +97,7 @@ class ActivationFormat:
 
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
-        if self.dtype != "fp8_e4m3" and self.granularity != "group":
+        if NUMBER_FORMATS[self.dtype].only_groups and self.granularity != "group":
             return f"granularity: {self.dtype} activations need 'group'"
         if self.granularity == "tensor" and self.dynamic:
             return "dynamic: per-tensor activation scales are static here: expected false"
@@ -221,9 +209,9 @@ class Recipe:
 
     @property
     def needs_input_scales(self) -> bool:
-        """True if every quantized linear stores a scale of its input; nvfp4 has a global one."""
+        """True if every quantized linear stores a scale of its input, or one over its groups."""
         a = self.activations
-        return a is not None and (not a.dynamic or a.dtype == "nvfp4")
+        return a is not None and (not a.dynamic or NUMBER_FORMATS[a.dtype].global_scale)
 
 
 def to_mapping(recipe: Recipe) -> dict[str, Any]:
@@ -238,5 +226,5 @@ def recipe_sha256(recipe: Recipe) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _either(values: Sequence[object]) -> str:
+def _either(values: Iterable[object]) -> str:
     return " or ".join(repr(value) for value in values)

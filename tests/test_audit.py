@@ -148,7 +148,7 @@ def test_every_layout_and_format_gives_the_figures_that_were_computed(
     found = audited(out)
     assert found.faults == ()
     assert found.scheme is not None
-    assert (found.scheme.layout, found.scheme.weight_dtype) == (layout, weights.dtype)
+    assert (found.scheme.layout.name, found.scheme.weight_dtype) == (layout, weights.dtype)
     assert len(found.linears) == 7
     before, after = read_tensors(draft), read_tensors(out)
     assert found.quantized_bytes == sum(

@@ -5,20 +5,18 @@ keys that it knows. So a declaration that the strict reader rejects has no schem
 verdict of UNKNOWN, unless the engine refuses it by its quant_method.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import (
-    NO_MEANING,
-    READERS,
     DeclaredScheme,
     Form,
-    ObjectReader,
     RawDeclaration,
     raw_declaration,
+    read_scheme,
 )
+from ..stored.layouts import LAYOUTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,7 @@ class Declaration:
         if self.scheme is None:
             return None
         s = self.scheme
-        parts = [s.layout, s.weight_dtype.removesuffix("_e4m3")]
+        parts = [s.layout.name, s.weight_dtype.removesuffix("_e4m3")]
         if s.weight_dtype in ("int4", "fp8_e4m3"):
             size = s.group_size if s.granularity == "group" else None
             parts.append(f"{s.granularity}{size or ''}{'+fp8' if s.first_stage else ''}")
@@ -93,13 +91,5 @@ def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
 
 
 def _read(found: RawDeclaration, method: object) -> DeclaredScheme | None:
-    if not isinstance(method, str) or method not in READERS:
-        return None
-    raw: dict[str, Any] = found.value
-    per_row = method == "awq" and raw.get("group_size") == -1  # one group for the whole row
-    if per_row:
-        raw = {**raw, "group_size": 128}
-    keys = ObjectReader.of(raw, found.where, found.key, ignored=NO_MEANING | {"quant_method"})
-    scheme = READERS[method](keys)
-    keys.finish()
-    return replace(scheme, granularity="channel", group_size=None) if per_row else scheme
+    layout = LAYOUTS.get(method) if isinstance(method, str) else None
+    return None if layout is None else read_scheme(found, layout=layout, strictness="engine")

@@ -31,7 +31,7 @@ def check_layout(recipe: Recipe) -> None:
     """
     problem = get_layout(recipe.layout).problem(recipe)
     if problem is not None:
-        able = [name for name, layout in _LAYOUTS.items() if layout.problem(recipe) is None]
+        able = [name for name, other in _LAYOUTS.items() if other.problem(recipe) is None]
         raise LayoutError(
             f"layout {recipe.layout}",
             f"{problem}: weights {recipe.weights}, activations {recipe.activations or 'none'}",

@@ -3,14 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     Columns,
     check_divides,
+    codes_tensor,
     excluded_spellings,
-    exponent_bytes,
     scalar,
+    scale_dtype,
+    stored_scale,
 )
 
 if TYPE_CHECKING:
@@ -65,55 +68,39 @@ class CompressedTensorsLayout:
         weights, module = recipe.weights, weight.name.removesuffix(".weight")
         if weights.group_size:
             check_divides(self.name, weight, 1, weights.group_size)
+        number = NUMBER_FORMATS[weights.dtype]
         groups = columns // weights.group_size if weights.group_size else 1
-        scale_dtype = {
-            "int4": "F16" if weights.scale_dtype else weight.dtype,
-            "fp8_e4m3": "F32",
-            "nvfp4": "F8_E4M3",
-            "mxfp4": "U8",
-        }[weights.dtype]
-        codes = {
-            "int4": ("weight_packed", "I32", (rows, -(-columns // 8))),
-            "fp8_e4m3": ("weight", "F8_E4M3", (rows, columns)),
-            "nvfp4": ("weight_packed", "U8", (rows, columns // 2)),
-            "mxfp4": ("weight_packed", "U8", (rows, columns // 2)),
-        }[weights.dtype]
         scale_shape = {
             "tensor": (1,),
             "block": (-(-rows // (weights.group_size or 1)), groups),
         }.get(weights.granularity, (rows, groups))
         parts: list[tuple[str, str, tuple[int, ...]]] = [
-            codes,
-            ("weight_scale", scale_dtype, scale_shape),
+            ("weight_scale", scale_dtype(weight, weights), scale_shape),
         ]
         if weights.dtype == "int4":
             parts.append(("weight_shape", "I64", (2,)))
-        if weights.dtype == "nvfp4":
+        if number.global_scale:
             parts.append(("weight_global_scale", "F32", (1,)))
         if recipe.needs_input_scales:
             parts.append((_input_scale(recipe), "F32", (1,)))
-        return tuple(
-            StoredTensor(name=f"{module}.{suffix}", dtype=dtype, shape=shape)
-            for suffix, dtype, shape in parts
+        return (
+            codes_tensor(_codes(module, weights), weight, weights),
+            *(
+                StoredTensor(name=f"{module}.{suffix}", dtype=dtype, shape=shape)
+                for suffix, dtype, shape in parts
+            ),
         )
 
     def encode_rows(
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
         """See `Layout.encode_rows`."""
-        from ..numerics.packing import fp4_bytes, int4_words
+        from ..numerics.packing import packed
 
-        name = f"{module}.weight_packed"
-        rows: dict[str, Tensor | Columns]
-        if weights.dtype == "int4":
-            rows = {name: int4_words(block.codes, interleaved=False, offset=8)}
-        elif weights.dtype == "fp8_e4m3":
-            rows = {f"{module}.weight": block.codes}
-        else:
-            rows = {name: fp4_bytes(block.codes)}
+        codes = packed(weights.dtype, block.codes, interleaved=False, offset=8)
+        rows: dict[str, Tensor | Columns] = {_codes(module, weights): codes}
         if weights.granularity != "tensor":
-            mx = weights.dtype == "mxfp4"
-            rows[f"{module}.weight_scale"] = exponent_bytes(block.scale) if mx else block.scale
+            rows[f"{module}.weight_scale"] = stored_scale(block.scale, weights)
         return rows
 
     def encode_whole(
@@ -135,7 +122,7 @@ class CompressedTensorsLayout:
         if block.global_scale is not None:
             whole[f"{module}.weight_global_scale"] = scalar(1 / block.global_scale, (1,))
         if input_scale is not None:
-            divides = recipe.weights.dtype == "nvfp4"
+            divides = NUMBER_FORMATS[recipe.weights.dtype].global_scale
             value = 1 / scalar(input_scale, (1,)) if divides else scalar(input_scale, (1,))
             whole[f"{module}.{_input_scale(recipe)}"] = value
         return whole
@@ -170,18 +157,23 @@ class CompressedTensorsLayout:
         return {}
 
 
+def _codes(module: str, weights: WeightFormat) -> str:
+    packed = NUMBER_FORMATS[weights.dtype].codes_per_element > 1
+    return f"{module}.weight_packed" if packed else f"{module}.weight"
+
+
 def _input_scale(recipe: Recipe) -> str:
-    return "input_global_scale" if recipe.weights.dtype == "nvfp4" else "input_scale"
+    whole = NUMBER_FORMATS[recipe.weights.dtype].global_scale
+    return "input_global_scale" if whole else "input_scale"
 
 
 def _weights(weights: WeightFormat) -> dict[str, Any]:
-    strategy = "tensor_group" if weights.dtype == "nvfp4" else weights.granularity
-    blocks = weights.granularity == "block"
+    number, blocks = NUMBER_FORMATS[weights.dtype], weights.granularity == "block"
     structure = {"block_structure": [weights.group_size, weights.group_size]} if blocks else {}
     return structure | _args(
-        bits=8 if weights.dtype == "fp8_e4m3" else 4,
-        kind="int" if weights.dtype == "int4" else "float",
-        strategy=strategy,
+        bits=number.bits,
+        kind=number.kind,
+        strategy="tensor_group" if number.global_scale else weights.granularity,
         group_size=None if blocks else weights.group_size,
         dynamic=False,
     )
@@ -190,14 +182,16 @@ def _weights(weights: WeightFormat) -> dict[str, Any]:
 def _activations(activations: ActivationFormat | None) -> dict[str, Any] | None:
     if activations is None:
         return None
-    if activations.dtype == "nvfp4":
-        return _args(bits=4, kind="float", strategy="tensor_group", group_size=16, dynamic="local")
+    number = NUMBER_FORMATS[activations.dtype]
+    size = None
+    if activations.granularity == "group":  # of FP8: one side of a block
+        (size,) = number.sizes["group" if number.only_groups else "block"]
     return _args(
-        bits=8,
-        kind="float",
-        strategy=activations.granularity,
-        group_size=128 if activations.granularity == "group" else None,
-        dynamic=activations.dynamic,
+        bits=number.bits,
+        kind=number.kind,
+        strategy="tensor_group" if number.global_scale else activations.granularity,
+        group_size=size,
+        dynamic="local" if number.global_scale else activations.dynamic,
     )
 
 

@@ -3,9 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
-from .base import Columns, check_divides, last_parts, scalar, scalars
+from .base import (
+    Columns,
+    check_divides,
+    codes_tensor,
+    last_parts,
+    scalar,
+    scalars,
+    scale_dtype,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,23 +43,18 @@ class ModelOptLayout:
 
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
         """See `Layout.stored`."""
-        module = weight.name.removesuffix(".weight")
+        module, weights = weight.name.removesuffix(".weight"), recipe.weights
         rows, columns = weight.shape
-        if recipe.weights.dtype == "nvfp4":
-            check_divides(self.name, weight, 1, 16)
-            tensors = [
-                StoredTensor(name=weight.name, dtype="U8", shape=(rows, columns // 2)),
-                StoredTensor(
-                    name=f"{module}.weight_scale", dtype="F8_E4M3", shape=(rows, columns // 16)
-                ),
-                StoredTensor(name=f"{module}.weight_scale_2", dtype="F32", shape=()),
-            ]
-        else:
-            shape = (rows,) if recipe.weights.granularity == "channel" else ()
-            tensors = [
-                StoredTensor(name=weight.name, dtype="F8_E4M3", shape=weight.shape),
-                StoredTensor(name=f"{module}.weight_scale", dtype="F32", shape=shape),
-            ]
+        shape: tuple[int, ...] = (rows,) if weights.granularity == "channel" else ()
+        if weights.group_size is not None:
+            check_divides(self.name, weight, 1, weights.group_size)
+            shape = (rows, columns // weights.group_size)
+        scale = StoredTensor(
+            name=f"{module}.weight_scale", dtype=scale_dtype(weight, weights), shape=shape
+        )
+        tensors = [codes_tensor(weight.name, weight, weights), scale]
+        if NUMBER_FORMATS[weights.dtype].global_scale:
+            tensors.append(StoredTensor(name=f"{module}.weight_scale_2", dtype="F32", shape=()))
         if recipe.needs_input_scales:
             tensors.append(StoredTensor(name=f"{module}.input_scale", dtype="F32", shape=()))
         return tuple(tensors)
@@ -59,14 +63,14 @@ class ModelOptLayout:
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
         """See `Layout.encode_rows`."""
-        scale = f"{module}.weight_scale"
-        if weights.dtype == "nvfp4":
-            from ..numerics.packing import fp4_bytes
+        from ..numerics.packing import packed
 
-            return {f"{module}.weight": fp4_bytes(block.codes), scale: block.scale}
-        rows: dict[str, Tensor | Columns] = {f"{module}.weight": block.codes}
-        if weights.granularity == "channel":
-            rows[scale] = block.scale[:, 0]
+        codes = packed(weights.dtype, block.codes, interleaved=False, offset=0)
+        rows: dict[str, Tensor | Columns] = {f"{module}.weight": codes}
+        if weights.granularity == "group":
+            rows[f"{module}.weight_scale"] = block.scale
+        elif weights.granularity == "channel":
+            rows[f"{module}.weight_scale"] = block.scale[:, 0]
         return rows
 
     def encode_whole(
@@ -118,7 +122,8 @@ def flat_form(algorithm: str, excludes: list[str]) -> dict[str, Any]:
     }
     if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
         return declared
-    group_size = 16 if algorithm.endswith("NVFP4") else None
+    (nvfp4,) = NUMBER_FORMATS["nvfp4"].sizes["group"]
+    group_size = nvfp4 if algorithm.endswith("NVFP4") else None
     args: dict[str, Any] = {"dynamic": False, "num_bits": 4 if group_size else 8, "type": "float"}
     if group_size:
         args["group_size"] = declared["group_size"] = group_size

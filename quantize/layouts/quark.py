@@ -3,16 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..errors import LayoutError
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     Columns,
     check_divides,
+    codes_tensor,
     excluded_spellings,
-    exponent_bytes,
     scalar,
     scalars,
+    scale_dtype,
+    stored_scale,
 )
 
 if TYPE_CHECKING:
@@ -64,20 +67,20 @@ class QuarkLayout:
         self, module: str, block: "QuantizedWeight", weights: WeightFormat
     ) -> "Mapping[str, Tensor | Columns]":
         """See `Layout.encode_rows`."""
-        from ..numerics.packing import fp4_bytes, int4_words
+        from ..numerics.packing import packed
 
         codes, scale = f"{module}.weight", f"{module}.weight_scale"
         if weights.first_stage:
             scale += _SECOND_STAGE
-        if weights.dtype == "mxfp4":
-            return {codes: fp4_bytes(block.codes), scale: exponent_bytes(block.scale)}
         if weights.dtype == "int4" and weights.granularity == "group":
-            words = int4_words(block.codes.T, interleaved=True, offset=0)
+            words = packed(weights.dtype, block.codes.T, interleaved=True, offset=0)
             return {codes: Columns(words), scale: Columns(block.scale.T)}
-        rows: dict[str, Tensor | Columns] = {codes: block.codes}
-        if weights.dtype == "int4":
-            rows[codes] = int4_words(block.codes, interleaved=True, offset=0)
-        if weights.granularity == "channel":
+        rows: dict[str, Tensor | Columns] = {
+            codes: packed(weights.dtype, block.codes, interleaved=True, offset=0)
+        }
+        if weights.granularity == "group":
+            rows[scale] = stored_scale(block.scale, weights)
+        elif weights.granularity == "channel":
             rows[scale] = block.scale[:, 0]
         return rows
 
@@ -151,7 +154,7 @@ def _int4_parts(weight: TensorInfo, weights: WeightFormat) -> Parts:
             f"layout quark packs zero points of 8 rows into a word, got {rows} rows",
             fix="keep this tensor, or use layout compressed-tensors",
         )
-    scale_dtype = "F16" if weights.scale_dtype else weight.dtype
+    scales = scale_dtype(weight, weights)
     words = rows // _INT4_PER_WORD
     if weights.first_stage:
         return [
@@ -163,28 +166,29 @@ def _int4_parts(weight: TensorInfo, weights: WeightFormat) -> Parts:
     if weights.group_size is None:
         return [
             ("weight", "I32", (rows, -(-columns // _INT4_PER_WORD))),
-            ("weight_scale", scale_dtype, (rows,)),
+            ("weight_scale", scales, (rows,)),
             ("weight_zero_point", "I32", (words,)),
         ]
     check_divides("quark", weight, 1, weights.group_size)
     groups = columns // weights.group_size
     return [
         ("weight", "I32", (columns, words)),
-        ("weight_scale", scale_dtype, (groups, rows)),
+        ("weight_scale", scales, (groups, rows)),
         ("weight_zero_point", "I32", (groups, words)),
     ]
 
 
 def _float_parts(weight: TensorInfo, weights: WeightFormat) -> Parts:
     rows, columns = weight.shape
-    if weights.group_size is not None:  # mxfp4
+    codes = codes_tensor(weight.name, weight, weights)
+    shape: tuple[int, ...] = (rows,) if weights.granularity == "channel" else ()
+    if weights.group_size is not None:
         check_divides("quark", weight, 1, weights.group_size)
-        return [
-            ("weight", "U8", (rows, columns // 2)),
-            ("weight_scale", "U8", (rows, columns // weights.group_size)),
-        ]
-    scale_shape = (rows,) if weights.granularity == "channel" else ()
-    return [("weight", "F8_E4M3", (rows, columns)), ("weight_scale", "F32", scale_shape)]
+        shape = (rows, columns // weights.group_size)
+    return [
+        ("weight", codes.dtype, codes.shape),
+        ("weight_scale", scale_dtype(weight, weights), shape),
+    ]
 
 
 def _weight_spec(weights: WeightFormat) -> dict[str, Any] | list[dict[str, Any]]:
@@ -223,8 +227,9 @@ def _activation_spec(activations: ActivationFormat | None) -> dict[str, Any] | N
 
 
 def _mx_spec(*, dynamic: bool) -> dict[str, Any]:
+    (size,) = NUMBER_FORMATS["mxfp4"].sizes["group"]
     return _spec("fp4", "group", axis=-1, dynamic=dynamic) | {
-        "group_size": 32,
+        "group_size": size,
         "observer_cls": "PerBlockMXObserver",
         "scale_calculation_mode": "even",
         "scale_format": "e8m0",

@@ -1,7 +1,11 @@
-"""Packing four-bit codes, INT4 into 32-bit words and FP4 into bytes, in torch."""
+"""Packing codes into the elements that are stored, INT4 into 32-bit words and FP4 into bytes."""
+
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+
+from ...recipes.formats import WeightDtype
 
 
 def int4_words(codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
@@ -53,3 +57,25 @@ def _gather_even_nibbles(lanes: Tensor) -> Tensor:
     lanes = lanes & 0x000F000F000F000F
     lanes = (lanes | lanes >> 12) & 0x000000FF000000FF
     return (lanes | lanes >> 24) & 0xFFFF
+
+
+_WITHOUT_ORDER: Mapping[WeightDtype, Callable[[Tensor], Tensor]] = {
+    "fp8_e4m3": lambda codes: codes,
+    "nvfp4": fp4_bytes,
+    "mxfp4": fp4_bytes,
+}
+"""Formats that are packed in one way only."""
+
+
+def packed(dtype: WeightDtype, codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
+    """The codes of any format, row by row, as the elements that are stored.
+
+    Args:
+        dtype: of the weight.
+        codes: [rows, in_features], see `QuantizedWeight`.
+        interleaved: see `int4_words`, as `offset`; other formats are packed in one way only.
+        offset: likewise.
+    """
+    if dtype == "int4":
+        return int4_words(codes, interleaved=interleaved, offset=offset)
+    return _WITHOUT_ORDER[dtype](codes)

@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from ...recipes.formats import NUMBER_FORMATS
 from ..drafts.forward import OnInput
-from .declarations import Activations
+from .layouts.scheme import Activations
 
-FP8_MAX = 448.0
-FP8_GROUP = 128  # inputs that share a scale where weights have blocks
+FP8_MAX = NUMBER_FORMATS["fp8_e4m3"].largest
+(FP8_GROUP,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]  # inputs that share a scale, with blocks
+(NVFP4_GROUP,) = NUMBER_FORMATS["nvfp4"].sizes["group"]
+(MXFP4_GROUP,) = NUMBER_FORMATS["mxfp4"].sizes["group"]
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-FP4_MAX = 6.0
+FP4_MAX = NUMBER_FORMATS["nvfp4"].largest
 E4M3_SMALLEST = 2.0**-9
 
 
@@ -52,10 +55,10 @@ class InputRounding:
 
     def _rounded(self, x: Tensor, scale: Tensor | None) -> Tensor:
         if self._activations == "mxfp4":
-            return _in_groups(x, 32, _mxfp4)
+            return _in_groups(x, MXFP4_GROUP, _mxfp4)
         if self._activations == "nvfp4":
             whole = x.new_ones(()) if scale is None else scale
-            return _in_groups(x, 16, lambda groups: _nvfp4(groups, whole))
+            return _in_groups(x, NVFP4_GROUP, lambda groups: _nvfp4(groups, whole))
         if self._activations == "group-dynamic":
             return _in_groups(x, FP8_GROUP, lambda groups: _fp8(groups, _fp8_scale(groups)))
         if self._activations == "tensor-dynamic":  # one scale for all tokens of a call

@@ -1,18 +1,22 @@
 """Decoding of stored tensors in numpy: floats, FP8 and FP4 by definition, packed INT4.
 
+`DECODERS` is the one table of formats; a new one is a row there, and a function.
 The independent counterpart of the writing side: it shares no code with it and does not import
 torch. Everything works on blocks of rows, so memory stays bounded.
 """
 
 import os
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ...recipes.formats import WeightDtype
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint, pread_exactly
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
-from .parts import FP8_DTYPE, NIBBLES_PER_WORD
+from .layouts.scheme import FP8_DTYPE, NIBBLES_PER_WORD, PackMethod
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -37,6 +41,7 @@ def _e4m3_table() -> Floats:
     return values
 
 
+E8M0_BIAS = 127
 E4M3 = _e4m3_table()
 E2M1: Floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 """The 16 values of FP4. Source: OCP Microscaling specification 1.0, table 5."""
@@ -149,3 +154,48 @@ def unpack_fp4(stored: Bytes, *, out: Floats | None = None) -> Floats:
     values[..., 0] = E2M1[stored & 15]
     values[..., 1] = E2M1[stored >> 4]
     return out
+
+
+class Nibbles(NamedTuple):
+    """How INT4 codes lie in their words; other formats have one way. See `unpack_int4`."""
+
+    pack_method: PackMethod | None
+    offset: int
+
+
+Decoder = Callable[[Bytes, Nibbles, Floats | None], Floats]
+"""Stored rows [rows, bytes], how nibbles lie, and where to put the result -> codes [rows, columns].
+
+Padding of the last word of a row is decoded too. The array that is given, if any, is contiguous
+float32 of the result's shape.
+"""
+
+
+def _int4(stored: Bytes, nibbles: Nibbles, out: Floats | None) -> Floats:
+    method, offset = nibbles
+    return unpack_int4(stored.view(np.int32), str(method), offset=offset, out=out)
+
+
+def _fp8(stored: Bytes, _nibbles: Nibbles, out: Floats | None) -> Floats:
+    return floats(stored.reshape(-1), FP8_DTYPE, out=out).reshape(stored.shape)
+
+
+def _fp4(stored: Bytes, _nibbles: Nibbles, out: Floats | None) -> Floats:
+    return unpack_fp4(stored, out=out)
+
+
+DECODERS: Mapping[WeightDtype, Decoder] = {
+    "int4": _int4,
+    "fp8_e4m3": _fp8,
+    "nvfp4": _fp4,
+    "mxfp4": _fp4,
+}
+"""Of the codes of a weight."""
+
+
+def scale_values(block: Bytes, dtype: str) -> Floats:
+    """Stored scales of any format -> float32; "U8" are E8M0 bytes, 2^(byte - 127)."""
+    if dtype == "U8":
+        powers: Floats = np.ldexp(np.float32(1), block.astype(np.int32) - E8M0_BIAS)
+        return powers.astype(np.float32)
+    return floats(block, dtype)

@@ -45,17 +45,46 @@ class StoredDraft:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "StoredDraft":
-        """Read headers and declaration.
+        """Read headers and declaration, and hold them against each other.
 
         Raises:
             CheckpointError: the folder is not a draft, or a stored tensor is not as declared.
             VerifyError: its quantization_config is not understood.
         """
         scheme = declared_scheme(checkpoint)
-        modules = quantized_looking(checkpoint.tensors.values()) if scheme else set()
-        plain = _as_if_unquantized(checkpoint, scheme, modules) if scheme else checkpoint
-        draft = read_draft(plain)
-        return cls(checkpoint=checkpoint, scheme=scheme, modules=frozenset(modules), draft=draft)
+        if scheme is None:
+            return cls._of(checkpoint, None, frozenset(), checkpoint.tensors)
+        modules = frozenset(quantized_looking(checkpoint.tensors.values()))
+        declared = _declared_tensors(checkpoint, scheme, modules)
+        return cls._of(checkpoint, scheme, modules, checkpoint.tensors.keys() - declared)
+
+    @classmethod
+    def look(cls, checkpoint: Checkpoint, scheme: DeclaredScheme | None = None) -> "StoredDraft":
+        """What the tensors are, whatever is declared; what is stored under codes is not looked at.
+
+        Raises:
+            CheckpointError: apart from its quantized linears, the folder is not a draft.
+        """
+        modules = frozenset(quantized_looking(checkpoint.tensors.values()))
+        plain = {name for name in checkpoint.tensors if name.rpartition(".")[0] not in modules}
+        return cls._of(checkpoint, scheme, modules, plain)
+
+    @classmethod
+    def _of(
+        cls,
+        checkpoint: Checkpoint,
+        scheme: DeclaredScheme | None,
+        modules: frozenset[str],
+        plain: Collection[str],
+    ) -> "StoredDraft":
+        """Of which tensors `plain` are those that belong to no quantized linear."""
+        draft = read_draft(_plain_headers(checkpoint, scheme, modules, plain))
+        return cls(checkpoint=checkpoint, scheme=scheme, modules=modules, draft=draft)
+
+    @property
+    def canonical(self) -> frozenset[str]:
+        """The canonical names of `modules`."""
+        return frozenset(self.draft.family.canonical_name(module) for module in self.modules)
 
     def is_quantized(self, row: Row) -> bool:
         """True if a row of `draft` is stored as codes."""
@@ -102,27 +131,26 @@ class StoredDraft:
         return self.scheme
 
 
-def _as_if_unquantized(
-    checkpoint: Checkpoint, scheme: DeclaredScheme, modules: set[str]
-) -> Checkpoint:
-    """The same headers with every quantized linear spelled as the one weight that it stands for.
+def _declared_tensors(
+    checkpoint: Checkpoint, scheme: DeclaredScheme, modules: Collection[str]
+) -> set[str]:
+    """The names of all tensors that quantized linears have as declared.
 
-    So the family's own table recognises the draft and checks names and shapes.
+    Raises:
+        CheckpointError: one is absent, or of another dtype or shape.
     """
-    shapes = family_shapes(checkpoint)
-    tensors = dict(checkpoint.tensors)
+    shapes = _family_shapes(checkpoint)
+    names = set()
     for module in sorted(modules):
-        name = f"{module}.weight"
-        shape = shapes.get(name)
+        shape = shapes.get(f"{module}.weight")
         if shape is None or len(shape) != 2:
             raise CheckpointError(
                 checkpoint.folder,
                 f"{module} is stored quantized, but is no linear of this draft's family",
                 fix="quantize the draft again",
             )
-        parts = stored_parts(scheme, *shape)
-        stored = [tensors.pop(f"{module}.{suffix}", None) for suffix in parts]
-        for tensor, (suffix, part) in zip(stored, parts.items(), strict=True):
+        for suffix, part in stored_parts(scheme, *shape).items():
+            tensor = checkpoint.tensors.get(f"{module}.{suffix}")
             if tensor is None or tensor.dtype not in part.dtypes or tensor.shape != part.shape:
                 got = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
                 raise CheckpointError(
@@ -131,14 +159,38 @@ def _as_if_unquantized(
                     f" {list(part.shape)}, got {got}",
                     fix="run `draftquant verify`, then quantize the draft again",
                 )
-        file = checkpoint.tensors[f"{module}.{weight_suffix(scheme)}"].file
-        tensors[name] = TensorInfo(
-            name=name, dtype=FLOAT_DTYPES[0], shape=shape, file=file, start=0, stop=0
-        )
-    return dataclasses.replace(checkpoint, tensors=tensors)
+            names.add(tensor.name)
+    return names
 
 
-def family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+def _plain_headers(
+    checkpoint: Checkpoint,
+    scheme: DeclaredScheme | None,
+    modules: Collection[str],
+    plain: Collection[str],
+) -> Checkpoint:
+    """The same headers with every quantized linear spelled as the one weight that it stands for.
+
+    So the family's own table recognises the draft and checks names and shapes. A module that the
+    family does not know is left out.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
+    if not modules:
+        return checkpoint
+    kept = {name: tensor for name, tensor in checkpoint.tensors.items() if name in plain}
+    floats = [t.dtype for t in kept.values() if t.dtype in FLOAT_DTYPES and len(t.shape) == 2]
+    for name, shape in _family_shapes(checkpoint).items():
+        module = name.removesuffix(".weight")
+        if module in modules:
+            dtype = floats[0] if floats else FLOAT_DTYPES[0]
+            file = _file_of(checkpoint, scheme, module)
+            kept[name] = TensorInfo(name=name, dtype=dtype, shape=shape, file=file, start=0, stop=0)
+    return dataclasses.replace(checkpoint, tensors=dict(sorted(kept.items())))
+
+
+def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """On-disk weight name -> unquantized shape, for every module of the folder.
 
     Raises:
@@ -154,22 +206,8 @@ def family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def plain_headers(checkpoint: Checkpoint, modules: Collection[str]) -> Checkpoint:
-    """The same headers, everything stored under a quantized module replaced by its plain weight.
-
-    A module that the family does not know is left out.
-
-    Raises:
-        CheckpointError: config.json is not that of a draft.
-    """
-    kept = {n: t for n, t in checkpoint.tensors.items() if n.rpartition(".")[0] not in modules}
-    floats = [t.dtype for t in kept.values() if t.dtype in FLOAT_DTYPES and len(t.shape) == 2]
-    files = {name.rpartition(".")[0]: t.file for name, t in checkpoint.tensors.items()}
-    for name, shape in family_shapes(checkpoint).items():
-        module = name.removesuffix(".weight")
-        if module in modules:
-            dtype = floats[0] if floats else FLOAT_DTYPES[0]
-            kept[name] = TensorInfo(
-                name=name, dtype=dtype, shape=shape, file=files[module], start=0, stop=0
-            )
-    return dataclasses.replace(checkpoint, tensors=dict(sorted(kept.items())))
+def _file_of(checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str) -> str:
+    """The file of a linear's codes; where nothing says which these are, of what it has."""
+    codes = checkpoint.tensors.get(f"{module}.{weight_suffix(scheme)}") if scheme else None
+    stored = (t for name, t in checkpoint.tensors.items() if name.rpartition(".")[0] == module)
+    return (codes or next(stored)).file

@@ -8,13 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...recipes.formats import NUMBER_FORMATS
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from .declarations import DeclaredScheme
-from .decode import Bytes, Floats, floats, read_rows, read_whole, unpack_fp4, unpack_int4
-from .parts import FP8_DTYPE, NIBBLES_PER_WORD, scale_suffix, weight_suffix
+from .decode import (
+    DECODERS,
+    Bytes,
+    Floats,
+    Nibbles,
+    floats,
+    read_rows,
+    read_whole,
+    scale_values,
+)
+from .layouts import DeclaredScheme
+from .layouts.scheme import NIBBLES_PER_WORD
+from .parts import scale_suffix, weight_suffix
 
-E8M0_BIAS = 127
 INVERSE_SCALE = "weight_global_scale"
 
 
@@ -67,6 +77,7 @@ class StoredLinear:
         self._checkpoint = checkpoint
         self._scheme = scheme
         self._in_features = in_features
+        self._nibbles = Nibbles(scheme.pack_method, scheme.layout.nibble_offset)
         self.codes_tensor = checkpoint.tensors[f"{module}.{weight_suffix(scheme)}"]
         self._words: npt.NDArray[np.int32] | None = None
         out_features = self.codes_tensor.shape[0]
@@ -89,22 +100,17 @@ class StoredLinear:
 
         `out`, if given, is a contiguous array of that shape; it is used where it can be.
         """
-        count, scheme = len(rows), self._scheme
+        decode = DECODERS[self._scheme.weight_dtype]
         if self._words is not None:
             first, last = rows.start // NIBBLES_PER_WORD, -(-rows.stop // NIBBLES_PER_WORD)
             words = np.ascontiguousarray(self._words[:, first:last])
-            codes = unpack_int4(words, str(scheme.pack_method), offset=_offset(scheme))
+            columns = decode(words.view(np.uint8), self._nibbles, None)
             start = rows.start - first * NIBBLES_PER_WORD
-            return np.ascontiguousarray(codes[:, start : start + count].T)
-        if scheme.weight_dtype == "fp8_e4m3":
-            return floats(stored, FP8_DTYPE, out=out).reshape(count, self._in_features)
-        if scheme.pack_method is None:
-            return unpack_fp4(stored.reshape(count, -1), out=out)
-        words = stored.view(np.int32).reshape(count, -1)
-        padded = words.shape[1] * NIBBLES_PER_WORD != self._in_features
-        codes = unpack_int4(
-            words, scheme.pack_method, offset=_offset(scheme), out=None if padded else out
-        )
+            return np.ascontiguousarray(columns[:, start : start + len(rows)].T)
+        by_row = stored.reshape(len(rows), -1)
+        bits = NUMBER_FORMATS[self._scheme.weight_dtype].bits
+        padded = by_row.shape[1] * 8 != self._in_features * bits
+        codes = decode(by_row, self._nibbles, None if padded else out)
         return codes[:, : self._in_features]
 
     def scale_of(self, rows: range) -> Floats:
@@ -125,21 +131,12 @@ class StoredLinear:
         )
 
 
-def _offset(scheme: DeclaredScheme) -> int:
-    """What an INT4 nibble stores is code + offset."""
-    return 8 if scheme.layout in ("compressed-tensors", "awq") else 0
-
-
 def _scale(
     checkpoint: Checkpoint, scheme: DeclaredScheme, module: str, out_features: int
 ) -> Floats:
     """All weight scales of a linear, [out_features, groups] or [1, 1] float32."""
     tensor = checkpoint.tensors[f"{module}.{scale_suffix(scheme)}"]
-    block = read_whole(checkpoint, tensor)
-    if scheme.weight_dtype == "mxfp4":
-        scale = np.ldexp(np.float32(1), block.astype(np.int32) - E8M0_BIAS)
-        return scale.astype(np.float32).reshape(out_features, -1)
-    scale = floats(block, tensor.dtype)
+    scale = scale_values(read_whole(checkpoint, tensor), tensor.dtype)
     if scheme.granularity == "tensor":
         return scale.reshape(1, 1)
     if scheme.granularity == "block":
@@ -148,7 +145,7 @@ def _scale(
     if scheme.transposed:
         return np.ascontiguousarray(scale.reshape(tensor.shape).T)
     scale = scale.reshape(out_features, -1)
-    if scheme.weight_dtype == "nvfp4" or scheme.first_stage:
+    if NUMBER_FORMATS[scheme.weight_dtype].global_scale or scheme.first_stage:
         scale = scale * global_scale(checkpoint, module)
     return scale
 

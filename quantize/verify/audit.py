@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..drafts import Draft, Row, read_draft
+from ..drafts import Draft, Row
 from ..drafts.speculators import is_speculators
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance import QuantizedProvenance, RepairedProvenance, read_provenance
 from ..files.safetensors_header import TensorInfo
 from ..lints.concat import concat_linears
 from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declaration
-from ..stored.draft import plain_headers
+from ..stored.draft import StoredDraft
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, quantized_looking, stored_parts
 from .codes import companion_faults, stored_scalar
 from .excludes import exclude_faults
@@ -110,7 +110,7 @@ class Audit:
             "num_layers": self.draft.geometry.num_layers,
             "quantized": True,
             "scheme": str(self.scheme) if self.scheme else None,
-            "declared": dataclasses.asdict(self.scheme) if self.scheme else None,
+            "declared": self.scheme.to_mapping() if self.scheme else None,
             "made_by": list(self.made_by),
             "bytes": self.checkpoint.nbytes,
             "quantized_bytes": self.quantized_bytes,
@@ -141,8 +141,8 @@ def audit(checkpoint: Checkpoint) -> Audit:
         VerifyError: its declaration is not understood.
     """
     scheme = declared_scheme(checkpoint)
-    looking = quantized_looking(checkpoint.tensors.values())
-    draft = read_draft(plain_headers(checkpoint, looking))
+    stored = StoredDraft.look(checkpoint, scheme)
+    draft, looking = stored.draft, stored.modules
     rows = [row for row in draft.linears() if row.module in looking]
     concat = frozenset(row.canonical for row in concat_linears(draft))
     with ThreadPoolExecutor(_WORKERS) as pool:

@@ -193,7 +193,7 @@ class _Verification:
             scheme,
             absmax_scale=_scale_rule(self._provenance) == "absmax",
             rounded_quotient=self._provenance is None
-            and (scheme.layout == "compressed-tensors" or scheme.first_stage is not None),
+            and scheme.layout.foreign_quotients_rounded(scheme),
             on_bytes=self._progress.add,
         )
         compared.faults += companion_faults(self._output, tensor, parts)

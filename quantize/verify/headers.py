@@ -10,7 +10,7 @@ from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpo
 from ..files.provenance import QuantizedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..lints import fixed_config
-from ..stored.declarations import HF_QUANT_CONFIG, DeclaredScheme
+from ..stored.declarations import DeclaredScheme
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, Part, quantized_looking, stored_parts
 from .codes import stored_scalar
 from .report import Fault
@@ -47,7 +47,7 @@ def sort_tensors(
         draft: the source.
         output: the quantized folder.
         scheme: what it declares.
-        foreign: something else made it: Quark 0.13 from file to file stores INT4 scales in F32.
+        foreign: something else made it, which may store INT4 scales in another dtype.
     """
     modules = quantized_looking(output.tensors.values())
     kept, linears, quantized, complete = [], [], set(), set()
@@ -69,7 +69,7 @@ def sort_tensors(
             faults.append(must_not_be_quantized(module, row))
             continue
         rows, columns = row.tensor.shape
-        wide = ("F32",) if foreign and scheme.layout == "quark" else ()
+        wide = scheme.layout.foreign_scale_dtypes if foreign else ()
         parts = stored_parts(scheme, rows, columns, source_dtypes=(row.tensor.dtype, *wide))
         claimed |= {f"{module}.{suffix}" for suffix in parts}
         found = {suffix: output.tensors.get(f"{module}.{suffix}") for suffix in parts}
@@ -124,7 +124,7 @@ def config_faults(
     Args:
         source: the unquantized draft.
         output: the quantized folder.
-        scheme: what the output declares; ModelOpt's has a second file.
+        scheme: what the output declares; some layouts have a second file for it.
         changes: what the lints of the source ask for.
         provenance: draftquant.json, which says whether there are changes, never which; a folder
             that was repaired later may have them or not.
@@ -142,10 +142,9 @@ def config_faults(
         faults = min(as_it_was, fixed, key=len)
     else:
         faults = as_it_was
-    if scheme and scheme.layout == "modelopt" and not (output.folder / HF_QUANT_CONFIG).is_file():
-        faults.append(
-            Fault(where=HF_QUANT_CONFIG, expected="ModelOpt's own declaration", got="none")
-        )
+    side_file = scheme.layout.side_file if scheme else None
+    if side_file and not (output.folder / side_file.name).is_file():
+        faults.append(Fault(where=side_file.name, expected=side_file.what, got="none"))
     return faults
 
 

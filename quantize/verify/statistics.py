@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...recipes.formats import WeightDtype
 from ..drafts import Row
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
-from ..stored.declarations.scheme import WeightDtype
 from ..stored.decode import E2M1, E4M3, Bytes, Floats
 from ..stored.linear import StoredLinear
 from ..stored.parts import scale_suffix

@@ -7,20 +7,18 @@ from typing import Any, NamedTuple
 from ....recipes.schema import LayoutName
 from ...errors import CheckpointError, VerifyError
 from ...files.checkpoint import Checkpoint
-from ...layouts import get_layout
 from ...layouts.modelopt import flat_form
 from ...stored.declarations import (
-    NO_MEANING,
-    READERS,
     DeclaredScheme,
-    ObjectReader,
     RawDeclaration,
     raw_declaration,
+    read_scheme,
 )
-from ...stored.declarations.scheme import check_patterns
+from ...stored.draft import StoredDraft
+from ...stored.layouts import LAYOUTS, StoredLayout
 from ...stored.parts import COMPANIONS, stored_parts
 from ..check import ENGINES
-from .repair import Outcome, Repair, Stored, with_declaration
+from .repair import Outcome, Repair, with_declaration
 
 _LAYOUTS: tuple[LayoutName, ...] = typing.get_args(LayoutName)
 
@@ -28,9 +26,13 @@ _LAYOUTS: tuple[LayoutName, ...] = typing.get_args(LayoutName)
 class Understood(NamedTuple):
     """A declaration of config.json in its flat form; `scheme` has no excludes."""
 
-    layout: LayoutName
     value: Mapping[str, Any]
     scheme: DeclaredScheme
+
+    @property
+    def layout(self) -> LayoutName:
+        """The name of its layout."""
+        return self.scheme.layout.name
 
 
 def understood(checkpoint: Checkpoint) -> Understood | None:
@@ -40,9 +42,7 @@ def understood(checkpoint: Checkpoint) -> Understood | None:
         return None
     layout = _layout_of(raw)
     scheme = _scheme(raw, layout) if layout is not None else None
-    if layout is None or not isinstance(scheme, DeclaredScheme):
-        return None
-    return Understood(layout, raw.value, scheme)
+    return Understood(raw.value, scheme) if isinstance(scheme, DeclaredScheme) else None
 
 
 def strictly_read(checkpoint: Checkpoint) -> DeclaredScheme:
@@ -53,14 +53,10 @@ def strictly_read(checkpoint: Checkpoint) -> DeclaredScheme:
     """
     raw = raw_declaration(checkpoint)
     assert raw is not None
-    keys = ObjectReader.of(raw.value, raw.where, raw.key, ignored=NO_MEANING | {"quant_method"})
-    scheme = READERS[raw.value["quant_method"]](keys)
-    keys.finish()
-    check_patterns(keys, scheme)
-    return scheme
+    return read_scheme(raw, strictness="declaration")
 
 
-def repair_declaration(checkpoint: Checkpoint, stored: Stored) -> Outcome:
+def repair_declaration(checkpoint: Checkpoint, stored: StoredDraft) -> Outcome:
     """Write a flat declaration with the quant_method that keys and tensors leave possible.
 
     Raises:
@@ -90,7 +86,7 @@ def repair_declaration(checkpoint: Checkpoint, stored: Stored) -> Outcome:
 
 
 def _flattened(checkpoint: Checkpoint, raw: RawDeclaration) -> Outcome:
-    scheme = _scheme(raw, "modelopt")
+    scheme = _scheme(raw, LAYOUTS["modelopt"])
     if isinstance(scheme, VerifyError):
         return Outcome(checkpoint=checkpoint, notes=(_not_understood(scheme),))
     wrong = {
@@ -116,13 +112,13 @@ def _listed(declared: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(p for p in listed if isinstance(p, str)) if isinstance(listed, list) else ()
 
 
-def _inferred(checkpoint: Checkpoint, raw: RawDeclaration, stored: Stored) -> Outcome:
+def _inferred(checkpoint: Checkpoint, raw: RawDeclaration, stored: StoredDraft) -> Outcome:
     said = raw.value.get("quant_method")
     wrong = "quant_method is missing" if said is None else f"no engine has quant_method {said!r}"
-    schemes = {layout: _scheme(raw, layout) for layout in _LAYOUTS}
+    schemes = {name: _scheme(raw, LAYOUTS[name]) for name in _LAYOUTS}
     fitting = [
-        layout
-        for layout, scheme in schemes.items()
+        name
+        for name, scheme in schemes.items()
         if not isinstance(scheme, VerifyError) and _fits(scheme, checkpoint, stored)
     ]
     if len(fitting) != 1:
@@ -137,25 +133,21 @@ def _inferred(checkpoint: Checkpoint, raw: RawDeclaration, stored: Stored) -> Ou
     return Outcome(checkpoint=with_declaration(checkpoint, declared), repairs=(found,))
 
 
-def _layout_of(raw: RawDeclaration) -> LayoutName | None:
+def _layout_of(raw: RawDeclaration) -> StoredLayout | None:
     """The layout that the declaration names; quant_methods are named as layouts are."""
-    return next((name for name in _LAYOUTS if name == raw.value.get("quant_method")), None)
+    method = raw.value.get("quant_method")
+    return LAYOUTS.get(method) if isinstance(method, str) else None
 
 
-def _scheme(raw: RawDeclaration, layout: LayoutName) -> DeclaredScheme | VerifyError:
+def _scheme(raw: RawDeclaration, layout: StoredLayout) -> DeclaredScheme | VerifyError:
     """The declaration read as `layout`, its excludes left out; else why it is not understood."""
-    excludes = get_layout(layout).exclude_keys
-    value = {key: item for key, item in raw.value.items() if key not in excludes}
-    keys = ObjectReader.of(value, raw.where, raw.key, ignored=NO_MEANING | {"quant_method"})
     try:
-        scheme = READERS[layout](keys)
-        keys.finish()
+        return read_scheme(raw, layout=layout, strictness="codes")
     except VerifyError as exc:
         return exc
-    return scheme
 
 
-def _fits(scheme: DeclaredScheme, checkpoint: Checkpoint, stored: Stored) -> bool:
+def _fits(scheme: DeclaredScheme, checkpoint: Checkpoint, stored: StoredDraft) -> bool:
     """Every quantized linear is stored with exactly the tensors of the scheme."""
     rows = {row.module: row for row in stored.draft.linears()}
     for module in stored.modules:

@@ -8,15 +8,18 @@ from ...drafts.runtime_names import excluded_modules, modules_in_layers
 from ...errors import VerifyError
 from ...files.checkpoint import Checkpoint
 from ...layouts import get_layout
+from ...stored.draft import StoredDraft
 from ...verify.excludes import exclude_faults
 from ..misread import misread_excludes
 from .declaration import strictly_read, understood
-from .repair import Outcome, Repair, Stored, with_declaration
+from .repair import Outcome, Repair, with_declaration
 
 _SHOWN = 3
 
 
-def repair_excludes(checkpoint: Checkpoint, stored: Stored, target_layers: int | None) -> Outcome:
+def repair_excludes(
+    checkpoint: Checkpoint, stored: StoredDraft, target_layers: int | None
+) -> Outcome:
     """List what is stored as floats, and nothing else, as the writer of the layout spells it.
 
     Args:
@@ -51,7 +54,7 @@ def repair_excludes(checkpoint: Checkpoint, stored: Stored, target_layers: int |
     return Outcome(checkpoint=repaired, repairs=(change,))
 
 
-def _unnumbered(checkpoint: Checkpoint, stored: Stored) -> Outcome:
+def _unnumbered(checkpoint: Checkpoint, stored: StoredDraft) -> Outcome:
     """Whole names of linears in decoder layers, which vLLM numbers after the target's."""
     wrong = _faults(checkpoint, stored)
     if not wrong:
@@ -63,13 +66,13 @@ def _unnumbered(checkpoint: Checkpoint, stored: Stored) -> Outcome:
     return Outcome(checkpoint=checkpoint, notes=(note,))
 
 
-def _wrong(checkpoint: Checkpoint, stored: Stored, target_layers: int | None) -> list[str]:
+def _wrong(checkpoint: Checkpoint, stored: StoredDraft, target_layers: int | None) -> list[str]:
     """What engines misread first, then what `verify` says."""
     misread = misread_excludes(checkpoint, stored.canonical, target_layers=target_layers)
     return [*map(str, misread), *_faults(checkpoint, stored)]
 
 
-def _faults(checkpoint: Checkpoint, stored: Stored) -> list[str]:
+def _faults(checkpoint: Checkpoint, stored: StoredDraft) -> list[str]:
     """What `verify` says of the excludes, or why they are not understood."""
     try:
         scheme = strictly_read(checkpoint)
@@ -80,6 +83,6 @@ def _faults(checkpoint: Checkpoint, stored: Stored) -> list[str]:
     return [f"{fault.where}: expected {fault.expected}" for fault in faults]
 
 
-def _kept(stored: Stored) -> list[Row]:
+def _kept(stored: StoredDraft) -> list[Row]:
     rows = stored.draft.linears()
     return [row for row in rows if row.module not in stored.modules]

@@ -6,8 +6,6 @@ from typing import Any
 from ...errors import CheckpointError, VerifyError
 from ...files.checkpoint import INDEX_FILE, Checkpoint, read_json_object
 from ...layouts import get_layout
-from ...stored.declarations import HF_QUANT_CONFIG
-from ...stored.declarations.modelopt import check_side_file
 from ...verify.headers import index_faults
 from .declaration import strictly_read, understood
 from .repair import Outcome, Repair
@@ -16,28 +14,29 @@ from .repair import Outcome, Repair
 def repair_side_file(checkpoint: Checkpoint) -> Outcome:
     """hf_quant_config.json says what config.json says: TensorRT-LLM reads it first."""
     found = understood(checkpoint)
-    if found is None or found.layout != "modelopt":
+    side_file = found.scheme.layout.side_file if found else None
+    if found is None or side_file is None:
         return Outcome(checkpoint=checkpoint)
     try:
         scheme = strictly_read(checkpoint)
     except VerifyError:  # its excludes, which were left: there is nothing to agree with
         return Outcome(checkpoint=checkpoint)
-    path = checkpoint.folder / HF_QUANT_CONFIG
+    path = checkpoint.folder / side_file.name
     wrong = None if path.is_file() else "it is missing: TensorRT-LLM reads it"
     try:
-        check_side_file(checkpoint, scheme, found.value["quant_algo"])
+        side_file.check(checkpoint.folder, scheme, found.value)
     except (CheckpointError, VerifyError) as exc:
         wrong = exc.what
     if wrong is None:
         return Outcome(checkpoint=checkpoint)
     declared = {**found.value, "exclude_modules": list(scheme.excludes)}
-    files: dict[str, Any] = dict(get_layout("modelopt").side_files(declared))
+    files: dict[str, Any] = dict(get_layout(found.layout).side_files(declared))
     producer = _producer(path) or found.value.get("producer")
     if producer:
-        files[HF_QUANT_CONFIG] = {**files[HF_QUANT_CONFIG], "producer": producer}
+        files[path.name] = {**files[path.name], "producer": producer}
     change = Repair(
         name="side-file",
-        wrong=f"{HF_QUANT_CONFIG}: {wrong}",
+        wrong=f"{path.name}: {wrong}",
         written="the declaration of config.json in ModelOpt's nested form",
     )
     return Outcome(checkpoint=checkpoint, repairs=(change,), files=files)

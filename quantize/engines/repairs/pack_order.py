@@ -10,14 +10,15 @@ from ...drafts import Draft
 from ...errors import CheckpointError
 from ...files.checkpoint import Checkpoint
 from ...stored.declarations import DeclaredScheme
-from ...stored.declarations.scheme import PACK_METHODS, PackMethod
+from ...stored.draft import StoredDraft
+from ...stored.layouts.scheme import PACK_METHODS, PackMethod
 from ...stored.parts import BESIDE_CODES, stored_parts
 from ...verify.codes import compare_linear
 from .declaration import Understood, understood
-from .repair import Outcome, Repair, Stored, with_declaration
+from .repair import Outcome, Repair, with_declaration
 
 
-def repair_pack_order(checkpoint: Checkpoint, stored: Stored, source: Draft | None) -> Outcome:
+def repair_pack_order(checkpoint: Checkpoint, stored: StoredDraft, source: Draft | None) -> Outcome:
     """Declare the one order under which every code is the nearest rounding of the source.
 
     Args:
@@ -29,9 +30,9 @@ def repair_pack_order(checkpoint: Checkpoint, stored: Stored, source: Draft | No
         CheckpointError: under neither order are the codes those of the source.
     """
     found = understood(checkpoint)
-    if found is None or found.layout != "quark" or found.scheme.weight_dtype != "int4":
+    said = found.scheme.pack_method if found else None
+    if found is None or said is None or not found.scheme.layout.declares_pack_order:
         return Outcome(checkpoint=checkpoint)
-    said = found.scheme.pack_method
     if source is None:
         note = f"the pack order {said!r} is not proven: give the BF16 draft (--against)"
         return Outcome(checkpoint=checkpoint, notes=(note,))
@@ -56,8 +57,7 @@ def repair_pack_order(checkpoint: Checkpoint, stored: Stored, source: Draft | No
     export = {**found.value["export"], "pack_method": right[0]}
     change = Repair(
         name="pack-order",
-        wrong=f"pack_method {said!r}: the codes of the source lie in another order"
-        f" ({wrong[said or 'reorder']})",
+        wrong=f"pack_method {said!r}: the codes of the source lie in another order ({wrong[said]})",
         written=f"pack_method: {right[0]!r}, under which all codes of {len(stored.modules)}"
         " linears are the nearest rounding of the source",
     )
@@ -65,7 +65,7 @@ def repair_pack_order(checkpoint: Checkpoint, stored: Stored, source: Draft | No
     return Outcome(checkpoint=declared, repairs=(change,))
 
 
-def _undecodable(checkpoint: Checkpoint, scheme: DeclaredScheme, stored: Stored) -> str | None:
+def _undecodable(checkpoint: Checkpoint, scheme: DeclaredScheme, stored: StoredDraft) -> str | None:
     """The first tensor without which a linear cannot be decoded."""
     for row in stored.draft.linears():
         module = row.module
@@ -81,7 +81,7 @@ def _undecodable(checkpoint: Checkpoint, scheme: DeclaredScheme, stored: Stored)
 
 
 def _first_fault(
-    checkpoint: Checkpoint, found: Understood, stored: Stored, source: Draft, order: PackMethod
+    checkpoint: Checkpoint, found: Understood, stored: StoredDraft, source: Draft, order: PackMethod
 ) -> str | None:
     """The first linear whose codes, unpacked in this order, are not those of the source."""
     scheme = dataclasses.replace(found.scheme, pack_method=order)
@@ -93,7 +93,7 @@ def _first_fault(
                 row.tensor,
                 scheme,
                 absmax_scale=False,
-                rounded_quotient=scheme.first_stage is not None,
+                rounded_quotient=scheme.layout.foreign_quotients_rounded(scheme),
                 on_bytes=lambda _count: None,
             )
             if compared.faults:

@@ -13,6 +13,7 @@ from ...drafts.runtime_names import known_target_layers
 from ...errors import CheckpointError
 from ...files.checkpoint import Checkpoint
 from ...lints import find_lints, fixed_config
+from ...stored.draft import StoredDraft
 from ...verify.codes import compare_kept
 from ..contract import EngineName
 from .declaration import repair_declaration
@@ -20,7 +21,7 @@ from .excludes import repair_excludes
 from .files import repair_index, repair_side_file
 from .naming import repair_architecture, repair_draft_vocabulary
 from .pack_order import repair_pack_order
-from .repair import Outcome, Repair, Stored, with_config
+from .repair import Outcome, Repair, with_config
 
 Step = Callable[[Checkpoint], Outcome]
 """One kind of repair, of the folder as the repairs before it left its JSON."""
@@ -71,7 +72,7 @@ def plan_repairs(
     named = repair_architecture(source, engine)
     try:
         named = _all(named, (repair_draft_vocabulary,))
-        stored = Stored.read(named.checkpoint)
+        stored = StoredDraft.look(named.checkpoint)
     except CheckpointError as exc:
         note = f"the tensors are not those of a draft, so nothing else is repaired: {exc.what}"
         return _plan(source, draft, dataclasses.replace(named, notes=(*named.notes, note)))
@@ -113,7 +114,7 @@ def _plan(source: Checkpoint, against: Draft | None, total: Outcome) -> RepairPl
     )
 
 
-def _repair_lints(checkpoint: Checkpoint, stored: Stored) -> Outcome:
+def _repair_lints(checkpoint: Checkpoint, stored: StoredDraft) -> Outcome:
     """What `quantize --fix-config` would have written."""
     draft = dataclasses.replace(
         stored.draft,
@@ -133,7 +134,7 @@ def _keys(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}: {json.dumps(value)}" for key, value in changes.items())
 
 
-def _check_same_draft(source: Checkpoint, stored: Stored, draft: Draft) -> None:
+def _check_same_draft(source: Checkpoint, stored: StoredDraft, draft: Draft) -> None:
     """What is not quantized has the bytes of the draft that it is said to be made from.
 
     Raises:

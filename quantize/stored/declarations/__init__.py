@@ -1,42 +1,35 @@
 """What a quantized folder declares in config.json: scheme, storage and excluded modules.
 
 Read strictly and without any code of the writing side: a declaration that is not understood is an
-error, never a guess. It knows JSON, not tensors. One module per layout.
+error, never a guess. It knows JSON, not tensors, and no layout.
 """
 
-from collections.abc import Callable, Mapping
+import dataclasses
 
 from ...files.checkpoint import Checkpoint
-from . import awq, compressed_tensors, fp8, modelopt, quark
-from .raw import HF_QUANT_CONFIG, Form, RawDeclaration, raw_declaration
-from .reader import ObjectReader
-from .scheme import Activations, DeclaredScheme, check_patterns
+from ..layouts import HF_QUANT_CONFIG, LAYOUTS, DeclaredScheme, StoredLayout, Strictness
+from ..layouts.reader import ObjectReader
+from ..layouts.scheme import check_patterns
+from .raw import Form, RawDeclaration, raw_declaration
 
 __all__ = [
     "HF_QUANT_CONFIG",
-    "NO_MEANING",
-    "READERS",
-    "Activations",
     "DeclaredScheme",
     "Form",
-    "ObjectReader",
     "RawDeclaration",
+    "Strictness",
     "declared_scheme",
     "raw_declaration",
+    "read_scheme",
 ]
 
-READERS: Mapping[str, Callable[[ObjectReader], DeclaredScheme]] = {
-    "quark": quark.read,
-    "compressed-tensors": compressed_tensors.read,
-    "modelopt": modelopt.read,
-    "fp8": fp8.read,
-    "awq": awq.read,
-}
 # Keys that say who made the folder or how values were found, never how to decode them.
-NO_MEANING = frozenset({"producer", "version", "quant_mode", "global_compression_ratio"})
+_NO_MEANING = frozenset({"producer", "version", "quant_mode", "global_compression_ratio"})
 
 
-def declared_scheme(checkpoint: Checkpoint) -> DeclaredScheme | None:
+def declared_scheme(
+    checkpoint: Checkpoint, *, strictness: Strictness = "folder"
+) -> DeclaredScheme | None:
     """Read what a folder declares; None where it declares nothing: nothing is quantized.
 
     Raises:
@@ -45,13 +38,35 @@ def declared_scheme(checkpoint: Checkpoint) -> DeclaredScheme | None:
         CheckpointError: hf_quant_config.json is not readable as JSON.
     """
     raw = raw_declaration(checkpoint)
-    if raw is None:
-        return None
-    keys = ObjectReader.of(raw.value, raw.where, raw.key, ignored=NO_MEANING)
-    method = keys.choice("quant_method", *READERS)
-    scheme = READERS[method](keys)
-    if method == "modelopt" and raw.form != "side file":
-        modelopt.check_side_file(checkpoint, scheme, str(raw.value["quant_algo"]))
+    return None if raw is None else read_scheme(raw, strictness=strictness)
+
+
+def read_scheme(
+    raw: RawDeclaration, *, layout: StoredLayout | None = None, strictness: Strictness
+) -> DeclaredScheme:
+    """The one reader of declarations.
+
+    Args:
+        raw: the declaration.
+        layout: read it as one of this layout, whatever it says; None = as its quant_method says.
+        strictness: what must be understood; of "codes" the scheme has no excludes.
+
+    Raises:
+        VerifyError: it says something else, or something more.
+        CheckpointError: the file beside config.json is not readable as JSON.
+    """
+    keys = ObjectReader.of(raw.value, raw.where, raw.key, _NO_MEANING, strictness)
+    if layout is None:
+        layout = LAYOUTS[keys.choice("quant_method", *LAYOUTS)]
+    keys.skip("quant_method")
+    scheme = layout.read(keys)
+    if strictness == "codes":
+        keys.skip(*layout.exclude_keys)
+    else:
+        scheme = dataclasses.replace(scheme, excludes=layout.excludes(keys))
+    if strictness == "folder" and layout.side_file and raw.form != "side file":
+        layout.side_file.check(raw.where.parent, scheme, raw.value)
     keys.finish()
-    check_patterns(keys, scheme)
+    if strictness in ("folder", "declaration"):
+        check_patterns(keys, scheme)
     return scheme

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...files.checkpoint import CONFIG_FILE, Checkpoint, read_json_object
+from ..layouts import HF_QUANT_CONFIG
 
-HF_QUANT_CONFIG = "hf_quant_config.json"
 _DECLARATION, _NESTED = "quantization_config", "quantization"
 Form = Literal["flat", "nested", "side file"]
 

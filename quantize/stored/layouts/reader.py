@@ -5,11 +5,18 @@ numbers mean.
 """
 
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ...errors import VerifyError
 
 ChoiceT = TypeVar("ChoiceT", bound=str | int | bool)
+Strictness = Literal["folder", "declaration", "engine", "codes"]
+"""What must be understood.
+
+"folder": all that a folder declares, in each of its files, and every pattern; "declaration": one
+declaration and its patterns; "engine": what engines take too, whatever the patterns are; "codes":
+how codes are stored, whatever is excluded.
+"""
 
 
 def not_understood(
@@ -30,19 +37,31 @@ class ObjectReader:
     Args:
         value: the object. where: the file. key: path of the object inside the file.
         ignored: keys whose value cannot change the meaning of the stored tensors.
+        strictness: of the whole declaration.
     """
 
     def __init__(
-        self, value: dict[str, Any], where: object, key: str, ignored: Collection[str]
+        self,
+        value: dict[str, Any],
+        where: object,
+        key: str,
+        ignored: Collection[str],
+        strictness: Strictness,
     ) -> None:
         self.where = where
         self.key = key
+        self.strictness = strictness
         self._value = value
         self._seen = set(ignored)
 
     @classmethod
     def of(
-        cls, value: object, where: object, key: str, ignored: Collection[str] = ()
+        cls,
+        value: object,
+        where: object,
+        key: str,
+        ignored: Collection[str] = (),
+        strictness: Strictness = "folder",
     ) -> "ObjectReader":
         """Wrap a JSON object.
 
@@ -51,7 +70,17 @@ class ObjectReader:
         """
         if not isinstance(value, dict):
             raise not_understood(where, key, ("a JSON object",), value)
-        return cls(value, where, key, ignored)
+        return cls(value, where, key, ignored, strictness)
+
+    def says(self, key: str, value: int) -> bool:
+        """True if the key is there with exactly this whole number; it counts as read then."""
+        said = type(self._value.get(key)) is int and self._value[key] == value
+        self._seen |= {key} if said else set()
+        return said
+
+    def skip(self, *keys: str) -> None:
+        """Keys that are not to be looked at."""
+        self._seen.update(keys)
 
     def has(self, key: str) -> bool:
         """True if the key is there and not null."""
@@ -61,7 +90,7 @@ class ObjectReader:
     def section(self, key: str, ignored: Collection[str] = ()) -> "ObjectReader":
         """A nested object that must be there."""
         self._seen.add(key)
-        return ObjectReader.of(self._value.get(key), self.where, self._path(key), ignored)
+        return self._inside(self._value.get(key), self._path(key), ignored)
 
     def sections(self, key: str, ignored: Collection[str] = ()) -> "list[ObjectReader]":
         """A nested object, or a list of such, that must be there and hold at least one."""
@@ -72,8 +101,7 @@ class ObjectReader:
         if not value:
             raise not_understood(self.where, self._path(key), ("a JSON object",), value)
         return [
-            ObjectReader.of(item, self.where, f"{self._path(key)}[{i}]", ignored)
-            for i, item in enumerate(value)
+            self._inside(item, f"{self._path(key)}[{i}]", ignored) for i, item in enumerate(value)
         ]
 
     def choice(self, key: str, *understood: ChoiceT) -> ChoiceT:
@@ -130,6 +158,9 @@ class ObjectReader:
                 raise not_understood(
                     self.where, self._path(key) + " (unknown key)", known, self._value[key]
                 )
+
+    def _inside(self, value: object, key: str, ignored: Collection[str]) -> "ObjectReader":
+        return ObjectReader.of(value, self.where, key, ignored, self.strictness)
 
     def _path(self, key: str) -> str:
         return f"{self.key}.{key}" if self.key else key

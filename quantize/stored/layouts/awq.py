@@ -1,0 +1,65 @@
+"""AutoAWQ, version `gemm`: INT4 groups with the constant zero point 8 (symmetric)."""
+
+from types import MappingProxyType
+
+from ....recipes.formats import NUMBER_FORMATS
+from ....recipes.schema import LayoutName
+from .reader import ObjectReader
+from .scheme import DeclaredScheme, Part, Parts, StoredLayout, group_count, words
+
+
+class StoredAwq(StoredLayout):
+    """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out] float16."""
+
+    name: LayoutName = "awq"
+    exclude_keys = ("modules_to_not_convert",)
+    companions = frozenset({"qweight", "qzeros", "scales"})
+    zero_points = MappingProxyType({"qzeros": 0x88})  # two nibbles of 8
+    nibble_offset = 8
+
+    def read(self, keys: ObjectReader) -> DeclaredScheme:
+        """See `StoredLayout.read`; engines also take -1, one group for the whole row."""
+        keys.choice("bits", 4)
+        keys.choice("zero_point", True)
+        keys.choice("version", "gemm", "GEMM")
+        whole_rows = keys.strictness == "engine" and keys.says("group_size", -1)
+        sizes = NUMBER_FORMATS["int4"].sizes["group"]
+        return DeclaredScheme(
+            layout=self,
+            weight_dtype="int4",
+            granularity="channel" if whole_rows else "group",
+            group_size=None if whole_rows else keys.choice("group_size", *sizes),
+            pack_method="reorder",
+            activations="none",
+        )
+
+    def excludes_module(self, pattern: str, module: str) -> bool:
+        """A part of the name."""
+        return pattern in module
+
+    def parts(
+        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
+    ) -> Parts:
+        """See `StoredLayout.parts`."""
+        del scale_dtypes
+        groups = group_count(scheme, columns)
+        return {
+            "qweight": Part(("I32",), (columns, words(rows))),
+            "qzeros": Part(("I32",), (groups, words(rows))),
+            "scales": Part(("F16",), (groups, rows)),
+        }
+
+    def weight_suffix(self, scheme: DeclaredScheme) -> str:
+        """See `StoredLayout.weight_suffix`."""
+        del scheme
+        return "qweight"
+
+    def scale_suffix(self, scheme: DeclaredScheme) -> str:
+        """See `StoredLayout.scale_suffix`."""
+        del scheme
+        return "scales"
+
+    def transposed(self, scheme: DeclaredScheme) -> bool:
+        """See `DeclaredScheme.transposed`."""
+        del scheme
+        return True

@@ -1,0 +1,186 @@
+"""compressed-tensors 0.20, `QuantizationConfig`; one group that targets every Linear."""
+
+from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
+from ....recipes.schema import LayoutName
+from .reader import ObjectReader, not_understood
+from .scheme import (
+    SPEC_NO_MEANING,
+    Activations,
+    DeclaredScheme,
+    Part,
+    Parts,
+    StoredLayout,
+    group_count,
+    is_regex_match,
+    stored_codes,
+)
+
+_FORMATS: dict[str, WeightDtype] = {
+    "pack-quantized": "int4",
+    "float-quantized": "fp8_e4m3",
+    "nvfp4-pack-quantized": "nvfp4",
+    "mxfp4-pack-quantized": "mxfp4",
+}
+(BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
+
+
+class StoredCompressedTensors(StoredLayout):
+    """`weight` (FP8) or `weight_packed`; `weight_scale` [out, groups], [1] for a whole matrix.
+
+    INT4 adds `weight_shape`; NVFP4 `weight_global_scale` and `input_global_scale`, which divide.
+    """
+
+    name: LayoutName = "compressed-tensors"
+    exclude_keys = ("ignore",)
+    companions = frozenset(
+        {
+            "weight_packed",
+            "weight_scale",
+            "weight_shape",
+            "weight_zero_point",
+            "weight_global_scale",
+            "input_scale",
+            "input_global_scale",
+        }
+    )
+    nibble_offset = 8
+
+    def read(self, keys: ObjectReader) -> DeclaredScheme:
+        """See `StoredLayout.read`."""
+        form = keys.choice("format", *_FORMATS)
+        keys.optional("quantization_status", "compressed")
+        keys.absent("kv_cache_scheme", "sparsity_config", "moe_sparsity_config", "transform_config")
+        group = only_group(keys)
+        group.optional("format", form, None)
+        group.absent("output_activations")
+        dtype = _FORMATS[form]
+        granularity, group_size = _weights(group.section("weights", SPEC_NO_MEANING), dtype)
+        activations: Activations = "none"
+        if group.has("input_activations"):
+            inputs = group.section("input_activations", ignored=SPEC_NO_MEANING)
+            if NUMBER_FORMATS[dtype].global_scale:
+                activations = _nvfp4_inputs(inputs)
+            elif granularity == "block":
+                activations = _fp8_groups(inputs)
+            else:
+                activations = _fp8_inputs(inputs)
+        group.finish()
+        return DeclaredScheme(
+            layout=self,
+            weight_dtype=dtype,
+            granularity=granularity,
+            group_size=group_size,
+            pack_method="order" if dtype == "int4" else None,
+            activations=activations,
+        )
+
+    def excludes_module(self, pattern: str, module: str) -> bool:
+        """`re:` matched from the start, else the whole name."""
+        if pattern.startswith("re:"):
+            return is_regex_match(pattern, module)
+        return pattern == module
+
+    def parts(
+        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
+    ) -> Parts:
+        """See `StoredLayout.parts`."""
+        number, size = NUMBER_FORMATS[scheme.weight_dtype], scheme.group_size or columns
+        parts = {self.weight_suffix(scheme): stored_codes(scheme, rows, columns)}
+        if scheme.weight_dtype == "int4":
+            parts["weight_shape"] = Part(("I64",), (2,))
+        dtypes = {None: scale_dtypes, "F32": ("F32", "BF16")}
+        scales: tuple[int, ...] = (rows, group_count(scheme, columns))
+        if scheme.granularity == "tensor":
+            scales = (1,)
+        elif scheme.granularity == "block":
+            scales = (-(-rows // size), -(-columns // size))
+        stored = number.scale_dtype
+        parts["weight_scale"] = Part(dtypes.get(stored, (str(stored),)), scales)
+        if number.global_scale:
+            parts["weight_global_scale"] = Part(("F32",), (1,))
+        if scheme.activations == "tensor-static":
+            parts["input_scale"] = Part(("F32", "BF16"), (1,))
+        elif scheme.activations == "nvfp4":
+            parts["input_global_scale"] = Part(("F32",), (1,))
+        return parts
+
+    def weight_suffix(self, scheme: DeclaredScheme) -> str:
+        """See `StoredLayout.weight_suffix`."""
+        packed = NUMBER_FORMATS[scheme.weight_dtype].codes_per_element > 1
+        return "weight_packed" if packed else "weight"
+
+    def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
+        """See `StoredLayout.foreign_quotients_rounded`; the library itself does."""
+        del scheme
+        return True
+
+
+def _weights(weights: ObjectReader, dtype: WeightDtype) -> tuple[Granularity, int | None]:
+    number = NUMBER_FORMATS[dtype]
+    group = "tensor_group" if number.global_scale else "group"  # under one scale of the matrix
+    strategies = {group if g == "group" else g: g for g in number.sizes}
+    granularity = strategies[weights.choice("strategy", *strategies)]
+    size = None
+    if granularity == "group":
+        size = weights.choice("group_size", *number.sizes["group"])
+    else:
+        weights.absent("group_size")
+    if granularity == "block":
+        weights.numbers("block_structure", BLOCK, BLOCK)
+        size = BLOCK
+    else:
+        weights.absent("block_structure")
+    _args(weights, bits=number.bits, kind=number.kind)
+    weights.absent("dynamic")
+    weights.finish()
+    return granularity, size
+
+
+def only_group(keys: ObjectReader) -> ObjectReader:
+    """The one entry of `config_groups`, which must target every Linear."""
+    groups = keys.section("config_groups")
+    group = groups.section("group_0")
+    groups.finish()
+    if group.strings("targets") != ("Linear",):
+        raise not_understood(
+            group.where, f"{group.key}.targets", ("['Linear']",), list(group.strings("targets"))
+        )
+    return group
+
+
+def _fp8_inputs(inputs: ObjectReader) -> Activations:
+    _args(inputs, bits=8, kind="float")
+    inputs.absent("group_size", "block_structure")
+    strategy = inputs.choice("strategy", "token", "tensor")
+    inputs.choice("dynamic", strategy == "token")
+    inputs.finish()
+    return "token-dynamic" if strategy == "token" else "tensor-static"
+
+
+def _fp8_groups(inputs: ObjectReader) -> Activations:
+    """Groups of 128, one side of a block: what engines compute for blocks, whatever is declared."""
+    _args(inputs, bits=8, kind="float")
+    inputs.absent("block_structure")
+    inputs.choice("strategy", "group")
+    inputs.choice("group_size", BLOCK)
+    inputs.choice("dynamic", True)
+    inputs.finish()
+    return "group-dynamic"
+
+
+def _nvfp4_inputs(inputs: ObjectReader) -> Activations:
+    """Groups of 16 under a stored global scale."""
+    _args(inputs, bits=4, kind="float")
+    inputs.absent("block_structure")
+    inputs.choice("strategy", "tensor_group")
+    inputs.choice("group_size", *NUMBER_FORMATS["nvfp4"].sizes["group"])
+    inputs.choice("dynamic", "local")
+    inputs.finish()
+    return "nvfp4"
+
+
+def _args(args: ObjectReader, *, bits: int, kind: str) -> None:
+    args.choice("num_bits", bits)
+    args.choice("type", kind)
+    args.choice("symmetric", True)
+    args.absent("actorder", "scale_dtype", "zp_dtype")

@@ -1,0 +1,70 @@
+"""Plain `fp8`, as vLLM and SGLang read it: per matrix, or per 128 x 128 block."""
+
+from ....recipes.formats import NUMBER_FORMATS
+from ....recipes.schema import LayoutName
+from .reader import ObjectReader, not_understood
+from .scheme import Activations, DeclaredScheme, Part, Parts, StoredLayout, stored_codes
+
+(BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
+
+
+class StoredFp8(StoredLayout):
+    """`weight`; `weight_scale` [] and `input_scale` [], or `weight_scale_inv` per block."""
+
+    name: LayoutName = "fp8"
+    exclude_keys = ("ignored_layers", "modules_to_not_convert")
+    companions = frozenset({"weight_scale", "weight_scale_inv", "input_scale"})
+
+    def read(self, keys: ObjectReader) -> DeclaredScheme:
+        """See `StoredLayout.read`."""
+        dynamic = keys.choice("activation_scheme", "dynamic", "static") == "dynamic"
+        keys.optional("fmt", "e4m3", None)
+        keys.absent("kv_cache_scheme")
+        blocks = keys.has("weight_block_size")
+        if blocks:
+            keys.numbers("weight_block_size", BLOCK, BLOCK)
+        whole: Activations = "token-dynamic" if dynamic else "tensor-static"
+        return DeclaredScheme(
+            layout=self,
+            weight_dtype="fp8_e4m3",
+            granularity="block" if blocks else "tensor",
+            group_size=BLOCK if blocks else None,
+            pack_method=None,
+            activations="group-dynamic" if blocks else whole,
+        )
+
+    def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
+        """See `StoredLayout.excludes`."""
+        ignored, other = (keys.strings(key) for key in self.exclude_keys)
+        excludes = ignored or other
+        if other and set(other) != set(excludes):
+            raise not_understood(
+                keys.where,
+                f"{keys.key}.modules_to_not_convert",
+                (f"the same names as ignored_layers {sorted(excludes)}",),
+                sorted(other),
+            )
+        return excludes
+
+    def excludes_module(self, pattern: str, module: str) -> bool:
+        """The whole name."""
+        return pattern == module
+
+    def parts(
+        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
+    ) -> Parts:
+        """See `StoredLayout.parts`."""
+        del scale_dtypes
+        size = scheme.group_size
+        scales = (-(-rows // size), -(-columns // size)) if size else ()
+        parts = {
+            "weight": stored_codes(scheme, rows, columns),
+            self.scale_suffix(scheme): Part(("F32",), scales),
+        }
+        if scheme.activations == "tensor-static":
+            parts["input_scale"] = Part(("F32", "BF16"), ())
+        return parts
+
+    def scale_suffix(self, scheme: DeclaredScheme) -> str:
+        """See `StoredLayout.scale_suffix`; despite its name it multiplies the codes."""
+        return "weight_scale_inv" if scheme.granularity == "block" else "weight_scale"

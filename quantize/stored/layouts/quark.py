@@ -1,0 +1,217 @@
+"""AMD Quark 0.13, `real_quantized` export; see its `ModelQuantizer` and `export_safetensors`."""
+
+import fnmatch
+from types import MappingProxyType
+from typing import Literal
+
+from ....recipes.formats import NUMBER_FORMATS, SECOND_STAGE, Granularity, WeightDtype
+from ....recipes.schema import LayoutName
+from .reader import ObjectReader, not_understood
+from .scheme import (
+    FLOAT_DTYPES,
+    PACK_METHODS,
+    SPEC_NO_MEANING,
+    Activations,
+    DeclaredScheme,
+    PackMethod,
+    Part,
+    Parts,
+    StoredLayout,
+    group_count,
+    is_regex_match,
+    stored_codes,
+    words,
+)
+
+_WEIGHT_DTYPES: dict[str, WeightDtype] = {"int4": "int4", "fp8_e4m3": "fp8_e4m3", "fp4": "mxfp4"}
+_GRANULARITIES: dict[str, Granularity] = {
+    "per_channel": "channel",
+    "per_tensor": "tensor",
+    "per_group": "group",
+}
+_UNUSED = ("block_size", "is_scale_quant", "mx_element_dtype")
+_UNUSED_WITHOUT_MX = ("scale_calculation_mode", "scale_format")
+(MX_GROUP,) = NUMBER_FORMATS["mxfp4"].sizes["group"]
+
+
+class StoredQuark(StoredLayout):
+    """`weight` and `weight_scale`, for INT4 an all-zero `weight_zero_point` too.
+
+    Of two stages `weight_scale` [] is the first one's, `_2` the second one's. INT4 groups are
+    transposed. From file to file Quark stores INT4 scales in F32, and may declare another order of
+    nibbles than it packs in.
+    """
+
+    name: LayoutName = "quark"
+    exclude_keys = ("exclude",)
+    companions = frozenset(
+        {
+            "weight_scale",
+            "weight_scale_2",
+            "weight_zero_point",
+            "weight_zero_point_2",
+            "input_scale",
+        }
+    )
+    zero_points = MappingProxyType({"weight_zero_point": 0x00, "weight_zero_point_2": 0x00})
+    declares_pack_order = True
+    foreign_scale_dtypes = ("F32",)
+
+    def read(self, keys: ObjectReader) -> DeclaredScheme:
+        """See `StoredLayout.read`."""
+        keys.absent(
+            "algo_config",
+            "kv_cache_quant_config",
+            "layer_quant_config",
+            "layer_type_quant_config",
+            "softmax_quant_spec",
+            "kv_cache_post_rope",
+        )
+        export = keys.section("export", ignored={"min_kv_scale"})
+        pack_method: PackMethod = export.choice("pack_method", *PACK_METHODS)
+        export.choice("weight_format", "real_quantized")
+        export.absent("kv_cache_group", "weight_merge_groups")
+        export.finish()
+        section = keys.section("global_quant_config", ignored={"target_device"})
+        section.absent("bias", "output_tensors")
+        stages = section.sections("weight", ignored=SPEC_NO_MEANING)
+        dtype, granularity, group_size = _weight(stages[-1])
+        first_stage = _first_stage(stages, dtype, granularity)
+        activations: Activations = "none"
+        if section.has("input_tensors"):
+            activations = _inputs(section.section("input_tensors", ignored=SPEC_NO_MEANING))
+        section.finish()
+        return DeclaredScheme(
+            layout=self,
+            weight_dtype=dtype,
+            granularity=granularity,
+            group_size=group_size,
+            first_stage=first_stage,
+            pack_method=pack_method if dtype == "int4" else None,
+            activations=activations,
+        )
+
+    def excludes_module(self, pattern: str, module: str) -> bool:
+        """`re:` matched from the start, else shell wildcards."""
+        if pattern.startswith("re:"):
+            return is_regex_match(pattern, module)
+        return fnmatch.fnmatchcase(module, pattern)
+
+    def parts(
+        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
+    ) -> Parts:
+        """See `StoredLayout.parts`."""
+        codes, groups = stored_codes(scheme, rows, columns), group_count(scheme, columns)
+        scales: tuple[int, ...] = () if scheme.granularity == "tensor" else (rows,)
+        if self.transposed(scheme):
+            parts = {
+                "weight": Part(("I32",), (columns, words(rows))),
+                "weight_zero_point": Part(("I32",), (groups, words(rows))),
+                "weight_scale": Part(scale_dtypes, (groups, rows)),
+            }
+        elif scheme.first_stage:
+            parts = {
+                "weight": codes,
+                "weight_zero_point_2": Part(("I32",), (words(rows),)),
+                "weight_scale": Part(("F32", "BF16"), ()),
+                "weight_scale_2": Part(FLOAT_DTYPES, scales),
+            }
+        elif scheme.weight_dtype == "int4":
+            parts = {
+                "weight": codes,
+                "weight_zero_point": Part(("I32",), (words(rows),)),
+                "weight_scale": Part(scale_dtypes, scales),
+            }
+        elif scheme.weight_dtype == "mxfp4":
+            parts = {"weight": codes, "weight_scale": Part(("U8",), (rows, groups))}
+        else:
+            parts = {"weight": codes, "weight_scale": Part(("F32", "BF16"), scales)}
+        if scheme.activations == "tensor-static":
+            parts["input_scale"] = Part(("F32", "BF16"), ())
+        return parts
+
+    def scale_suffix(self, scheme: DeclaredScheme) -> str:
+        """See `StoredLayout.scale_suffix`."""
+        return "weight_scale_2" if scheme.first_stage else "weight_scale"
+
+    def transposed(self, scheme: DeclaredScheme) -> bool:
+        """See `DeclaredScheme.transposed`."""
+        return scheme.weight_dtype == "int4" and scheme.granularity == "group"
+
+    def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
+        """See `StoredLayout.foreign_quotients_rounded`; the FP8 values of two stages are so."""
+        return scheme.first_stage is not None
+
+
+def _weight(spec: ObjectReader) -> tuple[WeightDtype, Granularity, int | None]:
+    dtype = _WEIGHT_DTYPES[spec.choice("dtype", *_WEIGHT_DTYPES)]
+    spec.absent("is_dynamic")
+    if dtype == "mxfp4":
+        _mx(spec)
+        return dtype, "group", MX_GROUP
+    if dtype == "int4":
+        scheme = spec.choice("qscheme", "per_channel", "per_group")
+        spec.choice("symmetric", True)
+        spec.optional("zero_point_type", "int32", None)
+    else:
+        scheme = spec.choice("qscheme", "per_channel", "per_tensor")
+        spec.optional("symmetric", True, None)
+        spec.optional("zero_point_type", "int32", "float32", None)
+    size = None
+    if scheme == "per_group":
+        size = spec.choice("group_size", *NUMBER_FORMATS[dtype].sizes["group"])
+        spec.optional("ch_axis", 1, -1, 0)  # Quark's helpers differ; groups run along the inputs
+    else:
+        spec.optional("ch_axis", *((0,) if scheme == "per_channel" else (None,)))
+        spec.absent("group_size")
+    spec.absent(*_UNUSED, *_UNUSED_WITHOUT_MX)
+    spec.finish()
+    return dtype, _GRANULARITIES[scheme], size
+
+
+def _first_stage(
+    stages: list[ObjectReader], dtype: WeightDtype, granularity: Granularity
+) -> Literal["fp8_e4m3"] | None:
+    """Quark's `ProgressiveSpec`: FP8 per tensor first, then INT4 per channel."""
+    if len(stages) == 1:
+        return None
+    second = f"{dtype} per {granularity}"
+    if len(stages) != 2 or (dtype, granularity) != SECOND_STAGE:
+        got = f"{len(stages)} stages, the last one {second}"
+        raise not_understood(stages[-1].where, stages[-1].key, ("int4 per channel, of two",), got)
+    first = stages[0]
+    first.choice("dtype", "fp8_e4m3")
+    first.choice("qscheme", "per_tensor")
+    _weight(first)
+    return "fp8_e4m3"
+
+
+def _inputs(spec: ObjectReader) -> Activations:
+    if spec.choice("dtype", "fp8_e4m3", "fp4") == "fp4":
+        spec.choice("is_dynamic", True)
+        _mx(spec)
+        return "mxfp4"
+    spec.optional("symmetric", True, None)
+    spec.optional("zero_point_type", "int32", "float32", None)
+    scheme = spec.choice("qscheme", "per_channel", "per_tensor")
+    dynamic = spec.choice("is_dynamic", True, *((False,) if scheme == "per_tensor" else ()))
+    # Quark spells "per token" as per_channel along the axis of tokens.
+    spec.optional("ch_axis", *((1,) if scheme == "per_channel" else (None,)))
+    spec.absent("group_size", *_UNUSED, *_UNUSED_WITHOUT_MX)
+    spec.finish()
+    if scheme == "per_channel":
+        return "token-dynamic"
+    return "tensor-dynamic" if dynamic else "tensor-static"
+
+
+def _mx(spec: ObjectReader) -> None:
+    """OCP MXFP4: 32 inputs under one power of two."""
+    spec.choice("qscheme", "per_group")
+    spec.choice("group_size", MX_GROUP)
+    spec.choice("scale_format", "e8m0")
+    spec.optional("scale_calculation_mode", "even", "floor", "ceil", None)  # how it was chosen
+    spec.optional("ch_axis", -1, 1)
+    spec.optional("symmetric", None, True)
+    spec.optional("zero_point_type", "int32", "float32", None)
+    spec.absent(*_UNUSED)
+    spec.finish()

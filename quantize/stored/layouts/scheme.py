@@ -1,0 +1,219 @@
+"""`DeclaredScheme`: what a declaration says, in one form; `StoredLayout`: what reads a layout."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
+from ....recipes.schema import LayoutName
+from .reader import ObjectReader, not_understood
+
+FLOAT_DTYPES = ("BF16", "F16", "F32")
+FP8_DTYPE = "F8_E4M3"
+NIBBLES_PER_WORD = 8
+PackMethod = Literal["order", "reorder"]
+PACK_METHODS: tuple[PackMethod, ...] = ("order", "reorder")
+Activations = Literal[
+    "none", "token-dynamic", "tensor-static", "tensor-dynamic", "group-dynamic", "nvfp4", "mxfp4"
+]
+SPEC_NO_MEANING = frozenset(
+    {
+        "enable_buffer_reuse",
+        "max_input_numel",
+        "observer",
+        "observer_cls",
+        "observer_kwargs",
+        "round_method",
+        "scale_type",
+    }
+)
+"""Keys of a tensor's spec that say how values were found, never how to decode them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredScheme:
+    """How every linear that is not excluded is stored: w ≈ code * scale (* that of a first stage).
+
+    Attributes:
+        layout: knows names, shapes and order of what is stored.
+        granularity: one scale per output row, for the whole matrix, per `group_size` inputs of a
+            row, or per square of `group_size` rows and inputs.
+        group_size: None for channel and tensor.
+        first_stage: what INT4 codes were taken of: values rounded so, under one scale for the
+            matrix; None = the weight itself.
+        pack_method: which column each nibble of an INT4 word holds; None for other dtypes.
+        activations: how the input of these linears is rounded at run time: to FP8 per token, per
+            tensor (stored or computed) or per 128 inputs, to NVFP4 or MXFP4.
+        excludes: the patterns as written.
+    """
+
+    layout: "StoredLayout"
+    weight_dtype: WeightDtype
+    granularity: Granularity
+    pack_method: PackMethod | None
+    activations: Activations
+    excludes: tuple[str, ...] = ()
+    group_size: int | None = None
+    first_stage: Literal["fp8_e4m3"] | None = None
+
+    @property
+    def transposed(self) -> bool:
+        """True if codes and scales are stored [in, out / 8] and [groups, out]."""
+        return self.layout.transposed(self)
+
+    @property
+    def scales_whole_matrix(self) -> bool:
+        """True if one stored number scales the whole weight."""
+        whole = self.granularity == "tensor" or NUMBER_FORMATS[self.weight_dtype].global_scale
+        return whole or self.first_stage is not None
+
+    def is_excluded(self, module: str) -> bool:
+        """True if a pattern matches the name `module`, by the rule of the layout."""
+        return any(self.layout.excludes_module(pattern, module) for pattern in self.excludes)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The scheme as JSON values."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        return said | {"layout": self.layout.name}
+
+    def __str__(self) -> str:
+        size = f" of {self.group_size}" if self.group_size else ""
+        packing = f" ({self.pack_method})" if self.pack_method else ""
+        of = f" of {self.first_stage} per tensor" if self.first_stage else ""
+        weights = f"{self.weight_dtype} per {self.granularity}{size}{of}{packing}"
+        return f"{self.layout.name} {weights}, activations {self.activations}"
+
+
+class Part(NamedTuple):
+    """One stored tensor of a quantized linear; any one of `dtypes` is right."""
+
+    dtypes: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+Parts = dict[str, Part]
+"""The stored tensors of a linear by suffix ("weight", "weight_scale", ...)."""
+
+
+class SideFile(NamedTuple):
+    """A second declaration beside config.json.
+
+    Attributes:
+        name: of the file. what: whose it is, for a fault.
+        check: folder, scheme and declaration of config.json: where there is such a file, it says
+            the same. Raises VerifyError if not, CheckpointError if it is not readable as JSON.
+    """
+
+    name: str
+    what: str
+    check: Callable[[Path, DeclaredScheme, Mapping[str, Any]], None]
+
+
+class StoredLayout(ABC):
+    """All that reading one layout needs. It shares no code with `quantize.layouts`, which writes.
+
+    Attributes:
+        exclude_keys: of a declaration, each with the same list of excludes.
+        companions: suffixes that only a quantized linear has.
+        zero_points: suffix -> every byte of the zero points of symmetric codes.
+        nibble_offset: what an INT4 nibble stores is code + this: 0 for two's complement.
+        declares_pack_order: a declaration says it, and may be wrong; otherwise there is only one.
+        foreign_scale_dtypes: of INT4 scales that other writers store, whatever the weight's is.
+        side_file: None where config.json alone declares.
+    """
+
+    name: LayoutName
+    exclude_keys: tuple[str, ...]
+    companions: frozenset[str]
+    zero_points: Mapping[str, int] = MappingProxyType({})
+    nibble_offset: int = 0
+    declares_pack_order: bool = False
+    foreign_scale_dtypes: tuple[str, ...] = ()
+    side_file: SideFile | None = None
+
+    @abstractmethod
+    def read(self, keys: ObjectReader) -> DeclaredScheme:
+        """Read a `quantization_config` of this layout, except its excludes.
+
+        Raises:
+            VerifyError: it says something that is not understood.
+        """
+
+    def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
+        """The patterns of a `quantization_config`, as written.
+
+        Raises:
+            VerifyError: they are no list of names, or two lists differ.
+        """
+        (key,) = self.exclude_keys
+        return keys.strings(key)
+
+    @abstractmethod
+    def excludes_module(self, pattern: str, module: str) -> bool:
+        """True if an exclude matches the name `module`."""
+
+    @abstractmethod
+    def parts(
+        self, scheme: DeclaredScheme, rows: int, columns: int, scale_dtypes: tuple[str, ...]
+    ) -> Parts:
+        """The stored tensors of a linear [rows, columns]; `scale_dtypes` are those of INT4."""
+
+    def weight_suffix(self, scheme: DeclaredScheme) -> str:
+        """Last part of the name of the tensor with the codes of a quantized linear."""
+        del scheme
+        return "weight"
+
+    def scale_suffix(self, scheme: DeclaredScheme) -> str:
+        """Last part of the name of the tensor with its scales."""
+        del scheme
+        return "weight_scale"
+
+    def transposed(self, scheme: DeclaredScheme) -> bool:
+        """See `DeclaredScheme.transposed`."""
+        del scheme
+        return False
+
+    def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
+        """True if other writers round weight / scale to the weight's dtype before it is a code."""
+        del scheme
+        return False
+
+
+def stored_codes(scheme: DeclaredScheme, rows: int, columns: int) -> Part:
+    """Codes [rows, columns], packed along the columns."""
+    number = NUMBER_FORMATS[scheme.weight_dtype]
+    return Part((number.stored_dtype,), (rows, -(-columns // number.codes_per_element)))
+
+
+def group_count(scheme: DeclaredScheme, columns: int) -> int:
+    """Groups along `columns` inputs; one where a row has no groups."""
+    return columns // (scheme.group_size or columns)
+
+
+def words(count: int) -> int:
+    """Words of 32 bits that hold `count` INT4 numbers."""
+    return -(-count // NIBBLES_PER_WORD)
+
+
+def is_regex_match(pattern: str, module: str) -> bool:
+    """True if an exclude `re:...` matches from the start of a module's name."""
+    return re.match(pattern.removeprefix("re:"), module) is not None
+
+
+def check_patterns(keys: ObjectReader, scheme: DeclaredScheme) -> None:
+    """Every `re:` pattern compiles.
+
+    Raises:
+        VerifyError: one does not.
+    """
+    for pattern in scheme.excludes:
+        if pattern.startswith("re:"):
+            try:
+                re.compile(pattern[3:])
+            except re.error as exc:
+                understood = (f"a regular expression ({exc})",)
+                raise not_understood(keys.where, keys.key, understood, pattern) from exc

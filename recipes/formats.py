@@ -1,0 +1,87 @@
+"""Number formats of quantized weights: the facts that schema, layouts and readers ask for.
+
+A format is a row here, its arithmetic in `quantize/numerics/`, its decoder in
+`quantize/stored/decode.py` and its rule in `quantize/verify/`. Both sides share facts, no code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+WeightDtype = Literal["int4", "fp8_e4m3", "nvfp4", "mxfp4"]
+Granularity = Literal["channel", "tensor", "group", "block"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberFormat:
+    """How the codes and scales of one format look, in whichever layout.
+
+    Attributes:
+        bits: of a code.
+        kind: of a code: a signed whole number, or a floating-point one.
+        largest: positive code.
+        sizes: which granularities there are -> the group sizes of each; none where a scale covers
+            a whole row or matrix.
+        stored_dtype: safetensors dtype of the elements into which codes are packed.
+        codes_per_element: along a row.
+        scale_dtype: safetensors dtype of its scales; "U8" holds an exponent (E8M0), None means the
+            dtype of the weight or the one that a recipe says.
+        global_scale: whether one scale of the whole matrix lies over those of the groups.
+    """
+
+    bits: int
+    kind: Literal["int", "float"]
+    largest: float
+    sizes: Mapping[Granularity, tuple[int, ...]]
+    stored_dtype: str
+    codes_per_element: int
+    scale_dtype: str | None
+    global_scale: bool = False
+
+    @property
+    def only_groups(self) -> bool:
+        """True if it is defined by its groups, as FP4 is."""
+        return set(self.sizes) == {"group"}
+
+
+NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
+    "int4": NumberFormat(
+        bits=4,
+        kind="int",
+        largest=7,
+        sizes={"channel": (), "group": (32, 64, 128)},
+        stored_dtype="I32",
+        codes_per_element=8,
+        scale_dtype=None,
+    ),
+    "fp8_e4m3": NumberFormat(
+        bits=8,
+        kind="float",
+        largest=448,
+        sizes={"channel": (), "tensor": (), "block": (128,)},
+        stored_dtype="F8_E4M3",
+        codes_per_element=1,
+        scale_dtype="F32",
+    ),
+    "nvfp4": NumberFormat(
+        bits=4,
+        kind="float",
+        largest=6,
+        sizes={"group": (16,)},
+        stored_dtype="U8",
+        codes_per_element=2,
+        scale_dtype="F8_E4M3",
+        global_scale=True,
+    ),
+    "mxfp4": NumberFormat(
+        bits=4,
+        kind="float",
+        largest=6,
+        sizes={"group": (32,)},
+        stored_dtype="U8",
+        codes_per_element=2,
+        scale_dtype="U8",
+    ),
+}
+SECOND_STAGE: tuple[WeightDtype, Granularity] = ("int4", "channel")
+"""The only format whose codes may be taken of a weight rounded to FP8 first."""
