@@ -20,6 +20,9 @@ from ..stored.declarations import (
     raw_declaration,
 )
 
+_ROWS_AS_GROUPS = frozenset({"awq"})
+"""Layouts in which engines take a group_size of -1: one group for the whole row."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
@@ -96,7 +99,7 @@ def _read(found: RawDeclaration, method: object) -> DeclaredScheme | None:
     if not isinstance(method, str) or method not in READERS:
         return None
     raw: dict[str, Any] = found.value
-    per_row = method == "awq" and raw.get("group_size") == -1  # one group for the whole row
+    per_row = method in _ROWS_AS_GROUPS and raw.get("group_size") == -1
     if per_row:
         raw = {**raw, "group_size": 128}
     keys = ObjectReader.of(raw, found.where, found.key, ignored=NO_MEANING | {"quant_method"})

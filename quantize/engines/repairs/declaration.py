@@ -19,7 +19,7 @@ from ...stored.declarations import (
 )
 from ...stored.declarations.scheme import check_patterns
 from ...stored.parts import COMPANIONS, stored_parts
-from ..check import ENGINES
+from ..registry import ENGINES
 from .repair import Outcome, Repair, Stored, with_declaration
 
 _LAYOUTS: tuple[LayoutName, ...] = typing.get_args(LayoutName)
