@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every torch program uses
-from draftquant.scripts.train_pair import FAMILIES, main
+from draftquant.scripts.training.__main__ import FAMILIES, main
 from draftquant.scripts.training.acceptance import accepted_by_row, repeated_ngram_share, replay
 from draftquant.scripts.training.corpus import SourceFile, standard_library
 from draftquant.scripts.training.draft import (
