@@ -1,6 +1,6 @@
 """What a folder declares, as engines read it: raw, so that no declaration is an error here.
 
-`quantize.declared` understands a declaration or rejects it. An engine does neither: it takes the
+`stored.declarations` understands a declaration or rejects it. An engine does neither: it takes the
 keys that it knows. So a declaration that the strict reader rejects has no scheme here, and a
 verdict of UNKNOWN, unless the engine refuses it by its quant_method.
 """
