@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
+from ...recipes.schema import LayoutName
 from ..stored.declarations import DeclaredScheme
-from ..stored.declarations.scheme import Layout
 from .declaration import Declaration
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
@@ -190,7 +190,7 @@ class Engine:
     schemes: Mapping[str, Mapping[str, Scheme]]
     modules: Callable[[Question], tuple[Module, ...]]
     plain: Callable[[Question], frozenset[str]]
-    exclude_rules: Mapping[Layout, ExcludeRule]
+    exclude_rules: Mapping[LayoutName, ExcludeRule]
     config_problem: Callable[[Question], Finding | None]
     module_problem: Callable[[Question, Module, list[tuple[int, int]]], Finding | None]
     taken: Callable[[Declaration], Declaration | Finding | None] = lambda declaration: declaration
@@ -207,7 +207,7 @@ class Engine:
             UnsureError: that is not certain.
         """
         scheme = question.scheme
-        return self.exclude_rules[scheme.layout](question, module, scheme.excludes)
+        return self.exclude_rules[scheme.layout.name](question, module, scheme.excludes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

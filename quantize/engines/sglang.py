@@ -7,7 +7,7 @@ Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm1
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ..stored.declarations.scheme import Layout
+from ...recipes.schema import LayoutName
 from .blocks import block_problem, group_problem
 from .contract import ExcludeRule, Finding, Module, Question, layer_modules
 from .declaration import Declaration
@@ -147,7 +147,7 @@ def _parts_or_stars(
     return skipped
 
 
-EXCLUDE_RULES: Mapping[Layout, ExcludeRule] = {
+EXCLUDE_RULES: Mapping[LayoutName, ExcludeRule] = {
     "quark": _whole_or_parts,
     "compressed-tensors": _suffix_or_regex,
     "fp8": _dotted_parts,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..stored.declarations.scheme import Layout
+from ...recipes.schema import LayoutName
 from .blocks import BLOCK, block_problem, group_problem
 from .contract import (
     UNKNOWN_FIRST_LAYER,
@@ -143,7 +143,7 @@ def _substring_or_wildcard(question: Question, module: Module, patterns: tuple[s
     return any(substring_or_wildcard(pattern, module.prefix) for pattern in patterns)
 
 
-EXCLUDE_RULES: Mapping[Layout, ExcludeRule] = {
+EXCLUDE_RULES: Mapping[LayoutName, ExcludeRule] = {
     "quark": _exact_or_regex,
     "compressed-tensors": _exact_or_regex,
     "fp8": _exact,
@@ -238,7 +238,7 @@ def _block_problem(
 ) -> Finding | None:
     """Fused linears that are let through have too few rows of scales then."""
     parts = [rows for rows, _ in shapes]
-    let_through = question.scheme.layout in _PARTS_OF_BLOCKS and len(parts) > 1
+    let_through = question.scheme.layout.name in _PARTS_OF_BLOCKS and len(parts) > 1
     if not let_through or not any(rows % BLOCK for rows in parts):
         return block_problem(question, module, shapes)
     if not any(rows % BLOCK for rows in parts[:-1]):
