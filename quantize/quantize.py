@@ -14,7 +14,13 @@ from .errors import BackendError, CheckpointError
 from .execute import Measured, execute
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE
 from .files.hub import DraftSource
-from .files.provenance import QuantizedProvenance, SourceDraft, TensorBytes, package_version
+from .files.provenance import (
+    Method,
+    QuantizedProvenance,
+    SourceDraft,
+    TensorBytes,
+    package_version,
+)
 from .files.publish import check_faults, publish
 from .files.side_files import check_no_other_weights, config_and_index
 from .layouts import get_layout
@@ -77,6 +83,7 @@ def quantize_draft(
     backend.check(plan.recipe.weights)
     scales = _checked_scales(plan, input_scales)
     balanced = balanced_norms(plan)
+    method = Method(recipe=plan.recipe, input_scales=scales, balanced=balanced)
     changes = config_changes(find_lints(plan.draft)) if fix_config else {}
     checkpoint = plan.draft.checkpoint
     side_files = checkpoint.side_files()
@@ -93,7 +100,7 @@ def quantize_draft(
         )
 
     def verified(staging: Path) -> VerifyReport:
-        report = verify(staging, checkpoint.folder)
+        report = verify(staging, checkpoint.folder, method=method)
         check_faults(
             out, report.faults, fix="report this with the recipe and the draft's config.json"
         )

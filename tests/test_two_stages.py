@@ -24,8 +24,9 @@ from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.activations import InputRounding
 from draftquant.quantize.stored.declarations import DeclaredScheme, declared_scheme
-from draftquant.quantize.stored.decode import E4M3, e4m3_rounded, unpack_int4
+from draftquant.quantize.stored.decode import E4M3, unpack_int4
 from draftquant.quantize.verify import verify
+from draftquant.quantize.verify.rounding import e4m3_rounded
 from draftquant.recipes import ActivationFormat, RecipeError, WeightFormat, load_recipe
 from safetensors.torch import load_file
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors

@@ -101,18 +101,6 @@ def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:
     return out
 
 
-def e4m3_rounded(x: Floats) -> Floats:
-    """Nearest values of F8_E4M3, ties to the even code, saturating at 448; x's shape.
-
-    Between powers of two 2^e and 2^(e+1) its values are 2^(e-3) apart, and 2^-9 below 2^-6.
-    """
-    clipped = np.clip(x, np.float32(-448), np.float32(448))
-    power = (clipped.view(np.uint32) & np.uint32(0x7F800000)).view(np.float32)
-    step = np.maximum(power, np.float32(2.0**-6)) * np.float32(2.0**-3)
-    rounded: Floats = np.rint(clipped / step) * step
-    return rounded
-
-
 def unpack_int4(
     words: npt.NDArray[np.int32], pack_method: str, *, offset: int, out: Floats | None = None
 ) -> Floats:

@@ -21,7 +21,7 @@ from ..lints.concat import concat_linears
 from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declaration
 from ..stored.draft import StoredDraft
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, quantized_looking, stored_parts
-from .codes import companion_faults, stored_scalar
+from .companions import companion_faults, stored_scalar
 from .excludes import exclude_faults
 from .headers import (
     QUANTIZABLE,

@@ -14,18 +14,18 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ..drafts import Row, read_draft
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.safetensors_header import FloatDtype
 from ..stored.declarations import HF_QUANT_CONFIG
-from ..stored.decode import Bytes, Floats, floats, read_rows
+from ..stored.decode import Floats, floats, read_rows
 from ..stored.draft import StoredDraft
-from .codes import compare_kept, hash_tensor
 from .headers import index_faults, metadata_faults, side_file_faults
+from .kept import compare_kept, hash_tensor
 from .report import Fault
+from .rounding import rounded_bytes
 
 QUANTIZED_ONLY = frozenset({PROVENANCE_FILE, HF_QUANT_CONFIG})
 """Side files of a quantized folder that say nothing true about the dequantized one."""
@@ -200,22 +200,6 @@ def _compare_linear(
         linear=finding,
         faults=faults,
     )
-
-
-def rounded_bytes(values: Floats, dtype: FloatDtype) -> Bytes:
-    """Finite float32 values rounded to nearest, ties to even, as stored bytes.
-
-    BF16 is the upper half of a float32: adding half of the lower half, less one where the result is
-    even already, carries exactly when the nearest value is the next one.
-    """
-    if dtype == "BF16":
-        bits = np.ascontiguousarray(values).view(np.uint32)
-        halves: npt.NDArray[np.uint16] = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(
-            np.uint16
-        )
-        return halves.reshape(-1).view(np.uint8)
-    kind = np.float16 if dtype == "F16" else np.float32
-    return np.ascontiguousarray(values, kind).reshape(-1).view(np.uint8)
 
 
 def _loss(values: Floats, product: Floats) -> tuple[int, float]:

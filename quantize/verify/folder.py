@@ -7,20 +7,28 @@ cannot hide in a common helper.
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..drafts import Draft, read_draft
+from ..drafts import Draft, Row, read_draft
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
-from ..files.provenance import DequantizedProvenance, QuantizedProvenance, read_provenance
+from ..files.provenance import (
+    DequantizedProvenance,
+    Method,
+    QuantizedProvenance,
+    read_provenance,
+)
 from ..files.safetensors_header import TensorInfo
 from ..lints import config_changes, find_lints
 from ..stored.declarations import DeclaredScheme, declared_scheme
-from .codes import Compared, companion_faults, compare_kept, compare_linear, hash_tensor
+from .codes import Expected, compare_linear
+from .companions import companion_faults
+from .compared import Compared
 from .excludes import exclude_faults
+from .foreign_scales import about_matrix_scale_faults
 from .headers import (
-    Sorting,
     config_faults,
     fused_faults,
     index_faults,
@@ -29,8 +37,17 @@ from .headers import (
     side_file_faults,
     sort_tensors,
 )
+from .kept import compare_balanced, compare_kept, hash_tensor
+from .method import (
+    action_faults,
+    balance_exponents,
+    declared_faults,
+    input_scale_faults,
+    recorded_faults,
+)
 from .report import Fault, LinearFinding, VerifyReport
-from .scales import matrix_scale_faults
+from .rules import Rule, rule_of
+from .scales import matrix_absmax
 
 __all__ = ["Fault", "LinearFinding", "VerifyReport", "verify"]
 
@@ -38,18 +55,30 @@ OnProgress = Callable[[int, int], None]
 _WORKERS = 2  # hashing and numpy release the interpreter lock; more would wait for memory
 
 
-def verify(output: Path, source: Path, on_progress: OnProgress | None = None) -> VerifyReport:
+def verify(
+    output: Path,
+    source: Path,
+    on_progress: OnProgress | None = None,
+    *,
+    method: Method | None = None,
+) -> VerifyReport:
     """Check every byte of a quantized folder against the draft that it was made from.
 
     Every source tensor must be in the output, either with the same bytes or, for attention and MLP
-    linears, as codes and scales stored exactly as the output declares and equal to the nearest
-    rounding of the source; nothing else may be in the output. Its config.json is the source's, or
-    the source's with what its lints ask for.
+    linears, as codes and scales stored exactly as the output declares; nothing else may be in the
+    output. Its config.json is the source's, or the source's with what its lints ask for.
+
+    Codes and scales, input scales and what balancing changed are held against the method: bit for
+    bit where the recipe's algorithm says what they are. Of a folder that another tool made there is
+    none: its codes must be the nearest rounding of the source, its scales those of absmax, but for
+    the roundings that such tools are known to do.
 
     Args:
         output: the quantized folder.
         source: the unquantized draft.
         on_progress: called with (bytes read, bytes to read), from one thread at a time.
+        method: of the run that wrote the folder; None = what its draftquant.json says, if it has
+            one of this package.
 
     Returns:
         A report with all faults. A truncated or lying file of the output is a fault as well.
@@ -62,10 +91,12 @@ def verify(output: Path, source: Path, on_progress: OnProgress | None = None) ->
     try:
         checkpoint = Checkpoint.open(output)
         scheme = declared_scheme(checkpoint)
-        provenance = _made_here(output)
+        recorded = _made_here(output)
+        run = method if method is not None or recorded is None else recorded.method
+        rule = rule_of(run)
     except (CheckpointError, VerifyError) as exc:
         return _unreadable(output, source, exc)
-    return _Verification(draft, checkpoint, scheme, provenance, on_progress).report()
+    return _Verification(draft, checkpoint, scheme, recorded, run, rule, on_progress).report()
 
 
 def _check_is_checkpoint(output: Path) -> None:
@@ -81,6 +112,7 @@ def _unreadable(output: Path, source: Path, exc: CheckpointError | VerifyError) 
         output=str(output),
         source=str(source),
         scheme=None,
+        rule=None,
         kept=0,
         quantized=0,
         bytes_compared=0,
@@ -116,28 +148,36 @@ class _Verification:
         output: Checkpoint,
         scheme: DeclaredScheme | None,
         provenance: QuantizedProvenance | None,
+        method: Method | None,
+        rule: Rule,
         on_progress: OnProgress | None,
     ) -> None:
         self._draft = draft
         self._source = draft.checkpoint
         self._output = output
         self._scheme = scheme
-        self._changes = config_changes(find_lints(draft))
-        self._sorting = sort_tensors(draft, output, scheme, foreign=provenance is None)
-        self._progress = _Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
         self._provenance = provenance
+        self._method = method
+        self._rule = rule
+        self._changes = config_changes(find_lints(draft))
+        self._sorting = sort_tensors(draft, output, scheme, method)
+        self._exponents, self._balance_faults = (
+            balance_exponents(method, draft, self._sorting.quantized) if method else ({}, [])
+        )
+        self._progress = _Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
 
     def report(self) -> VerifyReport:
         """Run everything."""
         sorting = self._sorting
-        compared = self._compare(sorting)
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            compared = self._compare(pool, self._expected(pool))
         source_sha256: dict[str, str] = {}
         output_sha256: dict[str, str] = {}
         for one in compared:
             source_sha256 |= one.source_sha256
             output_sha256 |= one.output_sha256
         faults = [*self._header_faults(), *(fault for one in compared for fault in one.faults)]
-        faults += self._matrix_scale_faults(compared)
+        faults += self._foreign_matrix_scale_faults(compared)
         self._hash_the_rest(source_sha256, output_sha256)
         if self._provenance is not None:
             faults += provenance_faults(self._provenance, source_sha256, output_sha256)
@@ -145,6 +185,7 @@ class _Verification:
             output=str(self._output.folder),
             source=str(self._source.folder),
             scheme=str(self._scheme) if self._scheme else None,
+            rule=str(self._rule),
             kept=len(sorting.kept),
             quantized=len(sorting.linears),
             bytes_compared=self._progress.done,
@@ -165,25 +206,80 @@ class _Verification:
             *index_faults(self._output),
             *metadata_faults(self._source, self._output),
             *side_file_faults(self._source, self._output),
+            *self._method_faults(),
         ]
 
-    def _compare(self, sorting: Sorting) -> list[Compared]:
+    def _method_faults(self) -> list[Fault]:
+        """What the run did, against headers and small values."""
+        method, sorting = self._method, self._sorting
+        if method is None:
+            return []
+        recorded = self._provenance.method if self._provenance else method
+        return [
+            *recorded_faults(method, recorded),
+            *declared_faults(method.recipe, self._scheme),
+            *action_faults(method.recipe, self._draft, sorting.quantized),
+            *input_scale_faults(method, self._output, sorting.complete),
+            *self._balance_faults,
+        ]
+
+    def _expected(self, pool: ThreadPoolExecutor) -> dict[str, Expected]:
+        """What is demanded of each quantized linear, by module.
+
+        Where a scale of the whole matrix is demanded exactly, the source is read once before: codes
+        and scales under it follow from it, also where only its rounded inverse is stored.
+        """
+        scheme, quantized = self._scheme, self._sorting.quantized
+        rows = {row.module: row.tensor for row in self._draft.linears() if row.module in quantized}
+        expected = {
+            module: Expected(rule=self._rule, exponent=self._exponents.get(tensor.name, 0))
+            for module, tensor in rows.items()
+        }
+        if scheme is None or not scheme.scales_whole_matrix or not self._rule.by_absmax:
+            return expected
+        found = pool.map(
+            lambda module: matrix_absmax(self._source, rows[module], expected[module].exponent),
+            rows,
+        )
+        absmax = dict(zip(rows, found, strict=True))
+        for group in (*self._draft.fused_groups(), *((module,) for module in rows)):
+            members = tuple(module for module in group if module in rows)
+            for module in members:
+                if expected[module].largest is None:
+                    largest = max(absmax[member] for member in members)
+                    expected[module] = replace(expected[module], largest=largest, group=members)
+        return expected
+
+    def _compare(
+        self, pool: ThreadPoolExecutor, expected: Mapping[str, Expected]
+    ) -> list[Compared]:
         """All tensors, the largest first so that the workers end together; results by name."""
         jobs: list[tuple[int, str, Callable[[], Compared]]] = []
-        for row in sorting.kept:
-            job = partial(compare_kept, self._source, self._output, row.tensor, self._progress.add)
-            jobs.append((row.tensor.nbytes, row.tensor.name, job))
+        for row in self._sorting.kept:
+            jobs.append((row.tensor.nbytes, row.tensor.name, partial(self._compare_kept, row)))
         if self._scheme is not None:
-            for row, parts in sorting.linears:
-                linear = partial(self._compare_linear, self._scheme, row.tensor, parts)
+            for row, parts in self._sorting.linears:
+                linear = partial(
+                    self._compare_linear, self._scheme, row.tensor, parts, expected[row.module]
+                )
                 jobs.append((row.tensor.nbytes, row.tensor.name, linear))
         jobs.sort(key=lambda job: (-job[0], job[1]))
-        with ThreadPoolExecutor(_WORKERS) as pool:
-            results = [(name, pool.submit(job)) for _, name, job in jobs]
-            return [future.result() for _, future in sorted(results, key=lambda r: r[0])]
+        results = [(name, pool.submit(job)) for _, name, job in jobs]
+        return [future.result() for _, future in sorted(results, key=lambda r: r[0])]
+
+    def _compare_kept(self, row: Row) -> Compared:
+        exponent = self._exponents.get(row.tensor.name)
+        sides = self._source, self._output, row.tensor
+        if exponent is None:
+            return compare_kept(*sides, self._progress.add)
+        return compare_balanced(*sides, exponent, self._progress.add)
 
     def _compare_linear(
-        self, scheme: DeclaredScheme, tensor: TensorInfo, parts: Mapping[str, TensorInfo]
+        self,
+        scheme: DeclaredScheme,
+        tensor: TensorInfo,
+        parts: Mapping[str, TensorInfo],
+        expected: Expected,
     ) -> Compared:
         """Codes and scale of one linear, then its small companions."""
         compared = compare_linear(
@@ -191,9 +287,7 @@ class _Verification:
             self._output,
             tensor,
             scheme,
-            absmax_scale=_scale_rule(self._provenance) == "absmax",
-            rounded_quotient=self._provenance is None
-            and scheme.layout.foreign_quotients_rounded(scheme),
+            expected,
             on_bytes=self._progress.add,
         )
         compared.faults += companion_faults(self._output, tensor, parts)
@@ -203,12 +297,11 @@ class _Verification:
                 self._progress.add(part.nbytes)
         return compared
 
-    def _matrix_scale_faults(self, compared: Sequence[Compared]) -> list[Fault]:
+    def _foreign_matrix_scale_faults(self, compared: Sequence[Compared]) -> list[Fault]:
         """Scales of whole matrices, of linears that engines fuse together."""
         absmax = {c.linear.module: c.absmax for c in compared if c.linear and c.absmax is not None}
         scheme = self._scheme
-        by_absmax = _scale_rule(self._provenance) == "absmax"
-        if scheme is None or not scheme.scales_whole_matrix or not by_absmax:
+        if scheme is None or not scheme.scales_whole_matrix or self._rule.scales != "about-absmax":
             return []
         fused = [group for group in self._draft.fused_groups() if absmax.keys() >= set(group)]
         alone = absmax.keys() - {module for group in fused for module in group}
@@ -216,11 +309,8 @@ class _Verification:
         return [
             fault
             for group in groups
-            for fault in matrix_scale_faults(
-                self._output,
-                scheme,
-                {module: absmax[module] for module in group},
-                own_allowed=self._provenance is None,
+            for fault in about_matrix_scale_faults(
+                self._output, scheme, {module: absmax[module] for module in group}
             )
         ]
 
@@ -246,8 +336,3 @@ def _made_here(folder: Path) -> QuantizedProvenance | None:
             fix="verify the quantized folder that it was made from",
         )
     return recorded if isinstance(recorded, QuantizedProvenance) else None
-
-
-def _scale_rule(provenance: QuantizedProvenance | None) -> str:
-    """How the recipe chose scales; every tool known to write these layouts uses absmax."""
-    return provenance.recipe.algorithm.scale if provenance else "absmax"

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
-from ..files.provenance import QuantizedProvenance
+from ..files.provenance import Method, QuantizedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..lints import fixed_config
 from ..stored.declarations import DeclaredScheme
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, Part, quantized_looking, stored_parts
-from .codes import stored_scalar
+from .companions import stored_scalar
+from .method import own_parts
 from .report import Fault
 
 QUANTIZABLE = ("attention", "mlp")
@@ -39,7 +40,7 @@ class Sorting:
 
 
 def sort_tensors(
-    draft: Draft, output: Checkpoint, scheme: DeclaredScheme | None, *, foreign: bool
+    draft: Draft, output: Checkpoint, scheme: DeclaredScheme | None, method: Method | None
 ) -> Sorting:
     """Hold every tensor of the source against the header of the output, and the other way round.
 
@@ -47,7 +48,8 @@ def sort_tensors(
         draft: the source.
         output: the quantized folder.
         scheme: what it declares.
-        foreign: something else made it, which may store INT4 scales in another dtype.
+        method: how it was made; None = by something else, which may store INT4 scales in another
+            dtype.
     """
     modules = quantized_looking(output.tensors.values())
     kept, linears, quantized, complete = [], [], set(), set()
@@ -69,8 +71,10 @@ def sort_tensors(
             faults.append(must_not_be_quantized(module, row))
             continue
         rows, columns = row.tensor.shape
-        wide = scheme.layout.foreign_scale_dtypes if foreign else ()
+        wide = scheme.layout.foreign_scale_dtypes if method is None else ()
         parts = stored_parts(scheme, rows, columns, source_dtypes=(row.tensor.dtype, *wide))
+        if method is not None:
+            parts = own_parts(parts, method.recipe.weights, scheme, row.tensor.dtype)
         claimed |= {f"{module}.{suffix}" for suffix in parts}
         found = {suffix: output.tensors.get(f"{module}.{suffix}") for suffix in parts}
         wrong = wrong_parts(module, parts, found, scheme)

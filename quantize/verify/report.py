@@ -24,13 +24,15 @@ class LinearFinding:
 
     Attributes:
         module: on-disk name.
-        max_error: largest |w/scale - code| in units of what nearest rounding allows; above 1 is a
-            fault.
+        wrong_codes: codes that the rule does not give; any is a fault.
+        max_error: largest |w/scale - code| in units of what is allowed, above 1 is a fault; None
+            where codes are not held against bounds, but are exactly known, or may be anything.
         relative_l2_error: ||w - code * scale|| / ||w||; 0 for an all-zero weight.
     """
 
     module: str
-    max_error: float
+    wrong_codes: int
+    max_error: float | None
     relative_l2_error: float
 
 
@@ -40,6 +42,7 @@ class VerifyReport:
 
     Attributes:
         scheme: what the output declares, None if it declares nothing.
+        rule: what was demanded of codes and scales, in words; None where nothing could be read.
         kept: tensors compared byte by byte. quantized: linears decoded and compared.
         bytes_compared: of the source and of the output together.
         source_sha256: per source tensor. output_sha256: per output tensor.
@@ -49,6 +52,7 @@ class VerifyReport:
     output: str
     source: str
     scheme: str | None
+    rule: str | None
     kept: int
     quantized: int
     bytes_compared: int

@@ -1,152 +1,115 @@
-"""Whether stored scales follow the absmax rule of their format, judged from the source weight."""
-
-from collections.abc import Mapping
+"""Stored scales against those of the recipe's rule, bit for bit."""
 
 import numpy as np
-import numpy.typing as npt
 
 from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ..stored.declarations import DeclaredScheme
-from ..stored.decode import Floats, e4m3_rounded, floats, read_whole
-from ..stored.linear import INVERSE_SCALE, global_scale, matrix_scale
+from ..stored.decode import Floats, floats, read_rows, read_whole, scale_values
+from ..stored.linear import INVERSE_SCALE, matrix_scale
 from ..stored.parts import scale_suffix
+from .absmax import absmax_scales, smallest_scales, whole_scale, whole_steps
+from .companions import stored_scalar
+from .compared import blocks_of
 from .report import Fault
+from .rules import ScaleRule
 
-INT4_HALF_RANGE = 7.5  # scale = absmax / 7.5
-INT4_SMALLEST_SCALE = 2.0**-23
-FP8_MAX = 448.0
-FP4_MAX = 6.0
-E4M3_SMALLEST = 2.0**-9
-# scale = absmax / divisor, rounded to the scale's dtype: half an ulp, and one float32 division.
-_SLACK = {"BF16": 2.0**-8, "F16": 2.0**-10, "F32": 2.0**-8}
-_BF16_HALF_STEP = 2.0**-8
-_GLOBAL_SLACK = 2.0**-20  # a few float32 roundings, and those of an inverse
-_F16_SMALLEST_STEP = 2.0**-24
-# Half a step of F8_E4M3, relative above 2^-6 and absolute below, and float32 roundings.
-_E4M3_HALF_STEP, _E4M3_SUBNORMAL_HALF_STEP = 2.0**-4 + 2.0**-20, 2.0**-10 + 2.0**-20
+_BLOCK = 2**21  # bytes
 
-Doubles = npt.NDArray[np.float64]
+
+def matrix_absmax(source: Checkpoint, tensor: TensorInfo, exponent: int) -> np.float32:
+    """Largest magnitude of a weight whose first half of columns counts 2^exponent times.
+
+    Magnitudes sort like their bit patterns, NaN above infinity; integers are compared faster.
+    """
+    rows, columns = tensor.shape
+    kind = np.uint32 if tensor.dtype == "F32" else np.uint16
+    largest = np.zeros(2, kind)
+    per_block = max(1, _BLOCK // max(1, columns * DTYPE_BYTES[tensor.dtype]))
+    for block in blocks_of(rows, per_block):
+        bits = read_rows(source, tensor, block.start, block.stop).view(kind).reshape(-1, columns)
+        magnitudes = np.bitwise_and(bits, np.iinfo(kind).max >> 1, out=bits)
+        halves = magnitudes[:, : columns // 2], magnitudes[:, columns // 2 :]
+        largest = np.maximum(largest, [half.max(initial=0) for half in halves]).astype(kind)
+    first, second = floats(largest.view(np.uint8), tensor.dtype)
+    return np.float32(max(np.ldexp(first, exponent), second))
+
+
+def stored_scales(output: Checkpoint, scheme: DeclaredScheme, module: str) -> Floats:
+    """The scales of rows, groups or blocks as they are stored, [rows or row blocks, groups]."""
+    tensor = output.tensors[f"{module}.{scale_suffix(scheme)}"]
+    values = scale_values(read_whole(output, tensor), tensor.dtype)
+    shaped = values.reshape(tensor.shape[0], -1)
+    return np.ascontiguousarray(shaped.T) if scheme.transposed else shaped
+
+
+def as_stored(scale: np.float32, tensor: TensorInfo) -> np.float32:
+    """The number that stands for the scale of a matrix: compared-tensors' NVFP4 divides by it."""
+    return np.float32(1) / scale if tensor.name.endswith(INVERSE_SCALE) else scale
+
+
+def whole_scale_faults(
+    output: Checkpoint,
+    scheme: DeclaredScheme,
+    module: str,
+    largest: np.float32,
+    group: tuple[str, ...],
+) -> list[Fault]:
+    """The one scale of a matrix is that of the largest magnitude of a fused group, bit for bit."""
+    tensor = matrix_scale(output, module)
+    wanted = as_stored(whole_scale(scheme, largest), tensor)
+    stored = stored_scalar(output, tensor)
+    if stored == wanted:
+        return []
+    of = f" of {', '.join(group)}" if len(group) > 1 else ""
+    inverse = ", inverse" if tensor.name.endswith(INVERSE_SCALE) else ""
+    expected = f"absmax{of} / {whole_steps(scheme):g}{inverse} ({wanted:.9g})"
+    return [Fault(where=tensor.name, expected=expected, got=f"{stored:.9g}")]
 
 
 def scale_faults(
-    output: Checkpoint, scheme: DeclaredScheme, module: str, scale: Floats, absmax: Floats
-) -> list[Fault]:
-    """Scales that absmax does not give; what is all zero may have any FP8 or FP4 scale.
-
-    The one scale of a whole matrix is not judged here: see `matrix_scale_faults`.
-
-    Args:
-        output: the quantized folder.
-        scheme: what it declares.
-        module: on-disk name of the linear.
-        scale: [out_features, groups] or [1, 1], as stored, finite and positive.
-        absmax: [out_features, groups] of the source weight.
-    """
-    if scheme.granularity == "tensor":
-        return []
-    name = f"{module}.{scale_suffix(scheme)}"
-    largest = _covered(absmax.astype(np.float64), scheme)
-    wide = scale.astype(np.float64)
-    if scheme.weight_dtype == "nvfp4":
-        return _nvfp4_faults(output, module, name, wide, largest)
-    if scheme.first_stage:
-        return _second_stage_faults(output, module, name, largest)
-    if scheme.weight_dtype == "mxfp4":
-        # The largest weight lies in [3.5, 7) scales: exponents come from one rounded mantissa bit.
-        ratio = largest / wide
-        wrong = ~((ratio >= 3.5) & (ratio < 7)) & (largest > 0) & (wide > 2.0**-127)
-        return _faults(name, wrong, wide, largest / 4, "2^(floor(log2(absmax)) - 2), rounded")
-    int4 = scheme.weight_dtype == "int4"
-    divisor = INT4_HALF_RANGE if int4 else FP8_MAX
-    expected = largest / divisor
-    if int4:
-        expected = np.maximum(expected, INT4_SMALLEST_SCALE)
-    dtype = output.tensors[name].dtype
-    slack = expected * _SLACK[dtype] + (_F16_SMALLEST_STEP if dtype == "F16" else 0)
-    wrong = ~(np.abs(wide - expected) <= slack) & (int4 | (largest > 0))
-    return _faults(name, wrong, wide, expected, f"absmax / {divisor:g}")
-
-
-def _covered(absmax: Doubles, scheme: DeclaredScheme) -> Doubles:
-    """Largest magnitude that each scale covers, in the shape of the scales."""
-    if scheme.granularity != "block":
-        return absmax
-    size = scheme.group_size or 1
-    blocks = np.maximum.reduceat(absmax, np.arange(0, len(absmax), size), axis=0)
-    return np.repeat(blocks, size, axis=0)[: len(absmax)]
-
-
-def _nvfp4_faults(
-    output: Checkpoint, module: str, name: str, scale: Doubles, absmax: Doubles
-) -> list[Fault]:
-    """Group scale = e4m3(absmax / (6 * global scale))."""
-    whole = float(global_scale(output, module))
-    tensor = output.tensors[name]
-    stored = floats(read_whole(output, tensor), tensor.dtype).reshape(scale.shape)
-    expected = np.clip(absmax / (FP4_MAX * whole), E4M3_SMALLEST, FP8_MAX)
-    slack = np.maximum(expected * _E4M3_HALF_STEP, _E4M3_SUBNORMAL_HALF_STEP)
-    wrong = ~(np.abs(stored.astype(np.float64) - expected) <= slack) & (absmax > 0)
-    return _faults(name, wrong, stored.astype(np.float64), expected, "absmax / (6 * global scale)")
-
-
-def _second_stage_faults(
-    output: Checkpoint, module: str, name: str, absmax: Doubles
-) -> list[Fault]:
-    """Scale = absmax / 7.5 of the FP8 values of a row: rounding keeps the largest the largest.
-
-    Other tools round weight / first scale to BF16 before they round it to FP8.
-    """
-    tensor = output.tensors[name]
-    stored = floats(read_whole(output, tensor), tensor.dtype).reshape(absmax.shape)
-    wide, slack = stored.astype(np.float64), _SLACK[tensor.dtype]
-    quotient = absmax / float(global_scale(output, module))
-    least, expected, most = (
-        np.maximum(
-            e4m3_rounded((quotient * factor).astype(np.float32)) / INT4_HALF_RANGE,
-            INT4_SMALLEST_SCALE,
-        ).astype(np.float64)
-        for factor in (1 - _BF16_HALF_STEP, 1.0, 1 + _BF16_HALF_STEP)
-    )
-    wrong = ~((wide >= least * (1 - slack)) & (wide <= most * (1 + slack)))
-    return _faults(name, wrong, wide, expected, "absmax of the FP8 values / 7.5")
-
-
-def matrix_scale_faults(
     output: Checkpoint,
     scheme: DeclaredScheme,
-    absmax: Mapping[str, float],
-    *,
-    own_allowed: bool,
+    module: str,
+    absmax: Floats,
+    whole: np.float32 | None,
+    rule: ScaleRule,
 ) -> list[Fault]:
-    """The one scale of each matrix of a group that engines fuse is that of the largest magnitude.
+    """Scales of rows, groups or blocks that the largest magnitudes do not give.
 
     Args:
         output: the quantized folder.
-        scheme: what it declares.
-        absmax: largest magnitude of each source weight, by on-disk module name.
-        own_allowed: a scale may also follow from its own weight alone, as other tools write it.
+        scheme: what it declares; scales of whole matrices are `whole_scale_faults`.
+        module: on-disk name of the linear.
+        absmax: [out_features, groups] of the source weight.
+        whole: the scale of the matrix over them, else None.
+        rule: "absmax": exactly these. "clipped": from a quarter of them on.
     """
-    divisor = FP4_MAX * FP8_MAX if scheme.weight_dtype == "nvfp4" else FP8_MAX
-    shared = max(absmax.values())
-    faults = []
-    for module, own in absmax.items():
-        tensor = matrix_scale(output, module)
-        scale = float(floats(read_whole(output, tensor), tensor.dtype)[0])
-        scale = 1 / scale if tensor.name.endswith(INVERSE_SCALE) else scale
-        slack = _GLOBAL_SLACK if scheme.weight_dtype == "nvfp4" else _SLACK[tensor.dtype]
-        allowed = [largest / divisor for largest in ((shared, own) if own_allowed else (shared,))]
-        if not any(abs(scale - one) <= one * slack or one == 0 for one in allowed):
-            of = f" of {', '.join(absmax)}" if len(absmax) > 1 else ""
-            wanted = f"absmax{of} / {divisor:g} ({allowed[0]:.6g})"
-            faults.append(Fault(where=tensor.name, expected=wanted, got=f"{scale:.6g}"))
-    return faults
-
-
-def _faults(
-    name: str, wrong: npt.NDArray[np.bool_], scale: Doubles, expected: Doubles, rule: str
-) -> list[Fault]:
+    tensor = output.tensors[f"{module}.{scale_suffix(scheme)}"]
+    stored = stored_scales(output, scheme, module)
+    size = scheme.group_size or 1 if scheme.granularity == "block" else 1
+    largest = np.maximum.reduceat(absmax, np.arange(0, len(absmax), size), axis=0)
+    wanted = absmax_scales(largest, scheme, tensor.dtype, whole)
+    if rule == "clipped":
+        least = smallest_scales(largest, scheme, tensor.dtype, whole)
+        wrong = ~((stored >= least) & (stored <= wanted))
+    else:
+        wrong = stored != wanted
     if not wrong.any():
         return []
     row, group = map(int, np.argwhere(wrong)[0])
-    got = f"{int(wrong.sum())} other(s), first {scale[row, group]:.6g} at row {row}"
-    return [Fault(where=name, expected=f"{rule} ({expected[row, group]:.6g})", got=got)]
+    says = f"{_words(scheme)} ({wanted[row, group]:.9g})"
+    expected = says if rule == "absmax" else f"1/4 to 1 of {says}"
+    got = f"{int(wrong.sum())} other(s), first {stored[row, group]:.9g} at row {row * size}"
+    return [Fault(where=tensor.name, expected=expected, got=got)]
+
+
+def _words(scheme: DeclaredScheme) -> str:
+    if scheme.first_stage:
+        return "absmax of the FP8 values / 7.5"
+    return {
+        "int4": "absmax / 7.5",
+        "fp8_e4m3": "absmax / 448",
+        "nvfp4": "absmax / (6 * global scale)",
+        "mxfp4": "2^(floor(log2(absmax)) - 2), rounded",
+    }[scheme.weight_dtype]

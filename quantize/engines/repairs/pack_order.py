@@ -13,9 +13,12 @@ from ...stored.declarations import DeclaredScheme
 from ...stored.draft import StoredDraft
 from ...stored.layouts.scheme import PACK_METHODS, PackMethod
 from ...stored.parts import BESIDE_CODES, stored_parts
-from ...verify.codes import compare_linear
+from ...verify.codes import Expected, compare_linear
+from ...verify.rules import Rule
 from .declaration import Understood, understood
 from .repair import Outcome, Repair, with_declaration
+
+_ANY_SCALES = Rule(scales="positive", codes="about-nearest")
 
 
 def repair_pack_order(checkpoint: Checkpoint, stored: StoredDraft, source: Draft | None) -> Outcome:
@@ -92,8 +95,7 @@ def _first_fault(
                 checkpoint,
                 row.tensor,
                 scheme,
-                absmax_scale=False,
-                rounded_quotient=scheme.layout.foreign_quotients_rounded(scheme),
+                Expected(rule=_ANY_SCALES),
                 on_bytes=lambda _count: None,
             )
             if compared.faults:

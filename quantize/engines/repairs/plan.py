@@ -14,7 +14,7 @@ from ...errors import CheckpointError
 from ...files.checkpoint import Checkpoint
 from ...lints import find_lints, fixed_config
 from ...stored.draft import StoredDraft
-from ...verify.codes import compare_kept
+from ...verify.kept import compare_kept
 from ..contract import EngineName
 from ..registry import choose
 from .declaration import repair_declaration

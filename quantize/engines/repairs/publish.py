@@ -27,8 +27,8 @@ from ...files.provenance import (
 from ...files.publish import publish
 from ...files.staging import sync
 from ...stored.declarations import declared_scheme, raw_declaration
-from ...verify.codes import hash_tensor
 from ...verify.folder import VerifyReport, verify
+from ...verify.kept import hash_tensor
 from .declaration import understood
 from .plan import RepairPlan
 from .repair import with_config
@@ -128,7 +128,7 @@ def _reread(plan: RepairPlan, staging: Path, out: Path) -> dict[str, str]:
 
 def _check_codes(plan: RepairPlan, report: VerifyReport, out: Path) -> None:
     """A pack order that was proven decodes to the source's weights in what was written, too."""
-    wrong = [linear.module for linear in report.linears if linear.max_error > 1]
+    wrong = [linear.module for linear in report.linears if linear.wrong_codes]
     if wrong and any(repair.name == "pack-order" for repair in plan.repairs):
         raise VerifyError(
             out,

@@ -1,0 +1,181 @@
+"""A folder against the recipe, the input scales and the balancing of the run that made it."""
+
+import fnmatch
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from ...recipes.schema import ActivationFormat, Recipe, WeightFormat
+from ..drafts import Draft, Row
+from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
+from ..files.provenance import Method
+from ..lints.concat import concat_linears
+from ..stored.declarations import DeclaredScheme
+from ..stored.layouts.scheme import Activations
+from ..stored.parts import FLOAT_DTYPES, INPUT_SCALES, Part, scale_suffix
+from .companions import stored_scalar
+from .report import Fault
+
+_LARGEST_EXPONENT = 126  # 2^k and 2^-k are normal float32 numbers
+
+
+def recorded_faults(run: Method, recorded: Method) -> list[Fault]:
+    """What draftquant.json says is what the run did."""
+    pairs = {
+        "recipe": (run.recipe, recorded.recipe),
+        "input_scales": (dict(run.input_scales), dict(recorded.input_scales)),
+        "balanced": (dict(run.balanced), dict(recorded.balanced)),
+    }
+    return [
+        Fault(where=f"{PROVENANCE_FILE}: {key}", expected=f"that of the run: {ours}", got=f"{said}")
+        for key, (ours, said) in pairs.items()
+        if ours != said
+    ]
+
+
+def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None) -> list[Fault]:
+    """What config.json declares is what the recipe asks for."""
+    where, of = f"{CONFIG_FILE}: quantization_config", f"of recipe {recipe.name}"
+    if scheme is None:
+        return [Fault(where=where, expected=f"that {of}", got="none")]
+    weights = recipe.weights
+    pairs = {
+        "layout": (recipe.layout, scheme.layout.name),
+        "weights": (weights.dtype, scheme.weight_dtype),
+        "granularity": (weights.granularity, scheme.granularity),
+        "group size": (weights.group_size, scheme.group_size),
+        "first stage": (weights.first_stage, scheme.first_stage),
+        "activations": (_declared(recipe.activations), scheme.activations),
+    }
+    return [
+        Fault(where=where, expected=f"{key} {wanted} {of}", got=f"{found}")
+        for key, (wanted, found) in pairs.items()
+        if wanted != found
+    ]
+
+
+def _declared(activations: ActivationFormat | None) -> Activations:
+    """How every layout's declaration is read where a recipe has these activations."""
+    if activations is None:
+        return "none"
+    if activations.dtype != "fp8_e4m3":
+        return activations.dtype
+    by_granularity: Mapping[str, Activations] = {
+        "token": "token-dynamic",
+        "tensor": "tensor-static",
+        "group": "group-dynamic",
+    }
+    return by_granularity[activations.granularity]
+
+
+def action_faults(recipe: Recipe, draft: Draft, quantized: Collection[str]) -> list[Fault]:
+    """What is quantized is what the rules of the recipe quantize."""
+    faults = []
+    for row in draft.rows:
+        wanted, found = _quantizes(recipe, row), row.module in quantized
+        if wanted != found:
+            words = ["kept", "quantized"]
+            expected = f"{words[wanted]} (recipe {recipe.name})"
+            faults.append(Fault(where=row.module, expected=expected, got=words[found]))
+    return faults
+
+
+def _quantizes(recipe: Recipe, row: Row) -> bool:
+    """By name first, then by role; what no rule claims is kept."""
+    names = (row.tensor.name, row.canonical)
+    by_name = [
+        rule
+        for rule in recipe.rules
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in rule.tensor for name in names)
+    ]
+    by_role = [rule for rule in recipe.rules if row.role in rule.role]
+    claims = by_name or by_role
+    return bool(claims) and claims[0].action == "quantize"
+
+
+def own_parts(
+    parts: Mapping[str, Part], weights: WeightFormat, scheme: DeclaredScheme, source_dtype: str
+) -> dict[str, Part]:
+    """The stored tensors of a linear with the one dtype of each that this package writes.
+
+    Scales in floats are float32; INT4 in one stage has the recipe's dtype or the weight's.
+    """
+    exact = dict(parts)
+    for suffix, part in parts.items():
+        if not set(part.dtypes) <= set(FLOAT_DTYPES):
+            continue
+        dtype = "F32"
+        if suffix == scale_suffix(scheme) and weights.dtype == "int4" and not weights.first_stage:
+            dtype = "F16" if weights.scale_dtype else source_dtype
+        exact[suffix] = part._replace(dtypes=(dtype,))
+    return exact
+
+
+def input_scale_faults(
+    method: Method, output: Checkpoint, complete: Collection[str]
+) -> list[Fault]:
+    """Stored scales of inputs are those of the run, bit for bit.
+
+    Args:
+        method: of the run.
+        output: the quantized folder.
+        complete: on-disk names of the linears that have every tensor that is declared.
+    """
+    where = f"{PROVENANCE_FILE}: input_scales"
+    if not method.recipe.needs_input_scales:
+        given = ", ".join(sorted(method.input_scales))
+        return [Fault(where=where, expected="none (recipe)", got=given)] if given else []
+    faults = []
+    for module in sorted(complete):
+        if module not in method.input_scales:
+            faults.append(Fault(where=where, expected=f"one of {module}", got="none"))
+            continue
+        names = (f"{module}.{suffix}" for suffix in INPUT_SCALES)
+        for name in (name for name in names if name in output.tensors):
+            divides = name.endswith("input_global_scale")
+            wanted = _stored_input_scale(method.input_scales[module], divides=divides)
+            found = stored_scalar(output, output.tensors[name])
+            if found != wanted:
+                expected = f"{wanted:.9g} (that of the run)"
+                faults.append(Fault(where=name, expected=expected, got=f"{found:.9g}"))
+    return faults
+
+
+def _stored_input_scale(scale: float, *, divides: bool) -> float:
+    with np.errstate(all="ignore"):  # 0 and infinity are faults of their own
+        return float(np.float32(1) / np.float32(scale) if divides else np.float32(scale))
+
+
+def balance_exponents(
+    method: Method, draft: Draft, quantized: Collection[str]
+) -> tuple[dict[str, int], list[Fault]]:
+    """What balancing the concat input changed: tensor name -> k, of the norm and the linears.
+
+    The norm was divided by 2^k, the first half of the columns of each linear that reads it was
+    multiplied. Nothing is taken for balanced unless all that is recorded makes sense.
+
+    Args:
+        method: of the run, or as recorded.
+        draft: the source.
+        quantized: on-disk names of the modules that are stored quantized.
+    """
+    if not method.balanced:
+        return {}, []
+    where, got = f"{PROVENANCE_FILE}: balanced", str(dict(method.balanced))
+    concat = draft.family.concat(draft.geometry)
+    norm = draft.row(concat.norm) if concat is not None else None
+    linears = concat_linears(draft)
+    kept = [row.module for row in linears if row.module not in quantized]
+    if method.recipe.algorithm.balance_concat == "off":
+        expected = "none: the recipe says balance_concat: off"
+    elif norm is None or not linears:
+        expected = f"none: drafts of {draft.family.name} have no concat input"
+    elif set(method.balanced) != {norm.tensor.name}:
+        expected = f"{norm.tensor.name} alone"
+    elif not 0 < abs(exponent := method.balanced[norm.tensor.name]) <= _LARGEST_EXPONENT:
+        expected = f"a power of two between 1 and {_LARGEST_EXPONENT}, or the negative of one"
+    elif kept:
+        expected = f"none: {', '.join(kept)} read it and are kept"
+    else:
+        return dict.fromkeys((norm.tensor.name, *(r.tensor.name for r in linears)), exponent), []
+    return {}, [Fault(where=where, expected=expected, got=got)]

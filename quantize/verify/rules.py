@@ -1,0 +1,85 @@
+"""What is demanded of the codes and scales of a folder, by how it says that they were found."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import VerifyError
+from ..files.checkpoint import PROVENANCE_FILE
+from ..files.provenance import Method
+
+ScaleRule = Literal["absmax", "clipped", "positive", "about-absmax"]
+CodeRule = Literal["nearest", "numbers", "about-nearest"]
+_WORDS: Mapping[ScaleRule | CodeRule, str] = {
+    "absmax": "exact absmax scales",
+    "clipped": "scales from 1/4 to 1 of absmax",
+    "positive": "positive scales",
+    "about-absmax": "absmax scales within the roundings of other tools",
+    "nearest": "exactly the nearest codes",
+    "numbers": "codes that are numbers",
+    "about-nearest": "nearest codes within the roundings of other tools",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What is demanded of every quantized linear.
+
+    Attributes:
+        scales: "absmax": bit for bit those of the largest magnitudes. "clipped": of rows and groups
+            between a quarter of these and these, that of a whole matrix exactly. "positive": finite
+            and above zero. "about-absmax": those of absmax but for the roundings of other tools.
+        codes: "nearest": bit for bit the nearest to weight / stored scale, as this package divides.
+            "numbers": no NaN. "about-nearest": nearest but for the roundings of other tools.
+    """
+
+    scales: ScaleRule
+    codes: CodeRule
+
+    @property
+    def by_absmax(self) -> bool:
+        """True if scales follow from the largest magnitudes bit for bit, or are clipped to them."""
+        return self.scales in ("absmax", "clipped")
+
+    @property
+    def of_our_own(self) -> bool:
+        """True if bits are held against a recipe of this package, which stores one way only."""
+        return self.codes != "about-nearest"
+
+    def __str__(self) -> str:
+        return f"{_WORDS[self.scales]}, {_WORDS[self.codes]}"
+
+
+FOREIGN = Rule(scales="about-absmax", codes="about-nearest")
+"""Of a folder that another tool made: all that write these layouts take absmax and the nearest."""
+_COMPENSATED = Rule(scales="positive", codes="numbers")
+"""Codes that make up for the errors of others: the weights alone do not say what they must be."""
+_RULES: Mapping[tuple[str, str], Rule] = {
+    ("absmax", "nearest"): Rule(scales="absmax", codes="nearest"),
+    ("mse", "nearest"): Rule(scales="clipped", codes="nearest"),
+    ("absmax", "gptq"): _COMPENSATED,
+    ("mse", "gptq"): _COMPENSATED,
+    ("absmax", "learned"): _COMPENSATED,
+    ("mse", "learned"): _COMPENSATED,
+}
+"""By the recipe's `scale` and `rounding`."""
+
+
+def rule_of(method: Method | None) -> Rule:
+    """The rule of a recipe's algorithm; None = another tool made the folder.
+
+    Raises:
+        VerifyError: nothing is known of this algorithm.
+    """
+    if method is None:
+        return FOREIGN
+    algorithm = method.recipe.algorithm
+    rule = _RULES.get((algorithm.scale, algorithm.rounding))
+    if rule is None:
+        raise VerifyError(
+            f"{PROVENANCE_FILE}: recipe.algorithm",
+            f"scale {algorithm.scale!r} with rounding {algorithm.rounding!r}: what its codes must"
+            " be is not known",
+            fix="use a version of draftquant that knows this algorithm",
+        )
+    return rule
