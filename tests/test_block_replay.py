@@ -26,7 +26,8 @@ from draftquant.calibration import block
 from draftquant.calibration.draft_inputs import first_hidden
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.input_scales import measure_input_scales
-from draftquant.calibration.predictions import draft_predictions
+from draftquant.calibration.passes import whole_rows
+from draftquant.calibration.predictions import draft_passes, draft_predictions
 from draftquant.calibration.prompts import Prompt
 from draftquant.calibration.record import record_traces
 from draftquant.calibration.traces import TraceFolder
@@ -323,6 +324,32 @@ def test_traces_of_other_layers_do_not_fit(
     shifted = save_draft(tmp_path / "other", folder / "target", traces, dflash_config=other)
     with pytest.raises(TraceError, match=r"reads the target layers \[0, 2, 3\].*are \[0, 1, 3\]"):
         replay_drafts([loaded(shifted, folder / "target")], traces, num_draft_tokens=K)
+
+
+def test_a_loaded_draft_can_be_differentiated_along_recorded_traces(
+    folder: Path, traces: TraceFolder
+) -> None:
+    """What learned rounding does: a loaded weight replaced by one that trains, step by step beside
+    the draft as it is. k_proj reads the recorded features themselves."""
+    draft = loaded(folder / "draft", folder / "target")
+    name = "layers.0.self_attn.k_proj.weight"
+    trained = draft.weights[name].clone().requires_grad_()
+    forward = draft.family.forward(draft.geometry, {**draft.weights, name: trained}, unrounded)
+    trace = next(iter(traces))
+    rows = whole_rows(trace.num_tokens, K, first_row=trace.prompt_length - 1)
+    hidden, token_ids = first_hidden(draft, traces, trace)[None], trace.token_ids[None]
+    loss = torch.zeros(())
+    for ours, exact in zip(
+        draft_passes(forward, hidden, token_ids, rows=rows, num_draft_tokens=K),
+        draft_passes(draft.forward, hidden, token_ids, rows=rows, num_draft_tokens=K),
+        strict=True,
+    ):
+        assert (ours.rows, ours.depths) == (exact.rows, exact.depths)
+        assert torch.equal(ours.hidden, exact.hidden)
+        loss = loss + forward.logits(ours.hidden).square().mean()
+    torch.autograd.backward(loss)
+    assert trained.grad is not None
+    assert trained.grad.abs().max() > 0
 
 
 def test_no_finite_logits(folder: Path, tmp_path: Path, traces: TraceFolder) -> None:

@@ -5,11 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.draft_inputs import first_hidden
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.input_scales import InputScale, measure_input_scales
-from draftquant.calibration.passes import whole_rows
-from draftquant.calibration.predictions import draft_passes
 from draftquant.calibration.prompts import Prompt, read_prompts
 from draftquant.calibration.record import record_traces
 from draftquant.calibration.traces import TraceFolder
@@ -161,30 +158,3 @@ def test_no_data_or_broken_data(
     shifted = load_draft(save_draft(tmp_path / "ids", folder / "target", eagle_config=other))
     with pytest.raises(TraceError, match="does not fit"):
         measure_input_scales(shifted, traces, num_draft_tokens=2)
-
-
-def test_a_loaded_draft_can_be_differentiated_along_recorded_traces(
-    draft: LoadedDraft, traces: TraceFolder
-) -> None:
-    """What learned rounding does: the loaded weights replaced by ones that train."""
-    name = MLP + "down_proj.weight"
-    trained = draft.weights[name].clone().requires_grad_()
-    forward = draft.family.forward(
-        draft.geometry, {**draft.weights, name: trained}, lambda _name, x: x
-    )
-    trace = next(iter(traces))
-    rows = whole_rows(trace.num_tokens, 3, first_row=trace.prompt_length - 1)
-    hidden, token_ids = first_hidden(draft, traces, trace)[None], trace.token_ids[None]
-    loss = torch.zeros(())
-    pairs = zip(
-        draft_passes(forward, hidden, token_ids, rows=rows, num_draft_tokens=3),
-        draft_passes(draft.forward, hidden, token_ids, rows=rows, num_draft_tokens=3),
-        strict=True,
-    )
-    for ours, exact in pairs:
-        assert (ours.rows, ours.depths) == (exact.rows, exact.depths)
-        assert torch.equal(ours.hidden, exact.hidden)
-        loss = loss + forward.logits(ours.hidden).square().mean()
-    torch.autograd.backward(loss)
-    assert trained.grad is not None
-    assert trained.grad.abs().max() > 0
