@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.engines import check_draft
-from draftquant.quantize.engines.check import ENGINES
-from draftquant.quantize.engines.contract import UnsureError
+from draftquant.quantize.engines.contract import ENGINE_NAMES, UnsureError
 from draftquant.quantize.engines.excludes import (
     dotted_path,
     exact_or_regex,
@@ -268,7 +267,7 @@ def test_what_was_not_executed_is_unknown(tmp_path: Path, asked: dict[str, Any],
         {"quant_method": "fp8", "activation_scheme": 7},
     ],
 )
-@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("engine", sorted(ENGINE_NAMES))
 def test_declarations_that_are_not_understood_are_unknown(
     tmp_path: Path, change: dict[str, Any], engine: str
 ) -> None:

@@ -1,8 +1,10 @@
-"""What both engines ask of weights in blocks of 128 x 128: whole blocks in every part and shard.
+"""What both engines ask of blocks and groups: whole ones in every part and shard.
 
 Source: `validate_fp8_block_shape`, the same in vLLM 0.33.0 and SGLang 0.5.23, executed with parts
-and shards that are no whole blocks.
+and shards that are no whole blocks of 128 x 128; INT4 executed with shards of half a group.
 """
+
+from collections.abc import Mapping
 
 from .contract import Finding, Module, Question
 
@@ -22,6 +24,27 @@ def block_problem(
     if small is None:
         return None
     return _refused(module, f"output_partition_size = {small}", "block_n")
+
+
+def group_problem(
+    question: Question, module: Module, columns: int, errors: Mapping[str, str]
+) -> Finding | None:
+    """Why an engine refuses to build a module in groups.
+
+    Args:
+        question: what is asked.
+        module: the linear.
+        columns: its inputs in one shard.
+        errors: "layout dtype" -> the engine's error; others were not executed.
+    """
+    scheme = question.scheme
+    if scheme.granularity != "group" or columns % (scheme.group_size or 1) == 0:
+        return None
+    text = errors.get(f"{scheme.layout} {scheme.weight_dtype}")
+    if text is None:
+        return Finding("unknown", f"{module.name}: groups are split by shards", "use fewer")
+    said = text.format(columns=columns, prefix=module.prefix, group_size=scheme.group_size)
+    return Finding("init", said, "use fewer tensor-parallel shards, or smaller groups")
 
 
 def _refused(module: Module, size: str, side: str) -> Finding:

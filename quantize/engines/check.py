@@ -10,21 +10,22 @@ from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import HF_QUANT_CONFIG
-from . import sglang, tensorrt_llm, vllm
 from .contract import (
+    ENGINE_NAMES,
     STAGES,
     VERDICTS,
     Engine,
     EngineCheck,
+    EngineName,
     Finding,
     Layer,
     Question,
     shown,
 )
 from .declaration import Declaration, read_declaration
+from .registry import choose, known_versions
 from .walk import Walk
 
-ENGINES = {engine.name: engine for engine in (vllm.ENGINE, sglang.ENGINE, tensorrt_llm.ENGINE)}
 OTHER_NAMES = {
     "EAGLE3LlamaForCausalLM": "LlamaForCausalLMEagle3",
     "Eagle3DeepSeekV3ForCausalLM": "Eagle3DeepseekV3ForCausalLM",
@@ -35,7 +36,7 @@ OTHER_NAMES = {
 def check_draft(
     folder: Path,
     *,
-    engine: str,
+    engine: EngineName,
     version: str | None = None,
     arch: str | None = None,
     tp: int = 1,
@@ -46,7 +47,7 @@ def check_draft(
     Args:
         folder: config.json and safetensors files.
         engine: "vllm", "sglang" or "tensorrt-llm".
-        version: of the engine; another than the one that its tables are of is UNKNOWN.
+        version: of the engine; None = the newest that is known. One that is not is UNKNOWN.
         arch: "gfx942", "sm90" or "sm100"; None = whatever all of them agree on.
         tp: number of tensor-parallel shards, at least 1.
         target_layers: decoder layers of the target, after which vLLM numbers the draft's; None = as
@@ -56,17 +57,18 @@ def check_draft(
         CheckpointError: the folder cannot be read as a draft, there is no such engine, or
             `target_layers` is not what config.json says.
     """
-    if engine not in ENGINES or tp < 1:
+    if engine not in ENGINE_NAMES or tp < 1:
         raise CheckpointError(
             f"engine {engine!r}, {tp} shard(s)",
             "expected an engine and at least one shard",
-            fix=f"engines: {', '.join(ENGINES)}",
+            fix=f"engines: {', '.join(ENGINE_NAMES)}",
         )
-    known = ENGINES[engine]
+    known = choose(engine, version)
     checkpoint = Checkpoint.open(folder)
     first = known_target_layers(checkpoint, target_layers)
-    if version is not None and version != known.version:
-        return _unknown(known, arch, tp, f"version {version}: known is {known.version} only")
+    if version not in (None, known.version):
+        versions = ", ".join(each.version for each in known_versions(engine))
+        return _unknown(known, arch, tp, f"version {version}: known is {versions} only")
     if arch is None:
         answers = [_check(checkpoint, known, each, tp, first) for each in known.archs]
         return _agreed(known, answers, tp)

@@ -1,18 +1,21 @@
 """What an engine does with a draft, as data: the words in which the engine modules speak.
 
-An engine module says, in tables, how its loader names modules, reads excludes and chooses a scheme.
-`walk.py` applies the tables to a folder. What stands in no table is UNKNOWN.
+An engine's modules say, in tables, how its loader names modules, reads excludes and chooses a
+scheme; a module of `versions` says which of them hold for one version. `walk.py` applies them to a
+folder. What stands in no table is UNKNOWN.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from ..stored.declarations import DeclaredScheme
+from ..stored.declarations.scheme import Layout
 from .declaration import Declaration
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
+ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 Arch = Literal["gfx942", "sm90", "sm100"]
 Verdict = Literal["LOADS", "LOADS BUT WRONG", "REFUSED", "UNKNOWN"]
 Stage = Literal["config", "init", "load", "unknown", "wrong", "after load"]
@@ -60,10 +63,20 @@ class Finding(NamedTuple):
 
 
 class Scheme(NamedTuple):
-    """Which class of the engine takes a declared scheme, and what comes of it if not."""
+    """Which class of the engine takes a declared scheme, and what comes of it if not.
+
+    Attributes:
+        name: of the class.
+        problem: why it takes none of its linears.
+        own_global_scales: its error after loading where the parts of a fused linear have global
+            scales of their own; "" = it takes one of them without a word.
+        whole_rows: it drops the scales of a linear whose rows are split by shards.
+    """
 
     name: str
     problem: Finding | None = None
+    own_global_scales: str = ""
+    whole_rows: bool = False
 
 
 class Module(NamedTuple):
@@ -132,11 +145,19 @@ class UnsureError(Exception):
     """An engine's rule says nothing certain here; the message says why."""
 
 
+ExcludeRule = Callable[[Question, Module, tuple[str, ...]], bool | Finding]
+"""(question, module, patterns) -> whether the module is excluded, or why the engine refuses the
+patterns. Raises UnsureError."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """One version of an engine.
 
+    A version that differs little from another is `replace(that.ENGINE, version=..., ...)`.
+
     Attributes:
+        version: as the engine's package calls it.
         evidence: how its tables came about.
         architectures: the names in config.json for which the loading was executed -> family.
         refused_architectures: names that it does not have -> its error.
@@ -147,12 +168,13 @@ class Engine:
             understands it, None as if there were none, or why it refuses it.
         schemes: signature of a declaration -> arch, or "*" -> what becomes of it.
         modules: the linears of the draft. plain: leaves of modules that it never quantizes.
-        is_excluded: its rule for excludes; raises UnsureError, returns a Finding if it refuses.
+        exclude_rules: layout of the declaration -> its rule for excludes.
         config_problem: its rules for config.json, None = nothing to say.
         module_problem: its rules for one quantized module, stored in rows and columns.
         drops_unknown: what it does with a tensor that has no parameter: families for which it
             drops it silently; the others raise (`refuses_unknown`), or are unknown.
         casts: families for which it stores a float weight in FP8 without a word.
+        shares: families whose embedding and head are the target's, whatever the draft has.
         launch: the command that serves the draft; {draft} is its folder.
     """
 
@@ -168,14 +190,24 @@ class Engine:
     schemes: Mapping[str, Mapping[str, Scheme]]
     modules: Callable[[Question], tuple[Module, ...]]
     plain: Callable[[Question], frozenset[str]]
-    is_excluded: Callable[[Question, Module, tuple[str, ...]], bool | Finding]
+    exclude_rules: Mapping[Layout, ExcludeRule]
     config_problem: Callable[[Question], Finding | None]
     module_problem: Callable[[Question, Module, list[tuple[int, int]]], Finding | None]
     taken: Callable[[Declaration], Declaration | Finding | None] = lambda declaration: declaration
     drops_unknown: frozenset[str] = frozenset()
     refuses_unknown: frozenset[str] = frozenset()
     casts: frozenset[str] = frozenset()
+    shares: frozenset[str] = frozenset()
     launch: Callable[[Question, int], str]
+
+    def is_excluded(self, question: Question, module: Module) -> bool | Finding:
+        """Whether it takes a module as floats by the declared excludes, or why it refuses them.
+
+        Raises:
+            UnsureError: that is not certain.
+        """
+        scheme = question.scheme
+        return self.exclude_rules[scheme.layout](question, module, scheme.excludes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""Which linears engines take otherwise than they are stored, for what the excludes say."""
+"""Which linears engines take otherwise than they are stored, for what the excludes say.
+
+Of each engine, its newest known version is asked.
+"""
 
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
@@ -6,9 +9,9 @@ from typing import NamedTuple
 from ..drafts import read_config
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import HF_QUANT_CONFIG
-from .check import ENGINES
 from .contract import Engine, Finding, Module, Question, UnsureError, shown
 from .declaration import read_declaration
+from .registry import newest_engines
 
 
 class Misread(NamedTuple):
@@ -43,7 +46,7 @@ def misread_excludes(
     """
     return tuple(
         found
-        for engine in ENGINES.values()
+        for engine in newest_engines()
         if (question := _question(engine, checkpoint, target_layers)) is not None
         for module in engine.modules(question)
         for found in _misread(engine, question, module, quantized)
@@ -77,7 +80,7 @@ def _misread(
     if len(kinds) > 1 or module.leaf in engine.plain(question):
         return
     try:
-        excluded = engine.is_excluded(question, module, question.scheme.excludes)
+        excluded = engine.is_excluded(question, module)
     except UnsureError:
         yield Misread(engine.name, module.name, None)
         return

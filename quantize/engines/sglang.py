@@ -1,19 +1,20 @@
-"""What SGLang 0.5.23 does with a draft.
+"""What SGLang does with a draft: the rules from which its `versions` are put together.
 
-Sources: loading executed with its own classes on faked sm90, sm100 and gfx942
+Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm100 and gfx942
 (`tests/engines/RESULTS.md`), whose error texts these are; rules read in `sglang/srt` of 0.5.23.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from .blocks import block_problem
-from .contract import Engine, Finding, Module, Question, layer_modules
+from ..stored.declarations.scheme import Layout
+from .blocks import block_problem, group_problem
+from .contract import ExcludeRule, Finding, Module, Question, layer_modules
 from .declaration import Declaration
 from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
-from .sglang_schemes import CONCATENATED, FUSED_A, SCHEMES
+from .sglang_schemes import CONCATENATED, FUSED_A
 
-_METHODS = frozenset(
+METHODS = frozenset(
     [
         "fp8",
         "mxfp8",
@@ -47,6 +48,14 @@ _METHODS = frozenset(
         "mxfp4",
     ]
 )
+_QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
+"""(quant_method, family) of drafts whose head is quantized."""
+_FLOAT16 = frozenset({("awq", "gfx942")})
+"""(quant_method, GPU) that take no other dtype."""
+_SPLIT_GROUPS: Mapping[str, str] = {
+    "compressed-tensors int4": "AssertionError: sglang/srt/layers/quantization/compressed_tensors/"
+    "schemes/compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
+}
 
 
 def taken(declaration: Declaration) -> Declaration | None:
@@ -98,30 +107,57 @@ def _names(family: str, layer: int, path: str) -> tuple[str, str]:
 
 
 def plain(question: Question) -> frozenset[str]:
-    """Plain torch: fc of the Llama draft and of DFlash. Only ModelOpt quantizes a head."""
-    head_too = question.method == "modelopt"
-    leaves = set() if head_too and question.family == "eagle3-llama" else {"lm_head"}
+    """Plain torch: fc of the Llama draft and of DFlash; the head, with few exceptions."""
+    head_too = (question.method, question.family) in _QUANTIZED_HEADS
+    leaves = set() if head_too else {"lm_head"}
     return frozenset(leaves if question.family == "eagle3-mla" else leaves | {"fc"})
 
 
-def is_excluded(question: Question, module: Module, patterns: tuple[str, ...]) -> bool | Finding:
-    """One rule per quant_method; some ask for the parts of a fused linear."""
-    method, prefix = question.method, module.prefix
-    leaves = tuple(part.rpartition(".")[2] for part in module.parts)
-    if method == "awq":
-        return any(pattern in prefix for pattern in patterns)
-    if method == "compressed-tensors":
-        return any(suffix_or_regex(pattern, prefix) for pattern in patterns)
-    if method == "quark":
-        if any(exact_or_regex(pattern, prefix) for pattern in patterns):
-            return True
-        fused = leaves if module.leaf in ("gate_up_proj", FUSED_A) else ()
-        return _all_parts(module, fused, patterns, exact_or_regex)
-    fused = leaves if module.leaf in ("qkv_proj", "gate_up_proj") else (module.leaf,)
-    skipped = _all_parts(module, fused, patterns, dotted_path)
-    if method == "modelopt" and skipped is False:
-        return any(star_on_parts(p, prefix) or _names_latent(p, module) for p in patterns)
+# One rule per layout; some ask for the parts of a fused linear.
+
+
+def _substring(_question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+    return any(pattern in module.prefix for pattern in patterns)
+
+
+def _suffix_or_regex(_question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+    return any(suffix_or_regex(pattern, module.prefix) for pattern in patterns)
+
+
+def _whole_or_parts(
+    _question: Question, module: Module, patterns: tuple[str, ...]
+) -> bool | Finding:
+    if any(exact_or_regex(pattern, module.prefix) for pattern in patterns):
+        return True
+    fused = _leaves(module) if module.leaf in ("gate_up_proj", FUSED_A) else ()
+    return _all_parts(module, fused, patterns, exact_or_regex)
+
+
+def _dotted_parts(_question: Question, module: Module, patterns: tuple[str, ...]) -> bool | Finding:
+    fused = _leaves(module) if module.leaf in ("qkv_proj", "gate_up_proj") else (module.leaf,)
+    return _all_parts(module, fused, patterns, dotted_path)
+
+
+def _parts_or_stars(
+    question: Question, module: Module, patterns: tuple[str, ...]
+) -> bool | Finding:
+    skipped = _dotted_parts(question, module, patterns)
+    if skipped is False:
+        return any(star_on_parts(p, module.prefix) or _names_latent(p, module) for p in patterns)
     return skipped
+
+
+EXCLUDE_RULES: Mapping[Layout, ExcludeRule] = {
+    "quark": _whole_or_parts,
+    "compressed-tensors": _suffix_or_regex,
+    "fp8": _dotted_parts,
+    "awq": _substring,
+    "modelopt": _parts_or_stars,
+}
+
+
+def _leaves(module: Module) -> tuple[str, ...]:
+    return tuple(part.rpartition(".")[2] for part in module.parts)
 
 
 def _all_parts(
@@ -154,13 +190,13 @@ def _names_latent(pattern: str, module: Module) -> bool:
 def config_problem(question: Question) -> Finding | None:
     """Rules for config.json."""
     config = question.config
-    if question.method == "awq" and question.arch == "gfx942":
+    if (question.method, question.arch) in _FLOAT16:
         dtype = config.get("torch_dtype", config.get("dtype"))
         if dtype == "bfloat16":
             return Finding(
                 "config",
-                "ValueError: torch.bfloat16 is not supported for quantization method awq. Supported"
-                " dtypes: [torch.float16]",
+                "ValueError: torch.bfloat16 is not supported for quantization method"
+                f" {question.method}. Supported dtypes: [torch.float16]",
                 "set torch_dtype to float16, or serve with --dtype float16",
             )
         if dtype != "float16":
@@ -195,16 +231,7 @@ def module_problem(
         return Finding("load", text, "use FP8 per channel with dynamic tokens, or FP8 blocks")
     if scheme.granularity == "block" and module.sharding != "replicated":
         return block_problem(question, module, shapes)
-    if scheme.granularity == "group" and columns % (scheme.group_size or 1):
-        if question.method != "compressed-tensors" or scheme.weight_dtype != "int4":
-            return Finding("unknown", f"{module.name}: groups are split by shards", "use fewer")
-        return Finding(
-            "init",
-            "AssertionError: sglang/srt/layers/quantization/compressed_tensors/schemes/"
-            "compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
-            "use fewer tensor-parallel shards, or smaller groups",
-        )
-    return None
+    return group_problem(question, module, columns, _SPLIT_GROUPS)
 
 
 def launch(question: Question, num_draft_tokens: int) -> str:
@@ -224,42 +251,6 @@ def launch(question: Question, num_draft_tokens: int) -> str:
             f" --speculative-num-draft-tokens {num_draft_tokens + 1}"
         )
     parts.append("--speculative-draft-model-quantization unquant")
-    if question.method == "awq" and question.arch == "gfx942":
+    if (question.method, question.arch) in _FLOAT16:
         parts.append("--dtype float16")
     return " ".join(parts)
-
-
-ENGINE = Engine(
-    name="sglang",
-    version="0.5.23",
-    evidence="loading executed on a CPU with SGLang 0.5.23's own classes; no kernel was run",
-    archs=("sm90", "sm100", "gfx942"),
-    architectures={
-        "LlamaForCausalLMEagle3": "eagle3-llama",
-        "Eagle3DeepseekV2ForCausalLM": "eagle3-mla",
-        "DFlashDraftModel": "dflash",
-    },
-    refused_architectures={
-        "EAGLE3LlamaForCausalLM": Finding(
-            "config",
-            "ValueError: Cannot find model module. 'EAGLE3LlamaForCausalLM' is not a registered"
-            " model in the Transformers library (only relevant if the model is meant to be in"
-            " Transformers) and 'AutoModel' is not present in the model config's 'auto_map'"
-            " (relevant if the model is custom).",
-            "set architectures to LlamaForCausalLMEagle3",
-        )
-    },
-    methods=_METHODS,
-    unknown_method="ValueError: Unknown quantization method: {}.",
-    no_method="ValueError: Unknown quantization method: .",
-    taken=taken,
-    schemes=SCHEMES,
-    modules=modules,
-    plain=plain,
-    is_excluded=is_excluded,
-    config_problem=config_problem,
-    module_problem=module_problem,
-    drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
-    casts=frozenset({"eagle3-llama", "dflash"}),
-    launch=launch,
-)

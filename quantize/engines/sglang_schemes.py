@@ -58,9 +58,13 @@ _W8A16 = {
     "*": Scheme("CompressedTensorsW8A16Fp8"),
     "gfx942": Scheme("CompressedTensorsW8A16Fp8", _NO_MARLIN),
 }
+_ONE_GLOBAL_SCALE = (
+    "ValueError: NVFP4 weight-only linear requires all fused projections to share one"
+    " weight_global_scale"
+)
 _W4A16_FP4 = {
-    "*": Scheme("CompressedTensorsW4A16Fp4"),
-    "gfx942": Scheme("CompressedTensorsW4A16Fp4", _NO_MARLIN),
+    "*": Scheme("CompressedTensorsW4A16Fp4", None, _ONE_GLOBAL_SCALE),
+    "gfx942": Scheme("CompressedTensorsW4A16Fp4", _NO_MARLIN, _ONE_GLOBAL_SCALE),
 }
 
 SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
@@ -122,8 +126,8 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
         "gfx942": Scheme("AWQLinearScheme"),
     },
     "awq int4 channel none": {
-        "*": Scheme("AWQMarlinLinearScheme"),
-        "gfx942": Scheme("AWQLinearScheme", _NEGATIVE),
+        "*": Scheme("AWQMarlinLinearScheme", whole_rows=True),
+        "gfx942": Scheme("AWQLinearScheme", _NEGATIVE, whole_rows=True),
     },
 }
 FUSED_A = "fused_qkv_a_proj_with_mqa"

@@ -13,7 +13,7 @@ goes beyond is UNKNOWN here.
 
 from collections.abc import Mapping
 
-from .contract import Engine, Finding, Module, Question, Scheme
+from .contract import Finding, Module, Question, Scheme
 
 _USE = "store it in layout modelopt"
 _NO_INPUTS = "TypeError: 'NoneType' object is not subscriptable"
@@ -61,17 +61,20 @@ _NOT_READ = frozenset(
     }
 )
 """`load_hf_quant_config` has no branch for these: the draft counts as unquantized."""
+_SIDE_FILE = frozenset({"modelopt"})
+"""Layouts whose declaration is in hf_quant_config.json as well."""
 SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     signature: {"*": Scheme(_READ_AS.get(signature, "none"))}
     for signature in (*_REFUSED, *_READ_AS, *_NOT_READ)
 }
 
 
-def _config_problem(question: Question) -> Finding | None:
+def config_problem(question: Question) -> Finding | None:
+    """All that is known of a draft: what its declaration is read as."""
     declared = question.declaration
     if declared is None:
         return Finding("unknown", "loading was not executed, and read in part only", "try it")
-    if question.has_side_file and declared.method != "modelopt":
+    if question.has_side_file and declared.method not in _SIDE_FILE:
         text = "TensorRT-LLM reads hf_quant_config.json first, which is there as well"
         return Finding("unknown", text, "remove hf_quant_config.json")
     signature, method = question.signature, declared.method
@@ -89,7 +92,7 @@ def _config_problem(question: Question) -> Finding | None:
     return Finding("unknown", f"{text}; what loading then does was read for Llama only", _USE)
 
 
-def _launch(question: Question, num_draft_tokens: int) -> str:
+def launch(question: Question, num_draft_tokens: int) -> str:
     """The server's command line; JSON is YAML."""
     decoding = "DFlash" if question.family == "dflash" else "Eagle3"
     return (
@@ -99,30 +102,6 @@ def _launch(question: Question, num_draft_tokens: int) -> str:
     )
 
 
-def _no_modules(_question: Question) -> tuple[Module, ...]:
+def no_modules(_question: Question) -> tuple[Module, ...]:
+    """Which linears it builds was not read."""
     return ()
-
-
-ENGINE = Engine(
-    name="tensorrt-llm",
-    version="main at 008e0af8",
-    evidence="its public source was read, in parts; never executed",
-    archs=("sm90", "sm100"),
-    architectures={
-        "LlamaForCausalLMEagle3": "eagle3-llama",
-        "EAGLE3LlamaForCausalLM": "eagle3-llama",
-        "Eagle3DeepseekV2ForCausalLM": "eagle3-mla",
-        "Eagle3DeepSeekV3ForCausalLM": "eagle3-mla",
-        "DFlashDraftModel": "dflash",
-    },
-    methods=frozenset({"quark", "compressed-tensors", "modelopt", "fp8", "awq", "gptq"}),
-    unknown_method="",
-    no_method=None,
-    schemes=SCHEMES,
-    modules=_no_modules,
-    plain=lambda _question: frozenset(),
-    is_excluded=lambda _question, _module, _patterns: False,
-    config_problem=_config_problem,
-    module_problem=lambda _question, _module, _shapes: None,
-    launch=_launch,
-)

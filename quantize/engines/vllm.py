@@ -1,16 +1,19 @@
-"""What vLLM 0.33.0 does with a draft.
+"""What vLLM does with a draft: the rules from which its `versions` are put together.
 
-Sources: loading executed with its own classes on faked sm90 and sm100 (`tests/engines/RESULTS.md`),
-whose error texts these are; rules read in `vllm/model_executor/layers/quantization` of 0.33.0.
+Sources, all of 0.33.0: loading executed with its own classes on faked sm90 and sm100
+(`tests/engines/RESULTS.md`), whose error texts these are; rules read in
+`vllm/model_executor/layers/quantization`.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
-from .blocks import BLOCK, block_problem
+from ..stored.declarations.scheme import Layout
+from .blocks import BLOCK, block_problem, group_problem
 from .contract import (
     UNKNOWN_FIRST_LAYER,
-    Engine,
+    ExcludeRule,
     Finding,
     Module,
     Question,
@@ -19,9 +22,8 @@ from .contract import (
 )
 from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
-from .vllm_schemes import SCHEMES
 
-_METHODS = frozenset(
+METHODS = frozenset(
     [
         "awq",
         "auto_awq",
@@ -56,9 +58,26 @@ _METHODS = frozenset(
     ]
 )
 _INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
-_UNSUPPORTED = _INVALID.format("Model architectures ['{}'] are not supported for now.")
+UNKNOWN_METHOD = _INVALID.format("Unknown quantization method: {}.")
+UNSUPPORTED = _INVALID.format("Model architectures ['{}'] are not supported for now.")
 _NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
+_QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
+"""(quant_method, family): only the Llama draft hands its head its config, only ModelOpt uses it."""
+_PARTS_OF_BLOCKS = frozenset({"fp8"})
+"""Layouts whose fused linears are built although their parts are no whole blocks."""
+_TILES_OF_128 = frozenset({("compressed-tensors int4 group128 token-dynamic", "sm90")})
+"""(signature, GPU) whose only kernel takes weights that are whole tiles."""
+_SPLIT_GROUPS: Mapping[str, Mapping[str, str]] = {
+    "sm90": {
+        "compressed-tensors int4": "ValueError: Weight input_size_per_partition={columns} for"
+        " layer '{prefix}' is not divisible by group_size={group_size}."
+    },
+    "sm100": {
+        "compressed-tensors int4": "ValueError: Failed to find a kernel that can implement the"
+        " WNA16 linear layer."
+    },
+}
 
 
 def taken(declaration: Declaration) -> Declaration | Finding:
@@ -91,31 +110,46 @@ def modules(question: Question) -> tuple[Module, ...]:
 
 
 def plain(question: Question) -> frozenset[str]:
-    """Only ModelOpt quantizes a head, and only the Llama draft hands it its config."""
-    head_too = question.method == "modelopt"
-    return frozenset() if head_too and question.family == "eagle3-llama" else frozenset({"lm_head"})
+    """The head, with few exceptions."""
+    head_too = (question.method, question.family) in _QUANTIZED_HEADS
+    return frozenset() if head_too else frozenset({"lm_head"})
 
 
-def is_excluded(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
-    """No list of fused parts reaches the draft: q_proj says nothing about qkv_proj.
+# No list of fused parts reaches the draft: q_proj says nothing about qkv_proj.
 
-    Raises:
-        UnsureError: a pattern names a layer by a number that depends on the target.
-    """
-    method = question.method
-    if method == "modelopt" and question.family == "dflash":
-        patterns = _mapped(question, patterns)
-    elif question.first_layer is None:
-        _check_numbers(question, patterns)
-    if method == "awq":
-        if question.declaration and not question.declaration.lists_excludes:
-            patterns = _unpacked(question)
-        return any(pattern in module.prefix for pattern in patterns)
-    if method == "modelopt":
-        return any(substring_or_wildcard(pattern, module.prefix) for pattern in patterns)
-    if method == "fp8":
-        return module.prefix in patterns
+
+def _exact_or_regex(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+    _check_numbers(question, patterns)
     return any(exact_or_regex(pattern, module.prefix) for pattern in patterns)
+
+
+def _exact(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+    _check_numbers(question, patterns)
+    return module.prefix in patterns
+
+
+def _substring(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+    _check_numbers(question, patterns)
+    if question.declaration and not question.declaration.lists_excludes:
+        patterns = _unpacked(question)
+    return any(pattern in module.prefix for pattern in patterns)
+
+
+def _substring_or_wildcard(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
+    if question.family == "dflash":
+        patterns = _mapped(question, patterns)
+    else:
+        _check_numbers(question, patterns)
+    return any(substring_or_wildcard(pattern, module.prefix) for pattern in patterns)
+
+
+EXCLUDE_RULES: Mapping[Layout, ExcludeRule] = {
+    "quark": _exact_or_regex,
+    "compressed-tensors": _exact_or_regex,
+    "fp8": _exact,
+    "awq": _substring,
+    "modelopt": _substring_or_wildcard,
+}
 
 
 def _mapped(question: Question, patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -136,8 +170,12 @@ def _mapped(question: Question, patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_numbers(question: Question, patterns: tuple[str, ...]) -> None:
-    """A number below the draft's own layers cannot be one of the runtime's."""
-    for pattern in patterns:
+    """A number below the draft's own layers cannot be one of the runtime's.
+
+    Raises:
+        UnsureError: a pattern names a layer by a number that depends on the target.
+    """
+    for pattern in patterns if question.first_layer is None else ():
         for number in _NUMBER.findall(pattern):
             if int(number) >= question.num_layers:
                 raise UnsureError(
@@ -161,7 +199,7 @@ def config_problem(question: Question) -> Finding | None:
     if question.family == "eagle3-mla" and question.config.get("model_type") == "deepseek_v3":
         return Finding(
             "config",
-            _UNSUPPORTED.format("Eagle3DeepSeekMTPModel"),
+            UNSUPPORTED.format("Eagle3DeepSeekMTPModel"),
             "set model_type to kimi_k2: deepseek_v3 is rewritten to the MTP model",
         )
     if question.family != "dflash" and question.config.get("draft_vocab_size") is None:
@@ -181,8 +219,8 @@ def module_problem(
 ) -> Finding | None:
     """What the kernels of one quantized module, `shapes` per shard, ask of its shape."""
     scheme, (rows, columns) = question.scheme, (sum(r for r, _ in shapes), shapes[0][1])
-    w4a8 = question.signature == "compressed-tensors int4 group128 token-dynamic"
-    if w4a8 and question.arch == "sm90" and (rows % 128 or columns % 128):
+    tiles = (question.signature, question.arch) in _TILES_OF_128
+    if tiles and (rows % 128 or columns % 128):
         return Finding(
             "init",
             "ValueError: Failed to find a kernel that can implement the WNA16 linear layer."
@@ -192,25 +230,16 @@ def module_problem(
         )
     if scheme.granularity == "block":
         return _block_problem(question, module, shapes)
-    if scheme.granularity == "group" and columns % (scheme.group_size or 1):
-        if question.method != "compressed-tensors" or scheme.weight_dtype != "int4":
-            return Finding("unknown", f"{module.name}: groups are split by shards", "use fewer")
-        text = (
-            f"ValueError: Weight input_size_per_partition={columns} for layer '{module.prefix}' is"
-            f" not divisible by group_size={scheme.group_size}."
-            if question.arch == "sm90"
-            else "ValueError: Failed to find a kernel that can implement the WNA16 linear layer."
-        )
-        return Finding("init", text, "use fewer tensor-parallel shards, or smaller groups")
-    return None
+    return group_problem(question, module, columns, _SPLIT_GROUPS[question.arch])
 
 
 def _block_problem(
     question: Question, module: Module, shapes: list[tuple[int, int]]
 ) -> Finding | None:
-    """Fused linears of layout fp8 are let through, and then have too few rows of scales."""
+    """Fused linears that are let through have too few rows of scales then."""
     parts = [rows for rows, _ in shapes]
-    if question.method != "fp8" or len(parts) < 2 or not any(rows % BLOCK for rows in parts):
+    let_through = question.scheme.layout in _PARTS_OF_BLOCKS and len(parts) > 1
+    if not let_through or not any(rows % BLOCK for rows in parts):
         return block_problem(question, module, shapes)
     if not any(rows % BLOCK for rows in parts[:-1]):
         return None
@@ -230,37 +259,3 @@ def launch(question: Question, num_draft_tokens: int) -> str:
         f' \'{{"method": "{method}", "model": "{{draft}}",'
         f' "num_speculative_tokens": {num_draft_tokens}}}\''
     )
-
-
-_FAMILIES = frozenset({"eagle3-llama", "eagle3-mla", "dflash"})
-ENGINE = Engine(
-    name="vllm",
-    version="0.33.0",
-    evidence="loading executed on a CPU with vLLM 0.33.0's own classes; no kernel was run",
-    archs=("sm90", "sm100"),
-    architectures={
-        "LlamaForCausalLMEagle3": "eagle3-llama",
-        "Eagle3DeepseekV2ForCausalLM": "eagle3-mla",
-        "DFlashDraftModel": "dflash",
-    },
-    refused_architectures={
-        "EAGLE3LlamaForCausalLM": Finding(
-            "config",
-            _UNSUPPORTED.format("EAGLE3LlamaForCausalLM"),
-            "set architectures to LlamaForCausalLMEagle3",
-        )
-    },
-    methods=_METHODS,
-    unknown_method=_INVALID.format("Unknown quantization method: {}."),
-    no_method=None,
-    taken=taken,
-    schemes=SCHEMES,
-    modules=modules,
-    plain=plain,
-    is_excluded=is_excluded,
-    config_problem=config_problem,
-    module_problem=module_problem,
-    refuses_unknown=_FAMILIES,
-    casts=_FAMILIES,
-    launch=launch,
-)

@@ -101,5 +101,5 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "fp8 fp8 tensor tensor-static": _FP8,
     "fp8 fp8 block group-dynamic": _FP8,
     "awq int4 group128 none": _AWQ,
-    "awq int4 channel none": _AWQ,
+    "awq int4 channel none": {"*": Scheme("AutoAWQMarlinLinearMethod", whole_rows=True)},
 }

@@ -63,16 +63,18 @@ class Walk:
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in _SHARED and not any(parts.values()):
                 continue
-            quantized = scheme is not None and self._is_quantized(module, findings)
-            findings += self._quantized(module, parts) if quantized else self._plain(module, parts)
-            taken = self.question.scheme if quantized else None
+            taken = scheme if scheme and self._is_quantized(module, findings) else None
+            findings += (
+                self._quantized(module, parts, taken) if taken else self._plain(module, parts)
+            )
+            declared = self.question.scheme if taken else None
             shards = [self._shard(module, part) for part in parts]
             layers.append(
                 Layer(
                     module=module.name,
-                    parameters=parameters(module, parts, shards, taken, self.question.tp),
-                    scheme=scheme.name if quantized and scheme else None,
-                    quantized=quantized,
+                    parameters=parameters(module, parts, shards, declared, self.question.tp),
+                    scheme=taken.name if taken else None,
+                    quantized=taken is not None,
                 )
             )
         if scheme is not None and scheme.problem is not None:
@@ -108,7 +110,7 @@ class Walk:
         if module.leaf in self.engine.plain(self.question):
             return False
         try:
-            excluded = self.engine.is_excluded(self.question, module, self.question.scheme.excludes)
+            excluded = self.engine.is_excluded(self.question, module)
         except UnsureError as exc:
             findings.append(Finding("unknown", str(exc), "write excludes without layer numbers"))
             return True
@@ -144,7 +146,7 @@ class Walk:
         return Finding("unknown", f"codes in {name}, which is served as floats", remedy)
 
     def _quantized(
-        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
+        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]], taken: Scheme
     ) -> Iterator[Finding]:
         """A module that the engine takes as quantized: each part stored so, nothing absent."""
         shapes = [self._shape(part) for part in parts]
@@ -162,8 +164,9 @@ class Walk:
             else:
                 yield from self._parts(module, tensors, shape)
         if len(parts) > 1 and self.question.scheme.weight_dtype == "nvfp4":
-            yield from self._one_global_scale(module, parts)
-        yield from self._split_rows(module, parts)
+            yield from self._one_global_scale(module, parts, taken)
+        if taken.whole_rows and module.sharding == "row" and self.question.tp > 1:
+            yield _dropped_scales(parts)
 
     def _parts(
         self, module: Module, tensors: Mapping[str, TensorInfo], shape: tuple[int, int]
@@ -218,36 +221,17 @@ class Walk:
         return Finding("unknown", f"{weight.name} is stored as {weight.dtype}", remedy)
 
     def _one_global_scale(
-        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
+        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]], taken: Scheme
     ) -> Iterator[Finding]:
         """Of NVFP4: kernels take one global scale for a whole fused linear."""
         scales = [t for part in parts.values() for s, t in part.items() if s in _GLOBAL_SCALES]
         if len({self._float(tensor) for tensor in scales}) < 2:
             return
         remedy = "quantize the fused parts with one global scale"
-        row = self.engine.schemes[self.question.signature]
-        if row.get(self.question.arch, row["*"]).name == "CompressedTensorsW4A16Fp4":
-            yield Finding(
-                "after load",
-                "ValueError: NVFP4 weight-only linear requires all fused projections to share one"
-                " weight_global_scale",
-                remedy,
-            )
+        if taken.own_global_scales:
+            yield Finding("after load", taken.own_global_scales, remedy)
         else:
             yield Finding("wrong", f"one scale for several: {module.name}", remedy)
-
-    def _split_rows(
-        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
-    ) -> Iterator[Finding]:
-        """AWQ with one group for the whole row: a shard of the row has no group at all."""
-        split = module.sharding == "row" and self.question.tp > 1
-        if split and self.question.signature == "awq int4 channel none":
-            name = next(t.name for part in parts.values() for t in part.values())
-            yield Finding(
-                "wrong",
-                f"dropped: qzeros and scales of {name.rpartition('.')[0]}",
-                "quantize with groups of 128, or serve on one GPU",
-            )
 
     def _strangers(self, stored: Stored) -> Iterator[Finding]:
         """Tensors that are not the family's, and those of its that are absent or split badly."""
@@ -265,7 +249,7 @@ class Walk:
             module, _, suffix = name.rpartition(".")
             if spec.role == "norm" and suffix not in stored.get(module, {}):
                 yield Finding("wrong", f"never written: {name}", "export the draft again")
-        if self.engine.name == "sglang" and self.question.family == "dflash":
+        if self.question.family in self.engine.shares:
             for module in _SHARED:
                 if module in stored:
                     text = f"{module}: the target's is served, not the draft's own"
@@ -327,6 +311,16 @@ def _why_plain(walk: Walk, module: Module) -> str:
 def _never_written(module: Module, name: str) -> Finding:
     text = f"never written: {module.name}, for {name} is not stored"
     return Finding("wrong", text, "the folder is incomplete: quantize or download it again")
+
+
+def _dropped_scales(parts: Mapping[str, Mapping[str, TensorInfo]]) -> Finding:
+    """AWQ with one group for the whole row: a shard of the row has no group at all."""
+    name = next(t.name for part in parts.values() for t in part.values())
+    return Finding(
+        "wrong",
+        f"dropped: qzeros and scales of {name.rpartition('.')[0]}",
+        "quantize with groups of 128, or serve on one GPU",
+    )
 
 
 def _no_such_name(name: str, remedy: str) -> Finding:

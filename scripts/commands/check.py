@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...quantize.engines import EngineCheck, check_draft
-from ...quantize.engines.contract import Arch, EngineName
+from ...quantize.engines.contract import ENGINE_NAMES, Arch
 from ...quantize.files.hub import resolve_draft
 from ..console import print_json, print_table, stdout, table
 from .check_fix import add_fix_arguments, check_fix_arguments, fix, print_fix
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`check DRAFT --engine E`."""
     parser.epilog = "exit codes: 0 LOADS, 1 LOADS BUT WRONG or REFUSED, 2 bad input, 3 UNKNOWN"
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id, quantized or not")
-    parser.add_argument("--engine", required=True, choices=typing.get_args(EngineName))
-    parser.add_argument("--version", metavar="V", help="of the engine; only one is known of each")
+    parser.add_argument("--engine", required=True, choices=ENGINE_NAMES)
+    parser.add_argument("--version", metavar="V", help="of the engine; default: the newest known")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel shards")
     parser.add_argument(
         "--target-layers",

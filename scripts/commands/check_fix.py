@@ -72,6 +72,7 @@ def fix(source: DraftSource, options: argparse.Namespace) -> Fixed:
     plan = plan_repairs(
         source.folder,
         engine=options.engine,
+        version=options.version,
         target_layers=options.target_layers,
         against=against,
     )

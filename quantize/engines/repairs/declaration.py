@@ -17,7 +17,7 @@ from ...stored.declarations import (
 from ...stored.draft import StoredDraft
 from ...stored.layouts import LAYOUTS, StoredLayout
 from ...stored.parts import COMPANIONS, stored_parts
-from ..check import ENGINES
+from ..registry import ENGINES
 from .repair import Outcome, Repair, with_declaration
 
 _LAYOUTS: tuple[LayoutName, ...] = typing.get_args(LayoutName)

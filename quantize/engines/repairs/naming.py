@@ -3,21 +3,21 @@
 from ...drafts import read_config
 from ...drafts.speculators import is_speculators
 from ...files.checkpoint import Checkpoint
-from ..check import ENGINES, OTHER_NAMES
-from ..contract import EngineName
+from ..check import OTHER_NAMES
+from ..contract import Engine
 from .repair import Outcome, Repair, with_config
 
 
-def repair_architecture(checkpoint: Checkpoint, engine: EngineName) -> Outcome:
+def repair_architecture(checkpoint: Checkpoint, engine: Engine) -> Outcome:
     """Another engine's name of the architecture becomes the one that `engine` has."""
     declared = checkpoint.config.get("architectures")
     name = str(declared[0]) if isinstance(declared, list) and len(declared) == 1 else ""
-    if name not in ENGINES[engine].refused_architectures or name not in OTHER_NAMES:
+    if name not in engine.refused_architectures or name not in OTHER_NAMES:
         return Outcome(checkpoint=checkpoint)
     wanted = OTHER_NAMES[name]
     found = Repair(
         name="architecture",
-        wrong=f"{engine} has no architecture {name}, which is TensorRT-LLM's name of it",
+        wrong=f"{engine.name} has no architecture {name}, which is TensorRT-LLM's name of it",
         written=f"architectures: {[wanted]}",
     )
     config = {**checkpoint.config, "architectures": [wanted]}

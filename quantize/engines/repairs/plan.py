@@ -16,6 +16,7 @@ from ...lints import find_lints, fixed_config
 from ...stored.draft import StoredDraft
 from ...verify.codes import compare_kept
 from ..contract import EngineName
+from ..registry import choose
 from .declaration import repair_declaration
 from .excludes import repair_excludes
 from .files import repair_index, repair_side_file
@@ -51,6 +52,7 @@ def plan_repairs(
     folder: Path,
     *,
     engine: EngineName,
+    version: str | None = None,
     target_layers: int | None = None,
     against: Path | None = None,
 ) -> RepairPlan:
@@ -59,6 +61,7 @@ def plan_repairs(
     Args:
         folder: a draft, quantized or not.
         engine: whose name of the architecture is wanted; all else is right for every engine.
+        version: of the engine; None = the newest that is known, as for one that is not.
         target_layers: decoder layers of the target; None = as config.json says, if it does.
         against: the BF16 draft that it was made from.
 
@@ -69,7 +72,7 @@ def plan_repairs(
     source = Checkpoint.open(folder)
     layers = known_target_layers(source, target_layers)
     draft = read_draft(Checkpoint.open(against)) if against is not None else None
-    named = repair_architecture(source, engine)
+    named = repair_architecture(source, choose(engine, version))
     try:
         named = _all(named, (repair_draft_vocabulary,))
         stored = StoredDraft.look(named.checkpoint)

@@ -1,0 +1,41 @@
+"""SGLang 0.5.23."""
+
+from .. import sglang
+from ..contract import Engine, Finding
+from ..sglang_schemes import SCHEMES
+
+ENGINE = Engine(
+    name="sglang",
+    version="0.5.23",
+    evidence="loading executed on a CPU with SGLang 0.5.23's own classes; no kernel was run",
+    archs=("sm90", "sm100", "gfx942"),
+    architectures={
+        "LlamaForCausalLMEagle3": "eagle3-llama",
+        "Eagle3DeepseekV2ForCausalLM": "eagle3-mla",
+        "DFlashDraftModel": "dflash",
+    },
+    refused_architectures={
+        "EAGLE3LlamaForCausalLM": Finding(
+            "config",
+            "ValueError: Cannot find model module. 'EAGLE3LlamaForCausalLM' is not a registered"
+            " model in the Transformers library (only relevant if the model is meant to be in"
+            " Transformers) and 'AutoModel' is not present in the model config's 'auto_map'"
+            " (relevant if the model is custom).",
+            "set architectures to LlamaForCausalLMEagle3",
+        )
+    },
+    methods=sglang.METHODS,
+    unknown_method="ValueError: Unknown quantization method: {}.",
+    no_method="ValueError: Unknown quantization method: .",
+    taken=sglang.taken,
+    schemes=SCHEMES,
+    modules=sglang.modules,
+    plain=sglang.plain,
+    exclude_rules=sglang.EXCLUDE_RULES,
+    config_problem=sglang.config_problem,
+    module_problem=sglang.module_problem,
+    drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
+    casts=frozenset({"eagle3-llama", "dflash"}),
+    shares=frozenset({"dflash"}),
+    launch=sglang.launch,
+)

@@ -1,0 +1,125 @@
+"""Engines are known by (name, version); a version is a module that is found, and nothing else."""
+
+import json
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from draftquant.quantize.engines import check_draft, registry, versions
+from draftquant.quantize.engines.contract import ENGINE_NAMES
+from draftquant.quantize.engines.repairs import plan_repairs
+from draftquant.quantize.stored.declarations.scheme import Layout
+from draftquant.scripts.cli import main
+
+ENGINES_FOLDER = Path(__file__).parent / "engines"
+sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
+
+from cases import NUM_TARGET_LAYERS, Workshop  # noqa: E402
+from formats import format_recipe  # noqa: E402
+
+KNOWN = [("vllm", "0.33.0"), ("sglang", "0.5.23"), ("tensorrt-llm", "main at 008e0af8")]
+TENSORRT_LLM_NAME = "EAGLE3LlamaForCausalLM"
+NEW_VERSION = f'''"""vLLM VERSION: as 0.33.0, but for INT4 per channel and an architecture."""
+
+from dataclasses import replace
+
+from ..contract import Scheme
+from .vllm_0_33_0 import ENGINE as BEFORE
+
+ENGINE = replace(
+    BEFORE,
+    version="VERSION",
+    evidence="made up for a test",
+    schemes={{**BEFORE.schemes, "quark int4 channel none": {{"*": Scheme("QuarkW4A16Int4")}}}},
+    architectures={{**BEFORE.architectures, "{TENSORRT_LLM_NAME}": "eagle3-llama"}},
+    refused_architectures={{}},
+)
+'''
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Quark's INT4 per channel, which vLLM 0.33.0 refuses."""
+    workshop = Workshop(tmp_path_factory.mktemp("versions"))
+    recipe = format_recipe("quark", "int4-channel", "weights-only")
+    return workshop.quantize(workshop.source("eagle3-llama"), recipe, "draft")
+
+
+@pytest.fixture
+def two_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """vLLM 0.34.0 and 0.4.0: one small file each in the folder of versions, found as it is read."""
+    modules = {"0.34.0": "vllm_0_34_0", "0.4.0": "vllm_0_4_0"}
+    for version, module in modules.items():
+        (tmp_path / f"{module}.py").write_text(NEW_VERSION.replace("VERSION", version))
+    monkeypatch.setattr(versions, "__path__", [*versions.__path__, str(tmp_path)])
+    monkeypatch.setattr(registry, "ENGINES", registry.discover(versions))
+    yield
+    for module in modules.values():
+        del sys.modules[f"{versions.__name__}.{module}"]
+
+
+def test_the_known_versions() -> None:
+    assert list(registry.ENGINES) == KNOWN
+    assert [(engine.name, engine.version) for engine in registry.newest_engines()] == KNOWN
+    assert tuple(name for name, _ in KNOWN) == ENGINE_NAMES
+
+
+def test_every_engine_that_builds_linears_reads_the_excludes_of_every_layout() -> None:
+    for engine in registry.ENGINES.values():
+        if engine.name != "tensorrt-llm":  # of which no linear is known
+            assert set(engine.exclude_rules) == set(typing.get_args(Layout))
+
+
+@pytest.mark.usefixtures("two_more")
+def test_check_uses_the_version_that_is_asked_for(
+    draft: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["check", str(draft), "--engine", "vllm", "--arch", "sm90", "--json"]
+    said = {}
+    for version in ("0.33.0", "0.34.0", "0.4.0", "0.35.0"):
+        status = main([*command, "--version", version])
+        said[version] = (status, json.loads(capsys.readouterr().out))
+    assert [status for status, _ in said.values()] == [1, 0, 0, 3]
+    assert "must be a positive int, got None" in said["0.33.0"][1]["error"]
+    assert said["0.34.0"][1]["version"] == "0.34.0"
+    assert said["0.34.0"][1]["evidence"] == "made up for a test"
+    assert said["0.35.0"][1]["error"] == ("version 0.35.0: known is 0.4.0, 0.33.0, 0.34.0 only")
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out) == said["0.34.0"][1]  # 0.34 is newer than 0.4
+
+
+def test_without_the_files_the_versions_are_not_known(draft: Path) -> None:
+    answer = check_draft(draft, engine="vllm", version="0.34.0", arch="sm90")
+    assert (answer.verdict, answer.version) == ("UNKNOWN", "0.33.0")
+    assert answer.error == "version 0.34.0: known is 0.33.0 only"
+    assert answer.remedy == "known: vllm 0.33.0 on sm90, sm100"
+
+
+@pytest.mark.usefixtures("two_more")
+@pytest.mark.parametrize(
+    ("version", "renamed"), [("0.33.0", True), ("0.34.0", False), (None, False)]
+)
+def test_fix_repairs_for_the_version_that_is_asked_for(
+    draft: Path, tmp_path: Path, version: str | None, renamed: bool
+) -> None:
+    folder = tmp_path / "named"
+    folder.mkdir()
+    for path in draft.iterdir():
+        (folder / path.name).symlink_to(path)
+    config = json.loads((draft / "config.json").read_text())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(
+        json.dumps({**config, "architectures": [TENSORRT_LLM_NAME]})
+    )
+    plan = plan_repairs(folder, engine="vllm", version=version, target_layers=NUM_TARGET_LAYERS)
+    assert ("architecture" in [repair.name for repair in plan.repairs]) == renamed
+
+
+def test_a_version_is_known_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm_again.py").write_text(NEW_VERSION.replace("VERSION", "0.33.0"))
+    monkeypatch.setattr(versions, "__path__", [*versions.__path__, str(tmp_path)])
+    with pytest.raises(ValueError, match=r"vllm_again: vllm 0\.33\.0 is there already"):
+        registry.discover(versions)
+    del sys.modules[f"{versions.__name__}.vllm_again"]
