@@ -1,1 +1,1 @@
-"""The command line of draftquant, the trainer of the shipped pairs, and the benchmarks."""
+"""The command line of draftquant and the benchmarks; `training`, `real_shapes`: checkout only."""

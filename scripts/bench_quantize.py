@@ -5,9 +5,12 @@
 Each measurement is a process of its own. The draft is generated once and stays in WORKDIR; outputs
 are deleted after measuring. The page cache is warm: before each measurement dirty pages are flushed
 and the source is read. Imports no torch: a child's peak memory is counted from its parent's.
+
+Needs a checkout: the shapes of published drafts are not installed.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -24,9 +27,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .real_drafts import DEFAULT_DRAFT, REAL_DRAFTS
+from ..recipes.errors import DraftQuantError
 
 DRAFT_FILE = "model.safetensors"
+REAL_SHAPES = "draftquant.scripts.real_shapes"
 CLI = "import sys; from draftquant.scripts.cli import main; sys.exit(main())"
 CASES = (
     ("int4-channel", "torch"),
@@ -40,6 +44,10 @@ STATIC_RECIPES = {"blackwell-fp8"}
 COLUMNS = ("wall s", "write s", "verify s", "cpu s", "peak MB", "GB out", "x cp", "x cp+sync")
 STDERR_LINES = 5
 READ_BYTES = 16 << 20
+
+
+class CheckoutError(DraftQuantError):
+    """A command needs what only a checkout has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,12 +193,25 @@ def _table(measurements: Sequence[Measurement]) -> Table:
 
 def _generate(draft: Path, name: str, divide: int) -> int:
     """Run the generator, which says on stderr what is wrong; returns its exit code."""
-    command = (sys.executable, "-m", "draftquant.scripts.real_shape", str(draft),
+    command = (sys.executable, "-m", REAL_SHAPES, str(draft),
                "--draft", name, "--divide", str(divide))  # fmt: skip
     return subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The command line.
+
+    Raises:
+        CheckoutError: the shapes of published drafts are not here.
+    """
+    if importlib.util.find_spec(".real_shapes", __package__) is None:
+        raise CheckoutError(
+            "bench_quantize",
+            f"expected the package {REAL_SHAPES}, which is in a checkout and not in the wheel",
+            fix="clone the repository, install it with pip install -e, and run it from there",
+        )
+    from .real_shapes.drafts import DEFAULT_DRAFT, REAL_DRAFTS
+
     parser = argparse.ArgumentParser(
         prog="bench_quantize", description="Measure 'draftquant quantize' beside cp."
     )
@@ -222,10 +243,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         0 when everything was measured, 1 when a command failed, 2 when the draft could not be
-        generated or an output is in the way.
+        generated, an output is in the way, or this is no checkout.
     """
-    chosen = _parser().parse_args(arguments)
     progress = Console(stderr=True)
+    try:
+        chosen = _parser().parse_args(arguments)
+    except CheckoutError as exc:
+        progress.print(str(exc), style="red", markup=False)
+        return 2
     chosen.workdir.mkdir(parents=True, exist_ok=True)
     smaller = "" if chosen.divide == 1 else f"-{chosen.divide}"
     draft = chosen.workdir / f"{chosen.draft}{smaller}"

@@ -17,6 +17,8 @@ VENDORS = {
     "compressed_tensors": None,
 }
 MAX_LINES = 350
+CHECKOUT_ONLY = {"draftquant.scripts.training", "draftquant.scripts.real_shapes"}
+"""Packages that the wheel leaves out: users need neither the trainer nor published shapes."""
 MODULES = [
     path.relative_to(ROOT) for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))
 ]
@@ -68,14 +70,41 @@ def test_only_the_name_draftquant_is_installed(name: str, tmp_path: Path) -> Non
     assert f"No module named '{name}'" in run.stderr
 
 
-def test_pyproject_names_every_package() -> None:
+def test_the_wheel_holds_every_package_but_those_of_a_checkout() -> None:
     folders = {
         path.parent.relative_to(ROOT) for layer in LAYERS for path in ROOT.glob(f"{layer}/**/*.py")
     }
     with_init = {folder for folder in folders if (ROOT / folder / "__init__.py").is_file()}
     assert folders == with_init
-    declared = project()["tool"]["setuptools"]["packages"]
-    assert sorted(declared) == sorted(".".join(("draftquant", *f.parts)) for f in with_init)
+    packages = {".".join(("draftquant", *folder.parts)) for folder in with_init}
+    assert packages >= CHECKOUT_ONLY
+    assert sorted(project()["tool"]["setuptools"]["packages"]) == sorted(packages - CHECKOUT_ONLY)
+
+
+def test_the_wheel_needs_nothing_that_only_a_checkout_has(tmp_path: Path) -> None:
+    """Every module of the wheel's packages, where there are no others."""
+    modules = []
+    for package in project()["tool"]["setuptools"]["packages"]:
+        source = ROOT.joinpath(*package.split(".")[1:])
+        folder = tmp_path.joinpath(*package.split("."))
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(source.glob("*.py")):
+            (folder / path.name).symlink_to(path)
+            modules.append(f"{package}.{path.stem}".removesuffix(".__init__"))
+    code = (
+        "import importlib, runpy, sys;"
+        "sys.meta_path[:] = [f for f in sys.meta_path if 'Editable' not in str(f)];"
+        f"[importlib.import_module(name) for name in {modules}];"
+        "assert 'real_shapes' not in str(sys.modules);"
+        "runpy.run_module('draftquant.scripts.bench_quantize', run_name='__main__')"
+    )
+    command = (sys.executable, "-c", code, "WORKDIR")
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 2, run.stderr
+    said = " ".join(run.stderr.split())
+    assert "bench_quantize: expected the package draftquant.scripts.real_shapes, which is" in said
+    assert "fix: clone the repository" in said
+    assert not (tmp_path / "WORKDIR").exists()
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.scripts.train_pair import FAMILIES
+from draftquant.scripts.training.__main__ import FAMILIES
 from draftquant.scripts.training.acceptance import replay
 from draftquant.scripts.training.draft import Draft, fresh_draft, shipped_draft
 from draftquant.scripts.training.target import greedy_continuations, record_traces

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.scripts.train_pair import FAMILIES, main
+from draftquant.scripts.training.__main__ import FAMILIES, main
 from draftquant.scripts.training.acceptance import (
     accepted_by_row,
     counted,

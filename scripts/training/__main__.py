@@ -1,6 +1,6 @@
 """Train a small target and its draft, on CPU in minutes, and write both as published folders.
 
-    python -m draftquant.scripts.train_pair --family eagle3-llama --out DIR
+    python -m draftquant.scripts.training --family eagle3-llama --out DIR
 
 The folder holds target/, draft/, prompts.jsonl (held out, for the gate), calibration.jsonl
 (held out, from other files) and training.json (every figure printed here).
@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .training.corpus import standard_library
-from .training.draft_kinds import DFLASH, EAGLE3_LLAMA, EAGLE3_MLA
-from .training.optimisation import Schedule
-from .training.pair import Family, PairPlan, train_pair
-from .training.target import TargetSize
-from .training.target_kinds import DEEPSEEK_V3, LLAMA, QWEN3
+from .corpus import standard_library
+from .draft_kinds import DFLASH, EAGLE3_LLAMA, EAGLE3_MLA
+from .optimisation import Schedule
+from .pair import Family, PairPlan, train_pair
+from .target import TargetSize
+from .target_kinds import DEEPSEEK_V3, LLAMA, QWEN3
 
 FAMILIES = {
     family.name: family
@@ -53,7 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 when the pair was written, 2 when the output exists already.
     """
-    parser = argparse.ArgumentParser(prog="train_pair", description="Train a target and its draft.")
+    parser = argparse.ArgumentParser(
+        prog="draftquant.scripts.training", description="Train a target and its draft."
+    )
     parser.add_argument("--family", choices=sorted(FAMILIES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder to create")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,25 +1,19 @@
 """A draft of real size with random weights, in the shape of a published one.
 
-    python -m draftquant.scripts.real_shape OUT [--draft NAME] [--seed 0] [--scale 1.0] [--divide 8]
-
 For measuring speed and memory, and for byte budgets. Its weights mean nothing: it predicts nothing.
 """
 
-import argparse
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..quantize.files.safetensors_file import SafetensorsFile
-from ..quantize.files.safetensors_header import StoredTensor
-from ..quantize.files.staging import check_output, staged_output, write_text
-from ..recipes.errors import DraftQuantError
-from .real_configs import INITIALIZER_RANGE
-from .real_drafts import DEFAULT_DRAFT, REAL_DRAFTS, Shapes
+from ...quantize.files.safetensors_file import SafetensorsFile
+from ...quantize.files.safetensors_header import StoredTensor
+from ...quantize.files.staging import check_output, staged_output, write_text
+from .configs import INITIALIZER_RANGE
+from .drafts import DEFAULT_DRAFT, REAL_DRAFTS, Shapes
 
 NORM_SPREAD = 0.05
 PERIOD = 8_388_593  # prime: rows of any width start at different places of the tile
@@ -82,40 +76,3 @@ def _repeat(output: SafetensorsFile, tensor: StoredTensor, period: Tensor) -> No
     while written < tensor.nbytes:
         rest = (tensor.nbytes - written) // period.element_size()
         written += output.write(tensor.name, period[:rest], offset=written)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Returns:
-        0 when the draft was written, 2 when it was not.
-    """
-    parser = argparse.ArgumentParser(
-        prog="real_shape", description="Write a draft of real size with random weights."
-    )
-    parser.add_argument("out", type=Path, help="folder to create")
-    parser.add_argument("--draft", default=DEFAULT_DRAFT, choices=REAL_DRAFTS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the linears' spread, 0.02")
-    parser.add_argument("--divide", type=int, default=1, help="so many times smaller widths")
-    chosen = parser.parse_args(arguments)
-    divisors = REAL_DRAFTS[chosen.draft].divisors
-    if chosen.divide not in divisors:
-        parser.error(f"--divide: expected one of {divisors} for {chosen.draft}")
-    try:
-        write_real_shape_draft(
-            chosen.out,
-            draft=chosen.draft,
-            seed=chosen.seed,
-            scale=chosen.scale,
-            divide=chosen.divide,
-        )
-    except DraftQuantError as exc:
-        print(exc, file=sys.stderr)
-        return 2
-    print(chosen.out)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from .real_configs import (
+from .configs import (
     Config,
     dflash_config,
     llama_config,
