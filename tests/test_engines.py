@@ -7,12 +7,11 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines import EngineCheck, check_draft
 from draftquant.quantize.engines.contract import ENGINE_NAMES, UnsureError
 from draftquant.quantize.engines.excludes import (
     dotted_path,
@@ -33,6 +32,8 @@ from cases import FAMILIES, NUM_TARGET_LAYERS, Workshop, _broken, _quantized  # 
 from draftquant.recipes import Recipe  # noqa: E402
 from edits import DOWN_PROJ  # noqa: E402
 from formats import FamilyName, all_formats, format_recipe  # noqa: E402
+from predictions import parameter_mismatches, predicted  # noqa: E402
+from results import JSON_FILE, Outcome, read_outcomes  # noqa: E402
 
 WITHOUT_ALIAS = ("broken--qkv-kept-without-alias", "broken--qkv-kept-quark-without-alias")
 OTHER_TEXT = {"broken--mla-quark-exclude-bare"}
@@ -63,25 +64,21 @@ def folders(workshop: Workshop, formats: list[Recipe]) -> Path:
     return workshop.out
 
 
-def outcomes() -> Iterator[tuple[dict[str, Any], str, int]]:
-    """Every row of the truth, with the GPU and the number of shards."""
-    for outcome in json.loads((ENGINES_FOLDER / "results.json").read_text())["outcomes"]:
-        for platform in outcome["on"]:
-            arch, _, tp = platform.split()
-            yield outcome, arch, int(tp)
+@pytest.fixture(scope="module")
+def answers(folders: Path) -> list[tuple[Outcome, EngineCheck]]:
+    """Every outcome of the truth whose folder is made, and what `check` says of it."""
+    return [
+        (outcome, predicted(folders / outcome["draft"], outcome))
+        for outcome in read_outcomes()
+        if (folders / outcome["draft"]).is_dir()
+    ]
 
 
-def test_predictions_are_what_the_engines_did(folders: Path) -> None:
-    compared, faults = 0, []
-    for outcome, arch, tp in outcomes():
-        folder = folders / outcome["draft"]
-        if not folder.is_dir():
-            continue
-        answer = check_draft(
-            folder, engine=outcome["engine"], arch=arch, tp=tp, target_layers=NUM_TARGET_LAYERS
-        )
-        compared += 1
-        said = f"{outcome['draft']} on {outcome['engine']} {arch}, tp {tp}: {answer.error}"
+def test_predictions_are_what_the_engines_did(answers: list[tuple[Outcome, EngineCheck]]) -> None:
+    faults = []
+    for outcome, answer in answers:
+        where = f"{outcome['draft']} on {answer.engine} {answer.arch}, tp {answer.tp}"
+        said = f"{where}: {answer.error}"
         if answer.verdict != outcome["verdict"]:
             faults.append(f"{said}: {answer.verdict}, not {outcome['verdict']}")
         elif answer.verdict == "REFUSED":
@@ -90,7 +87,42 @@ def test_predictions_are_what_the_engines_did(folders: Path) -> None:
             if not same and outcome["draft"] not in OTHER_TEXT:
                 faults.append(f"{said}: not {outcome['error']}")
     assert faults == []
-    assert compared > 600
+    assert len(answers) > 600
+
+
+def test_linears_have_the_shapes_that_the_engines_built(
+    answers: list[tuple[Outcome, EngineCheck]],
+) -> None:
+    wrong = [one for outcome, answer in answers for one in parameter_mismatches(outcome, answer)]
+    assert wrong == []
+    served = [outcome["draft"] for outcome, _ in answers if "LOADS" in outcome["verdict"]]
+    assert served.count("broken--kv-head-in-each-shard") == 10  # on every GPU, in 1 and 2 shards
+    assert served.count("broken--vocabulary-padded") == 10
+    assert len(served) > 400
+
+
+def test_a_parameter_of_another_shape_or_name_is_a_mismatch(
+    answers: list[tuple[Outcome, EngineCheck]],
+) -> None:
+    outcome, answer = next(
+        (outcome, answer)
+        for outcome, answer in answers
+        if outcome["draft"] == "broken--vocabulary-padded" and outcome["tp"] == 2
+    )
+    linears = dict(outcome["linears"])
+    head, other = linears.pop("lm_head"), {"weight": [96, 255]}
+    for changed, name in (
+        (linears, "lm_head.weight is [96, 256] in check, None in the engine"),
+        ({**linears, "lm_head": other}, "lm_head.weight is [96, 256] in check, [96, 255] in"),
+        ({**linears, "lm_head": {**head, "bias": [96]}}, "lm_head.bias is None in check, [96] in"),
+        ({**linears, "lm_head": head, "model.gate": other}, "model.gate.weight is None in check"),
+    ):
+        (found,) = parameter_mismatches({**outcome, "linears": changed}, answer)
+        assert name in found
+
+
+def test_results_stay_small() -> None:
+    assert JSON_FILE.stat().st_size < 400_000
 
 
 def test_every_row_of_results_names_a_case_that_is_made(formats: list[Recipe]) -> None:
@@ -98,7 +130,7 @@ def test_every_row_of_results_names_a_case_that_is_made(formats: list[Recipe]) -
     made |= {f"{family}--{recipe.name}" for family in FAMILIES for recipe in formats}
     recipes = {path.stem for path in Path(__file__).parents[1].glob("recipes/*.yaml")}
     made |= {f"{family}--{name}" for family in FAMILIES for name in (*recipes, "unquantized")}
-    assert {outcome["draft"] for outcome, _, _ in outcomes()} <= made
+    assert {outcome["draft"] for outcome in read_outcomes()} <= made
 
 
 @pytest.mark.parametrize(

@@ -350,6 +350,20 @@ BROKEN = (
         source={"intermediate": 384},
     ),
     Broken(
+        name="kv-head-in-each-shard",
+        what="one head of k and of v, which each of two shards has whole: right",
+        formats=CT_FP8,
+        edit=lambda _folder: None,
+        source={"kv_heads": 1},
+    ),
+    Broken(
+        name="vocabulary-padded",
+        what="a draft vocabulary of 150 tokens, for which engines build 192 rows: right",
+        formats=CT_FP8,
+        edit=lambda _folder: None,
+        source={"vocab": 300},
+    ),
+    Broken(
         name="mla-kv-b-quantized",
         what="kv_b_proj is quantized as well, and not ignored",
         formats=CT_FP8,

@@ -1,55 +1,65 @@
 """What `draftquant check` says of the cases, beside what the engines did."""
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from cases import NUM_TARGET_LAYERS
 from draftquant.quantize.engines import EngineCheck, check_draft
+from results import Outcome
+
+_SERVED = ("LOADS", "LOADS BUT WRONG")
+_NO_GROUP = "broken--awq-per-channel"
+"""Half a row has no group of it, so engines build no scales: `check` says that they are dropped,
+and shows those of a whole row."""
 
 
-def predicted(folder: Path, engine: str, arch: str, tp: int) -> EngineCheck:
+def predicted(folder: Path, outcome: Outcome) -> EngineCheck:
     """The answer of `draftquant check` on a draft folder.
 
     Args:
         folder: a draft.
-        engine: "vllm" or "sglang".
-        arch: "sm90", "sm100" or "gfx942".
-        tp: number of tensor-parallel shards.
+        outcome: of which the engine, its version, the GPU and the number of shards are asked for.
     """
-    return check_draft(folder, engine=engine, arch=arch, tp=tp, target_layers=NUM_TARGET_LAYERS)
+    return check_draft(
+        folder,
+        engine=outcome["engine"],
+        version=outcome["version"],
+        arch=outcome["arch"],
+        tp=outcome["tp"],
+        target_layers=NUM_TARGET_LAYERS,
+    )
 
 
-def parameter_mismatches(answer: EngineCheck, built: Mapping[str, str]) -> list[str]:
-    """Parameters of linears that the engine builds with other shapes than `check` says, or not.
+def parameter_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:
+    """Parameters of linears that the engine built with other shapes than `check` says, or not.
 
-    Weight-only NVFP4 has an input_scale besides, which is not stored and never read.
-
-    Args:
-        answer: on a draft that loads.
-        built: the engine's, name -> dtype and shape.
+    Only of drafts that are served. Weight-only NVFP4 has an input_scale besides, which is not
+    stored and never read; a head that is not stored is the target's.
     """
+    split = outcome["tp"] > 1
+    if outcome["verdict"] not in _SERVED or (outcome["draft"] == _NO_GROUP and split):
+        return []
     said = {
         f"{layer.module}.{parameter.name}": list(parameter.shape)
         for layer in answer.layers
         for parameter in layer.parameters
     }
-    modules = {layer.module for layer in answer.layers}
-    found = {
-        name: json.loads(form.split(" ", 1)[1])
-        for name, form in built.items()
-        if name.rpartition(".")[0] in modules
+    built = {
+        f"{module}.{name}": list(shape)
+        for module, parameters in outcome["linears"].items()
+        for name, shape in parameters.items()
     }
+    unread = [name for name in built if name.endswith(".input_scale") or name == "lm_head.weight"]
+    said = {name: built[name] for name in unread} | said
     return [
-        f"{name}: check says {said.get(name)}, the engine {found.get(name)}"
-        for name in sorted(said.keys() | found.keys())
-        if said.get(name) != found.get(name)
-        and not (name not in said and name.endswith(".input_scale"))
+        f"{_where(answer)}, {outcome['draft']}: {name} is {said.get(name)} in check,"
+        f" {built.get(name)} in the engine"
+        for name in sorted(said.keys() | built.keys())
+        if said.get(name) != built.get(name)
     ]
 
 
-def find_mismatches(folders: Path, outcomes: Iterable[Mapping[str, Any]]) -> list[str]:
+def find_mismatches(folders: Path, outcomes: Iterable[Outcome]) -> list[str]:
     """Every prediction that is not what the engine did.
 
     What the fakes could not tell (UNKNOWN) refutes no prediction. `check` may not say UNKNOWN
@@ -57,15 +67,15 @@ def find_mismatches(folders: Path, outcomes: Iterable[Mapping[str, Any]]) -> lis
     """
     mismatches = []
     for outcome in outcomes:
-        place = (outcome["engine"], outcome["arch"], outcome["tp"])
-        answer = predicted(folders / outcome["draft"], *place)
-        where = f"{outcome['draft']} on {place[0]} {place[1]}, tp {place[2]}"
+        answer = predicted(folders / outcome["draft"], outcome)
         if outcome["verdict"] not in ("UNKNOWN", answer.verdict):
             mismatches.append(
-                f"{where}: check says {answer.verdict},"
+                f"{_where(answer)}, {outcome['draft']}: check says {answer.verdict},"
                 f" the engine {outcome['verdict']} {outcome['error'] or ''}".rstrip()
             )
-        elif outcome["verdict"] == "LOADS":
-            wrong = parameter_mismatches(answer, outcome["parameters"])
-            mismatches += [f"{where}: {one}" for one in wrong]
+        mismatches += parameter_mismatches(outcome, answer)
     return mismatches
+
+
+def _where(answer: EngineCheck) -> str:
+    return f"{answer.engine} {answer.version} on {answer.arch}, tp {answer.tp}"

@@ -3,7 +3,6 @@
 Usage: `.venv/bin/python tests/engines/readme.py` rewrites it from results.json and `check`.
 """
 
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ sys.path.insert(0, str(HERE.parent))  # tiny.py and its kin
 
 from cases import FAMILIES, Case, Workshop, recipe_cases  # noqa: E402
 from predictions import predicted  # noqa: E402
-from results import COLUMNS, ENGINE_NAMES, WORDS  # noqa: E402
+from results import COLUMNS, ENGINE_NAMES, WORDS, Outcome, read_outcomes  # noqa: E402
 
 _BEGIN = "<!-- written by tests/engines/readme.py -->\n"
 _END = "<!-- end of what tests/engines/readme.py writes -->\n"
@@ -48,22 +47,23 @@ def main() -> None:
 
 
 def predictions(folder: Path) -> tuple[list[Case], Verdicts]:
-    """Every case of a built-in recipe, and what `check` says of it at each place.
+    """Every case of a built-in recipe, and what `check` says of it where it was loaded.
 
     Args:
         folder: an empty one, for the drafts.
     """
     cases = recipe_cases(Workshop(folder))
-    asked = [(case.name, place) for case in cases for place in _places(case)]
+    names = {case.name for case in cases}
     return cases, {
-        (name, place): predicted(folder / name, place.engine, place.arch, place.tp).verdict
-        for name, place in asked
+        _key(outcome): predicted(folder / outcome["draft"], outcome).verdict
+        for outcome in read_outcomes()
+        if outcome["draft"] in names
     }
 
 
 def table(cases: Sequence[Case], said: Verdicts) -> str:
     """The table and its legend, from `predictions`."""
-    loaded = _loaded()
+    loaded = {_key(outcome): outcome["verdict"] for outcome in read_outcomes()}
     right = sum(loaded[key] in (verdict, "UNKNOWN") for key, verdict in said.items())
     header = " | ".join(f"{ENGINE_NAMES[engine]} {arch}" for engine, arch in COLUMNS)
     lines = [f"| recipe | families | {header} |", f"|{'---|' * (len(COLUMNS) + 2)}"]
@@ -86,21 +86,8 @@ def with_table(readme: str, written: str) -> str:
     return f"{before}{_BEGIN}\n{written}\n{_END}{after}"
 
 
-def _loaded() -> Verdicts:
-    outcomes = json.loads((HERE / "results.json").read_text())["outcomes"]
-    found = {}
-    for outcome in outcomes:
-        for platform in outcome["on"]:
-            arch, _, tp = platform.split()
-            found[outcome["draft"], Place(outcome["engine"], arch, int(tp))] = outcome["verdict"]
-    return found
-
-
-def _places(case: Case) -> Iterator[Place]:
-    if case.refused is None:
-        for engine, arch in COLUMNS:
-            for tp in case.tp:
-                yield Place(engine, arch, tp)
+def _key(outcome: Outcome) -> tuple[str, Place]:
+    return outcome["draft"], Place(outcome["engine"], outcome["arch"], outcome["tp"])
 
 
 def _rows(cases: Sequence[Case], loaded: Verdicts, said: Verdicts) -> Iterator[str]:

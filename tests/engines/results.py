@@ -1,13 +1,17 @@
 """results.json: every outcome, compactly. RESULTS.md: the same as tables to read."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cases import Case
 
 Outcome = Mapping[str, Any]
+JSON_FILE = Path(__file__).resolve().parent / "results.json"
+_NO_LINEAR = re.compile(r"(^|\bmodel|embed_tokens|attn|attn_m[hq]a|norm)$")
+"""Modules with parameters that are no linears."""
 COLUMNS = (
     ("vllm", "sm90"),
     ("vllm", "sm100"),
@@ -50,32 +54,79 @@ def write_results(out: Path, cases: Sequence[Case], outcomes: Sequence[Outcome])
     (out / "RESULTS.md").write_text(_as_markdown(cases, outcomes))
 
 
-def _as_json(outcomes: Iterable[Outcome]) -> str:
+def read_outcomes() -> Iterator[Outcome]:
+    """What `results.json` holds: one per draft, engine, GPU and number of shards.
+
+    `linears` are as in `with_linears`; what a loader found nothing of is left out.
+    """
+    read = json.loads(JSON_FILE.read_text())
+    for row in read["outcomes"]:
+        for platform, model in zip(row["on"], row["models"], strict=True):
+            arch, _, tp = platform.split()
+            yield {
+                **row,
+                "arch": arch,
+                "tp": int(tp),
+                "version": read["versions"][row["engine"]],
+                "linears": dict(read["linears"][number] for number in read["models"][model]),
+            }
+
+
+def with_linears(outcome: Outcome) -> Outcome:
+    """A loader's outcome, with `linears` instead of all parameters.
+
+    They are those that the engine built, after fusion and before loading; none where it refused
+    the draft before.
+    """
+    linears: dict[str, dict[str, Sequence[int]]] = {}
+    for name, form in outcome["parameters"].items():
+        module, _, parameter = name.rpartition(".")
+        if not _NO_LINEAR.search(module):
+            linears.setdefault(module, {})[parameter] = json.loads(form.split(" ", 1)[1])
+    others = {key: value for key, value in outcome.items() if key != "parameters"}
+    return {**others, "linears": linears}
+
+
+class _Table:
+    """Different values, each once; a value is known by its number."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def number(self, value: object) -> int:
+        return self.numbers.setdefault(json.dumps(value), len(self.numbers))
+
+    def __str__(self) -> str:
+        return "[\n" + ",\n".join(self.numbers) + "\n]"
+
+
+def _as_json(outcomes: Sequence[Outcome]) -> str:
     """One line per different outcome of a case in an engine, with the platforms that share it.
 
     `schemes` is a number in the list of that name, `not_run` the kernels without their modules.
+    `models` are the numbers of what was built on each platform: of lists of numbers of linears.
     """
-    schemes: list[Mapping[str, str]] = []
-    lines: dict[str, list[str]] = {}
+    schemes, models, linears = _Table(), _Table(), _Table()
+    lines: dict[str, dict[str, int]] = {}
     for outcome in outcomes:
         line = {key: value for key, value in outcome.items() if value not in (None, [], {})}
-        line.pop("parameters", None)  # many: each was held against its prediction
+        built = [linears.number(linear) for linear in line.pop("linears", {}).items()]
         if "schemes" in line:
-            if line["schemes"] not in schemes:
-                schemes.append(line["schemes"])
-            line["schemes"] = schemes.index(line["schemes"])
+            line["schemes"] = schemes.number(line["schemes"])
         if "not_run" in line:
             line["not_run"] = sorted(set(line["not_run"].values()))
         platform = f"{line.pop('arch')} tp {line.pop('tp')}"
         del line["version"]
-        lines.setdefault(json.dumps(line), []).append(platform)
-    rows = [json.dumps({**json.loads(line), "on": on}) for line, on in lines.items()]
+        lines.setdefault(json.dumps(line), {})[platform] = models.number(built)
+    rows = [
+        json.dumps({**json.loads(line), "on": [*on], "models": [*on.values()]})
+        for line, on in lines.items()
+    ]
+    versions = {outcome["engine"]: outcome["version"] for outcome in outcomes}
     return (
-        '{"outcomes": [\n'
+        f'{{"versions": {json.dumps(versions)},\n"outcomes": [\n'
         + ",\n".join(rows)
-        + '\n],\n"schemes": [\n'
-        + ",\n".join(map(json.dumps, schemes))
-        + "\n]}\n"
+        + f'\n],\n"schemes": {schemes},\n"models": {models},\n"linears": {linears}}}\n'
     )
 
 

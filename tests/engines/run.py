@@ -16,17 +16,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # tiny.py and its kin
 
 from cases import TARGET_FOLDER, Case, read_cases, write_cases  # noqa: E402
 from predictions import find_mismatches  # noqa: E402
-from results import write_results  # noqa: E402
+from results import Outcome, with_linears, write_results  # noqa: E402
 
 ARCHS = {"vllm": ("sm90", "sm100"), "sglang": ("sm90", "sm100", "gfx942")}
-Outcome = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +94,7 @@ def _ask(python: Path, folders: Path, cases: Sequence[Case], platform: Platform)
     print(f"{platform}: {len(lines)} of {len(drafts)} drafts", file=sys.stderr)
     if done.returncode or len(lines) != len(drafts):
         raise RuntimeError(f"{platform} did not answer for every draft:\n{done.stderr[-4000:]}")
-    return [json.loads(line) for line in lines]
+    return [with_linears(json.loads(line)) for line in lines]
 
 
 if __name__ == "__main__":

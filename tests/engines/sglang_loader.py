@@ -4,6 +4,7 @@ Usage: `VENV/bin/python sglang_loader.py --arch gfx942 --target TARGET DRAFT...`
 """
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 os.environ.update(HF_HUB_OFFLINE="1", SGLANG_LOG_LEVEL="error")
@@ -57,7 +58,7 @@ if __name__ == "__main__":
     main(
         Engine(
             name="sglang",
-            version="0.5.23",
+            version=version("sglang"),
             archs=sglang_platform.ARCHS,
             install=sglang_platform.install,
             subject=subject,

@@ -6,6 +6,7 @@ Usage: `VENV/bin/python vllm_loader.py --arch sm90 --target TARGET DRAFT...`.
 import json
 import os
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ if __name__ == "__main__":
     main(
         Engine(
             name="vllm",
-            version="0.33.0",
+            version=version("vllm"),
             archs=tuple(vllm_platform.CAPABILITIES),
             install=vllm_platform.install,
             subject=subject,
