@@ -40,7 +40,7 @@ def group_problem(
     scheme = question.scheme
     if scheme.granularity != "group" or columns % (scheme.group_size or 1) == 0:
         return None
-    text = errors.get(f"{scheme.layout} {scheme.weight_dtype}")
+    text = errors.get(f"{scheme.layout.name} {scheme.weight_dtype}")
     if text is None:
         return Finding("unknown", f"{module.name}: groups are split by shards", "use fewer")
     said = text.format(columns=columns, prefix=module.prefix, group_size=scheme.group_size)

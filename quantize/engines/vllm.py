@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..stored.declarations.scheme import Layout
+from ...recipes.schema import LayoutName
 from .blocks import BLOCK, block_problem, group_problem
 from .contract import (
     UNKNOWN_FIRST_LAYER,
@@ -18,10 +18,10 @@ from .contract import (
     Module,
     Question,
     UnsureError,
-    layer_modules,
 )
 from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
+from .linears import layer_linears
 
 METHODS = frozenset(
     [
@@ -100,7 +100,9 @@ def modules(question: Question) -> tuple[Module, ...]:
     layers = [
         Module(f"model.layers.{i}.{path}", f"model.layers.{first + i}.{path}", parts, sharding)
         for i in range(question.num_layers)
-        for path, parts, sharding in layer_modules(question.family, f"layers.{i}")
+        for path, parts, sharding in layer_linears(
+            question.family, f"layers.{i}", lambda fused: fused.vllm
+        )
     ]
     return (
         *layers,
@@ -143,7 +145,7 @@ def _substring_or_wildcard(question: Question, module: Module, patterns: tuple[s
     return any(substring_or_wildcard(pattern, module.prefix) for pattern in patterns)
 
 
-EXCLUDE_RULES: Mapping[Layout, ExcludeRule] = {
+EXCLUDE_RULES: Mapping[LayoutName, ExcludeRule] = {
     "quark": _exact_or_regex,
     "compressed-tensors": _exact_or_regex,
     "fp8": _exact,
@@ -238,7 +240,7 @@ def _block_problem(
 ) -> Finding | None:
     """Fused linears that are let through have too few rows of scales then."""
     parts = [rows for rows, _ in shapes]
-    let_through = question.scheme.layout in _PARTS_OF_BLOCKS and len(parts) > 1
+    let_through = question.scheme.layout.name in _PARTS_OF_BLOCKS and len(parts) > 1
     if not let_through or not any(rows % BLOCK for rows in parts):
         return block_problem(question, module, shapes)
     if not any(rows % BLOCK for rows in parts[:-1]):
