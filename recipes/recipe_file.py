@@ -166,6 +166,8 @@ class _YamlTree:
 
     def choice(self, choices: tuple[object, ...]) -> object:
         value = self._scalar(type(choices[0]))
+        if value is None and getattr(self.node, "tag", "") == _SCALARS[bool][0]:
+            value = self.node.value  # a word that YAML takes for true or false: `off`
         if value in choices:
             return value
         expected, written = ", ".join(map(repr, choices)), getattr(self.node, "value", "")

@@ -77,8 +77,8 @@ def test_halves_16_apart_keep_both(recipe: str, family: str, tmp_path: Path) -> 
     assert json.loads((tmp_path / "out/draftquant.json").read_text())["balanced"] == {NORM: 4}
     assert small_half_error(source, tmp_path / "out", family) < 0.25
     assert main(["verify", str(tmp_path / "out"), "--against", str(source)]) == 0
-    off = tmp_path / "off.yaml"
-    off.write_text(f"extends: {recipe}\nname: off\nalgorithm: {{balance_concat: 'off'}}\n")
+    off = tmp_path / "unbalanced.yaml"
+    off.write_text(f"extends: {recipe}\nname: unbalanced\nalgorithm: {{balance_concat: off}}\n")
     arguments = ["quantize", str(source), "--recipe", str(off), "--out", str(tmp_path / "plain")]
     assert main([*arguments, "--backend", "torch"]) == 0
     assert small_half_error(source, tmp_path / "plain", family) > 0.9

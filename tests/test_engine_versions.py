@@ -10,7 +10,7 @@ import pytest
 from draftquant.quantize.engines import check_draft, registry, versions
 from draftquant.quantize.engines.contract import ENGINE_NAMES
 from draftquant.quantize.engines.repairs import plan_repairs
-from draftquant.quantize.stored.declarations.scheme import Layout
+from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 
 ENGINES_FOLDER = Path(__file__).parent / "engines"
@@ -69,7 +69,7 @@ def test_the_known_versions() -> None:
 def test_every_engine_that_builds_linears_reads_the_excludes_of_every_layout() -> None:
     for engine in registry.ENGINES.values():
         if engine.name != "tensorrt-llm":  # of which no linear is known
-            assert set(engine.exclude_rules) == set(typing.get_args(Layout))
+            assert set(engine.exclude_rules) == set(typing.get_args(LayoutName))
 
 
 @pytest.mark.usefixtures("two_more")

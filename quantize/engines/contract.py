@@ -265,34 +265,3 @@ class EngineCheck:
     layers: tuple[Layer, ...] = ()
     launch: str | None = None
     findings: tuple[Finding, ...] = ()
-
-
-def layer_modules(
-    family: str, layer: str, fused_a: str = "fused_qkv_a_proj"
-) -> list[tuple[str, tuple[str, ...], Sharding]]:
-    """The linears of one decoder layer after fusion: path in the layer, parts, sharding.
-
-    Args:
-        family: name of the draft's family.
-        layer: canonical name of the layer, "layers.0".
-        fused_a: what the engine calls the fused down-projections of MLA.
-    """
-    attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-    mla: list[tuple[str, tuple[str, ...], Sharding]] = [
-        (
-            f"self_attn.{fused_a}",
-            (f"{attention}.q_a_proj", f"{attention}.kv_a_proj_with_mqa"),
-            "replicated",
-        ),
-        ("self_attn.q_b_proj", (f"{attention}.q_b_proj",), "column"),
-        ("self_attn.kv_b_proj", (f"{attention}.kv_b_proj",), "column"),
-    ]
-    plain: list[tuple[str, tuple[str, ...], Sharding]] = [
-        ("self_attn.qkv_proj", tuple(f"{attention}.{part}_proj" for part in "qkv"), "column")
-    ]
-    return [
-        *(mla if family == "eagle3-mla" else plain),
-        ("self_attn.o_proj", (f"{attention}.o_proj",), "row"),
-        ("mlp.gate_up_proj", (f"{mlp}.gate_proj", f"{mlp}.up_proj"), "column"),
-        ("mlp.down_proj", (f"{mlp}.down_proj",), "row"),
-    ]

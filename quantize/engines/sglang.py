@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ...recipes.schema import LayoutName
+from ..drafts.fused import GATE_UP, MLA_DOWN, QKV
 from .blocks import block_problem, group_problem
-from .contract import ExcludeRule, Finding, Module, Question, layer_modules
+from .contract import ExcludeRule, Finding, Module, Question
 from .declaration import Declaration
 from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
-from .sglang_schemes import CONCATENATED, FUSED_A
+from .linears import layer_linears
+from .sglang_schemes import CONCATENATED
 
 METHODS = frozenset(
     [
@@ -83,7 +85,8 @@ def modules(question: Question) -> tuple[Module, ...]:
     """Excludes are held against names without the layer, except for MLA."""
     found = []
     for i in range(question.num_layers):
-        for path, parts, sharding in layer_modules(question.family, f"layers.{i}", FUSED_A):
+        linears = layer_linears(question.family, f"layers.{i}", lambda fused: fused.sglang)
+        for path, parts, sharding in linears:
             name, prefix = _names(question.family, i, path)
             found.append(Module(name, prefix, parts, sharding))
     root = "" if question.family == "dflash" else "model."
@@ -129,12 +132,12 @@ def _whole_or_parts(
 ) -> bool | Finding:
     if any(exact_or_regex(pattern, module.prefix) for pattern in patterns):
         return True
-    fused = _leaves(module) if module.leaf in ("gate_up_proj", FUSED_A) else ()
+    fused = _leaves(module) if module.leaf in (GATE_UP.sglang, MLA_DOWN.sglang) else ()
     return _all_parts(module, fused, patterns, exact_or_regex)
 
 
 def _dotted_parts(_question: Question, module: Module, patterns: tuple[str, ...]) -> bool | Finding:
-    fused = _leaves(module) if module.leaf in ("qkv_proj", "gate_up_proj") else (module.leaf,)
+    fused = _leaves(module) if module.leaf in (QKV.sglang, GATE_UP.sglang) else (module.leaf,)
     return _all_parts(module, fused, patterns, dotted_path)
 
 
@@ -224,10 +227,10 @@ def module_problem(
             " got torch.float8_e4m3fn",
             "keep kv_b_proj in BF16, and exclude it",
         )
-    if module.leaf == FUSED_A and scheme.first_stage:
+    if module.leaf == MLA_DOWN.sglang and scheme.first_stage:
         what = "use FP8 per channel with dynamic tokens"
         return Finding("init", "TypeError: unhashable type: 'dict'", what)
-    if module.leaf == FUSED_A and (text := CONCATENATED.get(question.signature)):
+    if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(question.signature)):
         return Finding("load", text, "use FP8 per channel with dynamic tokens, or FP8 blocks")
     if scheme.granularity == "block" and module.sharding != "replicated":
         return block_problem(question, module, shapes)

@@ -130,7 +130,6 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
         "gfx942": Scheme("AWQLinearScheme", _NEGATIVE, whole_rows=True),
     },
 }
-FUSED_A = "fused_qkv_a_proj_with_mqa"
 _ZERO_DIM = "RuntimeError: zero-dimensional tensor (at position 0) cannot be concatenated"
 _ONE_DIM = (
     "AssertionError: param.shape=torch.Size([1]) param.dtype=torch.float32"

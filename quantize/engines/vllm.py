@@ -18,10 +18,10 @@ from .contract import (
     Module,
     Question,
     UnsureError,
-    layer_modules,
 )
 from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
+from .linears import layer_linears
 
 METHODS = frozenset(
     [
@@ -100,7 +100,9 @@ def modules(question: Question) -> tuple[Module, ...]:
     layers = [
         Module(f"model.layers.{i}.{path}", f"model.layers.{first + i}.{path}", parts, sharding)
         for i in range(question.num_layers)
-        for path, parts, sharding in layer_modules(question.family, f"layers.{i}")
+        for path, parts, sharding in layer_linears(
+            question.family, f"layers.{i}", lambda fused: fused.vllm
+        )
     ]
     return (
         *layers,

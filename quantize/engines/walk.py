@@ -11,6 +11,7 @@ from typing import Any
 
 from ..drafts import Family
 from ..drafts.family import TensorSpec
+from ..drafts.fused import MLA_DOWN
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE, stored_parts, weight_suffix
@@ -199,7 +200,7 @@ class Walk:
             if family in self.engine.casts:
                 what = f"cast: {weight.name}: {weight.dtype} -> {FP8_DTYPE}"
                 return Finding("wrong", f"{what}; its scale is never written", remedy)
-            if mixed and module.leaf.startswith("fused_qkv_a"):
+            if mixed and module.leaf in MLA_DOWN.names:
                 return Finding(
                     "load",
                     "RuntimeError: Promotion for Float8 Types is not supported, attempted to"
