@@ -1,11 +1,13 @@
 """Static input scales of a plan, by the names on disk: measured on traces, or one constant."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..quantize.errors import BackendError
 from ..quantize.plan import Plan
+from ..quantize.quantize import balanced_norms
 from ..quantize.stored.loading import LoadedDraft
 from ..recipes import ActivationFormat, Recipe
 from .input_scales import measure_input_scales
@@ -78,7 +80,7 @@ def calibrated_scales(
         TraceError, CalibrationError: see `measure_input_scales`.
     """
     found = measure_input_scales(
-        draft,
+        balanced_draft(draft, plan),
         traces,
         num_draft_tokens=num_draft_tokens,
         activations=static_activations(plan.recipe),
@@ -91,6 +93,26 @@ def calibrated_scales(
         scales={modules[name]: one.scale for name, one in found.items() if name in modules},
         origin=f"traces sha256 {traces.sha256}, num_draft_tokens {num_draft_tokens}",
     )
+
+
+def balanced_draft(draft: LoadedDraft, plan: Plan) -> LoadedDraft:
+    """The draft as the plan will balance its concat input: other inputs, the same outputs.
+
+    Raises:
+        CheckpointError: a source file shrank.
+    """
+    balanced = balanced_norms(plan)
+    if plan.balanced is None or not balanced:
+        return draft
+    norm, linears = plan.balanced
+    factor = 2.0 ** balanced[norm.row.tensor.name]
+    weights = dict(draft.weights)
+    weights[norm.row.canonical] = weights[norm.row.canonical] / factor
+    for step in linears:
+        weight = weights[step.row.canonical].clone()
+        weight[:, : weight.shape[1] // 2] *= factor
+        weights[step.row.canonical] = weight
+    return dataclasses.replace(draft, weights=weights)
 
 
 def calibrated_on(origin: str | None, traces_sha256: str) -> bool:

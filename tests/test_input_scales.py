@@ -1,5 +1,7 @@
 """Static activation scales are taken along the whole chain, shared by fused linears."""
 
+import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,14 +9,21 @@ import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.input_scales import InputScale, measure_input_scales
+from draftquant.calibration.observation import run_over_traces
 from draftquant.calibration.prompts import Prompt, read_prompts
 from draftquant.calibration.record import record_traces
+from draftquant.calibration.static_scales import calibrated_scales
 from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import balanced_norms
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.recipes import ActivationFormat
+from draftquant.recipes import ActivationFormat, Algorithm, load_recipe
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
-from tied_pair import prompt_tokens, save_draft, save_target
+from tied_pair import HIDDEN, prompt_tokens, save_draft, save_target
+from torch import Tensor
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 ATTENTION = "layers.0.self_attn."
@@ -158,3 +167,37 @@ def test_no_data_or_broken_data(
     shifted = load_draft(save_draft(tmp_path / "ids", folder / "target", eagle_config=other))
     with pytest.raises(TraceError, match="does not fit"):
         measure_input_scales(shifted, traces, num_draft_tokens=2)
+
+
+def test_scales_of_a_balanced_draft_are_those_of_its_own_inputs(
+    folder: Path, traces: TraceFolder, tmp_path: Path
+) -> None:
+    """Halves 64 apart: the embedding half reaches q, k and v divided by 64."""
+    tensors = load_file(folder / "draft" / "model.safetensors")
+    for name in ("q_proj", "k_proj", "v_proj"):
+        tensors[f"midlayer.self_attn.{name}.weight"][:, :HIDDEN] /= 64
+    tensors["midlayer.input_layernorm.weight"] *= 64  # large inputs, which one scale must not cover
+    shutil.copytree(folder / "draft", tmp_path / "draft")
+    save_file(tensors, tmp_path / "draft" / "model.safetensors")
+    recipe = dataclasses.replace(
+        load_recipe("blackwell-fp8"),
+        algorithm=Algorithm(scale="absmax", rounding="nearest", balance_concat="auto"),
+    )
+    plan = make_plan(recipe, read_draft(Checkpoint.open(tmp_path / "draft")))
+    draft = load_draft(tmp_path / "draft")
+    (exponent,) = balanced_norms(plan).values()
+    assert exponent >= 4
+    halves = [0.0, 0.0]
+
+    def look(name: str, x: Tensor) -> Tensor:
+        if name == ATTENTION + "q_proj":
+            for i, half in enumerate(x.split(HIDDEN, dim=-1)):
+                halves[i] = max(halves[i], float(half.abs().max()))
+        return x
+
+    forward = draft.family.forward(draft.geometry, draft.weights, look)
+    run_over_traces(forward, draft, traces, num_draft_tokens=3)
+    scales = calibrated_scales(plan, draft, traces, num_draft_tokens=3).scales
+    wanted = max(halves[0] / 2**exponent, halves[1]) / 448
+    assert scales["midlayer.self_attn.q_proj"] == pytest.approx(wanted, rel=1e-5)
+    assert wanted < 0.5 * max(halves) / 448  # the source's own inputs would give another scale

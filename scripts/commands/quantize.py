@@ -94,9 +94,10 @@ def print_report(report: "QuantizeReport", seconds: dict[str, float]) -> None:
     """Print what was written and what verification found."""
     plan = report.plan
     times = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items())
+    kept = len(plan.steps) - len(plan.quantized) - len(report.balanced)
     stdout().print(
         f"[bold]{report.out}[/]: {len(plan.quantized)} linears quantized, "
-        f"{len(plan.steps) - len(plan.quantized)} tensors kept byte for byte, "
+        f"{kept} tensors kept byte for byte, "
         f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}, verified ({times})"
     )
     for norm, exponent in report.balanced.items():
