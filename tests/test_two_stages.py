@@ -179,7 +179,11 @@ def test_it_verifies_with_and_without_provenance(written: Path, folder: Path, dr
         report = verify(checked, draft)
         assert report.ok, report.faults
         assert report.quantized == 7
-        assert max(linear.max_error for linear in report.linears) <= 1
+        assert not any(linear.wrong_codes for linear in report.linears)
+        # Bounds are for folders without provenance.
+        bounded = [linear.max_error for linear in report.linears if linear.max_error is not None]
+        assert len(bounded) == (0 if checked == written else 7)
+        assert max(bounded, default=0) <= 1
         # The two stages of Gaussian rows of 64 to 128; the report's figure is that of both.
         assert all(0.08 < linear.relative_l2_error < 0.2 for linear in report.linears)
 
@@ -239,8 +243,7 @@ def test_codes_of_the_weight_itself_are_found(folder: Path, written: Path, draft
     assert fault.where == f"{UP}.weight"
     (folder / PROVENANCE_FILE).write_bytes((written / PROVENANCE_FILE).read_bytes())
     (own,) = (fault for fault in verify(folder, draft).faults if fault.where == f"{UP}.weight")
-    # The rest are ties: FP8 values often lie exactly between two codes.
-    assert 0 < int(fault.got.split()[0]) < int(own.got.split()[0]) < different
+    assert 0 < int(fault.got.split()[0]) < int(own.got.split()[0]) == different
 
 
 def test_an_all_zero_row(draft: Path, tmp_path: Path) -> None:

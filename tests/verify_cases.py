@@ -8,9 +8,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from draftquant.quantize.files.provenance import QuantizedProvenance, SourceDraft, TensorBytes
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.provenance import (
+    Method,
+    QuantizedProvenance,
+    SourceDraft,
+    TensorBytes,
+)
+from draftquant.quantize.stored.declarations import declared_scheme
 from draftquant.quantize.verify import VerifyReport
-from draftquant.recipes import load_recipe, recipe_sha256
+from draftquant.recipes import (
+    ActivationFormat,
+    Algorithm,
+    Recipe,
+    WeightFormat,
+    load_recipe,
+    recipe_sha256,
+)
 from draftquant.recipes.decode import encode
 from handmade import nearest_e4m3
 from tiny import (
@@ -28,6 +42,14 @@ Tensors = dict[str, Stored]
 INT4 = ("quark-int4", "quark-int4-order", "ct-int4")
 FP8 = ("quark-fp8", "quark-fp8-static", "ct-fp8", "ct-fp8-static", "modelopt-fp8",
        "modelopt-fp8-pcpt")  # fmt: skip
+ACTIVATIONS = {
+    "none": None,
+    "token-dynamic": ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True),
+    "tensor-static": ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False),
+    "group-dynamic": ActivationFormat(dtype="fp8_e4m3", granularity="group", dynamic=True),
+    "nvfp4": ActivationFormat(dtype="nvfp4", granularity="group", dynamic=True),
+    "mxfp4": ActivationFormat(dtype="mxfp4", granularity="group", dynamic=True),
+}
 STATIC = ("quark-int4-static", "quark-fp8-static", "ct-fp8-static", "modelopt-fp8")
 
 
@@ -70,10 +92,47 @@ def faults_of(report: VerifyReport) -> str:
     return "\n".join(map(str, report.faults))
 
 
+def recipe_of(folder: Path, scale: Literal["absmax", "mse"] = "absmax") -> Recipe:
+    """The recipe that asks for what a folder declares."""
+    scheme = declared_scheme(Checkpoint.open(folder))
+    assert scheme is not None
+    scales = {t.dtype for n, t in read_tensors(folder).items() if n.endswith("scales")}
+    return replace(
+        load_recipe("fp8-ptpc"),
+        layout=scheme.layout.name,
+        weights=WeightFormat(
+            dtype=scheme.weight_dtype,
+            granularity=scheme.granularity,
+            symmetric=True,
+            group_size=scheme.group_size,
+            scale_dtype="float16" if "F16" in scales else None,
+            first_stage=scheme.first_stage,
+        ),
+        activations=ACTIVATIONS[scheme.activations],
+        algorithm=Algorithm(scale=scale, rounding="nearest"),
+    )
+
+
+def input_scales_of(folder: Path) -> dict[str, float]:
+    """As stored, by module; compressed-tensors stores the inverse of NVFP4's."""
+    scales = {}
+    for name, tensor in read_tensors(folder).items():
+        module, _, suffix = name.rpartition(".")
+        if suffix in ("input_scale", "input_global_scale"):
+            value = float(values_of(tensor).item())
+            scales[module] = value if suffix == "input_scale" else 1 / value
+    return scales
+
+
+def method_of(folder: Path, scale: Literal["absmax", "mse"] = "absmax") -> Method:
+    """How this package would have made a folder."""
+    return Method(recipe=recipe_of(folder, scale), input_scales=input_scales_of(folder))
+
+
 def provenance_of(report: VerifyReport, scale: Literal["absmax", "mse"]) -> dict[str, Any]:
     """What draftquant.json would record of this folder, had this package quantized it."""
-    recipe = load_recipe("fp8-ptpc")
-    recipe = replace(recipe, algorithm=replace(recipe.algorithm, scale=scale))
+    method = method_of(Path(report.output), scale)
+    recipe = method.recipe
     recorded: dict[str, Any] = encode(
         QuantizedProvenance(
             draftquant="0.1.0",
@@ -89,6 +148,8 @@ def provenance_of(report: VerifyReport, scale: Literal["absmax", "mse"]) -> dict
             recipe_sha256=recipe_sha256(recipe),
             tensor_sha256=report.output_sha256,
             tensor_bytes=TensorBytes(before=1, after=1),
+            input_scales=method.input_scales,
+            input_scale_origin="by hand" if method.input_scales else "",
         )
     )
     return recorded
