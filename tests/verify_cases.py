@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from draftquant.quantize.verify import VerifyReport
-from handmade import nearest_e4m3
+from handmade_numbers import nearest_e4m3
 from tiny import (
     INDEX_FILE,
     Stored,
