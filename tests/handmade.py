@@ -54,15 +54,21 @@ MADE: dict[str, Made] = {
 }
 
 
-def quantize_by_hand(source: Path, out: Path, made: Made, *, input_scale: float = 0.05) -> Path:
-    """Quantize every attention and MLP linear of `source` into the new folder `out`."""
+def quantize_by_hand(
+    source: Path, out: Path, made: Made, *, input_scale: float = 0.05, share: bool = False
+) -> Path:
+    """Quantize every attention and MLP linear of `source` into the new folder `out`.
+
+    With `share`, linears that engines fuse get one FP8 scale, as NVFP4's always do.
+    """
     shutil.copytree(source, out)
     tensors = read_tensors(source)
     quantized: dict[str, Stored] = {}
     for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
         if module.rpartition(".")[2] in LINEARS:
-            largest = fused_absmax(tensors, module)
+            shared = share or made.dtype == "nvfp4"
+            largest = fused_absmax(tensors, module) if shared else None
             quantized |= encode(module, tensor, made, input_scale, largest=largest)
         else:
             quantized[name] = tensor

@@ -37,15 +37,17 @@ def group_width(dtype: Dtype, granularity: Granularity) -> int | None:
 def rounded(
     w: Array, dtype: Dtype, granularity: Granularity, scale_dtype: str, largest: float
 ) -> Rounded:
-    """A float32 weight under absmax scales; `largest` is what NVFP4's scale of scales covers."""
+    """A float32 weight under absmax scales; `largest` is what one scale of a matrix covers."""
     absmax = covered(w, dtype, granularity)
+    if granularity == "tensor":
+        absmax = np.full_like(absmax, largest)
     whole = None
     if dtype == "int4":  # -8 .. 7, one half of which is 7.5
         scale = values_of(store(np.maximum(absmax / np.float32(7.5), 2.0**-23), scale_dtype))
     elif dtype == "fp8":
         scale = np.where(absmax > 0, absmax / np.float32(448), 1).astype(np.float32)
     elif dtype == "nvfp4":
-        whole = np.float32(largest) / np.float32(6 * 448)
+        whole = np.float32(largest or 6 * 448) / np.float32(6 * 448)
         ratio = np.clip(absmax / (np.float32(6) * whole), 2.0**-9, 448).astype(np.float32)
         scale = e4m3_values(nearest_e4m3(np.where(absmax > 0, ratio, 1)), ratio.shape)
     else:
@@ -83,7 +85,8 @@ def codes_under(
         return np.clip(np.rint(w * (np.float32(1) / wide)), -8, 7).astype(int)
     if dtype == "fp8":
         return np.frombuffer(nearest_e4m3(w / wide), np.uint8).reshape(w.shape)
-    return nearest_e2m1(w / (wide if whole is None else wide * whole))
+    codes = nearest_e2m1(w / (wide if whole is None else wide * whole))
+    return np.where(codes == 8, 0, codes) if dtype == "mxfp4" else codes  # Quark: no minus zero
 
 
 def power_of_two(absmax: float) -> float:

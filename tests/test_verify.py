@@ -91,7 +91,7 @@ def test_variants_of_the_draft_pass(name: str, options: dict[str, Any], tmp_path
     assert report.quantized == 7 * options.get("num_layers", 1)
 
 
-@pytest.mark.parametrize("name", ["quark-int4", "ct-int4", "quark-fp8", "modelopt-fp8"])
+@pytest.mark.parametrize("name", sorted(MADE))
 def test_zero_rows_and_a_zero_weight_pass(name: str, tmp_path: Path) -> None:
     draft = tiny_eagle3_llama(tmp_path / "source")
 
@@ -260,6 +260,8 @@ def test_side_files(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-int4")
     (out / "tokenizer.json").write_text('{"version": "1.1"}\n')
     assert_only_fault(verify(out, source), "tokenizer.json", "got other bytes")
+    (out / "tokenizer.json").write_text('{"version": "1.0"}\n and more')
+    assert_only_fault(verify(out, source), "tokenizer.json", "got other bytes")
     (out / "tokenizer.json").unlink()
     (out / "README.md").write_text("a card may be written later")
     assert_only_fault(verify(out, source), "tokenizer.json", "got none")
@@ -303,10 +305,12 @@ def test_recorded_hashes_must_agree(copy_of: Callable[[str], Path], source: Path
     assert verify(out, source).ok
     recorded["source"]["tensor_sha256"]["fc.weight"] = "0" * 64
     del recorded["tensor_sha256"]["norm.weight"]
+    recorded["tensor_sha256"]["of.another.run"] = "0" * 64
     (out / "draftquant.json").write_text(json.dumps(recorded))
     found = [fault.where for fault in verify(out, source).faults]
     assert found == ["draftquant.json: source.tensor_sha256.fc.weight",
-                     "draftquant.json: tensor_sha256.norm.weight"]  # fmt: skip
+                     "draftquant.json: tensor_sha256.norm.weight",
+                     "draftquant.json: tensor_sha256.of.another.run"]  # fmt: skip
     (out / "draftquant.json").write_text("{}")
     assert len(verify(out, source).faults) == 2
     (out / "draftquant.json").write_text("not JSON")
