@@ -605,6 +605,25 @@ def test_codes_that_use_less_than_half_of_the_range_everywhere(
     assert faults_of(out) == []  # one code of 4
 
 
+@pytest.mark.parametrize("name", ["modelopt-nvfp4", "ct-nvfp4", "quark-mxfp4", "ct-mxfp4"])
+def test_fp4_codes_up_to_3_are_half_of_the_range(copy_of: Copy, source: Path, name: str) -> None:
+    """Every code 1 but one of 3, which twice as large is the end of the range; one of 4 is not."""
+    out, made = copy_of(name), MADE[name]
+    right = by_hand(
+        read_tensors(source)[f"{Q}.weight"], made, fused_absmax(read_tensors(source), Q)
+    )
+    three, four = 5, 6  # the codes of E2M1
+    for code in (three, four):
+        codes = np.full_like(right.codes, 2)
+        codes[7, 9] = code
+        parts = stored_parts(right._replace(codes=codes), "BF16", made)
+        edit(out, lambda t, parts=parts: t.update({f"{Q}.{s}": part for s, part in parts.items()}))
+        if code == three:
+            assert_only_fault(out, "expected codes up to 6", "got none beyond 3 in the whole")
+        else:
+            assert faults_of(out) == []
+
+
 def test_rows_of_zeros_do_not_count_as_unfit(copy_of: Copy, source: Path) -> None:
     out, w = copy_of("quark-int4"), read_tensors(source)[f"{Q}.weight"]
     edit(out, lambda tensors: tensors.update(repacked(lambda values: values * 0, w)))

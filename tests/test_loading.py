@@ -234,6 +234,15 @@ def test_the_fusion_hash_depends_on_fc_alone(source: Path, tmp_path: Path) -> No
         ("quark-int4", "weight_scale", Stored("F32", (63,), bytes(252)), r"got F32 \[63\]"),
         ("modelopt-fp8", "input_scale", None, "input_scale: modelopt fp8_e4m3 .* got none"),
         ("modelopt-fp8", "input_scale", Stored("F32", (), bytes(4)), "positive scale, got 0.0"),
+        (
+            "quark-fp8",
+            "weight_scale",
+            Stored("F32", (64,), bytes(256)),
+            r"64 other\(s\), first 0.0",
+        ),
+        ("modelopt-nvfp4", "weight_scale_2", Stored("F32", (), bytes(4)), "first 0.0 at row 0"),
+        ("ct-nvfp4", "weight_global_scale", Stored("F32", (1,), bytes(4)), "first inf at row 0"),
+        ("awq", "scales", Stored("F16", (4, 64), bytes(512)), r"256 other\(s\), first 0.0"),
     ],
 )
 def test_a_linear_not_stored_as_declared(
