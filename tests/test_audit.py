@@ -23,11 +23,11 @@ from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.verify.audit import Audit, LinearAudit, audit, looks_quantized
-from draftquant.quantize.verify.statistics import TOP
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
-from handmade import MADE, encode, pack, quantize_by_hand
+from handmade import MADE, by_hand, encode, pack, quantize_by_hand, stored_parts
+from handmade_numbers import Rounded, code_values, codes_under, e4m3_values, nearest_e4m3
 from test_formats import CASES, recipe
 from tiny import (
     INDEX_FILE,
@@ -42,6 +42,8 @@ from tiny_mla import tiny_eagle3_mla
 from verify_cases import ATTENTION, Q, Tensors, edit, edit_declaration, flip_bit, set_scale
 
 PAIRS = Path(__file__).parent / "pairs"
+TOP = {"int4": 7, "fp8_e4m3": 448, "nvfp4": 6, "mxfp4": 4}
+"""What the largest weight under an absmax scale is rounded to, at least."""
 Change = Callable[[Tensors], Any]
 Copy = Callable[[str], Path]
 
@@ -213,6 +215,38 @@ def test_int4_figures_in_plain_numpy(made: dict[str, Path], source: Path, name: 
     assert linear.nbytes == 64 * 128 // 2 + 64 * 2 + companions
     assert linear.bits_per_weight == 8 * linear.nbytes / (64 * 128)
     assert (linear.role, linear.shape) == ("attention", (64, 128))
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "below"),
+    [
+        ("ct-int4", 1.2, 6),  # 7.5 / 1.2 = 6.25
+        ("quark-fp8", 1.06, 416),  # 448 / 1.06 = 423, between 416 and 448
+        ("modelopt-nvfp4", 1.5, 4),  # 6 / 1.5, the scale rounded to E4M3
+        ("quark-mxfp4", 2, 3),  # from [3.5, 7) to [1.75, 3.5)
+    ],
+)
+def test_scales_fit_whose_largest_code_is_the_top_one(
+    copy_of: Copy, source: Path, name: str, factor: float, below: int
+) -> None:
+    """Every second row has scales too large, under which the next smaller code is the largest."""
+    out, made = copy_of(name), MADE[name]
+    weight, largest = read_tensors(source)[f"{Q}.weight"], fused_absmax(read_tensors(source), Q)
+    right = by_hand(weight, made, 2 * largest)  # NVFP4: half of 448 is the largest scale
+    scale = right.scale.copy()
+    scale[::2] *= np.float32(factor)
+    if made.dtype == "nvfp4":
+        scale = e4m3_values(nearest_e4m3(scale), scale.shape)
+    scale = values_of(store(scale, "BF16")) if made.dtype == "int4" else scale
+    w = values_of(weight)
+    codes = codes_under(w, made.dtype, made.granularity, scale, right.whole)
+    parts = stored_parts(Rounded(codes, scale, right.whole), "BF16", made)
+    edit(out, lambda tensors: tensors.update({f"{Q}.{s}": part for s, part in parts.items()}))
+    found = linear_of(audited(out)).codes
+    assert found is not None
+    assert found.scales_fit == 0.5
+    values = code_values(made.dtype)  # without minus zero
+    assert max(abs(values.get(int(code), 0)) for code in np.unique(codes[::2])) == below
 
 
 def test_made_by_and_totals(made: dict[str, Path], source: Path, tmp_path: Path) -> None:
@@ -569,6 +603,25 @@ def test_codes_that_use_less_than_half_of_the_range_everywhere(
         replaced(f"{Q}.{suffix}", lambda t: t._replace(data=t.data[:-1] + bytes([nibble + 1]))),
     )
     assert faults_of(out) == []  # one code of 4
+
+
+@pytest.mark.parametrize("name", ["modelopt-nvfp4", "ct-nvfp4", "quark-mxfp4", "ct-mxfp4"])
+def test_fp4_codes_up_to_3_are_half_of_the_range(copy_of: Copy, source: Path, name: str) -> None:
+    """Every code 1 but one of 3, which twice as large is the end of the range; one of 4 is not."""
+    out, made = copy_of(name), MADE[name]
+    right = by_hand(
+        read_tensors(source)[f"{Q}.weight"], made, fused_absmax(read_tensors(source), Q)
+    )
+    three, four = 5, 6  # the codes of E2M1
+    for code in (three, four):
+        codes = np.full_like(right.codes, 2)
+        codes[7, 9] = code
+        parts = stored_parts(right._replace(codes=codes), "BF16", made)
+        edit(out, lambda t, parts=parts: t.update({f"{Q}.{s}": part for s, part in parts.items()}))
+        if code == three:
+            assert_only_fault(out, "expected codes up to 6", "got none beyond 3 in the whole")
+        else:
+            assert faults_of(out) == []
 
 
 def test_rows_of_zeros_do_not_count_as_unfit(copy_of: Copy, source: Path) -> None:

@@ -18,7 +18,9 @@ from draftquant.quantize.stored.declarations import DeclaredScheme, declared_sch
 from draftquant.quantize.stored.decode import E4M3, floats, unpack_int4
 from draftquant.quantize.stored.layouts import LAYOUTS
 from draftquant.quantize.stored.linear import StoredLinear
-from handmade import EXCLUDES, MADE, e4m3_value, nearest_e4m3, pack, quantize_by_hand
+from handmade import MADE, pack, quantize_by_hand
+from handmade_declarations import EXCLUDES
+from handmade_numbers import e4m3_value, group_width, nearest_e4m3
 from tiny import edit_json, read_tensors, tiny_eagle3_llama, values_of
 
 QUANTIZE = Path(decode.__file__).parents[1]
@@ -154,7 +156,7 @@ def test_decoding_by_rows_and_whole(name: str, source: Path, tmp_path: Path) -> 
     linear = StoredLinear(checkpoint, scheme, Q_PROJ, in_features=128)
     whole = linear.decoded()
     error = np.linalg.norm(whole.dequantized() - weight) / np.linalg.norm(weight)
-    assert error < (0.15 if MADE[name].dtype == "int4" else 0.03)
+    assert error < (0.03 if MADE[name].dtype == "fp8" else 0.15)
     for rows in (range(0, 1), range(7, 20), range(60, 64)):
         part = linear.decoded(rows)
         expected = whole.dequantized()[rows.start : rows.stop]
@@ -173,10 +175,12 @@ def test_what_the_layouts_declare(source: Path, tmp_path: Path) -> None:
         scheme = scheme_of(quantize_by_hand(source, tmp_path / name, made))
         assert scheme is not None
         assert scheme.layout.name == made.layout
-        assert scheme.weight_dtype == ("int4" if made.dtype == "int4" else "fp8_e4m3")
+        assert scheme.weight_dtype == ("fp8_e4m3" if made.dtype == "fp8" else made.dtype)
         assert scheme.granularity == made.granularity
+        assert scheme.group_size == group_width(made.dtype, made.granularity)
         activations = {"none": "none", "dynamic": "token-dynamic", "static": "tensor-static"}
-        assert scheme.activations == activations[made.activations]
+        blocks = made.granularity == "block"
+        assert scheme.activations == ("group-dynamic" if blocks else activations[made.activations])
         if made.layout == "quark" and made.dtype == "int4":
             assert scheme.pack_method == made.pack_method
     assert scheme_of(source) is None
@@ -212,6 +216,21 @@ def test_what_the_layouts_declare(source: Path, tmp_path: Path) -> None:
         ("ct-int4", "sparsity_config", {"format": "dense"}, "sparsity_config"),
         ("modelopt-fp8", "quant_algo", "MXFP8", "'W4A16_NVFP4', got 'MXFP8'"),
         ("modelopt-fp8", "ignore", ["lm_head"], "the same patterns as exclude_modules"),
+        ("modelopt-fp8", "ignore", [*EXCLUDES, "model*"], "the same patterns as exclude_modules"),
+        ("modelopt-nvfp4", "group_size", 32, "group_size: understood is 16, got 32"),
+        ("ct-nvfp4", "config_groups.group_0.weights.group_size", 32, "group_size: understood is"),
+        ("ct-nvfp4", "config_groups.group_0.weights.strategy", "group", "'tensor_group', got"),
+        ("ct-mxfp4", "config_groups.group_0.weights.group_size", 16, "group_size: understood is"),
+        ("ct-fp8-block", "config_groups.group_0.weights.block_structure", [64, 128], "got"),
+        ("ct-int4-group", "config_groups.group_0.weights.symmetric", False, "symmetric: understo"),
+        ("quark-mxfp4", "global_quant_config.weight.scale_format", "float32", "'e8m0', got"),
+        ("quark-int4-group", "global_quant_config.weight.group_size", 16, "32 or 64 or 128, got"),
+        ("fp8-block", "weight_block_size", [128, 64], r"\[128, 128\], got \[128, 64\]"),
+        ("fp8-block", "modulesto_not_convert", [], r"modulesto_not_convert \(unknown key\)"),
+        ("awq", "zero_point", False, "zero_point: understood is True, got False"),
+        ("awq", "version", "gemv", "version: understood are 'gemm' or 'GEMM', got 'gemv'"),
+        ("awq", "bits", 8, "bits: understood is 4, got 8"),
+        ("awq", "group_size", 16, "group_size: understood are 32 or 64 or 128, got 16"),
         ("modelopt-fp8", "kv_cache_quant_algo", "FP8", "kv_cache_quant_algo"),
         ("modelopt-fp8", "quant_algo", "FP8_PER_CHANNEL_PER_TOKEN", "got False"),
     ],

@@ -9,6 +9,7 @@ import pytest
 import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import LayoutError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.layouts import get_layout
@@ -18,7 +19,9 @@ from draftquant.quantize.stored.declarations import declared_scheme
 from draftquant.quantize.stored.linear import StoredLinear
 from draftquant.quantize.verify import verify
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
-from draftquant.recipes.schema import LayoutName
+from draftquant.recipes.schema import LayoutName, WeightDtype
+from handmade import MADE, Made, quantize_by_hand
+from handmade_numbers import group_width
 from tiny import Stored, fused_absmax, read_tensors, tiny_eagle3_llama, write_tensors
 
 BASE = load_recipe("fp8-ptpc")
@@ -147,6 +150,89 @@ def test_one_flipped_bit_of_the_codes_is_found(
     report = verify(out, draft)
     assert not report.ok
     assert any("up_proj" in fault.where for fault in report.faults)
+
+
+DTYPES: dict[str, WeightDtype] = {
+    "int4": "int4", "fp8": "fp8_e4m3", "nvfp4": "nvfp4", "mxfp4": "mxfp4"
+}  # fmt: skip
+
+
+def recipe_of(made: Made) -> Recipe:
+    weights = WeightFormat(
+        dtype=DTYPES[made.dtype],
+        granularity=made.granularity,
+        symmetric=True,
+        group_size=group_width(made.dtype, made.granularity),
+        scale_dtype="float16" if made.layout == "awq" else None,
+    )
+    if made.activations == "none":
+        return recipe(made.layout, weights, None)
+    dynamic = made.activations == "dynamic"
+    shared = "token" if made.granularity == "channel" else "group"
+    inputs = ActivationFormat(
+        dtype="fp8_e4m3", granularity=shared if dynamic else "tensor", dynamic=dynamic
+    )
+    return recipe(made.layout, weights, inputs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"heads": 6, "kv_heads": 2, "head_dim": 48, "hidden": 96, "intermediate": 352}],
+    ids=["one block", "ragged blocks"],
+)
+@pytest.mark.parametrize("name", [n for n in MADE if n != "quark-int4-order"])
+def test_what_is_written_is_what_was_made_by_hand(
+    name: str, options: dict[str, int], tmp_path: Path
+) -> None:
+    """Every tensor, byte for byte: numerics, packing and layout worked out a second time.
+
+    compressed-tensors takes whole blocks of inputs only; k and v are one and a half blocks of rows.
+    """
+    if name == "ct-fp8-block":
+        options = {"hidden": 128, "intermediate": 384, "heads": 12, "kv_heads": 6, "head_dim": 32}
+    source = tiny_eagle3_llama(tmp_path / "draft", **options)
+    expected = read_tensors(quantize_by_hand(source, tmp_path / "by-hand", MADE[name], share=True))
+    plan = make_plan(recipe_of(MADE[name]), read_draft(Checkpoint.open(source)))
+    scales = {step.row.module: 0.05 for step in plan.quantized}
+    quantize_draft(
+        plan,
+        tmp_path / "out",
+        source=resolve_draft(str(source)),
+        input_scales=scales if plan.recipe.needs_input_scales else None,
+    )
+    written = read_tensors(tmp_path / "out")
+    assert written.keys() == expected.keys()
+    for tensor, stored in written.items():
+        assert stored == expected[tensor], tensor
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("awq", "needs a multiple of 8 rows, got 4"),
+        ("quark-int4", "zero points of 8 rows into a word, got 4 rows"),
+        ("quark-int4-group", "zero points of 8 rows into a word, got 4 rows"),
+    ],
+)
+def test_rows_that_fill_no_word_are_refused_before_work(
+    name: str, what: str, tmp_path: Path
+) -> None:
+    """One key-value head of 4; everything else is as it should be."""
+    folder = tiny_eagle3_llama(tmp_path / "draft", heads=8, kv_heads=1, head_dim=4)
+    draft = read_draft(Checkpoint.open(folder))
+    with pytest.raises(LayoutError, match=f"k_proj.weight: layout {MADE[name].layout} .*{what}"):
+        make_plan(recipe_of(MADE[name]), draft)
+    wide_enough = tiny_eagle3_llama(tmp_path / "wide", heads=8, kv_heads=2, head_dim=4)
+    make_plan(recipe_of(MADE[name]), read_draft(Checkpoint.open(wide_enough)))
+
+
+@pytest.mark.parametrize("name", [n for n, made in MADE.items() if made.granularity == "group"])
+def test_inputs_that_fill_no_group_are_refused_before_work(name: str, tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft", intermediate=104)
+    size = group_width(MADE[name].dtype, "group")
+    what = f"down_proj.weight: layout .* needs a multiple of {size} inputs, got 104"
+    with pytest.raises(LayoutError, match=what):
+        make_plan(recipe_of(MADE[name]), read_draft(Checkpoint.open(folder)))
 
 
 def test_a_damaged_zero_point_of_awq_is_found(draft: Path, tmp_path: Path) -> None:

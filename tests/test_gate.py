@@ -110,6 +110,22 @@ def test_the_limit_is_exactly_the_margin() -> None:
     assert verdict(failing * (1 - 1e-9)) == "FAIL"
 
 
+def test_a_bound_at_the_margin_decides_nothing() -> None:
+    """Prompts that are all alike have no spread: both bounds are the change, here 1.5 / 2."""
+    baseline, candidate = replay([(0, 9, 0, 0)] * 30), replay([(9, 9, 0, 0)] * 30)
+
+    def verdict(margin: float) -> str:
+        policy = dataclasses.replace(RELEASE, max_relative_drop=margin)
+        report = judge(baseline, candidate, policy)
+        assert report.change is not None
+        assert report.change.lower == report.change.upper == math.log(0.75)
+        return report.verdict
+
+    assert verdict(0.25 + 2.0**-50) == "PASS"
+    assert verdict(0.25) == "INCONCLUSIVE"
+    assert verdict(0.25 - 2.0**-50) == "FAIL"
+
+
 def test_a_point_estimate_above_the_limit_is_not_a_pass() -> None:
     """-0.6 % measured, limit -1 %, but the bound reaches beyond: the naive rule would pass this."""
     report = judge(replay(BASELINE), replay(noisy(10, 60)), RELEASE)
@@ -125,6 +141,25 @@ def test_too_few_prompts_are_inconclusive(count: int, verdict: str) -> None:
     if verdict == "INCONCLUSIVE":
         assert report.required_num_prompts == 30
         assert "29 prompts are fewer than the 30" in report.reason
+
+
+def test_the_prompts_asked_for_are_those_that_the_change_needs() -> None:
+    """By hand: psi is +-d, so that sd^2 = d^2 N / (N - 1); N = ((1.64485 + 0.84162) sd / slack)^2.
+
+    With 20 prompts of AL 1.6 and noise of +-0.1 the policy's 30 are too few: d = 0.1 / 1.6. The
+    margin is 1 %: slack = -log(0.99) = 0.01005.
+    """
+    candidate = [(300, 700), (500, 500)] * 10
+    report = judge(replay([(400, 600)] * 20), replay(candidate), RELEASE)
+    sd = 0.1 / 1.6 * math.sqrt(20 / 19)
+    needed = math.ceil(((1.6448536 + 0.8416212) * sd / 0.0100503) ** 2)
+    assert needed > 200
+    assert report.verdict == "INCONCLUSIVE"
+    assert report.required_num_prompts == needed
+    assert report.action == f"Record traces of at least {needed} prompts."
+    certain = dataclasses.replace(RELEASE, power=0.95)
+    more = judge(replay([(400, 600)] * 20), replay(candidate), certain).required_num_prompts
+    assert more == math.ceil((2 * 1.6448536 * sd / 0.0100503) ** 2)
 
 
 @pytest.mark.parametrize("drop", [0, 200])
@@ -158,6 +193,28 @@ def test_an_implausible_gain_is_anomalous_and_a_plausible_one_passes() -> None:
     assert report.verdict == "ANOMALOUS"
     assert "+5.62%" in report.reason
     assert judge(replay(BASELINE), replay(noisy(-60, 4)), RELEASE).verdict == "PASS"
+
+
+def test_a_gain_is_implausible_by_its_estimate_not_by_its_bound() -> None:
+    """+5.6 % measured; the lower bound, far below +5 %, does not make it any more plausible."""
+    report = judge(replay(BASELINE), replay(noisy(-90, 60)), RELEASE)
+    assert report.change is not None
+    assert report.change.lower < math.log1p(0.05) < report.change.log_ratio
+    assert report.verdict == "ANOMALOUS"
+    assert judge(replay(BASELINE), replay(noisy(-75, 60)), RELEASE).verdict == "PASS"
+
+
+def test_the_limits_of_what_is_plausible_are_plausible_themselves() -> None:
+    """K = 3: 3.88 and 1.05 tokens per step; one token in a thousand steps beyond is anomalous."""
+    for inside, beyond, what in (
+        ((0, 0, 120, 880), (0, 0, 119, 881), "is above 3.8800"),
+        ((950, 50, 0, 0), (951, 49, 0, 0), "accepts next to nothing"),
+    ):
+        assert judge(replay([inside] * 40), replay([inside] * 40), RELEASE).verdict == "PASS"
+        report = judge(replay([inside] * 40), replay([beyond] * 40), RELEASE)
+        assert report.verdict == "ANOMALOUS"
+        assert what in report.reason
+        assert "candidate" in report.reason
 
 
 @pytest.mark.parametrize(
@@ -197,6 +254,36 @@ def test_categories_are_reported() -> None:
     assert low.change is not None
     assert high.change is not None
     assert low.change.log_ratio > 0 > high.change.log_ratio
+    # Per 5 prompts 600 .. 604 of 1000 are accepted, 20 more (a) or fewer (b) by the candidate.
+    for found, candidate in ((low, 1.622), (high, 1.582)):
+        assert found.baseline_mean_acceptance_length == pytest.approx(1.602)
+        assert found.candidate_mean_acceptance_length == pytest.approx(candidate)
+
+
+def test_the_two_drafts_are_not_mistaken_for_each_other() -> None:
+    """Every figure of each draft, and the first steps of the candidate."""
+    baseline = replay([(300, 300, 400)] * 40, name="bf16")
+    prompts = tuple(
+        dataclasses.replace(prompt, every_position=AcceptanceCounts(histogram=(1, 2, 1)))
+        for prompt in replay([(300, 310, 390)] * 40).prompts
+    )
+    step = FirstStepAgreement(
+        num_rows=10, num_equal=8, num_only_reference_hits=2, num_only_this_hits=0
+    )
+    candidate = replay([(300, 310, 390)] * 40, name="int4", prompts=prompts, first_step=step)
+    report = judge(baseline, candidate, RELEASE)
+    assert report.verdict == "PASS"
+    assert report.first_step == step
+    lengths = {
+        figures.name: (
+            figures.mean_acceptance_length,
+            figures.every_position_mean_acceptance_length,
+        )
+        for figures in (report.baseline, report.candidate)
+    }
+    assert lengths == {"bf16": pytest.approx((2.1, 2.1)), "int4": pytest.approx((2.09, 2.0))}
+    assert report.candidate.histogram == (12000, 12400, 15600)
+    assert report.candidate.num_emitted_tokens == 40 * 2090
 
 
 def test_the_report_is_json_with_every_field() -> None:

@@ -232,6 +232,15 @@ def test_arguments_that_do_not_fit_the_target(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_prompt_may_fill_the_positions_of_the_target(target: Path, tmp_path: Path) -> None:
+    """512 positions: 509 tokens and 3 new ones fit, one more does not."""
+    full = Prompt(id="full", category="a", token_ids=prompt_tokens(1, 509)[0])
+    (trace,) = record_traces(target, [full], tmp_path / "out", max_new_tokens=3)
+    assert trace.num_tokens == 512
+    with pytest.raises(TraceError, match="513 tokens, prompt and continuation, exceed"):
+        record_traces(target, [full], tmp_path / "more", max_new_tokens=4)
+
+
 def test_an_output_that_exists_is_refused_before_work(target: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="already exists"):
         record_traces(target / "no such target", PROMPTS, tmp_path, max_new_tokens=3)

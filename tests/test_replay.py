@@ -238,6 +238,21 @@ def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) ->
     assert [p.id for p in first.prompts] == [entry.id for entry in traces.manifest.prompts]
 
 
+def test_only_one_of_two_drafts_hits(pair_traces: TraceFolder) -> None:
+    """A draft whose head is negated proposes the least likely token, which is never right."""
+    draft = load_draft(PAIR / "draft", dtype=torch.float64)
+    weights = dict(draft.weights) | {"lm_head.weight": -draft.weights["lm_head.weight"]}
+    lost = with_weights(draft, weights, unrounded)
+    right, wrong = replay_drafts([draft, lost], pair_traces, num_draft_tokens=1)
+    hits = right.every_position.histogram[1]
+    assert hits > 0
+    assert wrong.every_position.histogram[1] == 0
+    for drafts, only in (((draft, lost), (hits, 0)), ((lost, draft), (0, hits))):
+        step = replay_drafts(drafts, pair_traces, num_draft_tokens=1)[1].first_step
+        assert (step.num_only_reference_hits, step.num_only_this_hits) == only
+        assert step.num_equal == 0
+
+
 def test_fused_traces_replay_like_aux_traces(folder: Path, tmp_path: Path) -> None:
     draft = load_draft(folder / "draft", dtype=torch.float64)
     traces = TraceFolder.open(folder / "traces")

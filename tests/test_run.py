@@ -21,6 +21,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import Plan, make_plan
 from draftquant.quantize.quantize import QuantizeReport, quantize_draft
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.recipes.schema import BackendName
@@ -47,6 +48,10 @@ def quantized(
     return quantize_draft(
         plan, out, source=DraftSource(folder=folder), input_scales=scales, allow_zero_rows=zeros
     )
+
+
+def has_groups(recipe: str) -> bool:
+    return load_recipe(recipe).weights.granularity == "group"
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -132,6 +137,35 @@ def test_provenance_names_recipe_source_and_every_tensor(tmp_path: Path) -> None
     assert provenance["source"]["tensor_sha256"].keys() == read_tensors(source).keys()
     assert provenance["tensor_sha256"] == dict(report.verification.output_sha256)
     assert set(provenance["input_scales"].values()) == {0.25}
+
+
+def test_reads_and_writes_that_the_kernel_cuts_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux moves 2 GiB at most in one call, and less where a signal comes in."""
+    source = tiny_eagle3_llama(tmp_path / "draft", sharded=True)
+    quantized(source, "blackwell-fp8", tmp_path / "whole")
+    preadv, pwrite, copy = os.preadv, os.pwrite, os.copy_file_range
+    monkeypatch.setattr(os, "preadv", lambda d, views, at: preadv(d, [views[0][:999]], at))
+    monkeypatch.setattr(os, "pwrite", lambda d, data, at: pwrite(d, data[:777], at))
+    monkeypatch.setattr(
+        os, "copy_file_range", lambda a, b, count, *at: copy(a, b, min(count, 555), *at)
+    )
+    quantized(source, "blackwell-fp8", tmp_path / "short")
+    monkeypatch.undo()
+    assert files(tmp_path / "short") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("recipe", [n for n in built_in_recipes() if has_groups(n)])
+def test_a_group_of_zeros_has_a_scale_and_decodes_to_zeros(tmp_path: Path, recipe: str) -> None:
+    """In a row that is not all zero: nothing to refuse."""
+    source = tiny_eagle3_llama(tmp_path / "draft", **dimensions("eagle3-llama", recipe))
+    damage(source, Q_PROJ, bytes(2 * 128), at=5 * row_bytes(source))
+    quantized(source, recipe, tmp_path / "out")
+    weight = load_draft(tmp_path / "out").weights["layers.0.self_attn.q_proj.weight"]
+    assert not weight[5, :128].any()
+    assert weight[5, 128:].any()
+    assert bool(weight.isfinite().all())
 
 
 def row_bytes(folder: Path) -> int:

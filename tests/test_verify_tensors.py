@@ -103,6 +103,18 @@ def test_a_kept_tensor_of_another_dtype(copy_of: Callable[[str], Path], source: 
     assert_only_fault(report, "norm.weight", "expected BF16 [64] (kept), got F16 [64]")
 
 
+@pytest.mark.parametrize("name", ["fc.weight", "embed_tokens.weight"])
+def test_a_kept_tensor_of_another_shape(
+    copy_of: Callable[[str], Path], source: Path, name: str
+) -> None:
+    """The same bytes, rows and columns exchanged."""
+    out = copy_of("quark-int4")
+    rows, columns = read_tensors(source)[name].shape
+    edit(out, lambda t: t.__setitem__(name, t[name]._replace(shape=(columns, rows))))
+    what = f"expected BF16 [{rows}, {columns}] (kept), got BF16 [{columns}, {rows}]"
+    assert_only_fault(verify(out, source), name, what)
+
+
 def test_all_faults_are_reported(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-int4")
 

@@ -165,6 +165,32 @@ def test_copy_goes_on_after_short_copies(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kernel", [True, False])
+def test_a_copy_leaves_its_neighbours_alone(
+    kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source goes on behind the tensor; so does the output."""
+
+    def unsupported(*_arguments: object) -> int:
+        raise OSError(errno.EXDEV, "unsupported")
+
+    if not kernel:
+        monkeypatch.setattr(os, "copy_file_range", unsupported)
+    (tmp_path / "source").write_bytes(bytes(range(100)))
+    tensor = TensorInfo(name="b", dtype="U8", shape=(7,), file="source", start=20, stop=27)
+    stored = [StoredTensor(name=name, dtype="U8", shape=(7,)) for name in "abc"]
+    with (
+        (tmp_path / "source").open("rb") as source,
+        SafetensorsFile(tmp_path / "out", stored, {}) as file,
+    ):
+        for name in "ac":
+            file.write(name, torch.full((7,), 255, dtype=torch.uint8))
+        file.copy(source.fileno(), tensor)
+    written = (tmp_path / "out").read_bytes()
+    assert written[-21:] == b"\xff" * 7 + bytes(range(20, 27)) + b"\xff" * 7
+    assert len(written) == 8 + int.from_bytes(written[:8], "little") + 21
+
+
+@pytest.mark.parametrize("kernel", [True, False])
 def test_source_that_shrank(kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_arguments: object) -> int:
         raise OSError(errno.EXDEV, "unsupported")

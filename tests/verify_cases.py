@@ -26,7 +26,7 @@ from draftquant.recipes import (
     recipe_sha256,
 )
 from draftquant.recipes.decode import encode
-from handmade import nearest_e4m3
+from handmade_numbers import nearest_e4m3
 from tiny import (
     INDEX_FILE,
     Stored,

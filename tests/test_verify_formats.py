@@ -1,0 +1,232 @@
+"""`verify` on folders made by hand that are wrong by the least that counts, in every number format.
+
+One code that is the second nearest, at a weight that lies almost between the two; one scale that is
+a step off, with codes that are right for it. Both pass for right where a bound is too wide.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftquant.quantize.verify import verify
+from handmade import LINEARS, MADE, Made, by_hand, quantize_by_hand, stored_parts
+from handmade_numbers import (
+    Array,
+    Rounded,
+    code_values,
+    codes_under,
+    covered,
+    e4m3_value,
+    spread,
+)
+from tiny import fused_absmax, read_tensors, store, tiny_eagle3_llama, values_of
+from verify_cases import ATTENTION, assert_only_fault, edit
+
+O = f"{ATTENTION}o_proj"  # noqa: E741 - not fused with anything
+SCALES = {"awq": "scales", "fp8-block": "weight_scale_inv"}
+WHOLE = {  # one scale over the matrix: suffix, divisor
+    "quark-fp8-static": ("weight_scale", 448),
+    "ct-fp8-static": ("weight_scale", 448),
+    "modelopt-fp8": ("weight_scale", 448),
+    "modelopt-nvfp4": ("weight_scale_2", 2688),
+    "ct-nvfp4": ("weight_global_scale", 2688),
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("formats") / "source"
+    return tiny_eagle3_llama(folder, hidden=96, heads=12)
+
+
+@pytest.fixture(scope="module")
+def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """One correct folder per layout, made when it is first asked for."""
+    folder, done = tmp_path_factory.mktemp("made"), dict[str, Path]()
+
+    def make(name: str) -> Path:
+        if name not in done:
+            done[name] = quantize_by_hand(source, folder / name, MADE[name])
+        return done[name]
+
+    return make
+
+
+@pytest.fixture
+def copy_of(made: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    return lambda name: Path(shutil.copytree(made(name), tmp_path / name))
+
+
+def weight_of(source: Path) -> Array:
+    return values_of(read_tensors(source)[f"{O}.weight"])
+
+
+def rounded_of(source: Path, made: Made) -> Rounded:
+    return by_hand(read_tensors(source)[f"{O}.weight"], made)
+
+
+def store_instead(out: Path, found: Rounded, made: Made) -> None:
+    """Put other codes and scales into a folder; input scales stay."""
+    parts = stored_parts(found, "BF16", made)
+    edit(out, lambda tensors: tensors.update({f"{O}.{s}": part for s, part in parts.items()}))
+
+
+def codes_name(made: Made) -> str:
+    packed = made.layout == "compressed-tensors" and made.dtype != "fp8"
+    return f"{O}.{'qweight' if made.layout == 'awq' else 'weight_packed' if packed else 'weight'}"
+
+
+def scale_name(name: str) -> str:
+    return f"{O}.{SCALES.get(name, 'weight_scale')}"
+
+
+# ---- codes
+
+# What verify must allow: one rounding of weight/scale to BF16 before FP8 (2^-8 of it) or INT4 (2^-6
+# in all), as other tools do, and float32 roundings. As a share of the larger of the two distances'
+# difference: twice that.
+CLEAR = {"int4": 2.0**-4, "fp8": 2.0**-6, "nvfp4": 2.0**-10, "mxfp4": 2.0**-10}
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
+def test_the_second_nearest_code_is_a_fault(
+    copy_of: Callable[[str], Path], source: Path, name: str
+) -> None:
+    out, made, w = copy_of(name), MADE[name], weight_of(source)
+    right = rounded_of(source, made)
+    wide = spread(right.scale, made.dtype, made.granularity, w.shape).astype(np.float64)
+    x = w / (wide if right.whole is None else wide * right.whole)
+    row, column, second = almost_between(x, right.codes, made)
+    wrong = right.codes.copy()
+    wrong[row, column] = second
+    store_instead(out, right._replace(codes=wrong), made)
+    where = f"1 other(s), worst at row {row}, column {column}: code"
+    assert_only_fault(verify(out, source), codes_name(made), where)
+
+
+def almost_between(x: Array, codes: Array, made: Made) -> tuple[int, int, int]:
+    """Where the second nearest code is hardly further away than the nearest, and that code."""
+    values = code_values(made.dtype)
+    numbers, order = list(values), np.array(list(values.values()))
+    place = {code: i for i, code in enumerate(numbers)}
+    minus_zero = {"fp8": 128, "nvfp4": 8, "mxfp4": 8}.get(made.dtype)
+    index = np.vectorize(lambda code: place[0 if code == minus_zero else int(code)])(codes)
+    other = np.clip(index + np.where(x > order[index], 1, -1), 0, len(order) - 1)
+    gap = np.abs(x - order[other]) - np.abs(x - order[index])
+    size = 1 if made.dtype == "int4" else np.abs(x)
+    clear = (gap > CLEAR[made.dtype] * size) & (other != index) & (np.abs(x) < order[-1])
+    row, column = divmod(int(np.where(clear, gap / (size + 2.0**-6), np.inf).argmin()), x.shape[1])
+    return row, column, numbers[other[row, column]]
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
+def test_codes_of_another_row_or_column_are_faults(
+    copy_of: Callable[[str], Path], source: Path, name: str
+) -> None:
+    """Everything in place but two columns, and then two rows: a packing order, a stride."""
+    out, made = copy_of(name), MADE[name]
+    right = rounded_of(source, made)
+    for swapped in ((np.s_[:, 4], np.s_[:, 5]), (np.s_[9], np.s_[10])):
+        codes = right.codes.copy()
+        codes[swapped[0]], codes[swapped[1]] = right.codes[swapped[1]], right.codes[swapped[0]]
+        store_instead(out, right._replace(codes=codes), made)
+        assert_only_fault(verify(out, source), codes_name(made), "codes nearest to weight/scale")
+
+
+# ---- scales
+
+
+def next_scales(name: str, made: Made, right: Rounded, w: Array) -> tuple[Array, Array]:
+    """Which scale is the easiest to take for right, and the wrong values for it.
+
+    A step of BF16 and of F16 are 2^-8 and 2^-11 of the scale or more; three of them are taken, and
+    of F32 one percent. NVFP4: the second nearest E4M3 value, where it is nearest. MXFP4: twice.
+    """
+    at = np.unravel_index(3 % right.scale.size, right.scale.shape)
+    if made.dtype == "mxfp4":
+        return np.array(at), right.scale[at] * np.array([2, 0.5], np.float32)
+    if made.dtype == "nvfp4":
+        exact = covered(w, made.dtype, made.granularity) / (6 * np.float64(right.whole))
+        values = np.array([e4m3_value(code) for code in range(127)])
+        i = np.searchsorted(values, right.scale)
+        other = values[np.clip(i + np.where(exact > right.scale, 1, -1), 0, 126)]
+        # Half a step is 2^-4 of the value at most: that much is allowed of any scale.
+        distance = np.abs(other - exact) / exact
+        clear = (distance > 2.0**-4 + 2.0**-9) & (right.scale >= 2.0**-6)
+        at = np.unravel_index(np.where(clear, distance, np.inf).argmin(), exact.shape)
+        return np.array(at), other[at].astype(np.float32).reshape(1)
+    factor = {"awq": 2.0**-8, "int4": 2.0**-6}.get("awq" if name == "awq" else made.dtype, 0.01)
+    return np.array(at), right.scale[at] * np.array([1 + factor, 1 - factor], np.float32)
+
+
+RULES = {
+    "int4": "absmax / 7.5",
+    "fp8": "absmax / 448",
+    "nvfp4": "absmax / (6 * global scale)",
+    "mxfp4": "2^(floor(log2(absmax)) - 2)",
+}
+
+
+@pytest.mark.parametrize("name", sorted(n for n, m in MADE.items() if m.granularity != "tensor"))
+def test_a_scale_one_step_off_is_a_fault_though_its_codes_are_right(
+    copy_of: Callable[[str], Path], source: Path, name: str
+) -> None:
+    out, made, w = copy_of(name), MADE[name], weight_of(source)
+    right = rounded_of(source, made)
+    at, wrong_values = next_scales(name, made, right, w)
+    for value in wrong_values:
+        scale = right.scale.copy()
+        scale[tuple(at)] = value
+        if made.dtype == "int4":
+            scale = values_of(store(scale, "F16" if made.layout == "awq" else "BF16"))
+        assert scale[tuple(at)] != right.scale[tuple(at)]
+        codes = codes_under(w, made.dtype, made.granularity, scale, right.whole)
+        store_instead(out, Rounded(codes, scale, right.whole), made)
+        report = verify(out, source)
+        row = int(at[0]) * (128 if made.granularity == "block" else 1)
+        assert_only_fault(report, scale_name(name), RULES[made.dtype])
+        assert f"at row {row}" in str(report.faults[0])
+
+
+@pytest.mark.parametrize("name", sorted(WHOLE))
+@pytest.mark.parametrize("factor", [0.99, 1.01])
+def test_the_scale_of_a_matrix_is_that_of_its_largest_weight(
+    copy_of: Callable[[str], Path], source: Path, name: str, factor: float
+) -> None:
+    out, made, w = copy_of(name), MADE[name], weight_of(source)
+    suffix, divisor = WHOLE[name]
+    if made.dtype == "fp8":
+        scale = rounded_of(source, made).scale * np.float32(factor)
+        whole = None
+    else:  # everything is right for a largest weight that is not there
+        largest = fused_absmax(read_tensors(source), O) * factor
+        _, scale, whole = by_hand(read_tensors(source)[f"{O}.weight"], made, largest)
+    codes = codes_under(w, made.dtype, made.granularity, scale, whole)
+    store_instead(out, Rounded(codes, scale, whole), made)
+    faults = {fault.where: fault for fault in verify(out, source).faults}
+    assert f"absmax / {divisor}" in faults[f"{O}.{suffix}"].expected
+    assert set(faults) <= {f"{O}.{suffix}", f"{O}.weight_scale"}  # a scale of 448 may be cut
+
+
+# ---- what fused linears share
+
+
+@pytest.mark.parametrize("name", ["modelopt-nvfp4", "ct-nvfp4"])
+def test_fused_linears_with_scales_of_their_own_are_a_fault(
+    copy_of: Callable[[str], Path], source: Path, name: str
+) -> None:
+    """Right for each weight alone; engines take one of them for all."""
+    out, made = copy_of(name), MADE[name]
+    suffix = WHOLE[name][0]
+    for module in (f"{ATTENTION}{leaf}" for leaf in LINEARS[:3]):
+        weight = read_tensors(source)[f"{module}.weight"]
+        parts = stored_parts(by_hand(weight, made), "BF16", made)
+        edit(
+            out,
+            lambda tensors, module=module, parts=parts: tensors.update(
+                {f"{module}.{s}": part for s, part in parts.items()}
+            ),
+        )
+    assert_only_fault(verify(out, source), suffix, f"expected one {suffix} for fused linears")
