@@ -21,7 +21,7 @@ _ALL: tuple[StoredLayout, ...] = (
     StoredFp8(),
     StoredAwq(),
 )
-LAYOUTS: Mapping[str, StoredLayout] = {layout.name: layout for layout in _ALL}
+LAYOUTS: Mapping[str, StoredLayout] = {each.name: each for each in _ALL}
 """By quant_method, which is the name of the layout."""
 
 __all__ = [
