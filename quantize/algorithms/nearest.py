@@ -5,10 +5,10 @@ from torch import Tensor
 
 from ...recipes.schema import WeightFormat
 from ..numerics.absmax import block_absmax, row_absmax
-from ..numerics.fp4 import fp4_codes, mxfp4_codes, mxfp4_scale, nvfp4_global_scale, nvfp4_scale
 from ..numerics.fp8 import fp8_codes, fp8_scale
 from ..numerics.int4 import int4_codes, int4_scale
 from ..numerics.quantized_weight import QuantizedWeight
+from ..numerics.rows import absmax_scale, nearest_codes, whole_scale
 from .base import Need
 
 
@@ -32,47 +32,38 @@ class AbsmaxNearest:
     ) -> QuantizedWeight:
         """See `Algorithm.quantize`."""
         del moments
-        size = weights.group_size
-        if weights.dtype == "fp8_e4m3":
-            return _fp8(weight, weights, absmax)
+        if weights.granularity == "tensor":
+            return _fp8_of_matrix(weight, absmax)
+        if weights.granularity == "block":
+            return _fp8_of_blocks(weight, weights.group_size or 1)
         if weights.first_stage is not None:
             return _int4_of_fp8(weight, absmax)
-        if size is None:
-            scale = int4_scale(weight, _scale_dtype(weights))
-            return QuantizedWeight(codes=int4_codes(weight, scale), scale=scale)
-        groups = weight.reshape(-1, size)  # every group is a row of its own
-        global_scale = None
-        if weights.dtype == "int4":
-            scale = int4_scale(groups, _scale_dtype(weights))
-            codes = int4_codes(groups, scale)
-        elif weights.dtype == "nvfp4":
-            largest = row_absmax(weight).amax() if absmax is None else absmax
-            global_scale = nvfp4_global_scale(largest).reshape(())
-            scale = nvfp4_scale(groups, global_scale)
-            codes = fp4_codes(groups.float() / (scale.float() * global_scale))
-        else:
-            scale = mxfp4_scale(groups)
-            codes = mxfp4_codes(groups, scale)
+        rows = weight.reshape(-1, weights.group_size or weight.shape[1])  # a group is a row
+        whole = whole_scale(weights.dtype, row_absmax(weight).amax() if absmax is None else absmax)
+        scale = absmax_scale(weights.dtype, rows, whole, stored_scale_dtype(weights))
         return QuantizedWeight(
-            codes=codes.view(weight.shape),
+            codes=nearest_codes(weights.dtype, rows, scale, whole).view(weight.shape),
             scale=scale.view(len(weight), -1),
-            global_scale=global_scale,
-            group_size=size,
+            global_scale=whole,
+            group_size=weights.group_size,
         )
 
 
-def _fp8(weight: Tensor, weights: WeightFormat, absmax: Tensor | None) -> QuantizedWeight:
-    size = weights.group_size
-    if size is not None:
-        scale = fp8_scale(block_absmax(weight, size))
-        wide = scale.repeat_interleave(size, dim=0)[: len(weight)]
-        wide = wide.repeat_interleave(size, dim=1)[:, : weight.shape[1]]
-        return QuantizedWeight(codes=fp8_codes(weight, wide), scale=scale, group_size=size)
-    largest = row_absmax(weight)
-    if weights.granularity == "tensor":
-        largest = largest.amax(dim=0, keepdim=True) if absmax is None else absmax
-    scale = fp8_scale(largest)
+def stored_scale_dtype(weights: WeightFormat) -> torch.dtype | None:
+    """Of INT4 scales; None = that of the weight."""
+    return torch.float16 if weights.scale_dtype == "float16" else None
+
+
+def _fp8_of_matrix(weight: Tensor, absmax: Tensor | None) -> QuantizedWeight:
+    scale = fp8_scale(row_absmax(weight).amax(dim=0, keepdim=True) if absmax is None else absmax)
     return QuantizedWeight(codes=fp8_codes(weight, scale), scale=scale)
+
+
+def _fp8_of_blocks(weight: Tensor, size: int) -> QuantizedWeight:
+    scale = fp8_scale(block_absmax(weight, size))
+    wide = scale.repeat_interleave(size, dim=0)[: len(weight)]
+    wide = wide.repeat_interleave(size, dim=1)[:, : weight.shape[1]]
+    return QuantizedWeight(codes=fp8_codes(weight, wide), scale=scale, group_size=size)
 
 
 def _int4_of_fp8(weight: Tensor, absmax: Tensor | None) -> QuantizedWeight:
@@ -87,7 +78,3 @@ def _int4_of_fp8(weight: Tensor, absmax: Tensor | None) -> QuantizedWeight:
     return QuantizedWeight(
         codes=int4_codes(values, scale), scale=scale, global_scale=first.reshape(())
     )
-
-
-def _scale_dtype(weights: WeightFormat) -> torch.dtype | None:
-    return torch.float16 if weights.scale_dtype == "float16" else None

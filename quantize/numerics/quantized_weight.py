@@ -38,5 +38,9 @@ class QuantizedWeight:
                 scale = scale.repeat_interleave(self.group_size, dim=0)[:rows]
         if self.global_scale is not None:
             scale = scale * self.global_scale
-        values = fp4_values(self.codes) if self.codes.dtype == torch.uint8 else self.codes.float()
-        return values * scale
+        return code_values(self.codes) * scale
+
+
+def code_values(codes: Tensor) -> Tensor:
+    """The values that codes stand for, float32, codes' shape."""
+    return fp4_values(codes) if codes.dtype == torch.uint8 else codes.float()

@@ -1,0 +1,73 @@
+"""Scales and codes of rows or groups of weights, one function each for every number format.
+
+Groups are rows here: [number of groups, group size]. What a format has beside its scales, one scale
+of the whole matrix, is `whole` ([] float32, None where it has none).
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from ...recipes.formats import WeightDtype
+from .absmax import row_absmax
+from .fp4 import fp4_codes, mxfp4_codes, mxfp4_scale, nvfp4_global_scale, nvfp4_scale
+from .fp8 import fp8_codes, fp8_scale
+from .int4 import int4_codes, int4_scale
+
+
+def whole_scale(dtype: WeightDtype, absmax: Tensor) -> Tensor | None:
+    """The scale over all others, from the largest magnitude that it must cover, one element."""
+    return nvfp4_global_scale(absmax).reshape(()) if dtype == "nvfp4" else None
+
+
+def absmax_scale(
+    dtype: WeightDtype, rows: Tensor, whole: Tensor | None, scale_dtype: torch.dtype | None
+) -> Tensor:
+    """Scales [rows, 1] under which the largest magnitude of each row fits.
+
+    Args:
+        dtype: of the codes.
+        rows: [rows, in_features], finite.
+        whole: see the module.
+        scale_dtype: of INT4 scales; None = that of the weight.
+    """
+    if dtype == "int4":
+        return int4_scale(rows, scale_dtype)
+    if dtype == "fp8_e4m3":
+        return fp8_scale(row_absmax(rows))
+    return mxfp4_scale(rows) if whole is None else nvfp4_scale(rows, whole)
+
+
+def _int4(rows: Tensor, scale: Tensor, _whole: Tensor | None) -> Tensor:
+    return int4_codes(rows, scale)
+
+
+def _fp8(rows: Tensor, scale: Tensor, _whole: Tensor | None) -> Tensor:
+    return fp8_codes(rows, scale)
+
+
+def _nvfp4(rows: Tensor, scale: Tensor, whole: Tensor | None) -> Tensor:
+    return fp4_codes(rows.float() / served_scale(scale, whole))
+
+
+def _mxfp4(rows: Tensor, scale: Tensor, _whole: Tensor | None) -> Tensor:
+    return mxfp4_codes(rows, scale)
+
+
+_CODES: Mapping[WeightDtype, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+    "int4": _int4,
+    "fp8_e4m3": _fp8,
+    "nvfp4": _nvfp4,
+    "mxfp4": _mxfp4,
+}
+
+
+def nearest_codes(dtype: WeightDtype, rows: Tensor, scale: Tensor, whole: Tensor | None) -> Tensor:
+    """The codes nearest to rows / scale, [rows, in_features]; dtypes as in `QuantizedWeight`."""
+    return _CODES[dtype](rows, scale, whole)
+
+
+def served_scale(scale: Tensor, whole: Tensor | None) -> Tensor:
+    """What multiplies the codes, float32."""
+    return scale.float() if whole is None else scale.float() * whole
