@@ -45,10 +45,12 @@ RIGHT = {
     "fp8-block-small-heads",
     "fp8-block-split-inputs",
     "group-splits-shard",
+    "kv-head-in-each-shard",
     "nvfp4-global-scale-shared",
     "o-proj-kept-modelopt",
     "o-proj-kept-regex",
     "qkv-kept-with-alias",
+    "vocabulary-padded",
 }
 """Their JSON says what their tensors are: an engine may still have no use for them."""
 LEFT = {
