@@ -89,12 +89,10 @@ def scale_faults(
     stored = stored_scales(output, scheme, module)
     size = scheme.group_size or 1 if scheme.granularity == "block" else 1
     largest = np.maximum.reduceat(absmax, np.arange(0, len(absmax), size), axis=0)
-    wanted = absmax_scales(largest, scheme, tensor.dtype, whole)
-    if rule == "clipped":
+    with np.errstate(all="ignore"):  # what is not finite equals nothing, or is a fault before
+        wanted = absmax_scales(largest, scheme, tensor.dtype, whole)
         least = smallest_scales(largest, scheme, tensor.dtype, whole)
-        wrong = ~((stored >= least) & (stored <= wanted))
-    else:
-        wrong = stored != wanted
+    wrong = ~((stored >= least) & (stored <= wanted)) if rule == "clipped" else stored != wanted
     if not wrong.any():
         return []
     row, group = map(int, np.argwhere(wrong)[0])

@@ -1,0 +1,101 @@
+"""The rooms of quantize: which may import which. Only downward, so there is no circle.
+
+And that what verifies imports nothing of what writes: an error must not hide in a common helper.
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from test_packaging import MODULES, imported_names, imports, parsed
+
+FLOORS = (
+    ("errors",),
+    ("files",),
+    ("drafts", "numerics"),
+    ("stored", "layouts"),
+    ("lints",),
+    ("verify", "algorithms"),
+    ("backends", "plan"),
+    ("execute", "engines"),
+    ("quantize", "dequantize"),
+)
+"""From the ground up: a room imports from floors below its own."""
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+READING = {"errors", "drafts", "lints", "stored"}
+READ_FILES = {"checkpoint", "safetensors_header", "provenance"}
+"""Of the room `files`: what reads. The others write, stage, copy and publish."""
+
+
+def room_of(module: Path) -> str:
+    """The folder below quantize/, or the module itself where it lies flat."""
+    return module.with_suffix("").parts[1]
+
+
+def imports_between(modules: Sequence[Path]) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
+    """Importing module, line, and what it imports of another room, the room first."""
+    for module in modules:
+        yield from of_other_rooms(module, parsed(module))
+
+
+def of_other_rooms(module: Path, tree: ast.Module) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
+    for node, _ in imports(tree):
+        for name in imported_names(module, node):
+            if name[:2] != ("draftquant", "quantize"):
+                continue
+            if len(name) > 2 and name[2] != room_of(module):
+                yield module, node.lineno, name[2:]
+
+
+def upward(found: Iterator[tuple[Path, int, tuple[str, ...]]]) -> list[str]:
+    return [
+        f"{module}:{line} imports {'.'.join(name)}"
+        for module, line, name in found
+        if FLOOR[name[0]] >= FLOOR[room_of(module)]
+    ]
+
+
+ROOMS = [m for m in MODULES if m.parts[0] == "quantize" and m.parts[1] != "__init__.py"]
+
+
+def test_every_room_has_its_floor() -> None:
+    assert {room_of(module) for module in ROOMS} == set(FLOOR)
+    assert len(FLOOR) == sum(map(len, FLOORS))
+
+
+def test_rooms_import_only_downward() -> None:
+    assert upward(imports_between(ROOMS)) == []
+
+
+def test_every_floor_is_needed() -> None:
+    """Each room but the ground one stands on the floor right below: no floor is just there."""
+    below: dict[str, set[int]] = {}
+    for module, _, name in imports_between(ROOMS):
+        below.setdefault(room_of(module), set()).add(FLOOR[name[0]])
+    for floor, rooms in enumerate(FLOORS[1:]):
+        assert any(floor in below[room] for room in rooms), rooms
+
+
+def test_what_verifies_imports_nothing_of_what_writes() -> None:
+    verifying = [module for module in ROOMS if room_of(module) == "verify"]
+    assert len(verifying) > 10
+    faults = [
+        f"{module}:{line} imports {'.'.join(name)}"
+        for module, line, name in imports_between(verifying)
+        if name[0] not in READING and name[:2] not in {("files", file) for file in READ_FILES}
+    ]
+    assert faults == []
+
+
+def test_the_reader_of_rooms_sees_every_spelling() -> None:
+    tree = ast.parse(
+        "from ..numerics.fp8 import x\nfrom .. import layouts\nfrom ...recipes import y\n"
+        "from .report import z\ndef f():\n  from ..backends import b\n"
+    )
+    found = list(of_other_rooms(Path("quantize/verify/codes.py"), tree))
+    assert [(line, name) for _, line, name in found] == [
+        (1, ("numerics", "fp8")),
+        (2, ("layouts",)),
+        (6, ("backends",)),
+    ]
+    assert len(upward(iter(found))) == 1  # numerics and layouts lie below verify, backends do not

@@ -1,0 +1,254 @@
+"""`verify` of balanced drafts: that change of one norm, the columns behind it, and nothing else."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.files.provenance import Method
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import Algorithm, Recipe, WeightFormat, load_recipe
+from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, values_of
+from tiny_dflash import tiny_dflash
+from tiny_mla import tiny_eagle3_mla
+from verify_cases import Tensors, assert_only_fault, edit, faults_of, flip_bit
+
+NORM = "midlayer.input_layernorm.weight"
+OTHER_NORM = "midlayer.hidden_norm.weight"
+BUILDERS: dict[str, Callable[..., Path]] = {"llama": tiny_eagle3_llama, "mla": tiny_eagle3_mla}
+CONCAT = {"llama": ("q_proj", "k_proj", "v_proj"), "mla": ("q_a_proj", "kv_a_proj_with_mqa")}
+AUTO = Algorithm(scale="absmax", rounding="nearest", balance_concat="auto")
+RECIPES = {
+    "int4": load_recipe("int4-channel"),
+    "fp8": replace(load_recipe("fp8-ptpc"), algorithm=AUTO),
+    "fp8-tensor": replace(load_recipe("blackwell-fp8"), backend="torch", algorithm=AUTO),
+    "nvfp4": replace(
+        load_recipe("blackwell-nvfp4"), backend="torch", layout="compressed-tensors", algorithm=AUTO
+    ),
+    "two-stages": replace(
+        load_recipe("mi325x-w4a8"),
+        backend="torch",
+        weights=WeightFormat(
+            dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
+        ),
+    ),
+    "mse": replace(load_recipe("int4-channel"), algorithm=replace(AUTO, scale="mse")),
+}
+
+
+def unbalanced(folder: Path, family: str, factor: float, **options: Any) -> Path:
+    """The embedding half of every concat linear `factor` times as large."""
+    BUILDERS[family](folder, **options)
+
+    def shrink(tensors: Tensors) -> None:
+        for leaf in CONCAT[family]:
+            name = f"midlayer.self_attn.{leaf}.weight"
+            tensor = tensors[name]
+            values = values_of(tensor).copy()
+            values[:, : values.shape[1] // 2] *= np.float32(factor)
+            tensors[name] = store(values, tensor.dtype)
+
+    edit(folder, shrink)
+    return folder
+
+
+def run(source: Path, out: Path, recipe: Recipe) -> Method:
+    """Quantize, and forget what was recorded."""
+    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
+    modules = [step.row.module for step in plan.quantized]
+    scales = dict.fromkeys(modules, 0.3) if recipe.needs_input_scales else {}
+    report = quantize_draft(plan, out, source=DraftSource(folder=source), input_scales=scales)
+    (out / "draftquant.json").unlink()
+    return Method(recipe=recipe, input_scales=scales, balanced=report.balanced)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unbalanced(tmp_path_factory.mktemp("balance") / "source", "llama", 1 / 16)
+
+
+@pytest.fixture(scope="module")
+def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Method]:
+    out = tmp_path_factory.mktemp("made") / "out"
+    return out, run(source, out, RECIPES["int4"])
+
+
+@pytest.fixture
+def copy(made: tuple[Path, Method], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made[0], tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("family", BUILDERS)
+@pytest.mark.parametrize(("factor", "k"), [(1 / 16, 4), (16, -4), (1, None)])
+def test_what_is_written_is_exact(
+    recipe: str, family: str, factor: float, k: int | None, tmp_path: Path
+) -> None:
+    source = unbalanced(tmp_path / "source", family, factor)
+    method = run(source, tmp_path / "out", RECIPES[recipe])
+    assert method.balanced == ({NORM: k} if k else {})
+    assert verify(tmp_path / "out", source, method=method).faults == ()
+
+
+@pytest.mark.parametrize("dtype", ["F16", "F32"])
+def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
+    source = unbalanced(tmp_path / "source", "llama", 1 / 16, dtype=dtype)
+    method = run(source, tmp_path / "out", RECIPES["int4"])
+    assert verify(tmp_path / "out", source, method=method).faults == ()
+
+
+@pytest.mark.parametrize("bit", [0, 15, 16 * 63 + 3])
+def test_one_bit_of_the_norm(copy: Path, made: tuple[Path, Method], source: Path, bit: int) -> None:
+    """The sign too."""
+    edit(copy, lambda t: t.update({NORM: flip_bit(t[NORM], bit)}))
+    report = verify(copy, source, method=made[1])
+    assert_only_fault(report, NORM, "expected the source's values / 2^4, got 1 other(s), first")
+    assert f"at {bit // 16}" in str(report.faults[0])
+
+
+def test_a_norm_that_was_divided_by_another_power(
+    copy: Path, made: tuple[Path, Method], source: Path
+) -> None:
+    edit(copy, lambda t: t.update({NORM: store(values_of(t[NORM]) * 2, "BF16")}))
+    report = verify(copy, source, method=made[1])
+    assert_only_fault(report, NORM, "expected the source's values / 2^4, got 64 other(s)")
+
+
+@pytest.mark.parametrize("k", [3, 5, -4])
+def test_another_power_on_record(made: tuple[Path, Method], source: Path, k: int) -> None:
+    """Norm and weights are both held against it."""
+    out, method = made
+    where = {
+        f.where for f in verify(out, source, method=replace(method, balanced={NORM: k})).faults
+    }
+    assert NORM in where
+    for leaf in CONCAT["llama"]:
+        assert f"midlayer.self_attn.{leaf}.weight_scale" in where
+
+
+@pytest.mark.parametrize("k", [0, 127, -127, 10**9])
+def test_powers_that_make_no_sense(made: tuple[Path, Method], source: Path, k: int) -> None:
+    out, method = made
+    found = faults_of(verify(out, source, method=replace(method, balanced={NORM: k})))
+    assert "draftquant.json: balanced: expected a power of two between 1 and 126" in found
+    assert f"{NORM}: expected the source's bytes" in found
+
+
+def test_a_changed_norm_without_a_record(made: tuple[Path, Method], source: Path) -> None:
+    out, method = made
+    report = verify(out, source, method=replace(method, balanced={}))
+    where = {fault.where for fault in report.faults}
+    assert f"{NORM}: expected the source's bytes" in faults_of(report)
+    assert "midlayer.self_attn.q_proj.weight_scale" in where
+    assert not any("mlp" in one for one in where)
+
+
+@pytest.mark.parametrize(
+    "balanced",
+    [{OTHER_NORM: 4}, {NORM: 4, OTHER_NORM: 4}, {"midlayer.input_layernorm": 4}],
+    ids=str,
+)
+def test_a_record_of_another_tensor(
+    made: tuple[Path, Method], source: Path, balanced: dict[str, int]
+) -> None:
+    out, method = made
+    report = verify(out, source, method=replace(method, balanced=balanced))
+    found = faults_of(report)
+    assert f"draftquant.json: balanced: expected {NORM} alone" in found
+    assert f"{NORM}: expected the source's bytes" in found
+
+
+def test_another_norm_that_was_changed_too(
+    copy: Path, made: tuple[Path, Method], source: Path
+) -> None:
+    edit(copy, lambda t: t.update({OTHER_NORM: store(values_of(t[OTHER_NORM]) / 16, "BF16")}))
+    report = verify(copy, source, method=made[1])
+    assert_only_fault(report, OTHER_NORM, "expected the source's bytes")
+
+
+def test_a_recipe_that_does_not_balance(made: tuple[Path, Method], source: Path) -> None:
+    out, method = made
+    off = replace(method.recipe, algorithm=replace(AUTO, balance_concat="off"))
+    found = faults_of(verify(out, source, method=replace(method, recipe=off)))
+    assert "balanced: expected none: the recipe says balance_concat: off, got" in found
+    assert f"{NORM}: expected the source's bytes" in found
+
+
+def test_weights_that_were_not_multiplied(
+    made: tuple[Path, Method], source: Path, tmp_path: Path
+) -> None:
+    """The norm divided, the columns left: another network."""
+    out, method = made
+    off = replace(method.recipe, algorithm=replace(AUTO, balance_concat="off"))
+    run(source, tmp_path / "plain", off)
+    edit(tmp_path / "plain", lambda t: t.update({NORM: read_tensors(out)[NORM]}))
+    report = verify(tmp_path / "plain", source, method=method)
+    where = {fault.where for fault in report.faults}
+    for leaf in CONCAT["llama"]:
+        assert f"midlayer.self_attn.{leaf}.weight_packed" in where
+        assert f"midlayer.self_attn.{leaf}.weight_scale" in where
+    assert len(where) == 6
+
+
+def test_one_linear_that_was_not_multiplied(
+    copy: Path, made: tuple[Path, Method], source: Path, tmp_path: Path
+) -> None:
+    off = replace(made[1].recipe, algorithm=replace(AUTO, balance_concat="off"))
+    run(source, tmp_path / "plain", off)
+    plain = read_tensors(tmp_path / "plain")
+    module = "midlayer.self_attn.v_proj"
+    parts = [f"{module}.weight_packed", f"{module}.weight_scale"]
+    edit(copy, lambda t: t.update({part: plain[part] for part in parts}))
+    report = verify(copy, source, method=made[1])
+    assert {fault.where for fault in report.faults} == set(parts)
+
+
+def test_a_linear_behind_the_norm_that_is_kept(source: Path, tmp_path: Path) -> None:
+    """Then the norm must not change: what is kept reads it as it was."""
+    recipe = RECIPES["fp8"]
+    keep = replace(
+        recipe.rules[0],
+        role=(),
+        tensor=tuple(f"*.self_attn.{leaf}.weight" for leaf in CONCAT["llama"]),
+        action="keep",
+        why="for the test",
+    )
+    fewer = replace(recipe.expect, quantized_per_layer=4)
+    recipe = replace(recipe, rules=(*recipe.rules, keep), expect=fewer)
+    method = run(source, tmp_path / "out", recipe)
+    assert method.balanced == {}
+    assert verify(tmp_path / "out", source, method=method).ok
+    recorded = replace(method, balanced={NORM: 4})
+    found = faults_of(verify(tmp_path / "out", source, method=recorded))
+    assert "self_attn.q_proj, " in found
+    assert "read it and are kept" in found
+
+
+def test_a_draft_without_a_concat_input(tmp_path: Path) -> None:
+    source = tiny_dflash(tmp_path / "source")
+    method = run(source, tmp_path / "out", RECIPES["int4"])
+    norm = "layers.0.input_layernorm.weight"
+    assert norm in read_tensors(source)
+    report = verify(tmp_path / "out", source, method=replace(method, balanced={norm: 2}))
+    assert_only_fault(report, "balanced", "expected none: drafts of dflash have no concat input")
+
+
+def test_what_is_recorded_is_held_against_the_folder(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan = make_plan(RECIPES["int4"], read_draft(Checkpoint.open(source)))
+    quantize_draft(plan, out, source=DraftSource(folder=source))
+    assert verify(out, source).ok
+    edit_json(out / "draftquant.json", balanced={NORM: 3})
+    assert {NORM, "midlayer.self_attn.q_proj.weight_scale"} <= {
+        fault.where for fault in verify(out, source).faults
+    }
+    edit_json(out / "draftquant.json", balanced=None)
+    assert f"{NORM}: expected the source's bytes" in faults_of(verify(out, source))

@@ -1,0 +1,622 @@
+"""`verify` of what this package made: scales and codes bit for bit, by the recipe and the run.
+
+Folders are written by the pipeline and then changed; draftquant.json is left out, so that no hash
+finds the change, and the method is handed over as the pipeline does before it publishes.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from draftquant.quantize import quantize
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import VerifyError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.files.provenance import Method
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.stored.layouts import LAYOUTS, DeclaredScheme
+from draftquant.quantize.verify import verify
+from draftquant.quantize.verify.absmax import absmax_scales, smallest_scales, whole_scale
+from draftquant.quantize.verify.rules import FOREIGN, rule_of
+from draftquant.recipes import ActivationFormat, Algorithm, Recipe, WeightFormat, load_recipe
+from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of
+from verify_cases import (
+    ACTIVATIONS,
+    ATTENTION,
+    Q,
+    Tensors,
+    assert_only_fault,
+    edit,
+    faults_of,
+    flip_bit,
+)
+
+O = f"{ATTENTION}o_proj"  # noqa: E741 - not fused with anything
+MSE = Algorithm(scale="mse", rounding="nearest")
+
+
+def weights(dtype: Any, granularity: Any, size: int | None = None, **more: Any) -> WeightFormat:
+    return WeightFormat(
+        dtype=dtype, granularity=granularity, symmetric=True, group_size=size, **more
+    )
+
+
+INT4, GROUPS = weights("int4", "channel"), weights("int4", "group", 32)
+TWO_STAGES = weights("int4", "channel", first_stage="fp8_e4m3")
+ROWS, MATRIX = weights("fp8_e4m3", "channel"), weights("fp8_e4m3", "tensor")
+BLOCKS = weights("fp8_e4m3", "block", 128)
+NVFP4, MXFP4 = weights("nvfp4", "group", 16), weights("mxfp4", "group", 32)
+HALVES = weights("int4", "group", 32, scale_dtype="float16")
+TOKEN, TENSOR = ACTIVATIONS["token-dynamic"], ACTIVATIONS["tensor-static"]
+CASES: dict[str, tuple[Any, WeightFormat, ActivationFormat | None]] = {
+    "quark-int4": ("quark", INT4, None),
+    "quark-int4-group": ("quark", GROUPS, None),
+    "quark-two-stages": ("quark", TWO_STAGES, TOKEN),
+    "quark-fp8": ("quark", ROWS, TOKEN),
+    "quark-fp8-static": ("quark", MATRIX, TENSOR),
+    "quark-mxfp4": ("quark", MXFP4, None),
+    "ct-int4": ("compressed-tensors", INT4, None),
+    "ct-int4-group": ("compressed-tensors", GROUPS, None),
+    "ct-int4-f16": ("compressed-tensors", HALVES, None),
+    "ct-fp8": ("compressed-tensors", ROWS, TOKEN),
+    "ct-fp8-static": ("compressed-tensors", MATRIX, TENSOR),
+    "ct-fp8-block": ("compressed-tensors", BLOCKS, ACTIVATIONS["group-dynamic"]),
+    "ct-nvfp4": ("compressed-tensors", NVFP4, ACTIVATIONS["nvfp4"]),
+    "ct-mxfp4": ("compressed-tensors", MXFP4, None),
+    "modelopt-fp8": ("modelopt", MATRIX, TENSOR),
+    "modelopt-fp8-pcpt": ("modelopt", ROWS, TOKEN),
+    "modelopt-nvfp4": ("modelopt", NVFP4, ACTIVATIONS["nvfp4"]),
+    "fp8-static": ("fp8", MATRIX, TENSOR),
+    "fp8-block": ("fp8", BLOCKS, ACTIVATIONS["group-dynamic"]),
+    "awq": ("awq", HALVES, None),
+}
+WHOLE = {
+    "quark-two-stages": ("weight_scale",),
+    "ct-nvfp4": ("weight_global_scale",),
+    "modelopt-nvfp4": ("weight_scale_2",),
+}
+"""Scales of the matrix over those of its rows or groups."""
+STATIC = sorted(name for name, (_, _, inputs) in CASES.items() if inputs in
+                (TENSOR, ACTIVATIONS["nvfp4"]))  # fmt: skip
+MSE_CASES = sorted(
+    name for name, (_, w, _) in CASES.items() if w not in (MATRIX, BLOCKS, TWO_STAGES)
+)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows that are no whole blocks, and a weight with zero rows and groups."""
+    folder = tiny_eagle3_llama(
+        tmp_path_factory.mktemp("exact") / "source", hidden=128, intermediate=256, heads=8
+    )
+
+    def zeros(tensors: Tensors) -> None:
+        values = values_of(tensors[f"{O}.weight"]).copy()
+        values[3] = 0
+        values[:, 32:64] = 0
+        values[5, 7], values[6, 8] = -0.0, -1e-30  # signs of zero, and of what rounds to it
+        tensors[f"{O}.weight"] = store(values, "BF16")
+
+    edit(folder, zeros)
+    return folder
+
+
+def recipe_of(name: str, algorithm: Algorithm | None = None) -> Recipe:
+    layout, chosen, inputs = CASES[name]
+    base = load_recipe("fp8-ptpc")
+    return replace(
+        base,
+        layout=layout,
+        weights=chosen,
+        activations=inputs,
+        algorithm=algorithm or base.algorithm,
+    )
+
+
+def run(source: Path, out: Path, recipe: Recipe) -> Method:
+    """Quantize, and forget what was recorded."""
+    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
+    modules = [step.row.module for step in plan.quantized]
+    scales = dict.fromkeys(modules, 0.3) if recipe.needs_input_scales else {}
+    quantize.quantize_draft(
+        plan, out, source=DraftSource(folder=source), input_scales=scales, allow_zero_rows=True
+    )
+    (out / "draftquant.json").unlink()
+    return Method(recipe=recipe, input_scales=scales)
+
+
+Made = Callable[..., tuple[Path, Method]]
+
+
+@pytest.fixture(scope="module")
+def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """One correct folder per case, made when it is first asked for."""
+    folder, done = tmp_path_factory.mktemp("made"), dict[str, Method]()
+
+    def make(name: str, algorithm: Algorithm | None = None) -> tuple[Path, Method]:
+        key = name if algorithm is None else f"{name}-{algorithm.scale}"
+        if key not in done:
+            done[key] = run(source, folder / key, recipe_of(name, algorithm))
+        return folder / key, done[key]
+
+    return make
+
+
+@pytest.fixture
+def copy_of(made: Made, tmp_path: Path) -> Made:
+    def copy(name: str, algorithm: Algorithm | None = None) -> tuple[Path, Method]:
+        out, method = made(name, algorithm)
+        return Path(shutil.copytree(out, tmp_path / name)), method
+
+    return copy
+
+
+def next_up(tensor: Stored) -> Stored:
+    """Every element the next larger one of its dtype, 448 the next smaller; float32 times 1.001."""
+    if tensor.dtype == "F32":
+        return store(values_of(tensor) * np.float32(1.001), "F32")
+    kind = np.uint8 if tensor.dtype in ("U8", "F8_E4M3") else np.uint16
+    bits = np.frombuffer(tensor.data, kind)
+    largest = 0x7E if tensor.dtype == "F8_E4M3" else np.iinfo(kind).max
+    bits = np.where(bits == largest, bits - kind(1), bits + kind(1)).astype(kind)
+    return tensor._replace(data=bits.tobytes())
+
+
+def is_input_scale(name: str) -> bool:
+    return name.endswith((".input_scale", ".input_global_scale"))
+
+
+def scale_suffixes(out: Path) -> list[str]:
+    """Of the scales of weights."""
+    names = {name.removeprefix(f"{O}.") for name in read_tensors(out) if name.startswith(f"{O}.")}
+    return sorted(n for n in names if "scale" in n and not n.startswith("input"))
+
+
+# ---- scales
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_written_is_exact(made: Made, source: Path, name: str) -> None:
+    out, method = made(name)
+    report = verify(out, source, method=method)
+    assert report.faults == ()
+    assert report.rule == "exact absmax scales, exactly the nearest codes"
+    assert [linear.max_error for linear in report.linears] == [None] * 7
+    assert all(0.01 < linear.relative_l2_error < 0.2 for linear in report.linears)
+
+
+@pytest.mark.parametrize("name", ["fp8-block", "ct-int4", "ct-fp8-static"])
+@pytest.mark.parametrize("dtype", ["F16", "F32"])
+def test_other_dtypes_and_blocks_at_the_edge(name: str, dtype: str, tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "source", hidden=72, intermediate=200, dtype=dtype)
+    method = run(source, tmp_path / "out", recipe_of(name))
+    assert verify(tmp_path / "out", source, method=method).faults == ()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_scale_a_thousandth_or_a_step_too_large(
+    copy_of: Made, source: Path, name: str
+) -> None:
+    out, method = copy_of(name)
+    for suffix in scale_suffixes(out):
+        whole = Path(shutil.copytree(out, out.with_name(f"{name}-{suffix}")))
+
+        def change(tensors: Tensors, suffix: str = suffix) -> None:
+            scales = [key for key in tensors if key.endswith(f".{suffix}")]
+            tensors |= {key: next_up(tensors[key]) for key in scales}
+
+        edit(whole, change)
+        report = verify(whole, source, method=method)
+        at_scales = {fault.where for fault in report.faults if fault.where.endswith(f".{suffix}")}
+        assert len(at_scales) == 7, faults_of(report)
+        assert all("absmax" in f.expected for f in report.faults if f.where in at_scales)
+
+
+@pytest.mark.parametrize("name", ["ct-fp8", "quark-fp8-static", "modelopt-fp8"])
+def test_a_thousandth_may_be_the_rounding_of_another_tool(
+    copy_of: Made, source: Path, name: str
+) -> None:
+    """Without a method the same folder is good: what the exact rule is for."""
+    out, _ = copy_of(name)
+    key = f"{O}.weight_scale"
+    edit(out, lambda t: t.update({key: next_up(t[key])}))
+    report = verify(out, source)
+    assert report.rule == str(FOREIGN)
+    assert report.faults == ()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_scale_a_step_off(copy_of: Made, source: Path, name: str, place: int) -> None:
+    out, method = copy_of(name)
+    over_rows = [s for s in scale_suffixes(out) if s not in WHOLE.get(name, ())]
+    suffix = over_rows[0] if over_rows else "weight_scale"
+
+    def change(tensors: Tensors) -> None:
+        old, new = tensors[f"{O}.{suffix}"], next_up(tensors[f"{O}.{suffix}"])
+        width = len(old.data) // max(1, int(np.prod(old.shape)))
+        at = place % max(1, int(np.prod(old.shape))) * width
+        data = old.data[:at] + new.data[at : at + width] + old.data[at + width :]
+        tensors[f"{O}.{suffix}"] = old._replace(data=data)
+
+    edit(out, change)
+    report = verify(out, source, method=method)
+    assert f"{O}.{suffix}" in {fault.where for fault in report.faults}
+    assert all(fault.where.startswith(O) for fault in report.faults)
+
+
+SCHEME = {
+    dtype: DeclaredScheme(
+        layout=LAYOUTS["compressed-tensors"],
+        weight_dtype=dtype,
+        granularity=granularity,
+        pack_method=None,
+        activations="none",
+        group_size=size,
+    )
+    for dtype, granularity, size in (
+        ("int4", "channel", None), ("fp8_e4m3", "channel", None), ("nvfp4", "group", 16),
+        ("mxfp4", "group", 32),
+    )
+}  # fmt: skip
+HAND = {
+    # 1 / 7.5 = 2^-3 * 1.0666..: of 128 steps 8.53 -> 9, of 1024 steps 68.27 -> 68
+    ("int4", "BF16", None): {1.0: (1 + 9 / 128) / 8, 15.0: 2.0, 0.0: 2.0**-23, 1e-9: 2.0**-23},
+    ("int4", "F16", None): {1.0: (1 + 68 / 1024) / 8, 15.0: 2.0, 0.0: 2.0**-23},
+    ("int4", "F32", None): {7.5: 1.0, 1.0: float(np.float32(1) / np.float32(7.5))},
+    # two stages under 1/64: 6.8 * 64 = 435.2 lies between 416 and 448, which is nearer
+    ("int4", "F32", 1 / 64): {7.0: float(np.float32(448 / 7.5)), 6.8: float(np.float32(448 / 7.5)),
+                              6.0: float(np.float32(384 / 7.5)), 0.0: 2.0**-23},
+    ("fp8_e4m3", "F32", None): {7.0: 1 / 64, 448.0: 1.0, 0.0: 1.0},
+    # under 1/32: 12 -> 64; 12.75 -> 68, half way to 72, whose code is odd; 13 -> 69.3 -> 72
+    ("nvfp4", "F8_E4M3", 1 / 32): {12.0: 64.0, 12.75: 64.0, 13.0: 72.0, 84.0: 448.0, 0.0: 1.0,
+                                   1e-5: 2.0**-9},
+    # the exponent of absmax, less 2; a mantissa of 1.75 rounds up to 2
+    ("mxfp4", "U8", None): {4.0: 1.0, 6.0: 1.0, 6.99: 1.0, 7.0: 2.0, 1.0: 0.25, 0.0: 2.0**-127,
+                            3.4e38: 2.0**127},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "values"), HAND.items(), ids=str)
+def test_scales_by_hand(case: tuple[Any, str, float | None], values: dict[float, float]) -> None:
+    weight_dtype, dtype, whole = case
+    scheme = SCHEME[weight_dtype]
+    given = None if whole is None else np.float32(whole)
+    largest = np.array([list(values)], np.float32)
+    assert absmax_scales(largest, scheme, dtype, given).tolist() == [list(values.values())]
+
+
+def test_scales_of_matrices_by_hand() -> None:
+    assert whole_scale(SCHEME["fp8_e4m3"], np.float32(7)) == 1 / 64
+    assert whole_scale(SCHEME["nvfp4"], np.float32(84)) == 1 / 32
+    assert whole_scale(SCHEME["nvfp4"], np.float32(0)) == 1
+    assert whole_scale(SCHEME["fp8_e4m3"], np.float32(0)) == 1
+
+
+def test_the_end_of_the_clip_search_by_hand() -> None:
+    def least(dtype: Any, stored: str, absmax: float, whole: float | None = None) -> float:
+        given = None if whole is None else np.float32(whole)
+        found = smallest_scales(np.array([absmax], np.float32), SCHEME[dtype], stored, given)
+        return float(found.item())
+
+    assert least("int4", "BF16", 15.0) == 0.5
+    assert least("int4", "BF16", 0.0) == 2.0**-23
+    assert least("fp8_e4m3", "F32", 448.0) == 0.25
+    assert least("nvfp4", "F8_E4M3", 12.0, 1 / 32) == 16
+    assert least("nvfp4", "F8_E4M3", 0.0, 1 / 32) == 1
+    assert least("mxfp4", "U8", 4.0) == 0.25
+    assert least("mxfp4", "U8", 0.0) == 2.0**-127
+
+
+# ---- codes
+
+
+def test_codes_of_a_weight_divided_in_bf16_are_not_ours(copy_of: Made, source: Path) -> None:
+    """As ModelOpt's own export rounds: good without a method, a fault with one."""
+    from handmade import nearest_e4m3
+
+    out, method = copy_of("ct-fp8")
+
+    def change(tensors: Tensors) -> None:
+        w = values_of(read_tensors(source)[f"{Q}.weight"])
+        quotient = w / values_of(tensors[f"{Q}.weight_scale"])
+        data = nearest_e4m3(values_of(store(quotient, "BF16")))
+        assert data != tensors[f"{Q}.weight"].data
+        tensors[f"{Q}.weight"] = tensors[f"{Q}.weight"]._replace(data=data)
+
+    edit(out, change)
+    assert verify(out, source).faults == ()
+    assert_only_fault(verify(out, source, method=method), f"{Q}.weight", "whose nearest is")
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column", "wanted"),
+    [
+        ("ct-fp8", 5, 7, 0x80),  # -0 stays -0
+        ("ct-fp8", 6, 8, 0x80),
+        ("modelopt-nvfp4", 5, 7, 0),  # the sign of what is smaller than 0
+        ("modelopt-nvfp4", 6, 8, 8),
+        ("ct-mxfp4", 5, 7, 0),  # no -0 at all
+        ("ct-mxfp4", 6, 8, 0),
+    ],
+)
+def test_the_sign_of_a_zero_is_part_of_its_code(
+    copy_of: Made, source: Path, name: str, row: int, column: int, wanted: int
+) -> None:
+    out, method = copy_of(name)
+    tensors = read_tensors(out)
+    codes = f"{O}.weight_packed" if f"{O}.weight_packed" in tensors else f"{O}.weight"
+    fp8 = name == "ct-fp8"
+    place = row * 128 + column
+    bit = 8 * place + 7 if fp8 else 4 * place + 3
+    byte = tensors[codes].data[bit // 8]
+    assert (byte if fp8 else byte >> 4 * (place % 2) & 15) == wanted
+    edit(out, lambda t: t.update({codes: flip_bit(t[codes], bit)}))
+    assert verify(out, source).faults == ()  # the value is the same
+    where = f"1 other(s), first at row {row}, column {column}"
+    assert_only_fault(verify(out, source, method=method), codes, where)
+
+
+def test_padding_of_the_last_word_is_code_0(tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "source", intermediate=100)
+    method = run(source, tmp_path / "out", recipe_of("ct-int4"))
+    assert verify(tmp_path / "out", source, method=method).ok
+    codes = "midlayer.mlp.down_proj.weight_packed"  # 13 words a row, the last one half empty
+    edit(tmp_path / "out", lambda t: t.update({codes: flip_bit(t[codes], 32 * 12 + 31)}))
+    report = verify(tmp_path / "out", source, method=method)
+    assert_only_fault(report, codes, "expected padding of the last word of a row with 0")
+
+
+# ---- input scales
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_an_input_scale_a_thousand_times_too_large(copy_of: Made, source: Path, name: str) -> None:
+    """Of all linears, so that fused ones still agree."""
+    out, method = copy_of(name)
+
+    def change(tensors: Tensors) -> None:
+        for key in [key for key in tensors if is_input_scale(key)]:
+            tensors[key] = store(values_of(tensors[key]) * np.float32(1000), "F32")
+
+    edit(out, change)
+    report = verify(out, source, method=method)
+    assert len(report.faults) == 7
+    assert all("(that of the run)" in fault.expected for fault in report.faults)
+    assert verify(out, source).ok  # nothing but the run knows them
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_an_input_scale_a_bit_off(copy_of: Made, source: Path, name: str) -> None:
+    out, method = copy_of(name)
+    (key,) = [key for key in read_tensors(out) if key.startswith(O) and is_input_scale(key)]
+    edit(out, lambda t: t.update({key: flip_bit(t[key], 0)}))
+    assert_only_fault(verify(out, source, method=method), key, "(that of the run)")
+
+
+def test_a_run_without_the_scale_of_a_linear(made: Made, source: Path) -> None:
+    out, method = made("modelopt-fp8")
+    scales = {module: scale for module, scale in method.input_scales.items() if module != O}
+    report = verify(out, source, method=replace(method, input_scales=scales))
+    assert_only_fault(report, "draftquant.json: input_scales", f"expected one of {O}, got none")
+    out, method = made("ct-fp8")
+    report = verify(out, source, method=replace(method, input_scales={O: 1.0}))
+    assert_only_fault(report, "draftquant.json: input_scales", f"expected none (recipe), got {O}")
+
+
+def test_the_pipeline_hands_its_own_scales_to_verify(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that stores other input scales than the run was given: nothing is published."""
+    execute = quantize.execute
+
+    def wrong(*arguments: Any, measured: Any, **options: Any) -> None:
+        thousandfold = {m: 1000 * scale for m, scale in measured.input_scales.items()}
+        execute(*arguments, measured=replace(measured, input_scales=thousandfold), **options)
+
+    monkeypatch.setattr(quantize, "execute", wrong)
+    with pytest.raises(VerifyError, match=r"input_scale: expected 0\.3.*that of the run"):
+        run(source, tmp_path / "out", recipe_of("modelopt-fp8"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_pipeline_hands_its_own_recipe_to_verify(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer whose scales are a thousandth too large, with codes that are right for them."""
+    from draftquant.quantize.algorithms import nearest
+
+    right = nearest.fp8_scale
+    monkeypatch.setattr(nearest, "fp8_scale", lambda absmax: right(absmax) * 1.001)
+    with pytest.raises(VerifyError, match="expected absmax / 448"):
+        run(source, tmp_path / "out", recipe_of("ct-fp8"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recorded_scales_are_those_of_the_run(source: Path, tmp_path: Path) -> None:
+    plan = make_plan(recipe_of("modelopt-fp8"), read_draft(Checkpoint.open(source)))
+    scales = {step.row.module: 0.3 for step in plan.quantized}
+    out, of = tmp_path / "out", DraftSource(folder=source)
+    quantize.quantize_draft(
+        plan,
+        out,
+        source=of,
+        input_scales=scales,
+        input_scale_origin="by hand",
+        allow_zero_rows=True,
+    )
+    assert verify(out, source).ok
+    other = Method(recipe=plan.recipe, input_scales={module: 0.4 for module in scales})
+    report = verify(out, source, method=other)
+    assert "draftquant.json: input_scales: expected that of the run" in faults_of(report)
+    edit_json(out / "draftquant.json", input_scales=dict(other.input_scales))
+    assert len(verify(out, source).faults) == 7  # the file itself is not believed
+
+
+# ---- the recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "words"),
+    [
+        ("ct-int4", "quark-int4", "layout quark"),
+        ("ct-int4", "ct-fp8", "weights fp8_e4m3"),
+        ("ct-int4", "ct-int4-group", "granularity group"),
+        ("ct-int4-group", "ct-int4-f16", "expected F16"),
+        ("quark-int4", "quark-two-stages", "first stage fp8_e4m3"),
+        ("ct-fp8", "ct-fp8-static", "activations tensor-static"),
+    ],
+)
+def test_a_folder_that_is_not_what_its_recipe_says(
+    made: Made, source: Path, name: str, other: str, words: str
+) -> None:
+    out, method = made(name)
+    report = verify(out, source, method=replace(method, recipe=recipe_of(other)))
+    assert words in faults_of(report)
+
+
+def test_group_sizes_and_absent_declarations(made: Made, source: Path, tmp_path: Path) -> None:
+    out, method = made("ct-int4-group")
+    wide = replace(method.recipe, weights=weights("int4", "group", 64))
+    found = faults_of(verify(out, source, method=replace(method, recipe=wide)))
+    assert "quantization_config: expected group size 64 of recipe fp8-ptpc, got 32" in found
+    plain = Path(shutil.copytree(source, tmp_path / "plain"))
+    found = faults_of(verify(plain, source, method=method))
+    assert "quantization_config: expected that of recipe fp8-ptpc, got none" in found
+    assert f"{Q}: expected quantized (recipe fp8-ptpc), got kept" in found
+
+
+def test_what_the_recipe_keeps_is_kept(made: Made, source: Path) -> None:
+    out, method = made("ct-fp8")
+    keep = replace(method.recipe.rules[0], role=(), tensor=("*.o_proj.weight",), action="keep")
+    recipe = replace(method.recipe, rules=(*method.recipe.rules, keep))
+    report = verify(out, source, method=replace(method, recipe=recipe))
+    assert_only_fault(report, O, "expected kept (recipe fp8-ptpc), got quantized")
+
+
+def test_scales_have_the_dtype_that_the_recipe_says(copy_of: Made, source: Path) -> None:
+    out, method = copy_of("ct-fp8")
+    key = f"{O}.weight_scale"
+    edit(out, lambda t: t.update({key: store(values_of(t[key]), "BF16")}))
+    assert key not in {fault.where for fault in verify(out, source).faults}
+    assert_only_fault(verify(out, source, method=method), key, "expected F32 [128, 1]")
+
+
+# ---- other algorithms
+
+
+@pytest.mark.parametrize("name", MSE_CASES)
+def test_searched_scales_lie_between_a_quarter_of_absmax_and_all_of_it(
+    made: Made, source: Path, name: str
+) -> None:
+    out, method = made(name, MSE)
+    report = verify(out, source, method=method)
+    assert report.faults == ()
+    assert report.rule == "scales from 1/4 to 1 of absmax, exactly the nearest codes"
+    found = verify(out, source, method=replace(method, recipe=recipe_of(name)))
+    assert not found.ok  # some scale was clipped
+    assert all("absmax" in f.expected or "log2" in f.expected for f in found.faults)
+
+
+@pytest.mark.parametrize("name", ["ct-fp8", "ct-int4"])
+@pytest.mark.parametrize("factor", [1.02, 0.24])
+def test_a_searched_scale_beyond_its_ends(
+    copy_of: Made, source: Path, name: str, factor: float
+) -> None:
+    """With the codes that are the nearest under it."""
+    from handmade import nearest_e4m3, pack
+
+    out, method = copy_of(name, MSE)
+    w = values_of(read_tensors(source)[f"{Q}.weight"])
+
+    def change(tensors: Tensors) -> None:
+        scale = tensors[f"{Q}.weight_scale"]
+        values = values_of(scale).copy()
+        values[2] = np.abs(w[2]).max() / (448 if name == "ct-fp8" else 7.5) * factor
+        tensors[f"{Q}.weight_scale"] = scale = store(values, scale.dtype)
+        s = values_of(scale)
+        if name == "ct-fp8":
+            data = nearest_e4m3(np.clip(w / s, -448, 448))
+            tensors[f"{Q}.weight"] = tensors[f"{Q}.weight"]._replace(data=data)
+        else:
+            codes = np.clip(np.rint(w * (np.float32(1) / s)), -8, 7).astype(int)
+            tensors[f"{Q}.weight_packed"] = pack(codes + 8, "order")
+
+    edit(out, change)
+    report = verify(out, source, method=method)
+    assert_only_fault(report, f"{Q}.weight_scale", "expected 1/4 to 1 of absmax")
+    assert "at row 2" in str(report.faults[0])
+
+
+def compensated(method: Method) -> Method:
+    """The same run by an algorithm whose codes do not follow from the weight alone."""
+    algorithm = method.recipe.algorithm
+    changed: Any = replace(algorithm, rounding="gptq")  # type: ignore[arg-type]
+    return replace(method, recipe=replace(method.recipe, algorithm=changed))
+
+
+def test_codes_that_make_up_for_others_need_only_be_numbers(copy_of: Made, source: Path) -> None:
+    out, method = copy_of("ct-fp8")
+    key = f"{O}.weight"
+    edit(out, lambda t: t.update({key: flip_bit(t[key], 8 * 50 + 1)}))
+    assert not verify(out, source, method=method).ok
+    report = verify(out, source, method=compensated(method))
+    assert report.faults == ()
+    assert report.rule == "positive scales, codes that are numbers"
+    assert all(linear.relative_l2_error > 0.01 for linear in report.linears)
+    nan = read_tensors(out)[key]
+    data = nan.data[:300] + b"\x7f" + nan.data[301:]
+    edit(out, lambda t: t.update({key: nan._replace(data=data)}))
+    report = verify(out, source, method=compensated(method))
+    assert_only_fault(report, key, "1 NaN(s), first at row 2, column 44")
+    scale = f"{O}.weight_scale"
+    edit(out, lambda t: t.update({scale: store(-values_of(t[scale]), "F32")}))
+    assert scale in {f.where for f in verify(out, source, method=compensated(method)).faults}
+
+
+def test_an_algorithm_that_is_not_known_is_never_let_through(made: Made, source: Path) -> None:
+    out, method = made("ct-fp8")
+    algorithm: Any = replace(method.recipe.algorithm, rounding="guess")  # type: ignore[arg-type]
+    unknown = replace(method, recipe=replace(method.recipe, algorithm=algorithm))
+    with pytest.raises(VerifyError, match="rounding 'guess'"):
+        rule_of(unknown)
+    report = verify(out, source, method=unknown)
+    assert_only_fault(report, "recipe.algorithm", "what its codes must be is not known")
+    assert rule_of(None) == FOREIGN
+
+
+# ---- what is printed
+
+
+def test_the_error_of_every_linear_is_printed(
+    made: Made, source: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from draftquant.scripts.cli import main
+
+    def printed(out: Path) -> tuple[str, dict[str, Any]]:
+        assert main(["verify", str(out), "--against", str(source)]) == 0
+        text = capsys.readouterr().out
+        assert main(["verify", str(out), "--against", str(source), "--json"]) == 0
+        return text, json.loads(capsys.readouterr().out)
+
+    foreign, _ = made("ct-fp8")
+    text, report = printed(foreign)
+    assert "error / allowed" in text
+    assert all(linear["max_error"] <= 1 for linear in report["linears"])
+    plan = make_plan(recipe_of("ct-fp8"), read_draft(Checkpoint.open(source)))
+    own = tmp_path / "own"
+    quantize.quantize_draft(plan, own, source=DraftSource(folder=source), allow_zero_rows=True)
+    text, report = printed(own)
+    assert "error / allowed" not in text
+    assert "exact absmax scales, exactly the nearest codes" in " ".join(text.split())
+    assert len(report["linears"]) == 7
+    for linear in report["linears"]:
+        assert linear["max_error"] is None
+        assert linear["wrong_codes"] == 0
+        assert f"{linear['relative_l2_error']:.4f}" in text
