@@ -42,7 +42,7 @@ OWN = pytest.mark.parametrize("own", [False, True], ids=["another tool", "draftq
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("formats") / "source"
-    return tiny_eagle3_llama(folder, hidden=96, heads=12)
+    return tiny_eagle3_llama(folder, heads=12, intermediate=32, vocab=32)
 
 
 @pytest.fixture(scope="module")
