@@ -23,7 +23,7 @@ from draftquant.recipes import Recipe, built_in_recipes, load_recipe
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
 from handmade_numbers import code_values, spread
 from tiny import Stored, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
-from verify_cases import assert_only_fault, edit, flip_bit
+from verify_cases import assert_only_fault, edit, flip_bit, method_of
 
 UP, DOWN = "midlayer.mlp.up_proj", "midlayer.mlp.down_proj"
 V = "midlayer.self_attn.v_proj"
@@ -190,6 +190,13 @@ def test_wrong_codes_of_several_blocks_are_counted_and_the_worst_is_named(
     edit(out, lambda t: t.update({f"{UP}.{suffix}": part for suffix, part in parts.items()}))
     report = verify(out, large)
     assert_only_fault(report, f"{UP}.weight_packed", "3 other(s), worst at row 1100, column 383:")
+    own = verify(out, large, method=method_of(out))
+    assert_only_fault(own, f"{UP}.weight_packed", "3 other(s), first at row 5, column 7:")
+    codes[5, 7] = right.codes[5, 7]
+    parts = stored_parts(right._replace(codes=codes), "BF16", made)
+    edit(out, lambda t: t.update({f"{UP}.{suffix}": part for suffix, part in parts.items()}))
+    own = verify(out, large, method=method_of(out))
+    assert_only_fault(own, f"{UP}.weight_packed", "2 other(s), first at row 400, column 100:")
 
 
 @pytest.mark.parametrize("at", [5, 2500 * 768 + 11, 4095 * 768 + 767])

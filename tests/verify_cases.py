@@ -36,6 +36,7 @@ from tiny import (
     write_tensors,
 )
 
+BASE = load_recipe("fp8-ptpc")
 ATTENTION = "midlayer.self_attn."
 Q = f"{ATTENTION}q_proj"
 Tensors = dict[str, Stored]
@@ -98,7 +99,7 @@ def recipe_of(folder: Path, scale: Literal["absmax", "mse"] = "absmax") -> Recip
     assert scheme is not None
     scales = {t.dtype for n, t in read_tensors(folder).items() if n.endswith("scales")}
     return replace(
-        load_recipe("fp8-ptpc"),
+        BASE,
         layout=scheme.layout.name,
         weights=WeightFormat(
             dtype=scheme.weight_dtype,
