@@ -77,7 +77,7 @@ def resolved(reference: str, cache: Path, **environment: str) -> subprocess.Comp
     code = """
 import sys
 from draftquant.quantize.errors import CheckpointError
-from draftquant.quantize.hub import resolve_draft
+from draftquant.quantize.files.hub import resolve_draft
 try:
     found = resolve_draft(sys.argv[1])
     print(found.folder, found.hub_id, found.revision)
