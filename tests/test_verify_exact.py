@@ -430,10 +430,10 @@ def test_the_pipeline_hands_its_own_recipe_to_verify(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer whose scales are a thousandth too large, with codes that are right for them."""
-    from draftquant.quantize.algorithms import nearest
+    from draftquant.quantize.numerics import rows
 
-    right = nearest.fp8_scale
-    monkeypatch.setattr(nearest, "fp8_scale", lambda absmax: right(absmax) * 1.001)
+    right = rows.fp8_scale
+    monkeypatch.setattr(rows, "fp8_scale", lambda absmax: right(absmax) * 1.001)
     with pytest.raises(VerifyError, match="expected absmax / 448"):
         run(source, tmp_path / "out", recipe_of("ct-fp8"))
     assert list(tmp_path.iterdir()) == []
