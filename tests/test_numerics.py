@@ -6,7 +6,13 @@ from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.utils import calculate_qparams
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.numerics.absmax import row_absmax
-from draftquant.quantize.numerics.fp4 import fp4_codes, mxfp4_codes, mxfp4_scale
+from draftquant.quantize.numerics.fp4 import (
+    fp4_codes,
+    mxfp4_codes,
+    mxfp4_scale,
+    nvfp4_global_scale,
+    nvfp4_scale,
+)
 from draftquant.quantize.numerics.fp8 import FP8, fp8_codes, fp8_rounded, fp8_scale
 from draftquant.quantize.numerics.int4 import int4_codes, int4_scale
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
@@ -219,6 +225,21 @@ def test_fp4_keeps_the_sign_of_what_rounds_to_zero_and_mxfp4_does_not() -> None:
     x = torch.tensor([[-0.25, 0.25, -0.0, -0.26, -6.0, 5.0, 5.1]])
     assert fp4_codes(x).tolist() == [[8, 0, 0, 9, 15, 6, 7]]
     assert mxfp4_codes(x, torch.ones(1, 1)).tolist() == [[0, 0, 0, 9, 15, 6, 7]]
+
+
+def test_nvfp4_scales_by_hand() -> None:
+    """2688 / 2688 = 1; under it 1/6 of 2688, 9, 0.1, 1e-6 and 0, rounded to E4M3.
+
+    0.1 / 6 = 0.01667 is a little nearer to 0.017578 than to 0.015625, the E4M3 values around it.
+    The smallest is 2^-9; what is all zero gets 1.
+    """
+    largest = torch.tensor([2688.0, -9.0, 0.1, 1e-6, 0.0])
+    groups = torch.zeros(5, 16).index_fill_(1, torch.tensor(3), 1.0) * largest[:, None]
+    whole = nvfp4_global_scale(largest.max())
+    assert whole.item() == 1
+    scales = nvfp4_scale(groups, whole).float()[:, 0].tolist()
+    assert scales == [448, 1.5, 0.017578125, 2.0**-9, 1]
+    assert nvfp4_global_scale(torch.tensor(0.0)).item() == 1
 
 
 def test_mxfp4_scale_by_hand() -> None:
