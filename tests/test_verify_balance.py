@@ -114,6 +114,19 @@ def test_one_bit_of_the_norm(copy: Path, made: tuple[Path, Method], source: Path
     assert f"at {bit // 16}" in str(report.faults[0])
 
 
+def test_the_sign_of_a_zero_of_the_norm(tmp_path: Path) -> None:
+    source = unbalanced(tmp_path / "source", "llama", 1 / 16)
+
+    def zero(tensors: Tensors) -> None:
+        tensors[NORM] = tensors[NORM]._replace(data=b"\0\0\0\x80" + tensors[NORM].data[4:])
+
+    edit(source, zero)
+    method = run(source, tmp_path / "out", RECIPES["int4"])
+    assert verify(tmp_path / "out", source, method=method).ok
+    edit(tmp_path / "out", lambda t: t.update({NORM: flip_bit(t[NORM], 31)}))
+    assert_only_fault(verify(tmp_path / "out", source, method=method), NORM, "first 0 for -0 at 1")
+
+
 def test_a_norm_that_was_divided_by_another_power(
     copy: Path, made: tuple[Path, Method], source: Path
 ) -> None:

@@ -202,7 +202,8 @@ class _Pass:
                 self.absmax[rows.start : rows.stop] = group_absmax(w, self._group)
             self._judge.add(rows.start, w, codes, stored)
             scale = spread(self._linear.scale_of(rows), self._group_size, self._columns)
-            lost = np.multiply(codes, scale, out=self._buffers.get("served", shape))
+            # The judge is done with its quotients: one array less in the cache.
+            lost = np.multiply(codes, scale, out=self._buffers.get("x", shape))
             np.subtract(w, lost, out=lost)
             self._square_error += _sum_of_squares(lost)
             self._square += _sum_of_squares(w)

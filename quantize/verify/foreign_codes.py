@@ -30,7 +30,7 @@ class AboutNearest:
     Args:
         scheme: what the folder declares.
         linear: whose codes they are.
-        buffers: shared with the caller, under other names.
+        buffers: shared with the caller, which may use "x" between two blocks.
     """
 
     def __init__(self, scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> None:

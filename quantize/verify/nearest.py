@@ -26,7 +26,7 @@ class Nearest:
         scale: [out_features, groups] or [1, 1] float32, by which a weight is divided to get a code;
             of two stages, the second.
         first_scale: of a first stage of two, else None.
-        buffers: shared with the caller, under other names.
+        buffers: shared with the caller, which may use "x" between two blocks.
     """
 
     def __init__(
