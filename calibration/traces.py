@@ -17,7 +17,7 @@ time.
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,19 @@ class PromptTrace:
         return self.token_ids.shape[0]
 
     @property
+    def prompt_sha256(self) -> str:
+        """Identity of the prompt: see `prompt_sha256`."""
+        return prompt_sha256(self.token_ids[: self.prompt_length].tolist())
+
+    @property
     def continuation(self) -> tuple[int, ...]:
         """The token ids that the target chose."""
         return tuple(self.token_ids[self.prompt_length :].tolist())
+
+
+def prompt_sha256(token_ids: Sequence[int]) -> str:
+    """Identity of a prompt whatever its id: hash of its token ids, decimal, with commas between."""
+    return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
 
 
 class TraceFolder:

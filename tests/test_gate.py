@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from draftquant.calibration.traces import prompt_sha256
 from draftquant.recipes.schema import PolicyName
 from draftquant.validate.errors import GateError
 from draftquant.validate.gate import GateReport, judge
@@ -23,6 +24,7 @@ def replay(
         PromptReplay(
             id=f"p{i}",
             category=categories[i % len(categories)],
+            prompt_sha256=prompt_sha256([i]),
             counts=AcceptanceCounts(histogram=histogram),
             every_position=AcceptanceCounts(histogram=histogram),
         )

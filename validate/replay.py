@@ -30,6 +30,7 @@ class PromptReplay:
     """One prompt under one draft.
 
     Attributes:
+        prompt_sha256: of its token ids, so that one prompt under two ids is known as one.
         counts: of the rounds of speculative decoding; no step if the continuation is too short.
         every_position: the same as if a round started at every position: another quantity (it
             over-weights easy text), with less noise when two drafts are compared.
@@ -37,6 +38,7 @@ class PromptReplay:
 
     id: str
     category: str
+    prompt_sha256: str
     counts: AcceptanceCounts
     every_position: AcceptanceCounts
 
@@ -246,6 +248,7 @@ def _prompt_replay(trace: PromptTrace, predicted: Tensor) -> PromptReplay:
     return PromptReplay(
         id=trace.id,
         category=trace.category,
+        prompt_sha256=trace.prompt_sha256,
         counts=_histogram(rounds(accepted), num_draft_tokens),
         every_position=_histogram(accepted, num_draft_tokens),
     )
