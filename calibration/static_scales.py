@@ -20,11 +20,13 @@ class StaticScales:
 
     Attributes:
         scales: one per quantized linear, by on-disk module name.
-        origin: where they came from, for provenance; `calibrated_on` reads it.
+        origin: where they came from, for provenance.
+        prompts: identities of the prompts that were looked at.
     """
 
     scales: Mapping[str, float]
     origin: str
+    prompts: frozenset[str] = frozenset()
 
 
 def constant_scales(plan: Plan, scale: float) -> StaticScales:
@@ -92,6 +94,7 @@ def calibrated_scales(
     return StaticScales(
         scales={modules[name]: one.scale for name, one in found.items() if name in modules},
         origin=f"traces sha256 {traces.sha256}, num_draft_tokens {num_draft_tokens}",
+        prompts=frozenset(prompt for _, prompt in traces.prompt_sha256s()),
     )
 
 
@@ -113,8 +116,3 @@ def balanced_draft(draft: LoadedDraft, plan: Plan) -> LoadedDraft:
         weight[:, : weight.shape[1] // 2] *= factor
         weights[step.row.canonical] = weight
     return dataclasses.replace(draft, weights=weights)
-
-
-def calibrated_on(origin: str | None, traces_sha256: str) -> bool:
-    """True if an `origin` says that these traces were measured."""
-    return origin is not None and traces_sha256 in origin

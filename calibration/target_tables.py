@@ -1,7 +1,11 @@
-"""The embedding and the head of a target, for drafts that are stored without their own."""
+"""The embedding and the head of a target, for drafts that are stored without their own.
+
+And its last norm, with which the head can be held against recorded features.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +19,8 @@ from ..quantize.stored.parts import FLOAT_DTYPES
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 """The names that drafts use."""
+FINAL_NORM = "target_norm.weight"
+"""The target's last norm, [W]; not the name of any draft's tensor."""
 
 
 class SharedTables(Mapping[str, Tensor]):
@@ -49,11 +55,13 @@ class TargetTables:
 
     Attributes:
         lm_head: that of the embedding where the target ties the two.
+        norm: the weight [W] of the norm before the head; None where no tensor `norm.weight` is one.
     """
 
     checkpoint: Checkpoint
     embed_tokens: TensorInfo
     lm_head: TensorInfo
+    norm: TensorInfo | None
 
     @classmethod
     def find(cls, target: Path) -> "TargetTables":
@@ -85,7 +93,12 @@ class TargetTables:
                 " to the embedding",
                 fix="give the shard that holds the head, or tie_word_embeddings: true if it is so",
             )
-        tables = cls(checkpoint=checkpoint, embed_tokens=embedding, lm_head=head or embedding)
+        tables = cls(
+            checkpoint=checkpoint,
+            embed_tokens=embedding,
+            lm_head=head or embedding,
+            norm=_final_norm(checkpoint, embedding),
+        )
         tables._check()
         return tables
 
@@ -100,12 +113,10 @@ class TargetTables:
         return self.embed_tokens.shape[1]
 
     def shared(self, dtype: torch.dtype = torch.float32) -> SharedTables:
-        """Both tables, [V, W] in `dtype`, for `load_draft`."""
+        """Both tables, [V, W] in `dtype`, for `load_draft`, and the norm where it is known."""
+        stored = {EMBEDDING: self.embed_tokens, HEAD: self.lm_head, FINAL_NORM: self.norm}
         return SharedTables(
-            {
-                EMBEDDING: lambda: self._read(self.embed_tokens, dtype),
-                HEAD: lambda: self._read(self.lm_head, dtype),
-            }
+            {name: partial(self._read, t, dtype) for name, t in stored.items() if t is not None}
         )
 
     def _read(self, tensor: TensorInfo, dtype: torch.dtype) -> Tensor:
@@ -144,6 +155,13 @@ def _find(checkpoint: Checkpoint, table: str) -> TensorInfo | None:
             fix="give a folder with the language model that the draft was trained for alone",
         )
     return found[0] if found else None
+
+
+def _final_norm(checkpoint: Checkpoint, embedding: TensorInfo) -> TensorInfo | None:
+    """The tensor `norm.weight` that stands beside the embedding, if it is a vector of its width."""
+    norm = checkpoint.tensors.get(embedding.name.removesuffix(EMBEDDING) + "norm.weight")
+    fits = norm is not None and norm.dtype in FLOAT_DTYPES and norm.shape == embedding.shape[1:]
+    return norm if fits else None
 
 
 def _tied(checkpoint: Checkpoint) -> bool:

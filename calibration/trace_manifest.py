@@ -92,6 +92,7 @@ class TablesFile:
         num_token_ids: n, tokens whose embedding is carried.
         width: W, of the target's hidden states.
         embed_tokens_dtype, lm_head_dtype: as the target stores them.
+        norm_dtype: of the norm before the head; None where the target's is not known.
     """
 
     file: Literal["tables.safetensors"] = TABLES_FILE
@@ -101,6 +102,7 @@ class TablesFile:
     width: int
     embed_tokens_dtype: TableDtype
     lm_head_dtype: TableDtype
+    norm_dtype: TableDtype | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@
                                          else was asked for (the mask token of a DFlash draft)
                          "embed_tokens"  [n, W], the embeddings of these tokens
                          "lm_head"       [V, W], the whole head; the embedding in a tied target
+                         "norm"          [W], the norm before the head, where it is known
 
 W is the target's width, V its vocabulary; tables are stored as the target stores them, byte for
 byte. Replay feeds a draft the recorded tokens and its mask token, nothing else, so no other row of
@@ -12,6 +13,7 @@ the embedding is ever read.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from ..quantize.files.checkpoint import pread_exactly
 from ..quantize.files.safetensors_file import SafetensorsFile
 from ..quantize.files.safetensors_header import StoredTensor
 from .errors import TraceError
-from .target_tables import EMBEDDING, HEAD, SharedTables, TargetTables
+from .target_tables import EMBEDDING, FINAL_NORM, HEAD, SharedTables, TargetTables
 from .trace_manifest import TablesFile
 
 TensorTable = dict[str, tuple[str, tuple[int, ...]]]
@@ -32,7 +34,8 @@ TensorTable = dict[str, tuple[str, tuple[int, ...]]]
 def expected_tensors(tables: TablesFile, vocab_size: int) -> TensorTable:
     """What tables.safetensors holds according to trace.json."""
     count, width = tables.num_token_ids, tables.width
-    return {
+    norm: TensorTable = {"norm": (tables.norm_dtype, (width,))} if tables.norm_dtype else {}
+    return norm | {
         "token_ids": ("I32", (count,)),
         "embed_tokens": (tables.embed_tokens_dtype, (count, width)),
         "lm_head": (tables.lm_head_dtype, (vocab_size, width)),
@@ -50,13 +53,14 @@ def write_tables(path: Path, tables: TargetTables, token_ids: Sequence[int]) -> 
     Raises:
         CheckpointError: the target's files changed while they were read.
     """
-    embedding, head = tables.embed_tokens, tables.lm_head
+    embedding, head, norm = tables.embed_tokens, tables.lm_head, tables.norm
     stored = [
         StoredTensor(name=name, dtype=dtype, shape=shape)
         for name, dtype, shape in (
             ("token_ids", "I32", (len(token_ids),)),
             ("embed_tokens", embedding.dtype, (len(token_ids), tables.width)),
             ("lm_head", head.dtype, head.shape),
+            *([("norm", norm.dtype, norm.shape)] if norm else []),
         )
     ]
     row = torch.empty(embedding.nbytes // tables.vocab_size, dtype=torch.uint8)
@@ -68,17 +72,20 @@ def write_tables(path: Path, tables: TargetTables, token_ids: Sequence[int]) -> 
                 start = embedding.start + token * len(row)
                 pread_exactly(stream.fileno(), row.numpy().data, start, source)
                 file.write("embed_tokens", row, offset=i * len(row))
-        with (tables.checkpoint.folder / head.file).open("rb") as stream:
-            file.copy(stream.fileno(), dataclasses.replace(head, name="lm_head"))
+        for name, whole in (("lm_head", head), ("norm", norm)):
+            if whole is not None:
+                with (tables.checkpoint.folder / whole.file).open("rb") as stream:
+                    file.copy(stream.fileno(), dataclasses.replace(whole, name=name))
 
 
 def shared_tables(
-    opened: Callable[[], Any], vocab_size: int, where: Path, dtype: torch.dtype
+    opened: Callable[[], Any], listed: TablesFile, vocab_size: int, where: Path, dtype: torch.dtype
 ) -> SharedTables:
     """The carried tables under the names that drafts use.
 
     Args:
         opened: gives the safetensors file, its header and hash checked.
+        listed: what trace.json says of it.
         vocab_size: V.
         where: the file, for errors.
         dtype: of the tables given.
@@ -98,10 +105,13 @@ def shared_tables(
         table[token_ids] = rows
         return table
 
-    def head() -> Tensor:
-        return _finite(opened().get_tensor("lm_head"), "lm_head", where).to(dtype)
+    def whole(name: str) -> Tensor:
+        return _finite(opened().get_tensor(name), name, where).to(dtype)
 
-    return SharedTables({EMBEDDING: embedding, HEAD: head})
+    readers = {EMBEDDING: embedding, HEAD: partial(whole, "lm_head")}
+    return SharedTables(
+        readers | ({FINAL_NORM: partial(whole, "norm")} if listed.norm_dtype else {})
+    )
 
 
 def _descends(token_ids: Tensor) -> bool:

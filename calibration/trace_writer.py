@@ -130,6 +130,7 @@ class TraceWriter:
             width=tables.width,
             embed_tokens_dtype=cast(TableDtype, tables.embed_tokens.dtype),
             lm_head_dtype=cast(TableDtype, tables.lm_head.dtype),
+            norm_dtype=cast(TableDtype, tables.norm.dtype) if tables.norm else None,
         )
 
     def _next_file(self) -> str:

@@ -137,21 +137,23 @@ class TraceFolder:
     def __iter__(self) -> Iterator[PromptTrace]:
         return (self.load(entry) for entry in self.manifest.prompts)
 
+    def prompt_sha256s(self) -> Iterator[tuple[TraceEntry, str]]:
+        """Every prompt with its identity; reads token ids only.
+
+        Raises:
+            TraceError: the shard's bytes changed since recording.
+        """
+        for entry in self.manifest.prompts:
+            token_ids = self._tensors(entry, "token_ids")["token_ids"]
+            yield entry, prompt_sha256(token_ids[: entry.prompt_length].tolist())
+
     def load(self, entry: TraceEntry) -> PromptTrace:
         """Read one prompt.
 
         Raises:
             TraceError: the shard's bytes changed since recording, or the trace contradicts itself.
         """
-        shard = self._open(next(s for s in self.manifest.shards if s.file == entry.file))
-        try:
-            tensors = {
-                name: shard.get_tensor(f"{entry.id}.{name}")
-                for name in ("token_ids", "features", "target_top1")
-            }
-        except SafetensorError as exc:
-            raise TraceError(self.folder / entry.file, f"{entry.id}: {exc}",
-                             fix="record the traces again") from exc  # fmt: skip
+        tensors = self._tensors(entry, "token_ids", "features", "target_top1")
         trace = PromptTrace(
             id=entry.id,
             category=entry.category,
@@ -163,6 +165,14 @@ class TraceFolder:
         check_trace(trace, self.manifest.target, self.manifest.features, self.folder / entry.file)
         return trace
 
+    def _tensors(self, entry: TraceEntry, *names: str) -> dict[str, Tensor]:
+        shard = self._open(next(s for s in self.manifest.shards if s.file == entry.file))
+        try:
+            return {name: shard.get_tensor(f"{entry.id}.{name}") for name in names}
+        except SafetensorError as exc:
+            raise TraceError(self.folder / entry.file, f"{entry.id}: {exc}",
+                             fix="record the traces again") from exc  # fmt: skip
+
     def tables(self, dtype: torch.dtype = torch.float32) -> SharedTables:
         """The target's tables that the folder carries, for `load_draft`; empty if it carries none.
 
@@ -172,7 +182,7 @@ class TraceFolder:
         if tables is None:
             return SharedTables({})
         vocab_size, where = self.manifest.target.vocab_size, self.folder / tables.file
-        return shared_tables(lambda: self._open(tables), vocab_size, where, dtype)
+        return shared_tables(lambda: self._open(tables), tables, vocab_size, where, dtype)
 
     def _open(self, listed: Shard | TablesFile) -> Any:
         """Open a file; its hash is checked the first time, before any of its bytes is used."""

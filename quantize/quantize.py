@@ -1,7 +1,7 @@
 """`quantize_draft`: plan in, published folder out. It appears whole and verified, or not at all."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ def quantize_draft(
     argv: Sequence[str] = (),
     input_scales: Mapping[str, float] | None = None,
     input_scale_origin: str | None = None,
+    calibration_prompts: Collection[str] = (),
     statistics: Statistics | None = None,
     allow_zero_rows: bool = False,
     fix_config: bool = False,
@@ -70,6 +71,7 @@ def quantize_draft(
         input_scales: static activation scale per on-disk module name; needed exactly where the
             recipe's activations are static.
         input_scale_origin: where they came from, for provenance.
+        calibration_prompts: identities of the prompts behind scales and statistics, for provenance.
         statistics: of the inputs of linears, for algorithms that need them.
         allow_zero_rows: store all-zero rows instead of refusing them.
         fix_config: change the output's config.json as the lints of the draft ask for.
@@ -126,6 +128,7 @@ def quantize_draft(
             balanced=balanced,
             input_scales=scales,
             input_scale_origin=input_scale_origin if scales else "",
+            calibration_prompts=tuple(sorted(calibration_prompts)),
         )
 
     report = publish(

@@ -111,6 +111,8 @@ class QuantizedProvenance:
         config_changes: dotted config.json key -> the value that a lint asked for.
         balanced, input_scales: see `Method`.
         input_scale_origin: where they came from; None = not said, "" = there are none.
+        calibration_prompts: identities of the prompts that the run looked at, ascending: sha256 of
+            their token ids, by which the gate knows them whatever they are called.
         made_by: where the folder was repaired later, and `draftquant` and `argv` are the repair's.
         repairs: in order.
     """
@@ -129,6 +131,7 @@ class QuantizedProvenance:
     balanced: Mapping[str, int] = field(default_factory=dict)
     input_scales: Mapping[str, float] = field(default_factory=dict)
     input_scale_origin: str | None = ""
+    calibration_prompts: tuple[str, ...] = ()
     made_by: MadeBy | None = None
     repairs: tuple[RepairRecord, ...] = ()
 

@@ -76,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
             argv=options.argv,
             input_scales=static.scales if static else None,
             input_scale_origin=static.origin if static else None,
+            calibration_prompts=static.prompts if static else (),
             allow_zero_rows=options.allow_zero_rows,
             fix_config=options.fix_config,
             on_progress=advance,

@@ -1,0 +1,37 @@
+"""Static input scales by the names on disk: one constant, and recipes that take none."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from draftquant.calibration.static_scales import constant_scales, static_activations
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import BackendError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.plan import make_plan
+from draftquant.recipes import load_recipe
+from tiny import tiny_eagle3_llama
+from tiny_mla import tiny_eagle3_mla
+
+@pytest.mark.parametrize("make", [tiny_eagle3_llama, tiny_eagle3_mla])
+def test_a_constant_scale_goes_to_every_quantized_linear(make: object, tmp_path: Path) -> None:
+    assert callable(make)
+    draft = read_draft(Checkpoint.open(make(tmp_path / "draft")))
+    plan = make_plan(load_recipe("blackwell-fp8-mla"), draft)
+    found = constant_scales(plan, 0.5)
+    assert found.scales == dict.fromkeys((step.row.module for step in plan.quantized), 0.5)
+    assert (found.origin, found.prompts) == ("--input-scale", frozenset())
+    for wrong in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(BackendError, match=r"--input-scale: expected a positive number, got"):
+            constant_scales(plan, wrong)
+
+
+def test_only_static_recipes_are_calibrated() -> None:
+    recipe = load_recipe("blackwell-fp8")
+    assert static_activations(recipe) == recipe.activations
+    for none in ("fp8-ptpc", "int4-channel"):
+        with pytest.raises(BackendError, match="stores no static input scales"):
+            static_activations(load_recipe(none))
+    weights_only = dataclasses.replace(recipe, activations=None)
+    with pytest.raises(BackendError, match="stores no static input scales"):
+        static_activations(weights_only)

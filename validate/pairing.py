@@ -1,0 +1,212 @@
+"""Is the candidate the baseline, quantized? What both folders hold decides, never their names.
+
+A record (draftquant.json) is believed as far as its hashes are those of the tensors on both sides.
+Of a folder without a record, made by another tool, the weights decide: what it keeps is the
+baseline's, what it stores as codes points the same way.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..quantize.files.checkpoint import Checkpoint
+from ..quantize.files.provenance import (
+    DequantizedProvenance,
+    Provenance,
+    QuantizedProvenance,
+    RepairedProvenance,
+    read_provenance,
+)
+from ..quantize.stored.declarations import declared_scheme
+from ..quantize.stored.loading import LoadedDraft
+from ..quantize.verify.kept import hash_tensor
+from .errors import GateError
+
+MIN_COSINE = 0.7
+"""Between a weight and its codes: INT3 has 0.97, other weights of the same shape have about 0."""
+
+_COPIED = ("embed_tokens.weight", "lm_head.weight", "fc.weight", "d2t", "t2d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFolder:
+    """A draft as it is stored.
+
+    Attributes:
+        tensor_sha256: of every tensor, by on-disk name.
+        quantized: it declares a quantization.
+        record: its draftquant.json, None where it has none.
+    """
+
+    folder: Path
+    tensor_sha256: Mapping[str, str]
+    quantized: bool
+    record: Provenance | None
+
+    @classmethod
+    def read(cls, folder: Path) -> "DraftFolder":
+        """Read a folder and hash its tensors.
+
+        Raises:
+            CheckpointError: it is no draft, or its draftquant.json is not readable.
+            VerifyError: its declaration is not understood.
+            GateError: the hashes in its draftquant.json are not those of its tensors.
+        """
+        checkpoint = Checkpoint.open(folder)
+        record = read_provenance(folder)
+        hashes = {name: hash_tensor(checkpoint, t) for name, t in checkpoint.tensors.items()}
+        if record is not None and record.tensor_sha256 != hashes:
+            raise GateError(
+                folder,
+                f"its draftquant.json was written for other tensors: {_first(record.tensor_sha256, hashes)}",
+                fix="run `draftquant verify`, and quantize the draft again",
+            )
+        scheme = declared_scheme(checkpoint)
+        return cls(
+            folder=folder, tensor_sha256=hashes, quantized=scheme is not None, record=record
+        )
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the weights: over names and hashes of all tensors."""
+        lines = (f"{name} {digest}\n" for name, digest in sorted(self.tensor_sha256.items()))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    @property
+    def quantized_by(self) -> QuantizedProvenance | None:
+        """How its weights were quantized, where a record of this package says so."""
+        record = self.record
+        if isinstance(record, DequantizedProvenance):
+            record = record.quantized_by
+        return record if isinstance(record, QuantizedProvenance) else None
+
+
+def check_order(baseline: DraftFolder, candidate: DraftFolder) -> None:
+    """The baseline has plain weights that were never codes, the candidate has others made from it.
+
+    Raises:
+        GateError: one of the two is not what its place says.
+    """
+    if baseline.quantized or isinstance(baseline.record, DequantizedProvenance):
+        what = "stores codes" if baseline.quantized else "holds dequantized codes"
+        raise GateError(
+            baseline.folder,
+            f"expected the unquantized draft as the baseline, but it {what}",
+            fix="give the BF16 draft first, the quantized one second",
+        )
+    dequantized = isinstance(candidate.record, DequantizedProvenance)
+    if not candidate.quantized and not dequantized:
+        same = " and has the baseline's tensors" if _same(baseline, candidate) else ""
+        raise GateError(
+            candidate.folder,
+            f"expected a quantized draft as the candidate, but it declares no quantization{same}",
+            fix="give the output of `draftquant quantize` or `dequantize`; two different drafts"
+            " are compared with --unrelated",
+        )
+
+
+def check_record(baseline: DraftFolder, candidate: DraftFolder) -> None:
+    """A candidate with a record was made from this very baseline.
+
+    Raises:
+        GateError: it was made from another draft.
+    """
+    record = candidate.quantized_by
+    if record is not None and record.source.tensor_sha256 != baseline.tensor_sha256:
+        difference = _first(record.source.tensor_sha256, baseline.tensor_sha256)
+        raise GateError(
+            candidate.folder,
+            f"was not quantized from {baseline.folder}: {difference}",
+            fix="give the draft that it was quantized from; two different drafts are compared with"
+            " --unrelated",
+        )
+
+
+def check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
+    """A candidate without a record resembles the baseline as only its own codes do.
+
+    Raises:
+        GateError: a tensor that is copied differs, or a linear points elsewhere.
+    """
+    for name in sorted(baseline.weights.keys() | candidate.weights.keys()):
+        ours, theirs = baseline.weights.get(name), candidate.weights.get(name)
+        if ours is None or theirs is None or ours.shape != theirs.shape:
+            raise _other_draft(candidate, f"{name} has another shape or is not in both")
+        if name in _COPIED and not _equal(ours, theirs):
+            raise _other_draft(candidate, f"{name} differs")
+    for module in baseline.linears:
+        name = f"{module}.weight"
+        cosine = _cosine(baseline.weights[name], candidate.weights[name])
+        if not cosine >= MIN_COSINE:
+            raise _other_draft(
+                candidate, f"{name} has a cosine of {cosine:.2f} with the baseline's"
+            )
+
+
+def config_warnings(baseline: LoadedDraft, candidate: LoadedDraft) -> tuple[str, ...]:
+    """What the two configurations make different beside quantization, in sentences."""
+    before, after = dataclasses.asdict(baseline.geometry), dataclasses.asdict(candidate.geometry)
+    changed = sorted(name for name in before if before[name] != after.get(name))
+    if not changed:
+        return ()
+    return (
+        "config.json of the two drafts says different things, so that the change is not that of"
+        f" quantization alone: {', '.join(changed)}. Give the baseline the same (quantize"
+        " --fix-config changes the output only).",
+    )
+
+
+def record_warnings(candidate: DraftFolder) -> tuple[str, ...]:
+    """What nothing vouches for, in sentences for the verdict."""
+    if isinstance(candidate.record, RepairedProvenance) or (
+        isinstance(candidate.record, DequantizedProvenance) and candidate.quantized_by is None
+    ):
+        return (_UNRECORDED.format("its draftquant.json does not say how it was quantized"),)
+    if candidate.record is None:
+        return (_UNRECORDED.format("it has no draftquant.json"),)
+    return ()
+
+
+_UNRECORDED = (
+    "The candidate's origin is not recorded ({}): nothing says which prompts calibrated it, and that"
+    " it was quantized from the baseline is judged by its weights."
+)
+
+
+def _other_draft(candidate: LoadedDraft, what: str) -> GateError:
+    return GateError(
+        candidate.name,
+        f"is not the baseline quantized: {what}",
+        fix="give the draft that it was quantized from; two different drafts are compared with"
+        " --unrelated",
+    )
+
+
+def _same(baseline: DraftFolder, candidate: DraftFolder) -> bool:
+    return baseline.tensor_sha256 == candidate.tensor_sha256
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Embedding rows that traces do not carry are NaN on both sides."""
+    return a.shape == b.shape and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
+
+
+def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    x, y = a.flatten().double(), b.flatten().double()
+    return float(x @ y / (x.norm() * y.norm()))
+
+
+def _first(said: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """The first tensor, by name, that only one side has, or that differs."""
+    for name in sorted(said.keys() | found.keys()):
+        if name not in found:
+            return f"{name} is recorded, but not there"
+        if name not in said:
+            return f"{name} is there, but not recorded"
+        if said[name] != found[name]:
+            return f"{name} differs"
+    return "nothing differs"
