@@ -288,6 +288,12 @@ def test_the_two_drafts_are_not_mistaken_for_each_other() -> None:
     assert report.candidate.num_emitted_tokens == 40 * 2090
 
 
+def test_warnings_from_before_come_first() -> None:
+    report = judge(replay(BASELINE), replay(noisy(3, 4)), RELEASE, warnings=["no provenance"])
+    assert report.warnings[0] == "no provenance"
+    assert report.to_mapping()["warnings"][0] == "no provenance"
+
+
 def test_the_report_is_json_with_every_field() -> None:
     report: GateReport = judge(replay(BASELINE, name="bf16"), replay(noisy(3, 4)), RELEASE)
     mapping = json.loads(json.dumps(report.to_mapping(), allow_nan=False))

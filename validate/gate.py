@@ -55,6 +55,7 @@ class GateReport:
 
     Attributes:
         reason: one sentence. action: what to do about it, None for PASS.
+        warnings: what a reader has to know beside the verdict, a sentence each.
         change: None where the two replays cannot be compared.
         required_num_prompts: for INCONCLUSIVE, prompts with which this change would pass with the
             policy's power; None where more prompts would not help or none are needed.
@@ -65,6 +66,7 @@ class GateReport:
     verdict: Verdict
     reason: str
     action: str | None
+    warnings: tuple[str, ...]
     policy: Policy
     estimand: str
     convention: str
@@ -99,13 +101,20 @@ class _Decision:
     required_num_prompts: int | None = None
 
 
-def judge(baseline: DraftReplay, candidate: DraftReplay, policy: Policy) -> GateReport:
+def judge(
+    baseline: DraftReplay,
+    candidate: DraftReplay,
+    policy: Policy,
+    *,
+    warnings: Sequence[str] = (),
+) -> GateReport:
     """Compare two replays of the same traces.
 
     Args:
         baseline: the draft as released (BF16).
         candidate: the quantized draft, replayed in the same call after the baseline.
         policy: the limits.
+        warnings: what was noticed before; they come first in the report.
     """
     mismatch = _mismatch(baseline, candidate)
     pairs = [] if mismatch else _pairs(baseline, candidate)
@@ -117,6 +126,7 @@ def judge(baseline: DraftReplay, candidate: DraftReplay, policy: Policy) -> Gate
         verdict=decision.verdict,
         reason=decision.reason,
         action=decision.action,
+        warnings=tuple(warnings),
         policy=policy,
         estimand=ESTIMAND,
         convention=CONVENTION,

@@ -7,6 +7,8 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.provenance import read_provenance
 from ...quantize.files.staging import check_output, write_text
@@ -76,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def print_gate(report: "GateReport") -> None:
-    """Print the statistic and the verdict."""
+    """Print the statistic, the verdict and the warnings."""
     out = stdout()
     if report.change is not None:
         found = table("Gate", "policy", "limit", "change", "lower bound", "upper bound", "prompts")
@@ -93,3 +95,5 @@ def print_gate(report: "GateReport") -> None:
     out.print(f"[bold {colour}]{report.verdict}[/]: {report.reason}")
     if report.action:
         out.print(f"  {report.action}")
+    for warning in report.warnings:
+        out.print(f"[yellow]warning:[/] {escape(warning)}")
