@@ -1,4 +1,4 @@
-"""Features that are not those of the tokens beside them are seen, without head, target and draft."""
+"""Features that are not those of the tokens beside them are seen, without target and draft."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ VOCAB, WIDTH, PROMPTS, TOKENS = 40, 96, 6, 150
 
 
 def traces() -> list[PromptTrace]:
-    """Features as a residual stream has them: the token's own, some of its neighbours, and noise."""
+    """Features as a residual stream has them: the token's own, some of the one before, noise."""
     generator = torch.Generator().manual_seed(0)
     table = torch.randn((VOCAB, WIDTH), generator=generator)
     found = []

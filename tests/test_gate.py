@@ -6,15 +6,24 @@ import math
 from typing import Any
 
 import pytest
+from draftquant.calibration.feature_evidence import FeatureEvidence
 from draftquant.calibration.traces import prompt_sha256
 from draftquant.recipes.schema import PolicyName
 from draftquant.validate.errors import GateError
+from draftquant.validate.evidence import Evidence
 from draftquant.validate.gate import GateReport, judge
 from draftquant.validate.policy import POLICIES, Policy, resolve_policy
-from draftquant.validate.replay import DraftReplay, FirstStepAgreement, PromptReplay
+from draftquant.validate.replay import DraftReplay, FirstStepAgreement, PromptReplay, TraceFigures
 from draftquant.validate.statistics import AcceptanceCounts, paired_change
+from test_traces import TARGET
 
 RELEASE = POLICIES["release"]
+FIGURES = TraceFigures(
+    sha256="0" * 64,
+    target=TARGET,
+    repeated_8gram_share=0.1,
+    features=FeatureEvidence(repeats=0, constant=False, share={0: 0.0}),
+)
 
 
 def replay(
@@ -32,13 +41,12 @@ def replay(
     )
     result = DraftReplay(
         name=name,
-        trace_sha256="0" * 64,
         num_draft_tokens=len(histograms[0]) - 1,
+        traces=FIGURES,
         prompts=prompts,
         first_step=FirstStepAgreement(
             num_rows=10, num_equal=9, num_only_reference_hits=1, num_only_this_hits=0
         ),
-        repeated_8gram_share=0.1,
     )
     return dataclasses.replace(result, **changes)
 
@@ -208,12 +216,14 @@ def test_a_gain_is_implausible_by_its_estimate_not_by_its_bound() -> None:
 
 def test_the_limits_of_what_is_plausible_are_plausible_themselves() -> None:
     """K = 3: 3.88 and 1.05 tokens per step; one token in a thousand steps beyond is anomalous."""
-    for inside, beyond, what in (
-        ((0, 0, 120, 880), (0, 0, 119, 881), "is above 3.8800"),
-        ((950, 50, 0, 0), (951, 49, 0, 0), "accepts next to nothing"),
+    for inside, beyond, expected, what in (
+        ((0, 0, 120, 880), (0, 0, 119, 881), None, "is above 3.8800"),
+        ((950, 50, 0, 0), (951, 49, 0, 0), 1.05, "accepts next to nothing"),
     ):
-        assert judge(replay([inside] * 40), replay([inside] * 40), RELEASE).verdict == "PASS"
-        report = judge(replay([inside] * 40), replay([beyond] * 40), RELEASE)
+        known = Evidence(expected_baseline=expected)
+        same = judge(replay([inside] * 40), replay([inside] * 40), RELEASE, evidence=known)
+        assert same.verdict == "PASS"
+        report = judge(replay([inside] * 40), replay([beyond] * 40), RELEASE, evidence=known)
         assert report.verdict == "ANOMALOUS"
         assert what in report.reason
         assert "candidate" in report.reason
@@ -222,7 +232,7 @@ def test_the_limits_of_what_is_plausible_are_plausible_themselves() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trace_sha256": "1" * 64}, "different traces"),
+        ({"traces": dataclasses.replace(FIGURES, sha256="1" * 64)}, "different traces"),
         ({"prompts": replay(BASELINE).prompts[::-1]}, "different prompts"),
         ({"prompts": replay(BASELINE).prompts[1:]}, "different prompts"),
     ],
@@ -289,7 +299,8 @@ def test_the_two_drafts_are_not_mistaken_for_each_other() -> None:
 
 
 def test_warnings_from_before_come_first() -> None:
-    report = judge(replay(BASELINE), replay(noisy(3, 4)), RELEASE, warnings=["no provenance"])
+    evidence = Evidence(warnings=("no provenance",))
+    report = judge(replay(BASELINE), replay(noisy(3, 4)), RELEASE, evidence=evidence)
     assert report.warnings[0] == "no provenance"
     assert report.to_mapping()["warnings"][0] == "no provenance"
 

@@ -183,7 +183,7 @@ def test_replay_reproduces_the_figures_of_the_trainer(tmp_path: Path) -> None:
         assert abs(replay.counts.num_steps / expected["num_steps"] - 1) < 0.005
         survival = expected["acceptance_rate_by_position"]
         assert replay.counts.survival == pytest.approx(survival, abs=0.005)
-    assert abs(replays[0].repeated_8gram_share - figures["repeated_8gram_share"]) < 0.01
+    assert abs(replays[0].traces.repeated_8gram_share - figures["repeated_8gram_share"]) < 0.01
     assert judge(*replays, POLICIES["release"]).verdict == "PASS"
 
 
@@ -226,7 +226,7 @@ def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) ->
         on_progress=lambda *call: calls.append(call),
     )
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert first.trace_sha256 == second.trace_sha256 == traces.sha256
+    assert first.traces.sha256 == second.traces.sha256 == traces.sha256
     assert first.first_step.share == 1
     assert first.first_step.num_only_this_hits == first.first_step.num_only_reference_hits == 0
     agreement = second.first_step

@@ -13,6 +13,7 @@ from draftquant.recipes import load_recipe
 from tiny import tiny_eagle3_llama
 from tiny_mla import tiny_eagle3_mla
 
+
 @pytest.mark.parametrize("make", [tiny_eagle3_llama, tiny_eagle3_mla])
 def test_a_constant_scale_goes_to_every_quantized_linear(make: object, tmp_path: Path) -> None:
     assert callable(make)

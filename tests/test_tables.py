@@ -189,7 +189,8 @@ def test_the_file_holds_what_the_docstring_says(recorded: TraceFolder, target: P
     assert tensors["token_ids"].tolist() == expected
     assert torch.equal(tensors["embed_tokens"], source[f"model.{EMBEDDING}"][expected])
     assert torch.equal(tensors["lm_head"], source[HEAD])
-    assert len(tensors) == 3
+    assert torch.equal(tensors["norm"], source["model.norm.weight"])
+    assert len(tensors) == 4
     listed = json.loads((recorded.folder / "trace.json").read_text())
     assert listed["version"] == 1
     assert listed["tables"] == {
@@ -200,10 +201,11 @@ def test_the_file_holds_what_the_docstring_says(recorded: TraceFolder, target: P
         "width": HIDDEN,
         "embed_tokens_dtype": "F32",
         "lm_head_dtype": "F32",
+        "norm_dtype": "F32",
     }
     header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
     rows = len(expected) * (4 + 4 * HIDDEN)
-    assert path.stat().st_size == header + rows + 4 * VOCAB * HIDDEN
+    assert path.stat().st_size == header + rows + 4 * VOCAB * HIDDEN + 4 * HIDDEN
 
 
 def test_bfloat16_tables_are_copied_byte_for_byte(tmp_path: Path) -> None:
@@ -482,9 +484,11 @@ def test_commands_need_no_target_where_the_traces_carry_tables(
     gate = ["gate", str(bare), str(tmp_path / "fp8"), "--min-prompts", "2", "--traces"]
     for same in (traces, plain):  # calibrated on these, whether they carry tables or not
         assert main([*gate, str(same)]) == 2
-        assert "calibrated on these very traces" in capsys.readouterr().err
+        assert "6 of its 6 prompts calibrated the candidate" in capsys.readouterr().err
     other = tmp_path / "other.jsonl"
-    other.write_text("".join(prompts.read_text().splitlines(keepends=True)[3:]))
+    lines = [json.loads(line) for line in prompts.read_text().splitlines()[3:]]
+    fresh = [line | {"token_ids": line["token_ids"][::-1]} for line in lines]
+    other.write_text("".join(json.dumps(line) + "\n" for line in fresh))
     assert record(target, other, tmp_path / "judged", "--tables") == 0
     assert main([*gate, str(tmp_path / "judged"), "--max-relative-drop", "0.9"]) == 0
 

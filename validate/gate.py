@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .evidence import NO_EVIDENCE, Doubt, Evidence, check_expected_baseline, find_doubt
 from .policy import Policy
-from .replay import DraftReplay, FirstStepAgreement, PromptReplay
+from .replay import DraftReplay, FirstStepAgreement, PromptReplay, TraceFigures
 from .statistics import PairedChange, paired_change, pooled, required_num_prompts
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS"]
@@ -71,10 +72,10 @@ class GateReport:
     estimand: str
     convention: str
     num_draft_tokens: int
-    trace_sha256: str
+    traces: TraceFigures
+    evidence: Evidence
     num_prompts: int
     num_short_prompts: int
-    repeated_8gram_share: float
     baseline: DraftFigures
     candidate: DraftFigures
     change: PairedChange | None
@@ -106,7 +107,7 @@ def judge(
     candidate: DraftReplay,
     policy: Policy,
     *,
-    warnings: Sequence[str] = (),
+    evidence: Evidence = NO_EVIDENCE,
 ) -> GateReport:
     """Compare two replays of the same traces.
 
@@ -114,27 +115,31 @@ def judge(
         baseline: the draft as released (BF16).
         candidate: the quantized draft, replayed in the same call after the baseline.
         policy: the limits.
-        warnings: what was noticed before; they come first in the report.
+        evidence: what was looked at before; its warnings come first in the report.
+
+    Raises:
+        GateError: the acceptance length expected of the baseline is none.
     """
+    check_expected_baseline(evidence.expected_baseline, baseline.num_draft_tokens)
     mismatch = _mismatch(baseline, candidate)
     pairs = [] if mismatch else _pairs(baseline, candidate)
     change = _change(pairs, policy)
-    decision = mismatch or _implausible(baseline, candidate, policy)
+    decision = mismatch or _doubted(find_doubt(baseline, candidate, policy, evidence))
     if decision is None:
-        decision = _by_change(change, policy, len(pairs))
+        decision = _by_change(change, policy, len(pairs), evidence)
     return GateReport(
         verdict=decision.verdict,
         reason=decision.reason,
         action=decision.action,
-        warnings=tuple(warnings),
+        warnings=evidence.warnings,
         policy=policy,
         estimand=ESTIMAND,
         convention=CONVENTION,
         num_draft_tokens=baseline.num_draft_tokens,
-        trace_sha256=baseline.trace_sha256,
+        traces=baseline.traces,
+        evidence=evidence,
         num_prompts=len(pairs),
         num_short_prompts=len(baseline.prompts) - len(pairs),
-        repeated_8gram_share=baseline.repeated_8gram_share,
         baseline=draft_figures(baseline),
         candidate=draft_figures(candidate),
         change=change,
@@ -182,7 +187,7 @@ def _change(pairs: Sequence[_Pair], policy: Policy) -> PairedChange | None:
 def _mismatch(baseline: DraftReplay, candidate: DraftReplay) -> _Decision | None:
     """Replays of different things are not compared."""
     what = ""
-    if baseline.trace_sha256 != candidate.trace_sha256:
+    if baseline.traces.sha256 != candidate.traces.sha256:
         what = "the two drafts were replayed on different traces"
     elif baseline.num_draft_tokens != candidate.num_draft_tokens:
         what = (
@@ -200,28 +205,13 @@ def _mismatch(baseline: DraftReplay, candidate: DraftReplay) -> _Decision | None
     )
 
 
-def _implausible(baseline: DraftReplay, candidate: DraftReplay, policy: Policy) -> _Decision | None:
-    ceiling = policy.max_ceiling_share * (baseline.num_draft_tokens + 1)
-    for role, replay in (("baseline", baseline), ("candidate", candidate)):
-        length = replay.counts.mean_acceptance_length
-        if length < policy.min_acceptance_length:
-            return _Decision(
-                "ANOMALOUS",
-                f"The {role} accepts next to nothing (mean acceptance length {length:.4f}): that is"
-                " a broken load, not a loss of precision.",
-                "Check aux layers, rope, tensor names and scales: draftquant inspect and verify.",
-            )
-        if length > ceiling:
-            return _Decision(
-                "ANOMALOUS",
-                f"The mean acceptance length of the {role}, {length:.4f}, is above {ceiling:.4f},"
-                f" {policy.max_ceiling_share:.0%} of the possible {replay.num_draft_tokens + 1}.",
-                "Look for text that repeats itself, or for prompts that the draft was trained on.",
-            )
-    return None
+def _doubted(doubt: Doubt | None) -> _Decision | None:
+    return _Decision("ANOMALOUS", doubt.reason, doubt.action) if doubt else None
 
 
-def _by_change(change: PairedChange | None, policy: Policy, num_prompts: int) -> _Decision:
+def _by_change(
+    change: PairedChange | None, policy: Policy, num_prompts: int, evidence: Evidence
+) -> _Decision:
     if change is None or num_prompts < policy.min_prompts:
         required = max(policy.min_prompts, (change and _required(change, policy)) or 0)
         return _Decision(
@@ -231,7 +221,7 @@ def _by_change(change: PairedChange | None, policy: Policy, num_prompts: int) ->
             f"Record traces of at least {required} prompts.",
             required,
         )
-    if change.log_ratio > math.log1p(policy.max_relative_gain):
+    if change.log_ratio > math.log1p(policy.max_relative_gain) and not evidence.unrelated:
         return _Decision(
             "ANOMALOUS",
             f"The candidate accepts {change.relative_change:+.2%} more than its baseline: rounding"

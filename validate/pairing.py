@@ -18,7 +18,6 @@ from ..quantize.files.provenance import (
     DequantizedProvenance,
     Provenance,
     QuantizedProvenance,
-    RepairedProvenance,
     read_provenance,
 )
 from ..quantize.stored.declarations import declared_scheme
@@ -29,6 +28,11 @@ from .errors import GateError
 MIN_COSINE = 0.7
 """Between a weight and its codes: INT3 has 0.97, other weights of the same shape have about 0."""
 
+_ON_PURPOSE = "two different drafts are compared with --unrelated"
+_UNRELATED = (
+    "Two different drafts are compared (--unrelated): the change is not that of quantization, and"
+    " nothing ties the candidate to the baseline."
+)
 _COPIED = ("embed_tokens.weight", "lm_head.weight", "fc.weight", "d2t", "t2d")
 
 
@@ -60,15 +64,14 @@ class DraftFolder:
         record = read_provenance(folder)
         hashes = {name: hash_tensor(checkpoint, t) for name, t in checkpoint.tensors.items()}
         if record is not None and record.tensor_sha256 != hashes:
+            difference = _first(record.tensor_sha256, hashes)
             raise GateError(
                 folder,
-                f"its draftquant.json was written for other tensors: {_first(record.tensor_sha256, hashes)}",
+                f"its draftquant.json was written for other tensors: {difference}",
                 fix="run `draftquant verify`, and quantize the draft again",
             )
         scheme = declared_scheme(checkpoint)
-        return cls(
-            folder=folder, tensor_sha256=hashes, quantized=scheme is not None, record=record
-        )
+        return cls(folder=folder, tensor_sha256=hashes, quantized=scheme is not None, record=record)
 
     @property
     def sha256(self) -> str:
@@ -85,12 +88,59 @@ class DraftFolder:
         return record if isinstance(record, QuantizedProvenance) else None
 
 
-def check_order(baseline: DraftFolder, candidate: DraftFolder) -> None:
-    """The baseline has plain weights that were never codes, the candidate has others made from it.
+def check_folders(
+    baseline: DraftFolder, candidate: DraftFolder, *, unrelated: bool = False
+) -> tuple[str, ...]:
+    """The baseline has plain weights that were never codes; the candidate was made of them.
+
+    Args:
+        baseline: the draft as released.
+        candidate: the quantized draft.
+        unrelated: two different drafts are compared on purpose: nothing is demanded.
+
+    Returns:
+        What nothing vouches for, in sentences for the verdict.
 
     Raises:
-        GateError: one of the two is not what its place says.
+        GateError: one of the two is not what its place says, or the candidate was made from another
+            draft.
     """
+    if unrelated:
+        return (_UNRELATED,)
+    _check_baseline(baseline)
+    _check_candidate(baseline, candidate)
+    return () if candidate.quantized_by else (_unrecorded(candidate),)
+
+
+def check_loaded(
+    baseline: LoadedDraft,
+    candidate: LoadedDraft,
+    folder: DraftFolder,
+    *,
+    unrelated: bool = False,
+) -> tuple[str, ...]:
+    """What only the loaded drafts show: their configurations, and where no record says it, weights.
+
+    Args:
+        baseline: loaded in the dtype of the candidate.
+        candidate: loaded.
+        folder: of the candidate.
+        unrelated: as in `check_folders`.
+
+    Returns:
+        Differences of the configurations, in sentences for the verdict.
+
+    Raises:
+        GateError: a candidate without a record is not the baseline quantized.
+    """
+    if unrelated:
+        return ()
+    if folder.quantized_by is None:
+        _check_weights(baseline, candidate)
+    return _config_warnings(baseline, candidate)
+
+
+def _check_baseline(baseline: DraftFolder) -> None:
     if baseline.quantized or isinstance(baseline.record, DequantizedProvenance):
         what = "stores codes" if baseline.quantized else "holds dequantized codes"
         raise GateError(
@@ -98,35 +148,28 @@ def check_order(baseline: DraftFolder, candidate: DraftFolder) -> None:
             f"expected the unquantized draft as the baseline, but it {what}",
             fix="give the BF16 draft first, the quantized one second",
         )
-    dequantized = isinstance(candidate.record, DequantizedProvenance)
-    if not candidate.quantized and not dequantized:
-        same = " and has the baseline's tensors" if _same(baseline, candidate) else ""
+
+
+def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
+    if not candidate.quantized and not isinstance(candidate.record, DequantizedProvenance):
+        same = candidate.tensor_sha256 == baseline.tensor_sha256
         raise GateError(
             candidate.folder,
-            f"expected a quantized draft as the candidate, but it declares no quantization{same}",
-            fix="give the output of `draftquant quantize` or `dequantize`; two different drafts"
-            " are compared with --unrelated",
+            "expected a quantized draft as the candidate, but it declares no quantization"
+            + (" and has the very tensors of the baseline" if same else ""),
+            fix=f"give what `draftquant quantize` or `dequantize` wrote; {_ON_PURPOSE}",
         )
-
-
-def check_record(baseline: DraftFolder, candidate: DraftFolder) -> None:
-    """A candidate with a record was made from this very baseline.
-
-    Raises:
-        GateError: it was made from another draft.
-    """
     record = candidate.quantized_by
     if record is not None and record.source.tensor_sha256 != baseline.tensor_sha256:
         difference = _first(record.source.tensor_sha256, baseline.tensor_sha256)
         raise GateError(
             candidate.folder,
             f"was not quantized from {baseline.folder}: {difference}",
-            fix="give the draft that it was quantized from; two different drafts are compared with"
-            " --unrelated",
+            fix=f"give the draft that it was quantized from; {_ON_PURPOSE}",
         )
 
 
-def check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
+def _check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
     """A candidate without a record resembles the baseline as only its own codes do.
 
     Raises:
@@ -147,7 +190,7 @@ def check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
             )
 
 
-def config_warnings(baseline: LoadedDraft, candidate: LoadedDraft) -> tuple[str, ...]:
+def _config_warnings(baseline: LoadedDraft, candidate: LoadedDraft) -> tuple[str, ...]:
     """What the two configurations make different beside quantization, in sentences."""
     before, after = dataclasses.asdict(baseline.geometry), dataclasses.asdict(candidate.geometry)
     changed = sorted(name for name in before if before[name] != after.get(name))
@@ -160,34 +203,22 @@ def config_warnings(baseline: LoadedDraft, candidate: LoadedDraft) -> tuple[str,
     )
 
 
-def record_warnings(candidate: DraftFolder) -> tuple[str, ...]:
-    """What nothing vouches for, in sentences for the verdict."""
-    if isinstance(candidate.record, RepairedProvenance) or (
-        isinstance(candidate.record, DequantizedProvenance) and candidate.quantized_by is None
-    ):
-        return (_UNRECORDED.format("its draftquant.json does not say how it was quantized"),)
-    if candidate.record is None:
-        return (_UNRECORDED.format("it has no draftquant.json"),)
-    return ()
-
-
-_UNRECORDED = (
-    "The candidate's origin is not recorded ({}): nothing says which prompts calibrated it, and that"
-    " it was quantized from the baseline is judged by its weights."
-)
+def _unrecorded(candidate: DraftFolder) -> str:
+    why = "it has no draftquant.json"
+    if candidate.record is not None:
+        why = "its draftquant.json does not say how it was quantized"
+    return (
+        f"The candidate's origin is not recorded ({why}): nothing says which prompts calibrated it,"
+        " and that it was quantized from the baseline is judged by its weights."
+    )
 
 
 def _other_draft(candidate: LoadedDraft, what: str) -> GateError:
     return GateError(
         candidate.name,
         f"is not the baseline quantized: {what}",
-        fix="give the draft that it was quantized from; two different drafts are compared with"
-        " --unrelated",
+        fix=f"give the draft that it was quantized from; {_ON_PURPOSE}",
     )
-
-
-def _same(baseline: DraftFolder, candidate: DraftFolder) -> bool:
-    return baseline.tensor_sha256 == candidate.tensor_sha256
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

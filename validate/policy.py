@@ -19,6 +19,9 @@ class Policy:
         power: with which `required_num_prompts` is computed.
         min_prompts: with fewer prompts there is no PASS and no FAIL.
         max_relative_gain: a larger gain is no quantization effect.
+        min_step_acceptance: a; a baseline whose mean acceptance length is below 1 + a + ... + a^K
+            does not read what it was trained on. Published EAGLE-3 drafts lie above 2.3 for K = 3,
+            this floor at 2.02; a wrong target of the same family gave 1.87.
         min_acceptance_length: a draft below accepts next to nothing: a broken load.
         max_ceiling_share: share of K + 1 above which an acceptance length is not believed.
     """
@@ -29,6 +32,7 @@ class Policy:
     power: float = 0.8
     min_prompts: int
     max_relative_gain: float = 0.05
+    min_step_acceptance: float = 0.55
     min_acceptance_length: float = 1.05
     max_ceiling_share: float = 0.97
 

@@ -13,12 +13,15 @@ others out biases nothing.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..calibration.draft_inputs import check_trace_fits, first_hidden
+from ..calibration.feature_evidence import FeatureEvidence, FeatureTally
 from ..calibration.predictions import draft_predictions, num_draft_tokens_fault
+from ..calibration.trace_manifest import TargetIdentity
 from ..calibration.traces import PromptTrace, TraceFolder
 from ..quantize.stored.loading import LoadedDraft
 from .errors import ReplayError
@@ -65,22 +68,37 @@ class FirstStepAgreement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFigures:
+    """What is known of the traces that were replayed, whatever the draft.
+
+    Attributes:
+        sha256: identity of the traces. target: that was recorded.
+        repeated_8gram_share: of the continuations; belongs beside every acceptance figure.
+        features: whether they belong to their tokens.
+    """
+
+    sha256: str
+    target: TargetIdentity
+    repeated_8gram_share: float
+    features: FeatureEvidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftReplay:
     """One draft over all prompts of a trace folder.
 
     Attributes:
-        name: the draft. trace_sha256: identity of the traces. num_draft_tokens: K.
+        name: the draft. num_draft_tokens: K.
+        traces: the same for all drafts of a call.
         prompts: in the order of the traces.
         first_step: against the first draft replayed; that draft agrees with itself.
-        repeated_8gram_share: of the continuations; belongs beside every acceptance figure.
     """
 
     name: str
-    trace_sha256: str
     num_draft_tokens: int
+    traces: TraceFigures
     prompts: tuple[PromptReplay, ...]
     first_step: FirstStepAgreement
-    repeated_8gram_share: float
 
     @property
     def counts(self) -> AcceptanceCounts:
@@ -142,14 +160,21 @@ def replay_drafts(
     _check_arguments(drafts, traces, num_draft_tokens)
     tallies = [_Tally(draft) for draft in drafts]
     continuations: list[tuple[int, ...]] = []
+    features = FeatureTally()
     for done, trace in enumerate(traces, start=1):
         continuations.append(trace.continuation)
+        features.add(trace)
         predicted = [_predictions(draft, traces, trace, num_draft_tokens) for draft in drafts]
         for tally, own in zip(tallies, predicted, strict=True):
             tally.add(trace, predicted[0], own)
         on_progress(done, len(traces))
-    repeated = repeated_ngram_share(continuations)
-    return tuple(tally.replay(traces, num_draft_tokens, repeated) for tally in tallies)
+    figures = TraceFigures(
+        sha256=traces.sha256,
+        target=traces.manifest.target,
+        repeated_8gram_share=repeated_ngram_share(continuations),
+        features=features.evidence(),
+    )
+    return tuple(tally.replay(traces.folder, figures, num_draft_tokens) for tally in tallies)
 
 
 def accepted_by_row(trace: PromptTrace, predicted: Tensor) -> list[int]:
@@ -188,18 +213,18 @@ class _Tally:
         self._prompts.append(_prompt_replay(trace, predicted))
         self._agreement += _agreement_counts(trace, reference, predicted)
 
-    def replay(self, traces: TraceFolder, num_draft_tokens: int, repeated: float) -> DraftReplay:
+    def replay(self, folder: Path, traces: TraceFigures, num_draft_tokens: int) -> DraftReplay:
         if not any(prompt.counts.num_steps for prompt in self._prompts):
             raise ReplayError(
-                traces.folder,
+                folder,
                 f"no continuation is longer than num_draft_tokens = {num_draft_tokens}",
                 fix="record longer continuations",
             )
         rows, equal, only_reference, only_this = self._agreement.tolist()
         return DraftReplay(
             name=self._name,
-            trace_sha256=traces.sha256,
             num_draft_tokens=num_draft_tokens,
+            traces=traces,
             prompts=tuple(self._prompts),
             first_step=FirstStepAgreement(
                 num_rows=rows,
@@ -207,7 +232,6 @@ class _Tally:
                 num_only_reference_hits=only_reference,
                 num_only_this_hits=only_this,
             ),
-            repeated_8gram_share=repeated,
         )
 
 

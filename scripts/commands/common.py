@@ -75,16 +75,11 @@ def add_num_draft_tokens(parser: argparse.ArgumentParser) -> None:
 
 
 def load_for_replay(
-    references: list[str],
-    traces: "TraceFolder",
-    target: Path | None,
-    *,
-    rope_theta: float | None = None,
+    references: list[str], shared: "SharedTables", *, rope_theta: float | None = None
 ) -> "list[LoadedDraft]":
     """Load drafts with their weights in float32; `rope_theta` replaces that of their configs."""
     from ...quantize.stored.loading import load_draft
 
-    shared = shared_tables(traces, target)
     folders = [resolve_draft(reference).folder for reference in references]
     return [load_draft(folder, shared=shared, rope_theta=rope_theta) for folder in folders]
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from ...quantize.files.hub import resolve_draft
-from ...quantize.files.provenance import read_provenance
 from ...quantize.files.staging import check_output, write_text
 from ...recipes.schema import PolicyName
 from ..console import print_json, print_table, stdout, table
-from .common import add_replay_arguments
-from .replay import print_replays, replay_with_progress
+from .common import add_replay_arguments, load_for_replay, shared_tables
+from .replay import print_replays, replay_loaded
 
 if TYPE_CHECKING:
     from ...validate.gate import GateReport
@@ -31,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         choices=typing.get_args(PolicyName),
-        help="default: that of QUANT's recipe, else release",
+        default="release",
+        help="default: release, whatever QUANT's recipe asks for",
     )
     parser.add_argument(
         "--max-relative-drop",
@@ -42,6 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--confidence", type=float, metavar="C", help="instead of the policy's")
     parser.add_argument("--min-prompts", type=int, metavar="N", help="instead of the policy's")
     parser.add_argument(
+        "--unrelated",
+        action="store_true",
+        help="compare two different drafts on purpose: QUANT need not be BF16 quantized",
+    )
+    parser.add_argument(
+        "--expect-baseline",
+        type=float,
+        metavar="AL",
+        help="acceptance length that BF16 is known to have with this K: confirms an unusual one",
+    )
+    parser.add_argument(
         "--report", type=Path, metavar="FILE", help="also write the JSON report here"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -49,24 +60,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
+    from ...calibration.head_agreement import head_agreement
     from ...calibration.traces import TraceFolder
-    from ...validate.candidate import check_held_out, policy_of
+    from ...validate.evidence import Evidence
     from ...validate.gate import judge
+    from ...validate.held_out import check_held_out
+    from ...validate.pairing import DraftFolder, check_folders, check_loaded
     from ...validate.policy import resolve_policy
 
-    candidate = read_provenance(resolve_draft(options.candidate).folder)
     policy = resolve_policy(
-        options.policy or policy_of(candidate),
+        options.policy,
         max_relative_drop=options.max_relative_drop,
         confidence=options.confidence,
         min_prompts=options.min_prompts,
     )
     if options.report:
         check_output(options.report)
-    check_held_out(candidate, TraceFolder.open(options.traces).sha256)
-    options.drafts = [options.baseline, options.candidate]
-    replays = replay_with_progress(options)
-    report = judge(replays[0], replays[1], policy)
+    references = [options.baseline, options.candidate]
+    baseline, candidate = (DraftFolder.read(resolve_draft(name).folder) for name in references)
+    warnings = check_folders(baseline, candidate, unrelated=options.unrelated)
+    traces = TraceFolder.open(options.traces)
+    warnings += check_held_out(candidate.quantized_by, traces)
+    tables = shared_tables(traces, options.target)
+    loaded = load_for_replay(references, tables)
+    warnings += check_loaded(*loaded, candidate, unrelated=options.unrelated)
+    replays = replay_loaded(options, loaded, traces)
+    evidence = Evidence(
+        baseline_sha256=baseline.sha256,
+        candidate_sha256=candidate.sha256,
+        head_agreement=head_agreement(traces, tables),
+        expected_baseline=options.expect_baseline,
+        unrelated=options.unrelated,
+        warnings=warnings,
+    )
+    report = judge(replays[0], replays[1], policy, evidence=evidence)
     if options.report:
         write_text(options.report, json.dumps(report.to_mapping(), indent=2) + "\n")
     if options.json:
@@ -91,9 +118,20 @@ def print_gate(report: "GateReport") -> None:
             str(report.num_prompts),
         )
         print_table(found)
+    target = report.traces.target
+    out.print(
+        f"target {target.name} ({target.weights_sha256[:12]}), baseline {report.baseline.name}"
+        f" ({_short(report.evidence.baseline_sha256)}), candidate {report.candidate.name}"
+        f" ({_short(report.evidence.candidate_sha256)})",
+        markup=False,
+    )
     colour = COLOURS[report.verdict]
     out.print(f"[bold {colour}]{report.verdict}[/]: {report.reason}")
     if report.action:
         out.print(f"  {report.action}")
     for warning in report.warnings:
         out.print(f"[yellow]warning:[/] {escape(warning)}")
+
+
+def _short(sha256: str | None) -> str:
+    return sha256[:12] if sha256 else "not known"

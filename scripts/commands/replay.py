@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..console import print_json, print_table, progress_bar, stdout, table
-from .common import add_replay_arguments, load_for_replay
+from .common import add_replay_arguments, load_for_replay, shared_tables
 
 if TYPE_CHECKING:
+    from ...calibration.traces import TraceFolder
+    from ...quantize.stored.loading import LoadedDraft
     from ...validate.replay import DraftReplay
 
 
@@ -33,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
         print_json([_mapping(replay) | {"rope_theta": options.rope_theta} for replay in replays])
     else:
         print_replays(replays)
+        if problem := replays[0].traces.features.problem():
+            stdout().print(f"warning: {problem}", markup=False)
         if options.rope_theta is not None:
             stdout().print(f"with rotary base {options.rope_theta:g}, not that of config.json")
     return 0
@@ -41,12 +45,21 @@ def run(options: argparse.Namespace) -> int:
 def replay_with_progress(
     options: argparse.Namespace, *, rope_theta: float | None = None
 ) -> "Sequence[DraftReplay]":
-    """Load and replay `options.drafts`, with a progress bar; `rope_theta` as in `load_draft`."""
+    """Load and replay `options.drafts`; `rope_theta` as in `load_draft`."""
     from ...calibration.traces import TraceFolder
-    from ...validate.replay import chosen_num_draft_tokens, replay_drafts
 
     traces = TraceFolder.open(options.traces)
-    drafts = load_for_replay(options.drafts, traces, options.target, rope_theta=rope_theta)
+    shared = shared_tables(traces, options.target)
+    drafts = load_for_replay(options.drafts, shared, rope_theta=rope_theta)
+    return replay_loaded(options, drafts, traces)
+
+
+def replay_loaded(
+    options: argparse.Namespace, drafts: "Sequence[LoadedDraft]", traces: "TraceFolder"
+) -> "Sequence[DraftReplay]":
+    """Replay with a progress bar."""
+    from ...validate.replay import chosen_num_draft_tokens, replay_drafts
+
     num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, drafts)
     with progress_bar("replay", len(traces)) as bar:
         return replay_drafts(drafts, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set)
@@ -62,7 +75,7 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
     numbers = ("acceptance length", "change", "steps", "accepted", *positions, "agreement")
     found = table(
         f"Replay, K = {num_draft_tokens}, {len(replays[0].prompts)} prompts,"
-        f" {replays[0].repeated_8gram_share:.1%} of the 8-grams are repeats",
+        f" {replays[0].traces.repeated_8gram_share:.1%} of the 8-grams are repeats",
         "draft",
         *numbers,
         right=numbers,
@@ -89,6 +102,7 @@ def _mapping(replay: "DraftReplay") -> dict[str, object]:
         {
             "id": p.id,
             "category": p.category,
+            "prompt_sha256": p.prompt_sha256,
             "num_steps": p.counts.num_steps,
             "histogram": list(p.counts.histogram),
         }
@@ -97,8 +111,7 @@ def _mapping(replay: "DraftReplay") -> dict[str, object]:
     return {
         **dataclasses.asdict(draft_figures(replay)),
         "num_draft_tokens": replay.num_draft_tokens,
-        "trace_sha256": replay.trace_sha256,
-        "repeated_8gram_share": replay.repeated_8gram_share,
+        "traces": dataclasses.asdict(replay.traces),
         "first_step_agreement": replay.first_step.share,
         "prompts": prompts,
     }

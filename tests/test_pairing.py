@@ -1,0 +1,152 @@
+"""The candidate is the baseline, quantized: by hashes where there is a record, else by weights."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.scripts.cli import main
+from draftquant.validate.errors import GateError
+from draftquant.validate.pairing import DraftFolder, check_folders, check_loaded
+from tiny import (
+    Stored,
+    bf16_bits,
+    edit_json,
+    read_tensors,
+    tiny_eagle3_llama,
+    values_of,
+    write_tensors,
+)
+
+FOLDERS = ("draft", "other", "fp8", "int4", "plain", "foreign", "foreign-other")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two drafts; the first one's FP8, INT4 and dequantized folders; FP8 of both without record."""
+    folder = tmp_path_factory.mktemp("pairing")
+    tiny_eagle3_llama(folder / "draft")
+    tiny_eagle3_llama(folder / "other", seed=7)
+    for recipe, source, out in (
+        ("fp8-ptpc", "draft", "fp8"),
+        ("int4-channel", "draft", "int4"),
+        ("fp8-ptpc", "other", "foreign-other"),
+    ):
+        arguments = ["quantize", str(folder / source), "--recipe", recipe]
+        assert main([*arguments, "--backend", "torch", "--out", str(folder / out)]) == 0
+    assert main(["dequantize", str(folder / "int4"), "--out", str(folder / "plain")]) == 0
+    shutil.copytree(folder / "fp8", folder / "foreign")
+    for foreign in ("foreign", "foreign-other"):
+        (folder / foreign / "draftquant.json").unlink()
+    return folder
+
+
+def check(work: Path, baseline: str, candidate: str, *, unrelated: bool = False) -> tuple[str, ...]:
+    folders = [DraftFolder.read(work / name) for name in (baseline, candidate)]
+    warnings = check_folders(*folders, unrelated=unrelated)
+    loaded = [load_draft(work / name) for name in (baseline, candidate)]
+    return warnings + check_loaded(*loaded, folders[1], unrelated=unrelated)
+
+
+@pytest.mark.parametrize("candidate", ["fp8", "int4", "plain"])
+def test_what_was_made_of_the_baseline_is_accepted(work: Path, candidate: str) -> None:
+    assert check(work, "draft", candidate) == ()
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "message"),
+    [
+        ("fp8", "draft", "expected the unquantized draft as the baseline, but it stores codes"),
+        ("int4", "fp8", "expected the unquantized draft as the baseline, but it stores codes"),
+        ("foreign", "fp8", "expected the unquantized draft as the baseline, but it stores codes"),
+        ("plain", "int4", "expected the unquantized draft as the baseline, but it holds dequant"),
+        ("draft", "draft", "declares no quantization and has the very tensors of the baseline"),
+        ("draft", "other", "expected a quantized draft as the candidate, but it declares no"),
+        ("other", "fp8", "was not quantized from .*other: "),
+        ("other", "plain", "was not quantized from .*other: "),
+        ("draft", "foreign-other", "is not the baseline quantized: "),
+        ("other", "foreign", "is not the baseline quantized: "),
+    ],
+)
+def test_anything_else_is_refused(work: Path, baseline: str, candidate: str, message: str) -> None:
+    with pytest.raises(GateError, match=message):
+        check(work, baseline, candidate)
+
+
+def test_two_drafts_on_purpose(work: Path) -> None:
+    (warning,) = check(work, "draft", "other", unrelated=True)
+    assert "--unrelated" in warning
+    (warning,) = check(work, "fp8", "draft", unrelated=True)
+
+
+def test_without_a_record_the_verdict_says_so(work: Path) -> None:
+    (warning,) = check(work, "draft", "foreign")
+    assert "it has no draftquant.json" in warning
+
+
+def test_a_record_of_other_tensors_is_refused(work: Path, tmp_path: Path) -> None:
+    """The record of a good candidate, put beside another one's tensors."""
+    shutil.copytree(work / "foreign-other", tmp_path / "forged")
+    shutil.copy(work / "fp8" / "draftquant.json", tmp_path / "forged")
+    with pytest.raises(GateError, match=r"draftquant\.json was written for other tensors: "):
+        DraftFolder.read(tmp_path / "forged")
+
+
+@pytest.mark.parametrize("name", ["midlayer.mlp.up_proj.weight", "fc.weight", "norm.weight"])
+def test_weights_decide_where_there_is_no_record(work: Path, tmp_path: Path, name: str) -> None:
+    """A linear, the fc, and a norm, into which other tools fold scales, are not the baseline's."""
+    folder = tmp_path / "candidate"
+    shutil.copytree(work / "foreign", folder)
+    tensors = read_tensors(folder)
+    if name in ("fc.weight", "norm.weight"):
+        values = 1.5 * values_of(tensors[name])
+        tensors[name] = Stored("BF16", tensors[name].shape, bf16_bits(values).tobytes())
+    else:
+        codes = np.frombuffer(tensors[name].data, np.uint8)
+        mixed = np.random.default_rng(0).permutation(codes)
+        tensors[name] = Stored("F8_E4M3", tensors[name].shape, mixed.tobytes())
+    write_tensors(folder, tensors, sharded=False)
+    if name == "norm.weight":
+        assert len(check(work, "draft", str(folder))) == 1
+        return
+    with pytest.raises(
+        GateError, match="is not the baseline quantized: (layers.0.mlp.up_proj|fc).weight"
+    ):
+        check(work, "draft", str(folder))
+
+
+def test_a_config_that_differs_is_said(work: Path, tmp_path: Path) -> None:
+    shutil.copytree(work / "fp8", tmp_path / "changed")
+    edit_json(tmp_path / "changed" / "config.json", rms_norm_eps=0.5)
+    (warning,) = check(work, "draft", str(tmp_path / "changed"))
+    assert "config.json of the two drafts says different things" in warning
+    assert "eps" in warning
+
+
+def test_identity_is_over_names_and_bytes(work: Path, tmp_path: Path) -> None:
+    assert DraftFolder.read(work / "fp8").sha256 == DraftFolder.read(work / "foreign").sha256
+    assert DraftFolder.read(work / "draft").sha256 != DraftFolder.read(work / "other").sha256
+    (tmp_path / "none").mkdir()
+    with pytest.raises(CheckpointError):
+        DraftFolder.read(tmp_path / "none")
+
+
+def test_gate_tells_the_command_line(work: Path, tmp_path: Path,
+                                     capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    arguments = ["--traces", str(tmp_path / "none")]
+    capsys.readouterr()
+    for baseline, candidate, said in (
+        ("fp8", "draft", "give the BF16 draft first"),
+        ("draft", "draft", "has the very tensors of the baseline"),
+        ("other", "fp8", "was not quantized from"),
+    ):
+        assert main(["gate", str(work / baseline), str(work / candidate), *arguments]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_record_is_the_one_that_quantize_writes(work: Path) -> None:
+    record = json.loads((work / "fp8" / "draftquant.json").read_text())
+    assert record["source"]["tensor_sha256"] == DraftFolder.read(work / "draft").tensor_sha256

@@ -1,0 +1,146 @@
+"""What the gate knows beside the counts, and which figures it does not believe.
+
+A verdict is about quantization only if everything else worked: the baseline as it does elsewhere,
+on the features that it was trained to read. Figures that say otherwise are ANOMALOUS, never PASS.
+"""
+
+from dataclasses import dataclass
+
+from ..calibration.head_agreement import MIN_AGREEMENT
+from .errors import GateError
+from .policy import Policy
+from .replay import DraftReplay
+
+EXPECTED_WITHIN = 0.05
+"""Relative difference up to which `--expect-baseline` confirms a measured acceptance length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was looked at before the two drafts were replayed.
+
+    Attributes:
+        baseline_sha256, candidate_sha256: identity of the tensors of each draft; None = not known.
+        head_agreement: see `calibration.head_agreement`; None where it cannot be had.
+        expected_baseline: mean acceptance length that the baseline has elsewhere with this K, in
+            (1, K + 1]; None = not said.
+        unrelated: the candidate is on purpose not the baseline quantized.
+        warnings: sentences for the verdict.
+    """
+
+    baseline_sha256: str | None = None
+    candidate_sha256: str | None = None
+    head_agreement: float | None = None
+    expected_baseline: float | None = None
+    unrelated: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+NO_EVIDENCE = Evidence()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """Why figures are not believed, and what to do; one sentence each."""
+
+    reason: str
+    action: str
+
+
+def check_expected_baseline(expected: float | None, num_draft_tokens: int) -> None:
+    """Check what `--expect-baseline` says.
+
+    Raises:
+        GateError: it is no acceptance length.
+    """
+    if expected is not None and not 1 < expected <= num_draft_tokens + 1:
+        raise GateError(
+            "--expect-baseline",
+            f"expected a mean acceptance length in (1, {num_draft_tokens + 1}] for K ="
+            f" {num_draft_tokens}, got {expected}",
+            fix="give the acceptance length that the BF16 draft has with this K",
+        )
+
+
+def min_baseline_length(num_draft_tokens: int, policy: Policy) -> float:
+    """Shortest mean acceptance length that a working baseline has: 1 + a + a^2 + ... + a^K."""
+    return sum(policy.min_step_acceptance**j for j in range(num_draft_tokens + 1))
+
+
+def find_doubt(
+    baseline: DraftReplay, candidate: DraftReplay, policy: Policy, evidence: Evidence
+) -> Doubt | None:
+    """The first reason not to believe the figures, or None."""
+    return (
+        _doubt_about_head(evidence)
+        or _doubt_about_length("baseline", baseline, policy)
+        or _doubt_about_baseline(baseline, policy, evidence)
+        or _doubt_about_length("candidate", candidate, policy)
+    )
+
+
+def _doubt_about_head(evidence: Evidence) -> Doubt | None:
+    agreement = evidence.head_agreement
+    if agreement is None or agreement >= MIN_AGREEMENT:
+        return None
+    return Doubt(
+        reason=f"The target's head reproduces {agreement:.1%} of the recorded tokens from the"
+        f" recorded features of its last layer, expected at least {MIN_AGREEMENT:.0%}: the traces"
+        " are not of this target, or their features are not those of their tokens.",
+        action="Record the traces again, and give the target that was recorded.",
+    )
+
+
+def _doubt_about_baseline(
+    baseline: DraftReplay, policy: Policy, evidence: Evidence
+) -> Doubt | None:
+    """A known acceptance length settles it, else features and length must look right."""
+    length, expected = baseline.counts.mean_acceptance_length, evidence.expected_baseline
+    again = (
+        "Check that the traces are of the target that the draft was trained for; if the draft does"
+        f" accept so little, say --expect-baseline {length:.2f} with the figure that you know."
+    )
+    if expected is not None:
+        if abs(length / expected - 1) <= EXPECTED_WITHIN:
+            return None
+        return Doubt(
+            reason=f"The baseline has a mean acceptance length of {length:.4f}, {expected:g} was"
+            f" expected (--expect-baseline, within {EXPECTED_WITHIN:.0%}).",
+            action="Check K, the traces' target and prompts, and the baseline's config.json.",
+        )
+    problem = baseline.traces.features.problem()
+    if problem is not None:
+        return Doubt(
+            reason=f"{problem[0].upper()}{problem[1:]}.",
+            action="Record the traces again; if they are right, --expect-baseline AL with the"
+            " acceptance length that the baseline has elsewhere confirms it.",
+        )
+    floor = min_baseline_length(baseline.num_draft_tokens, policy)
+    if length < floor:
+        return Doubt(
+            reason=f"The baseline has a mean acceptance length of {length:.4f}; a draft that reads"
+            f" what it was trained on has at least {floor:.2f} with K ="
+            f" {baseline.num_draft_tokens}.",
+            action=again,
+        )
+    return None
+
+
+def _doubt_about_length(role: str, replay: DraftReplay, policy: Policy) -> Doubt | None:
+    length = replay.counts.mean_acceptance_length
+    ceiling = policy.max_ceiling_share * (replay.num_draft_tokens + 1)
+    if length < policy.min_acceptance_length:
+        return Doubt(
+            reason=f"The {role} accepts next to nothing (mean acceptance length {length:.4f}): that"
+            " is a broken load, not a loss of precision.",
+            action="Check aux layers, rope, tensor names and scales: draftquant inspect, verify.",
+        )
+    if length > ceiling:
+        return Doubt(
+            reason=f"The mean acceptance length of the {role}, {length:.4f}, is above"
+            f" {ceiling:.4f}, {policy.max_ceiling_share:.0%} of the possible"
+            f" {replay.num_draft_tokens + 1}.",
+            action="Look for text that repeats itself, or for prompts that the draft was trained"
+            " on.",
+        )
+    return None
