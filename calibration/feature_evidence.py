@@ -10,7 +10,7 @@ No head, no target and no draft are needed. What it cannot see is another target
 same text: that shows in the acceptance of the baseline.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,14 @@ class FeatureEvidence:
                 f" {own:.1%})"
             )
         return None
+
+
+def feature_evidence(traces: Iterable[PromptTrace]) -> FeatureEvidence:
+    """Of all these traces."""
+    tally = FeatureTally()
+    for trace in traces:
+        tally.add(trace)
+    return tally.evidence()
 
 
 class FeatureTally:

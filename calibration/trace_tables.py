@@ -108,10 +108,13 @@ def shared_tables(
     def whole(name: str) -> Tensor:
         return _finite(opened().get_tensor(name), name, where).to(dtype)
 
-    readers = {EMBEDDING: embedding, HEAD: partial(whole, "lm_head")}
-    return SharedTables(
-        readers | ({FINAL_NORM: partial(whole, "norm")} if listed.norm_dtype else {})
-    )
+    readers: dict[str, Callable[[], Tensor]] = {
+        EMBEDDING: embedding,
+        HEAD: partial(whole, "lm_head"),
+    }
+    if listed.norm_dtype:
+        readers[FINAL_NORM] = partial(whole, "norm")
+    return SharedTables(readers)
 
 
 def _descends(token_ids: Tensor) -> bool:

@@ -112,9 +112,8 @@ def test_weights_decide_where_there_is_no_record(work: Path, tmp_path: Path, nam
     if name == "norm.weight":
         assert len(check(work, "draft", str(folder))) == 1
         return
-    with pytest.raises(
-        GateError, match="is not the baseline quantized: (layers.0.mlp.up_proj|fc).weight"
-    ):
+    named = r"is not the baseline quantized: (layers\.0\.mlp\.up_proj|fc)\.weight"
+    with pytest.raises(GateError, match=named):
         check(work, "draft", str(folder))
 
 

@@ -96,10 +96,6 @@ def _doubt_about_baseline(
 ) -> Doubt | None:
     """A known acceptance length settles it, else features and length must look right."""
     length, expected = baseline.counts.mean_acceptance_length, evidence.expected_baseline
-    again = (
-        "Check that the traces are of the target that the draft was trained for; if the draft does"
-        f" accept so little, say --expect-baseline {length:.2f} with the figure that you know."
-    )
     if expected is not None:
         if abs(length / expected - 1) <= EXPECTED_WITHIN:
             return None
@@ -121,7 +117,8 @@ def _doubt_about_baseline(
             reason=f"The baseline has a mean acceptance length of {length:.4f}; a draft that reads"
             f" what it was trained on has at least {floor:.2f} with K ="
             f" {baseline.num_draft_tokens}.",
-            action=again,
+            action="Check that the traces are of the target that the draft was trained for; if it"
+            " is known to accept so little elsewhere, give the known figure: --expect-baseline AL.",
         )
     return None
 

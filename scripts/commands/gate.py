@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from ...quantize.files.checkpoint import CONFIG_FILE
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.staging import check_output, write_text
 from ...recipes.schema import PolicyName
@@ -17,6 +18,7 @@ from .common import add_replay_arguments, load_for_replay, shared_tables
 from .replay import print_replays, replay_loaded
 
 if TYPE_CHECKING:
+    from ...calibration.traces import TraceFolder
     from ...validate.gate import GateReport
 
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "ANOMALOUS": "magenta"}
@@ -83,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
     warnings += check_held_out(candidate.quantized_by, traces)
     tables = shared_tables(traces, options.target)
     loaded = load_for_replay(references, tables)
-    warnings += check_loaded(*loaded, candidate, unrelated=options.unrelated)
+    warnings += check_loaded(loaded[0], loaded[1], candidate, unrelated=options.unrelated)
+    warnings += _target_warnings(options.target, traces)
     replays = replay_loaded(options, loaded, traces)
     evidence = Evidence(
         baseline_sha256=baseline.sha256,
@@ -102,6 +105,19 @@ def run(options: argparse.Namespace) -> int:
         print_replays(replays)
         print_gate(report)
     return report.exit_code
+
+
+def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, ...]:
+    """The tables of a target that was not recorded make another draft of both."""
+    from ...calibration.traces import file_sha256
+
+    recorded = traces.manifest.target
+    if target is None or file_sha256(target / CONFIG_FILE) == recorded.config_sha256:
+        return ()
+    return (
+        f"--target {target.name} has another {CONFIG_FILE} than the target {recorded.name} that was"
+        " recorded: embedding and head may be those of another target.",
+    )
 
 
 def print_gate(report: "GateReport") -> None:

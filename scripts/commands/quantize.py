@@ -130,6 +130,7 @@ def _static_scales(plan: Plan, options: argparse.Namespace) -> "StaticScales | N
     """One constant, or measured on traces; None where neither is asked for."""
     if options.input_scale is None and options.traces is None:
         return None
+    from ...calibration.feature_evidence import feature_evidence
     from ...calibration.static_scales import calibrated_scales, constant_scales, static_activations
     from ...calibration.traces import TraceFolder
     from ...quantize.stored.loading import load_draft
@@ -146,6 +147,8 @@ def _static_scales(plan: Plan, options: argparse.Namespace) -> "StaticScales | N
         found = calibrated_scales(
             plan, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set
         )
+    if problem := feature_evidence(traces).problem():
+        stderr().print(f"warning: {options.traces}: {problem}", markup=False)
     stderr().print(f"input scales from {len(traces)} traces, steps 1..{num_draft_tokens}")
     return found
 
