@@ -17,7 +17,7 @@ from draftquant.quantize.files.provenance import Provenance, read_provenance
 from draftquant.quantize.plan import make_plan
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
-from draftquant.validate.candidate import check_held_out, policy_of
+from draftquant.validate.candidate import check_held_out
 from draftquant.validate.errors import GateError
 from test_provenance import document
 from tiny import tiny_eagle3_llama
@@ -31,13 +31,6 @@ def provenance(kind: str, folder: Path, **changes: object) -> Provenance:
     found = read_provenance(folder)
     assert found is not None
     return found
-
-
-def test_the_policy_is_that_of_the_recipe(tmp_path: Path) -> None:
-    assert policy_of(provenance("quantized", tmp_path)) == "screening"
-    assert policy_of(provenance("repaired", tmp_path)) == "release"
-    assert policy_of(provenance("dequantized-of-ours", tmp_path)) == "release"
-    assert policy_of(None) == "release"
 
 
 def test_the_traces_that_calibrated_a_draft_do_not_judge_it(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from draftquant.validate.errors import GateError
 from draftquant.validate.gate import GateReport, judge
 from draftquant.validate.policy import POLICIES, Policy, resolve_policy
 from draftquant.validate.replay import DraftReplay, FirstStepAgreement, PromptReplay
-from draftquant.validate.statistics import AcceptanceCounts, paired_change
+from draftquant.validate.paired import paired_change
+from draftquant.validate.statistics import AcceptanceCounts
 
 RELEASE = POLICIES["release"]
 

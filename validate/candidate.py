@@ -1,16 +1,8 @@
-"""What a candidate's provenance asks of the gate: a policy, and traces that it has not seen."""
+"""What a candidate's provenance asks of the gate: traces that it has not seen."""
 
 from ..calibration.static_scales import calibrated_on
 from ..quantize.files.provenance import Provenance, QuantizedProvenance
-from ..recipes.schema import PolicyName
 from .errors import GateError
-
-
-def policy_of(candidate: Provenance | None) -> PolicyName:
-    """The policy that the candidate's recipe asks for, else `release`."""
-    if isinstance(candidate, QuantizedProvenance):
-        return candidate.recipe.gate.policy
-    return "release"
 
 
 def check_held_out(candidate: Provenance | None, traces_sha256: str) -> None:

@@ -22,6 +22,7 @@ from ..calibration.predictions import draft_predictions, num_draft_tokens_fault
 from ..calibration.traces import PromptTrace, TraceFolder
 from ..quantize.stored.loading import LoadedDraft
 from .errors import ReplayError
+from .near_duplicates import PromptText, num_near_duplicates
 from .statistics import AcceptanceCounts, pooled, repeated_ngram_share
 
 
@@ -73,6 +74,7 @@ class DraftReplay:
         prompts: in the order of the traces.
         first_step: against the first draft replayed; that draft agrees with itself.
         repeated_8gram_share: of the continuations; belongs beside every acceptance figure.
+        num_near_duplicates: prompts that hardly differ from others; see `num_near_duplicates`.
     """
 
     name: str
@@ -81,6 +83,7 @@ class DraftReplay:
     prompts: tuple[PromptReplay, ...]
     first_step: FirstStepAgreement
     repeated_8gram_share: float
+    num_near_duplicates: int = 0
 
     @property
     def counts(self) -> AcceptanceCounts:
@@ -141,15 +144,16 @@ def replay_drafts(
     """
     _check_arguments(drafts, traces, num_draft_tokens)
     tallies = [_Tally(draft) for draft in drafts]
-    continuations: list[tuple[int, ...]] = []
+    texts: list[PromptText] = []
     for done, trace in enumerate(traces, start=1):
-        continuations.append(trace.continuation)
+        texts.append(_text(trace))
         predicted = [_predictions(draft, traces, trace, num_draft_tokens) for draft in drafts]
         for tally, own in zip(tallies, predicted, strict=True):
             tally.add(trace, predicted[0], own)
         on_progress(done, len(traces))
-    repeated = repeated_ngram_share(continuations)
-    return tuple(tally.replay(traces, num_draft_tokens, repeated) for tally in tallies)
+    repeated = repeated_ngram_share(text.continuation for text in texts)
+    alike = num_near_duplicates(texts)
+    return tuple(tally.replay(traces, num_draft_tokens, repeated, alike) for tally in tallies)
 
 
 def accepted_by_row(trace: PromptTrace, predicted: Tensor) -> list[int]:
@@ -188,7 +192,9 @@ class _Tally:
         self._prompts.append(_prompt_replay(trace, predicted))
         self._agreement += _agreement_counts(trace, reference, predicted)
 
-    def replay(self, traces: TraceFolder, num_draft_tokens: int, repeated: float) -> DraftReplay:
+    def replay(
+        self, traces: TraceFolder, num_draft_tokens: int, repeated: float, alike: int
+    ) -> DraftReplay:
         if not any(prompt.counts.num_steps for prompt in self._prompts):
             raise ReplayError(
                 traces.folder,
@@ -208,6 +214,7 @@ class _Tally:
                 num_only_this_hits=only_this,
             ),
             repeated_8gram_share=repeated,
+            num_near_duplicates=alike,
         )
 
 
@@ -232,6 +239,14 @@ def _predictions(
         trace.token_ids,
         first_row=trace.prompt_length - 1,
         num_draft_tokens=num_draft_tokens,
+    )
+
+
+def _text(trace: PromptTrace) -> PromptText:
+    return PromptText(
+        category=trace.category,
+        prompt=tuple(trace.token_ids[: trace.prompt_length].tolist()),
+        continuation=trace.continuation,
     )
 
 
