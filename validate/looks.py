@@ -12,6 +12,7 @@ that have not crossed yet. Source of the two shapes: Jennison & Turnbull, Group 
 (2000), chapter 2, whose two-sided tables at 0.10 are these at a confidence of 0.95.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ def parse_look(text: str | None, spending: Spending | None) -> Look | None:
     return Look(number=int(number), total=int(total), spending=spending or "obrien-fleming")
 
 
+@functools.cache
 def boundaries(total: int, spending: Spending, confidence: float) -> tuple[float, ...]:
     """c_1 ... c_total, one-sided, in standard deviations."""
     shape = np.ones(total)

@@ -75,10 +75,9 @@ class AcceptanceCounts:
 
 def pooled(counts: Iterable[AcceptanceCounts], num_draft_tokens: int) -> AcceptanceCounts:
     """The sum of counts, zero steps for none."""
-    total = AcceptanceCounts(histogram=(0,) * (num_draft_tokens + 1))
-    for item in counts:
-        total = total + item
-    return total
+    none = (0,) * (num_draft_tokens + 1)
+    columns = zip(none, *(one.histogram for one in counts), strict=True)
+    return AcceptanceCounts(histogram=tuple(map(sum, columns)))
 
 
 def repeated_ngram_share(
