@@ -123,16 +123,16 @@ def categories(runs: int, seed: int) -> Figures:
 def looks(runs: int, seed: int) -> Figures:
     """How often a draft passes at any of several looks: at -1 % falsely, at 0 rightly."""
     strategies: dict[str, Callable[[np.random.Generator, float], bool]] = {
-        "1 look at 60 prompts": lambda g, change: _growing(g, change, 1, None),
-        "2 looks, extended as once advised": lambda g, change: _as_advised(g, change, 2),
-        "3 looks, extended as once advised": lambda g, change: _as_advised(g, change, 3),
+        "1 look at 60 prompts": lambda g, change: growing(g, change, 1, None),
+        "2 looks, extended as once advised": lambda g, change: as_advised(g, change, 2),
+        "3 looks, extended as once advised": lambda g, change: as_advised(g, change, 3),
     }
     for total in (2, 3):
         strategies |= {
-            f"{total} looks, 60 more each, plain": _growing_to(total, None),
-            f"{total} looks, 60 more each, pocock": _growing_to(total, "pocock"),
-            f"{total} looks, 60 more each, obrien-fleming": _growing_to(total, "obrien-fleming"),
-            f"{total} fresh sets of 60, each alone": _fresh(total),
+            f"{total} looks, 60 more each, plain": growing_to(total, None),
+            f"{total} looks, 60 more each, pocock": growing_to(total, "pocock"),
+            f"{total} looks, 60 more each, obrien-fleming": growing_to(total, "obrien-fleming"),
+            f"{total} fresh sets of 60, each alone": fresh(total),
         }
     rows = {}
     for name, strategy in strategies.items():
@@ -193,8 +193,8 @@ def _in_categories(changes: Sequence[float]) -> Scenario:
     return draw
 
 
-def _as_advised(generator: np.random.Generator, change: float, total: int) -> bool:
-    """60 prompts, then as many as would do if the measured change were the true one."""
+def as_advised(generator: np.random.Generator, change: float, total: int) -> bool:
+    """Whether it passes with 60 prompts, then as many as the measured change would need."""
     recorded = record(generator, 60, change)
     for number in range(1, total + 1):
         report = judged(recorded)
@@ -208,16 +208,17 @@ def _as_advised(generator: np.random.Generator, change: float, total: int) -> bo
     return report.verdict == "PASS"
 
 
-def _growing_to(
+def growing_to(
     total: int, spending: Spending | None
 ) -> Callable[[np.random.Generator, float], bool]:
-    return lambda generator, change: _growing(generator, change, total, spending)
+    """`growing` as a strategy."""
+    return lambda generator, change: growing(generator, change, total, spending)
 
 
-def _growing(
+def growing(
     generator: np.random.Generator, change: float, total: int, spending: Spending | None
 ) -> bool:
-    """60 prompts more at each look, until a verdict."""
+    """Whether it passes with 60 prompts more at each look, until a verdict."""
     recorded = record(generator, 60 * total, change)
     for number in range(1, total + 1):
         look = spending and Look(number=number, total=total, spending=spending)
@@ -227,7 +228,7 @@ def _growing(
     return verdict == "PASS"
 
 
-def _fresh(total: int) -> Callable[[np.random.Generator, float], bool]:
+def fresh(total: int) -> Callable[[np.random.Generator, float], bool]:
     """Another 60 prompts at each try, judged alone, until a verdict."""
 
     def passes(generator: np.random.Generator, change: float) -> bool:

@@ -106,10 +106,10 @@ def paired_change(
     count = len(baseline)
     if count < 2 or count != len(candidate):
         raise ValueError(f"expected two or more pairs, got {count} and {len(candidate)}")
-    if any(counts.num_steps < 1 for counts in (*baseline, *candidate)):
-        raise ValueError("expected at least one verify step in every prompt")
     tokens_b, steps_b = _tokens_and_steps(baseline)
     tokens_q, steps_q = _tokens_and_steps(candidate)
+    if min(steps_b.min(), steps_q.min()) < 1:
+        raise ValueError("expected at least one verify step in every prompt")
     theta = float(_log_ratio(*(x.sum() for x in (tokens_q, steps_q, tokens_b, steps_b))))
     without = _log_ratio(*(x.sum() - x for x in (tokens_q, steps_q, tokens_b, steps_b)))
     pseudo_values = count * theta - (count - 1) * without
@@ -161,10 +161,9 @@ def required_prompts(
 
 def _tokens_and_steps(counts: Sequence[AcceptanceCounts]) -> tuple[Floats, Floats]:
     """[N] float64 emitted tokens and verify steps: whole numbers, exact below 2**53."""
-    return (
-        np.array([c.num_emitted_tokens for c in counts], dtype=np.float64),
-        np.array([c.num_steps for c in counts], dtype=np.float64),
-    )
+    histograms = np.array([one.histogram for one in counts], dtype=np.float64)
+    tokens_by_column = np.arange(1, histograms.shape[1] + 1, dtype=np.float64)
+    return histograms @ tokens_by_column, histograms.sum(axis=1)
 
 
 def _log_ratio(tokens_q: Floats, steps_q: Floats, tokens_b: Floats, steps_b: Floats) -> Floats:
