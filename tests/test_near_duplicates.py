@@ -15,7 +15,7 @@ def texts(
         PromptText(
             category=category,
             prompt=tuple(prompt),
-            continuation=((continuations or range(len(prompts)))[i], hash(category)),
+            continuation=(*category.encode(), (continuations or range(len(prompts)))[i]),
         )
         for i, prompt in enumerate(prompts)
     ]
@@ -51,13 +51,22 @@ def test_a_template_makes_no_near_duplicates() -> None:
     assert num_near_duplicates(texts(*prompts, TEMPLATE + body(200, 8)[:-1])) == 1
 
 
-def test_each_category_has_a_template_of_its_own() -> None:
+def test_a_category_of_ten_has_a_template_of_its_own() -> None:
     """The examples of a task: long against what follows, and another task has others."""
     task = tuple(range(500, 700))
-    first = [TEMPLATE + body(first, 8) for first in (0, 100)]
-    second = [task + body(first, 8) for first in (0, 100)]
+    first = [TEMPLATE + body(first, 8) for first in range(0, 200, 20)]
+    second = [task + body(first, 8) for first in range(0, 200, 20)]
     assert num_near_duplicates(texts(*first) + texts(*second, category="b")) == 0
-    assert num_near_duplicates(texts(*first, *second)) == 2
+    assert num_near_duplicates(texts(*first, *second)) == 18
+    nine = texts(*first) + texts(*second[1:], category="b")
+    assert num_near_duplicates(nine) == 8
+
+
+def test_alike_in_different_categories() -> None:
+    """Neither small nor large categories hide that two prompts begin alike."""
+    many = texts(*[TEMPLATE + body(first) for first in range(0, 400, 20)])
+    again = texts(TEMPLATE + body(0)[:-1], body(700), category="b")
+    assert num_near_duplicates(many + again) == 1
 
 
 def test_the_same_continuation_of_different_prompts() -> None:

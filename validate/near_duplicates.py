@@ -1,11 +1,12 @@
 """Prompts that are not equal but hardly differ: many of them say less than they count."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 SHARED_SHARE = 0.9
+MIN_PROMPTS_OF_A_TASK = 10
+"""Of fewer prompts, what they share may as well be that they are near duplicates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,20 +21,23 @@ class PromptText:
 def num_near_duplicates(texts: Iterable[PromptText]) -> int:
     """Distinct prompts that are like another one; copies (equal token ids) are not counted.
 
-    A prompt is like another of its category if the two begin with the same tokens for at least 90 %
-    of the shorter, the tokens with which all prompts of the category begin not counted: a chat
-    template, a system prompt or a task's examples make no near duplicates. Sorted, each prompt
-    stands beside the one with which it shares most, so that neighbours are all that is compared.
-    Nor do two prompts count as two, of any category, that have the same continuation.
+    A prompt is like another if the two begin with the same tokens for at least 90 % of the shorter,
+    those of a template not counted: the tokens with which all prompts begin, or all of a category
+    with ten or more, so that a system prompt or a task's examples make no near duplicates. Sorted,
+    each prompt stands beside the one with which it shares most, and only neighbours are compared.
+    Two prompts with the same continuation are alike too.
 
     Returns:
         Prompts beyond the first of each such group, at most the number of distinct prompts - 1.
     """
     distinct = {text.prompt: text for text in texts}
-    by_category: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-    for text in distinct.values():
-        by_category[text.category].append(text.prompt)
-    alike = {again for prompts in by_category.values() for again in _long_prefixes(prompts)}
+    templates = _templates(distinct)
+    alike = set()
+    for one, other in pairwise(sorted(distinct)):
+        template = min(templates[distinct[one].category], templates[distinct[other].category])
+        shorter = min(len(one), len(other)) - template
+        if shorter and _common_prefix(one, other) - template >= SHARED_SHARE * shorter:
+            alike.add(other)
     continued: set[tuple[int, ...]] = set()
     for text in distinct.values():
         if text.continuation in continued:
@@ -42,16 +46,18 @@ def num_near_duplicates(texts: Iterable[PromptText]) -> int:
     return len(alike)
 
 
-def _long_prefixes(prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The prompts that share a long prefix with the one sorted before them."""
-    prompts = sorted(prompts)
-    template = _common_prefix(prompts[0], prompts[-1])
-    found = []
-    for one, other in pairwise(prompts):
-        shorter = min(len(one), len(other)) - template
-        if shorter and _common_prefix(one, other) - template >= SHARED_SHARE * shorter:
-            found.append(other)
-    return found
+def _templates(distinct: Mapping[tuple[int, ...], PromptText]) -> dict[str, int]:
+    """How many tokens the prompts of each category have in front of what is their own."""
+    by_category: dict[str, list[tuple[int, ...]]] = {}
+    for text in distinct.values():
+        by_category.setdefault(text.category, []).append(text.prompt)
+    of_all = _common_prefix(min(distinct), max(distinct)) if distinct else 0
+    return {
+        category: _common_prefix(min(own), max(own))
+        if len(own) >= MIN_PROMPTS_OF_A_TASK
+        else of_all
+        for category, own in by_category.items()
+    }
 
 
 def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
