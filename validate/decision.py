@@ -271,8 +271,8 @@ def _advice(evidence: Evidence, required: RequiredPrompts) -> str:
         return f"Go on as planned: add as many prompts as at each look, and give {following}."
     unchanged = f"{required.if_unchanged} if the draft in truth lost nothing"
     again = (
-        " Judge it alone and once: more tries, and verdicts over these prompts and more, each add"
-        f" up to {100 * (1 - evidence.policy.confidence):.2g}% false passes (--look i/n plans looks"
+        " Judge it alone and once: each further try, on fresh prompts or on these and more, adds up"
+        f" to {100 * (1 - evidence.policy.confidence):.2g}% false passes (--look i/n plans looks"
         " that do not)."
     )
     if required.as_measured is None:
