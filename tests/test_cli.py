@@ -173,6 +173,8 @@ def test_replay_and_gate_judge_the_shipped_pair(
     assert main([*gate, "--report", str(report)]) == 2  # never overwritten
     assert main(["gate", DRAFT, str(work / "fp8"), *traces]) == 3  # 12 prompts are too few
     assert "INCONCLUSIVE" in capsys.readouterr().out
+    assert main([*gate, "-k", "30"]) == 2  # of 48 tokens
+    assert "rounds per prompt on average, expected at least 10" in capsys.readouterr().err
 
 
 def test_a_candidate_does_not_choose_its_own_policy(
