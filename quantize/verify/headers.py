@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
@@ -17,8 +16,8 @@ from .method import own_parts
 from .report import Fault
 
 QUANTIZABLE = ("attention", "mlp")
+_PYTORCH = ("format", "pt")  # what transformers demands, and most exporters write
 _ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
-_REPLACED_LATER = "README.md"  # `draftquant card` writes its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,46 +163,29 @@ def index_faults(output: Checkpoint) -> list[Fault]:
                   got=repr(total))]  # fmt: skip
 
 
-def metadata_faults(source: Checkpoint, output: Checkpoint) -> list[Fault]:
-    """The safetensors `__metadata__` of the source is preserved."""
+def metadata_faults(
+    source: Checkpoint, output: Checkpoint, *, foreign: bool = False
+) -> list[Fault]:
+    """The safetensors `__metadata__` is the source's; other tools may say whose tensors these are.
+
+    Args:
+        source: the folder that the output was made from.
+        output: the folder to verify.
+        foreign: another tool wrote it.
+    """
     stored = {item for header in output.headers.values() for item in header.metadata.items()}
     wanted = {item for header in source.headers.values() for item in header.metadata.items()}
+    more = stored - wanted - ({_PYTORCH} if foreign else set())
     return [
-        Fault(where=f"__metadata__: {key}", expected=repr(value), got="not there")
-        for key, value in sorted(wanted - stored)
+        *(
+            Fault(where=f"__metadata__: {key}", expected=repr(value), got="not there")
+            for key, value in sorted(wanted - stored)
+        ),
+        *(
+            Fault(where=f"__metadata__: {key}", expected="as in the source", got=repr(value))
+            for key, value in sorted(more)
+        ),
     ]
-
-
-def side_file_faults(source: Checkpoint, output: Checkpoint) -> list[Fault]:
-    """Every other file of the source is there, byte for byte; README.md may be a new card."""
-    faults = []
-    for file in source.side_files():
-        if file == _REPLACED_LATER:
-            continue
-        path = output.folder / file
-        if not path.is_file():
-            faults.append(Fault(where=file, expected="the source's file", got="none"))
-        elif not _same_bytes(source.folder / file, path):
-            faults.append(Fault(where=file, expected="the source's bytes", got="other bytes"))
-    return faults
-
-
-def provenance_faults(
-    recorded: QuantizedProvenance, source: Mapping[str, str], output: Mapping[str, str]
-) -> list[Fault]:
-    """The hashes in draftquant.json are those of the tensors on both sides."""
-    faults = []
-    sides = (
-        ("source.tensor_sha256", recorded.source.tensor_sha256, source),
-        ("tensor_sha256", recorded.tensor_sha256, output),
-    )
-    for key, said, computed in sides:
-        where = f"{PROVENANCE_FILE}: {key}"
-        for name in sorted(said.keys() | computed.keys()):
-            if said.get(name) != computed.get(name):
-                faults.append(Fault(where=f"{where}.{name}", expected=str(computed.get(name)),
-                                    got=str(said.get(name))))  # fmt: skip
-    return faults
 
 
 def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> Fault | None:
@@ -257,13 +239,3 @@ def _key_faults(wanted: Mapping[str, object], found: Mapping[str, object]) -> li
 def _json(config: Mapping[str, object], key: str) -> str:
     """A value as text that tells 1 from true and 1.0; "no such key" is not valid JSON."""
     return json.dumps(config[key], sort_keys=True) if key in config else "no such key"
-
-
-def _same_bytes(a: Path, b: Path) -> bool:
-    if a.stat().st_size != b.stat().st_size:
-        return False
-    with a.open("rb") as first, b.open("rb") as second:
-        while block := first.read(2**20):
-            if block != second.read(len(block)):
-                return False
-    return True
