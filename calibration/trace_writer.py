@@ -30,7 +30,7 @@ from .trace_manifest import (
     manifest_text,
 )
 from .trace_tables import write_tables
-from .traces import PromptTrace, check_trace, file_sha256
+from .traces import FEATURE_DTYPES, PromptTrace, check_trace, file_sha256
 
 SHARD_BYTES = 512 * 2**20
 
