@@ -10,6 +10,7 @@ from draftquant.quantize.drafts.aux_layers import KEY, SECTION
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from verify_cases import reseal
 
 LAYERS = {KEY: [2, 4, 5]}
 SIZE = {"draft_vocab_size": 96}
@@ -146,6 +147,7 @@ def test_verify_accepts_these_changes_and_no_others(name: str, draft: Path, tmp_
     change(config)
     (out / "config.json").write_text(json.dumps(config))
     edit_json(out / "draftquant.json", config_changes=recorded)
+    reseal(out)
     assert faults(out, draft) == expected
 
 
