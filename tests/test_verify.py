@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.stored.layouts import LAYOUTS
 from draftquant.quantize.verify import verify
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
+from handmade_declarations import EXCLUDES
 from tiny import (
     INDEX_FILE,
     edit_json,
@@ -30,6 +32,7 @@ from verify_cases import (
     edit_declaration,
     faults_of,
     provenance_of,
+    recipe_of,
     reseal,
 )
 
@@ -277,7 +280,7 @@ def test_metadata_of_the_source_is_preserved(copy_of: Callable[[str], Path], sou
     out = copy_of("quark-int4")
     write_tensors(out, read_tensors(out), metadata={"format": "tf"})
     assert_only_fault(
-        verify(out, source, foreign=True), "__metadata__: format", "expected 'pt', got not there"
+        verify(out, source, foreign=True), "__metadata__: format", "expected 'pt', got 'tf'"
     )
 
 
@@ -307,6 +310,9 @@ def test_a_wrong_total_size(sharded: tuple[Path, Path], total: object) -> None:
 
 def test_recorded_hashes_must_agree(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-fp8")
+    recipe = recipe_of(out)
+    declared = LAYOUTS["quark"].complete(recipe, EXCLUDES)
+    edit_declaration(out, lambda d: (d.clear(), d.update(declared)))
     report = verify(out, source, foreign=True)
     recorded = provenance_of(report, "absmax")
     (out / "draftquant.json").write_text(json.dumps(recorded))

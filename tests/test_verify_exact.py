@@ -601,14 +601,15 @@ def test_the_error_of_every_linear_is_printed(
 ) -> None:
     from draftquant.scripts.cli import main
 
-    def printed(out: Path) -> tuple[str, dict[str, Any]]:
-        assert main(["verify", str(out), "--against", str(source)]) == 0
+    def printed(out: Path, *options: str) -> tuple[str, dict[str, Any]]:
+        command = ["verify", str(out), "--against", str(source), *options]
+        assert main(command) == 0
         text = capsys.readouterr().out
-        assert main(["verify", str(out), "--against", str(source), "--json"]) == 0
+        assert main([*command, "--json"]) == 0
         return text, json.loads(capsys.readouterr().out)
 
     foreign, _ = made("ct-fp8")
-    text, report = printed(foreign)
+    text, report = printed(foreign, "--foreign")
     assert "error / allowed" in text
     assert all(linear["max_error"] <= 1 for linear in report["linears"])
     plan = make_plan(recipe_of("ct-fp8"), read_draft(Checkpoint.open(source)))

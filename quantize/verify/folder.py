@@ -21,6 +21,7 @@ from ..stored.declarations import DeclaredScheme, declared_scheme
 from .codes import Expected, compare_linear
 from .companions import companion_faults
 from .compared import Compared
+from .declared import complete_faults
 from .excludes import exclude_faults
 from .foreign_scales import about_matrix_scale_faults
 from .headers import (
@@ -224,9 +225,13 @@ class _Verification:
         if method is None:
             return []
         recorded = self._provenance.method if self._provenance else method
+        complete: list[Fault] = []
+        if self._provenance and self._scheme and not self._provenance.repairs:
+            complete = complete_faults(method.recipe, self._scheme, self._output)
         return [
             *recorded_faults(method, recorded),
             *declared_faults(method.recipe, self._scheme),
+            *complete,
             *action_faults(method.recipe, self._draft, sorting.quantized),
             *input_scale_faults(method, self._output, sorting.complete),
             *self._balance_faults,

@@ -16,7 +16,7 @@ from .method import own_parts
 from .report import Fault
 
 QUANTIZABLE = ("attention", "mlp")
-_PYTORCH = ("format", "pt")  # what transformers demands, and most exporters write
+_PYTORCH = repr("pt")  # what transformers demands as "format", and most exporters write
 _ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
 
 
@@ -173,19 +173,24 @@ def metadata_faults(
         output: the folder to verify.
         foreign: another tool wrote it.
     """
-    stored = {item for header in output.headers.values() for item in header.metadata.items()}
-    wanted = {item for header in source.headers.values() for item in header.metadata.items()}
-    more = stored - wanted - ({_PYTORCH} if foreign else set())
+    stored, wanted = _metadata(output), _metadata(source)
+    if foreign and "format" not in wanted and stored.get("format") == _PYTORCH:
+        del stored["format"]
     return [
-        *(
-            Fault(where=f"__metadata__: {key}", expected=repr(value), got="not there")
-            for key, value in sorted(wanted - stored)
-        ),
-        *(
-            Fault(where=f"__metadata__: {key}", expected="as in the source", got=repr(value))
-            for key, value in sorted(more)
-        ),
-    ]
+        Fault(where=f"__metadata__: {key}", expected=wanted.get(key, "no such key"),
+              got=stored.get(key, "no such key"))
+        for key in sorted(wanted.keys() | stored.keys())
+        if wanted.get(key) != stored.get(key)
+    ]  # fmt: skip
+
+
+def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
+    """Key -> what the files say, as text."""
+    found: dict[str, set[str]] = {}
+    for header in checkpoint.headers.values():
+        for key, value in header.metadata.items():
+            found.setdefault(key, set()).add(value)
+    return {key: " and ".join(map(repr, sorted(values))) for key, values in found.items()}
 
 
 def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> Fault | None:
