@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..quantize.files.stale import find_staging
-from .console import print_table, stdout, table
+from .checkout import CheckoutError, check_checkout
+from .console import print_table, stderr, stdout, table
 from .publishers import FAILED, Publisher, contents, exit_code, make_publishers, quiet
 
 SOFT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -52,13 +53,18 @@ class _Undisturbed:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 0 if everything was as it should be."""
+    """Run the command line; returns 0 if everything was as it should be, 2 without a checkout."""
     parser = argparse.ArgumentParser(prog="draftquant.scripts.bench_kills")
     parser.add_argument("--kills", type=int, default=60, help="SIGKILLs, over four commands")
     parser.add_argument("--signals", type=int, default=12, help="SIGTERM, SIGHUP and SIGINT alike")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--divide", type=int, default=8, help="so many times smaller a draft")
     options = parser.parse_args(arguments)
+    try:
+        check_checkout("bench_kills")
+    except CheckoutError as exc:
+        stderr().print(str(exc), style="red", markup=False)
+        return 2
     with tempfile.TemporaryDirectory(prefix="draftquant-kills-") as folder:
         found = kill_runs(
             Path(folder) / "work",
