@@ -1,4 +1,4 @@
-"""Staging folders of dead processes are removed, by the next run and by `clean`, and nothing else."""
+"""Staging folders of dead processes are removed by the next run and by `clean`, nothing else is."""
 
 import json
 import os
