@@ -25,8 +25,8 @@ KILLS = """
 import sys; from pathlib import Path
 from draftquant.scripts import bench_kills, publishers
 {}
-found = bench_kills.kill_runs(Path(sys.argv[1]), kills={}, signals={}, seed=1, divide=32,
-                              new_tokens=64)
+found = bench_kills.kill_runs(Path(sys.argv[1]), kills={}, signals={}, seed=1, divide=64,
+                              new_tokens=32)
 print(len(found.problems), sum(seen["runs"] for seen in found.outcomes.values()))
 print(*found.problems, sep="\\n")
 """
@@ -42,7 +42,7 @@ print(len(found.problems), *sorted({{call for calls in found.calls.values() for 
 
 
 def test_killed_runs_leave_nothing_wrong(tmp_path: Path) -> None:
-    assert in_a_process(KILLS.format("", 5, 3), tmp_path).strip() == "0 8"
+    assert in_a_process(KILLS.format("", 4, 3), tmp_path).strip() == "0 7"
 
 
 def test_a_run_that_leaves_its_config_first_is_found_out(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ publish.staged_output = lambda out, last: plain(out)
 write = publish.copy_side_files
 def slow(*arguments):
     (arguments[1] / "config.json").write_text("{}")
-    import time; time.sleep(1)
+    import time; time.sleep(0.4)
     write(*arguments)
 publish.copy_side_files = slow
 from draftquant.quantize import dequantize, quantize
