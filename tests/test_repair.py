@@ -342,7 +342,7 @@ def test_a_folder_of_ours_keeps_its_provenance(workshop: Workshop, tmp_path: Pat
     assert after["argv"] == ["fix"]
     assert after["made_by"] == {"draftquant": before["draftquant"], "argv": before["argv"]}
     assert after["repairs"][0]["name"] == "excludes"
-    for key in before.keys() - {"argv", "draftquant"}:
+    for key in before.keys() - {"argv", "draftquant", "sha256"}:
         assert after[key] == before[key]
     edit_declaration(case.out, lambda declared: declared.update(exclude=["fc"]))
     again = plan_repairs(case.out, engine="vllm")
@@ -362,6 +362,7 @@ def test_a_folder_of_another_tool_gets_the_repairs_alone(
     record = json.loads((case.out / "draftquant.json").read_text())
     assert set(record) == {
         "format", "version", "draftquant", "argv", "source", "repairs", "tensor_sha256",
+        "sha256",
     }  # fmt: skip
     assert record["tensor_sha256"].keys() == read_tensors(case.folder).keys()
     assert verify(case.out, case.source).ok
@@ -369,12 +370,17 @@ def test_a_folder_of_another_tool_gets_the_repairs_alone(
     assert made_by.startswith("something else, repaired by draftquant ")
 
 
-def test_a_plain_draft_gets_no_record_and_may_still_be_quantized(tmp_path: Path) -> None:
+@pytest.mark.parametrize("against", [False, True])
+def test_a_plain_draft_gets_no_record_and_may_still_be_quantized(
+    against: bool, tmp_path: Path
+) -> None:
     draft = tiny_eagle3_llama(tmp_path / "draft")
     edit_json(draft / "config.json", torch_dtype="float32")
-    plan = plan_repairs(draft, engine="vllm")
+    original = tiny_eagle3_llama(tmp_path / "original") if against else None
+    plan = plan_repairs(draft, engine="vllm", against=original)
     assert "dtype-mismatch" in [repair.name for repair in plan.repairs]
-    repair_draft(plan, tmp_path / "plain", source=DraftSource(folder=draft))
+    report = repair_draft(plan, tmp_path / "plain", source=DraftSource(folder=draft))
+    assert report.verification is None  # it has no codes
     assert {path.name for path in (tmp_path / "plain").iterdir()} == {
         path.name for path in draft.iterdir()
     }
@@ -435,7 +441,7 @@ def test_an_interrupted_run_publishes_nothing(
 ) -> None:
     case = Case(workshop, general("stop", CT_FP8, excludes("fc"), "eagle3-llama"), tmp_path)
 
-    def interrupted(*_arguments: object) -> None:
+    def interrupted(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(publish, "verify", interrupted)

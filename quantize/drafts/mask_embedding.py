@@ -12,8 +12,6 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 
-MASK_EMBEDDING_FILE = "mask_embedding.pt"
-
 
 def read_mask_embedding(path: Path, hidden_size: int, mask_token_id: int) -> Tensor:
     """Read the side file: a tensor, or {"embedding": tensor, "mask_token_id": id}.
