@@ -1,5 +1,10 @@
 """Errors: one class per stage, each saying where, what (expected, got) and how to fix it."""
 
+import reprlib
+
+_REPR = reprlib.Repr()
+_REPR.maxstring, _REPR.maxlist, _REPR.maxdict, _REPR.maxlong = 200, 16, 16, 50
+
 
 class DraftQuantError(Exception):
     """Base of every error that a user can cause or mend.
@@ -15,6 +20,11 @@ class DraftQuantError(Exception):
         self.where = str(where)
         self.what = what
         self.fix = fix
+
+
+def short(value: object) -> str:
+    """The `repr` of a value that a file holds, for a message: of bounded length, on one line."""
+    return _REPR.repr(value)
 
 
 class RecipeError(DraftQuantError):

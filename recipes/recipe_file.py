@@ -16,8 +16,12 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from .decode import MisfitError, nearest, walk
 from .errors import RecipeError
+from .regular_file import read_text
 
 DataclassT = TypeVar("DataclassT")
+
+MAX_RECIPE_BYTES = 64 * 2**10  # ours have 2 kB; PyYAML takes a second for this much
+_LONGEST_NUMBER = 40  # digits and signs
 
 _SCALARS: dict[type, tuple[str, str]] = {
     str: ("tag:yaml.org,2002:str", "text"),
@@ -56,8 +60,8 @@ def compose(path: Path) -> MappingNode:
         RecipeError: the file cannot be read, is not YAML, or is not one mapping of keys.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
+        text = read_text(path, MAX_RECIPE_BYTES)
+    except OSError as exc:
         raise RecipeError(
             path, f"cannot be read: {exc}", fix="give a readable recipe file"
         ) from exc
@@ -185,9 +189,11 @@ class _YamlTree:
         """The value of a scalar of this type, None where it is something else."""
         if not isinstance(self.node, ScalarNode) or self.node.tag != _SCALARS[kind][0]:
             return None
+        if kind is not str and len(self.node.value) > _LONGEST_NUMBER:
+            return None
         try:
             value: object = yaml.SafeLoader("").construct_object(self.node)
-        except ValueError:  # 0x_, or more digits than Python converts
+        except ValueError:  # 0x_
             return None
         return value
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...recipes.regular_file import open_stream
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.provenance import Method, QuantizedProvenance
@@ -262,7 +263,7 @@ def _json(config: Mapping[str, object], key: str) -> str:
 def _same_bytes(a: Path, b: Path) -> bool:
     if a.stat().st_size != b.stat().st_size:
         return False
-    with a.open("rb") as first, b.open("rb") as second:
+    with open_stream(a) as first, open_stream(b) as second:
         while block := first.read(2**20):
             if block != second.read(len(block)):
                 return False

@@ -7,6 +7,7 @@ numbers mean.
 from collections.abc import Collection
 from typing import Any, Literal, TypeVar
 
+from ....recipes.errors import short
 from ...errors import VerifyError
 
 ChoiceT = TypeVar("ChoiceT", bound=str | int | bool)
@@ -26,7 +27,7 @@ def not_understood(
     return VerifyError(
         where,
         f"{key}: understood {'is' if len(understood) == 1 else 'are'} {' or '.join(understood)},"
-        f" got {got!r}",
+        f" got {short(got)}",
         fix="quantize again with a supported layout, or correct the declaration",
     )
 
