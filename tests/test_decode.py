@@ -311,7 +311,7 @@ def test_a_broken_regular_expression_is_refused(source: Path, tmp_path: Path) ->
         (["a"] * 1001, "at most 1000 names"),
         (["a" * 1001], "of at most 1000 characters"),
         (["a" * 1000] * 61, "at most 60000 characters"),
-        ([f"re:.*{i:04d}" + "a" * 80 for i in range(50)], "4000 characters of regular expressions"),
+        ([f"re:.+{i:04d}" + "a" * 80 for i in range(50)], "4000 characters of regular expressions"),
         ([f"model.layers.{i}.fc" for i in range(257)], "names of at most 256 layers"),
         (["re:(([a-z._0-9])+)+!" + "(" * 300 + ")" * 300], "more than 500 characters"),
         (["re:" + "(" * 100 + ")" * 100], "more than 20 groups"),
