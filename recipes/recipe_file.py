@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from yaml.events import CollectionEndEvent, CollectionStartEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from .decode import MisfitError, nearest, walk
-from .errors import RecipeError
+from .errors import RecipeError, visible
 from .regular_file import read_text
 
 DataclassT = TypeVar("DataclassT")
 
-MAX_RECIPE_BYTES = 64 * 2**10  # ours have 2 kB; PyYAML takes a second for this much
+MAX_RECIPE_BYTES = 32 * 2**10  # ours have 2 kB; PyYAML takes a second for this much
+_DEEPEST = 32
 _LONGEST_NUMBER = 40  # digits and signs
 
 _SCALARS: dict[type, tuple[str, str]] = {
@@ -40,7 +42,8 @@ class Problem:
     fix: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.what}\n  fix: {self.fix}"
+        where = f"{visible(self.file)}:{self.line}"
+        return f"{where}: {visible(self.what)}\n  fix: {visible(self.fix)}"
 
 
 class RecipeFileError(RecipeError):
@@ -66,8 +69,13 @@ def compose(path: Path) -> MappingNode:
             path, f"cannot be read: {exc}", fix="give a readable recipe file"
         ) from exc
     try:
+        depth = 0
         for event in yaml.parse(text):
+            depth += isinstance(event, CollectionStartEvent)
+            depth -= isinstance(event, CollectionEndEvent)
             line = event.start_mark.line if event.start_mark else 0
+            if depth > _DEEPEST:
+                raise _one(path, line, "nested too deeply", "write the keys as they are shown")
             if getattr(event, "anchor", None) is not None:
                 raise _one(path, line, "anchors and aliases are not allowed", "write the value out")
             tag = getattr(event, "tag", None)
@@ -81,10 +89,6 @@ def compose(path: Path) -> MappingNode:
         raise _one(path, line, f"not YAML: {exc.problem}", "correct the syntax") from exc
     except yaml.YAMLError as exc:
         raise RecipeError(path, f"not YAML: {exc}", fix="save it as UTF-8 text") from exc
-    except RecursionError as exc:
-        raise RecipeError(
-            path, "nested too deeply", fix="write the keys as they are shown"
-        ) from exc
     if not isinstance(node, MappingNode):
         raise _one(
             path,

@@ -80,7 +80,7 @@ def print_gate(report: "GateReport") -> None:
     out = stdout()
     if report.change is not None:
         found = table("Gate", "policy", "limit", "change", "lower bound", "upper bound", "prompts")
-        found.add_row(
+        found.row(
             report.policy.name,
             f"{-report.policy.max_relative_drop:+.2%}",
             f"{report.change.relative_change:+.2%}",
@@ -90,6 +90,6 @@ def print_gate(report: "GateReport") -> None:
         )
         print_table(found)
     colour = COLOURS[report.verdict]
-    out.print(f"[bold {colour}]{report.verdict}[/]: {report.reason}")
+    out.line((report.verdict, f"bold {colour}"), f": {report.reason}")
     if report.action:
-        out.print(f"  {report.action}")
+        out.line(f"  {report.action}")
