@@ -8,7 +8,6 @@ import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 MAX_DOCUMENT_BYTES = 32 * 2**20
 """Of one JSON document. The index of a target of 140,000 tensors has 14 MB."""
@@ -32,7 +31,7 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
-def open_stream(path: Path) -> BinaryIO:
+def open_stream(path: Path) -> io.BufferedReader:
     """Open a file for reading, as a buffered stream.
 
     Raises:

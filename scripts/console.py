@@ -54,8 +54,11 @@ class ResultTable(Table):
         super().__init__(header_style="bold")
         self.heading = heading
         for column in columns:
-            justify = "right" if column in right else "left"
-            self.add_column(Text(visible(column)), justify=justify, overflow="fold")
+            self.add_column(
+                Text(visible(column)),
+                justify="right" if column in right else "left",
+                overflow="fold",
+            )
 
     def row(self, *cells: str, style: str = "") -> None:
         """Add a row."""

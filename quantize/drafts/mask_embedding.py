@@ -9,7 +9,7 @@ import pickle
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ def _loaded(path: Path) -> Any:
         return torch.load(stream, map_location="cpu", weights_only=True)
 
 
-def _is_plain(state: object) -> bool:
+def _is_plain(state: object) -> TypeGuard[Tensor]:
     """True for a dense tensor of floats that every operation of torch takes."""
     return (
         type(state) in (torch.Tensor, torch.nn.Parameter)

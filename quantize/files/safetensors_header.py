@@ -6,6 +6,7 @@ length N, N bytes of JSON, then the tensor data. This module reads headers only,
 
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -115,8 +116,8 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     def unique(pairs: Pairs) -> dict[str, Any]:
         entries = dict(pairs)
         if len(entries) != len(pairs):
-            seen: set[str] = set()
-            twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+            counts = Counter(name for name, _ in pairs)
+            twice = next(name for name, count in counts.items() if count > 1)
             raise _lie(path, f"{short(twice)} stands twice in the header")
         return entries
 
