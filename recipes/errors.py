@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 _LONGEST_FIELD = 4000  # characters
 _REPR = reprlib.Repr()
-_REPR.maxstring, _REPR.maxlist, _REPR.maxdict, _REPR.maxlong = 200, 16, 16, 50
+_REPR.maxstring, _REPR.maxlist, _REPR.maxdict, _REPR.maxlong = 200, 12, 12, 50
 
 
 class DraftQuantError(Exception):

@@ -21,8 +21,9 @@ from .regular_file import read_text
 
 DataclassT = TypeVar("DataclassT")
 
-MAX_RECIPE_BYTES = 32 * 2**10  # ours have 2 kB; PyYAML takes a second for this much
+MAX_RECIPE_BYTES = 16 * 2**10  # ours have 2 kB; PyYAML takes half a second for this much
 _DEEPEST = 32
+_MOST_SHOWN = 50
 _LONGEST_NUMBER = 40  # digits and signs
 
 _SCALARS: dict[type, tuple[str, str]] = {
@@ -51,9 +52,12 @@ class RecipeFileError(RecipeError):
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = tuple(sorted(set(problems)))
-        first, *rest = self.problems
+        first = self.problems[0]
         super().__init__(f"{first.file}:{first.line}", first.what, fix=first.fix)
-        self.args = ("\n".join(map(str, self.problems)) if rest else str(first),)
+        lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
+        if len(self.problems) > _MOST_SHOWN:
+            lines.append(f"and {len(self.problems) - _MOST_SHOWN} problems more")
+        self.args = ("\n".join(lines),)
 
 
 def compose(path: Path) -> MappingNode:
