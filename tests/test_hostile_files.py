@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -473,3 +474,27 @@ def test_help_that_cannot_be_printed() -> None:
     assert ended.returncode == 2
     assert "stdout: cannot be written" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_the_launch_command_can_be_copied(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the folder is called, a shell runs nothing else."""
+    folder = tiny_eagle3_llama(tmp_path / """it's "a" $(touch x); `y` [red]""")
+    assert main(["check", str(folder), "--engine", engine]) in (0, 3)
+    (line,) = (x for x in capsys.readouterr().out.split("\n") if x.startswith(("serve", "to try")))
+    words = shlex.split(line.partition(": ")[2])
+    found = [
+        word if engine == "sglang" else " ".join(map(str, leaves(json.loads(word))))
+        for word in words
+        if "touch" in word
+    ]
+    assert len(found) == 1
+    assert str(folder) in found[0]
+
+
+def leaves(value: object) -> list[object]:
+    if not isinstance(value, dict):
+        return [value]
+    return [leaf for item in value.values() for leaf in leaves(item)]

@@ -96,4 +96,4 @@ def _print(answer: EngineCheck) -> None:
         out.line(f"    remedy: {finding.remedy}")
     if answer.launch and answer.verdict in ("LOADS", "UNKNOWN"):
         why = "serve it:" if answer.verdict == "LOADS" else "to try it:"
-        out.line(why, answer.launch)
+        out.line(f"{why} {answer.launch}")
