@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_checkout("bench_io_faults")
     except CheckoutError as exc:
-        stderr().print(str(exc), style="red", markup=False)
+        stderr().line(str(exc), style="red")
         return 2
     with tempfile.TemporaryDirectory(prefix="draftquant-faults-") as folder:
         found = fail_calls(Path(folder) / "work", every=options.every)
@@ -119,13 +119,13 @@ def _print(found: IoFaults) -> None:
     rows = table("Failing calls", "command", *numbers, right=numbers)
     for name, seen in found.outcomes.items():
         counts = (found.calls[name].total(), seen.total(), *(seen[one] for one in _OUTCOMES))
-        rows.add_row(name, *map(str, counts))
+        rows.row(name, *map(str, counts))
     print_table(rows)
     for name, calls in found.calls.items():
-        stdout().print(f"{name}: " + ", ".join(f"{n} {call}" for call, n in calls.most_common()))
+        stdout().line(f"{name}: " + ", ".join(f"{n} {call}" for call, n in calls.most_common()))
     for problem in found.problems:
-        stdout().print(f"WRONG: {problem}", markup=False)
-    stdout().print(f"{len(found.problems)} problem(s)")
+        stdout().line(f"WRONG: {problem}")
+    stdout().line(f"{len(found.problems)} problem(s)")
 
 
 if __name__ == "__main__":

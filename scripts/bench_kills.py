@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_checkout("bench_kills")
     except CheckoutError as exc:
-        stderr().print(str(exc), style="red", markup=False)
+        stderr().line(str(exc), style="red")
         return 2
     with tempfile.TemporaryDirectory(prefix="draftquant-kills-") as folder:
         found = kill_runs(
@@ -168,11 +168,11 @@ def _print(found: Kills) -> None:
     names = ("runs", *_OUTCOMES)
     rows = table("Killed runs", "command, signal", *names, right=names)
     for name, seen in found.outcomes.items():
-        rows.add_row(name, *(str(seen[outcome]) for outcome in names))
+        rows.row(name, *(str(seen[outcome]) for outcome in names))
     print_table(rows)
     for problem in found.problems:
-        stdout().print(f"WRONG: {problem}", markup=False)
-    stdout().print(f"{len(found.problems)} problem(s)")
+        stdout().line(f"WRONG: {problem}")
+    stdout().line(f"{len(found.problems)} problem(s)")
 
 
 if __name__ == "__main__":

@@ -257,7 +257,7 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
     ),
     "beyond all floats": (
         "whole", lambda d: d["input_scales"].update({"a.q_proj": 10**400}),
-        "input_scales.a.q_proj: expected a finite number, got 1000",
+        "a whole number of more than 40 digits",
     ),
     "true for a scale": (
         "whole", lambda d: d["input_scales"].update({"a.q_proj": True}), "number, got True",
@@ -276,7 +276,7 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
         "config_changes.rope: expected finite numbers, got -inf",
     ),
     "deep change": (
-        "whole", lambda d: d["config_changes"].update(rope=nested(200)),
+        "whole", lambda d: d["config_changes"].update(rope=nested(50)),
         "config_changes.rope: nested more than 32 levels deep",
     ),
     "recipe as a name": (

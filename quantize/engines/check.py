@@ -1,6 +1,5 @@
 """`check_draft`: one folder, one engine, one verdict."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -122,7 +121,7 @@ def _check(
     )
     layers, findings = walk.layers_and_findings()
     count = geometry.block_size - 1 if geometry.block_size else 3
-    launch = engine.launch(question, count).replace("{draft}", shlex.quote(str(checkpoint.folder)))
+    launch = engine.launch(question, count, str(checkpoint.folder))
     return _answer(
         engine, arch, tp, [*([problem] if problem else []), *findings], layers, launch or None
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...recipes.decode import encode
+from ...recipes.regular_file import read_text
 from ...recipes.schema import Recipe, recipe_sha256
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CheckpointError
@@ -207,8 +208,8 @@ def read_provenance(folder: Path) -> Provenance | None:
     if not path.exists():
         return None
     try:
-        found: Provenance = decode(Provenance, parse_object(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, JsonProblem) as exc:
+        found: Provenance = decode(Provenance, parse_object(read_text(path)))
+    except (OSError, JsonProblem) as exc:
         raise CheckpointError(
             path,
             str(exc) if isinstance(exc, JsonProblem) else f"cannot be read: {exc}",

@@ -63,8 +63,8 @@ def _hours(text: str) -> float:
 def _print(removed: list[dict[str, Any]], left: list[dict[str, Any]]) -> None:
     out = stdout()
     for one in removed:
-        out.print(f"removed {one['folder']} ({one['bytes']:,} bytes)", markup=False)
+        out.line(f"removed {one['folder']} ({one['bytes']:,} bytes)")
     for one in left:
-        out.print(f"left {one['folder']}: {one['why']}", markup=False)
+        out.line(f"left {one['folder']}: {one['why']}")
     total = sum(one["bytes"] for one in removed)
-    out.print(f"{len(removed)} removed, {megabytes(total)}; {len(left)} left")
+    out.line(f"{len(removed)} removed, {megabytes(total)}; {len(left)} left")

@@ -37,7 +37,7 @@ def print_plan(plan: Plan) -> None:
     )
     for step in plan.steps:
         style = "green" if step.action == "quantize" else ""
-        found.add_row(
+        found.row(
             step.row.tensor.name,
             step.row.role,
             str(step.rule),
@@ -48,7 +48,7 @@ def print_plan(plan: Plan) -> None:
             style=style,
         )
     found.add_section()
-    found.add_row(
+    found.row(
         "total",
         "",
         "",
@@ -62,12 +62,12 @@ def print_plan(plan: Plan) -> None:
     print_table(found)
     if plan.balanced is not None:
         norm, _ = plan.balanced
-        out.print(
+        out.line(
             f"{norm.row.tensor.name} is divided by a power of two where the halves of the concat"
             " input differ by 4 or more (balance_concat: auto); else it is kept byte for byte"
         )
     added = ", ".join(f"{kind} {nbytes:,}" for kind, nbytes in plan.overhead().items())
-    out.print(
+    out.line(
         f"of these, bytes added by the layout: {added};"
         f" output is {plan.bytes_after / plan.bytes_before:.1%} of the source"
     )

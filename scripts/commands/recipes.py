@@ -1,12 +1,11 @@
 """`draftquant recipes`: list the built-in ones, show one resolved, check a file."""
 
 import argparse
-import sys
 
 import yaml
 
 from ...recipes import built_in_recipes, load_recipe, recipe_sha256, to_mapping
-from ..console import print_json, print_table, table
+from ..console import print_document, print_json, print_table, stdout, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,11 +23,11 @@ def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     if options.action == "show":
         recipe = load_recipe(options.recipe)
-        sys.stdout.write(f"# sha256 of the resolved recipe: {recipe_sha256(recipe)}\n")
-        sys.stdout.write(yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100))
+        print_document(f"# sha256 of the resolved recipe: {recipe_sha256(recipe)}")
+        print_document(yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100))
     elif options.action == "check":
         recipe = load_recipe(options.recipe)
-        sys.stdout.write(f"{options.recipe}: good ({recipe.name}, {len(recipe.rules)} rules)\n")
+        stdout().line(f"{options.recipe}: good ({recipe.name}, {len(recipe.rules)} rules)")
     else:
         _list(as_json=getattr(options, "json", False))
     return 0
@@ -41,7 +40,7 @@ def _list(*, as_json: bool) -> None:
         return
     found = table("Recipes", "name", "weights", "activations", "layout", "backend", "loads on")
     for recipe in recipes:
-        found.add_row(
+        found.row(
             recipe.name,
             str(recipe.weights),
             str(recipe.activations or "none"),

@@ -168,7 +168,7 @@ class DFlash(Family):
         from ..mask_embedding import read_mask_embedding
 
         path = folder / MASK_EMBEDDING_FILE
-        if not path.is_file():
+        if not path.exists():
             return {}
         g = geometry
         return {"mask_embedding": read_mask_embedding(path, g.hidden_size, g.mask_token_id)}
