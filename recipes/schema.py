@@ -3,6 +3,7 @@
 The schema knows formats and roles; it knows neither the names of a family nor how a layout packs.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .decode import encode
-from .formats import NUMBER_FORMATS, SECOND_STAGE, Granularity, WeightDtype
+from .formats import CARRIED, NUMBER_FORMATS, SECOND_STAGE, Granularity, WeightDtype
 
 Role = Literal[
     "attention",
@@ -40,6 +41,8 @@ class WeightFormat:
 
     Attributes:
         scale_dtype: of INT4 scales; None = the dtype of the weight.
+        carrier: in which wider format INT4 codes per channel are stored, each code exactly, under
+            the same scales in float32: the arithmetic of INT4 in files that every engine loads.
         first_stage: what INT4 codes per channel are taken of: the weight rounded to FP8 under one
             scale for the matrix, w ≈ code * scale * matrix scale; None = the weight itself.
     """
@@ -50,6 +53,7 @@ class WeightFormat:
     group_size: int | None = None
     scale_dtype: Literal["float16"] | None = None
     first_stage: Literal["fp8_e4m3"] | None = None
+    carrier: Literal["fp8_e4m3"] | None = None
 
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
@@ -66,9 +70,20 @@ class WeightFormat:
             return f"scale_dtype: the scales of {self.dtype} have one dtype: leave it out"
         if self.first_stage and (self.dtype, self.granularity) != SECOND_STAGE:
             return f"first_stage: only int4 per channel has two stages, not {self}: leave it out"
+        if self.carrier and (self.dtype, self.granularity) != CARRIED:
+            return f"carrier: only the codes of int4 per channel are carried, not {self}"
+        if self.carrier and self.first_stage:
+            return "carrier: codes of two stages are not carried: leave one of the two out"
         if self.first_stage and self.scale_dtype:
             return "scale_dtype: the scales of two stages are float32: leave it out"
         return None
+
+    @property
+    def stored(self) -> "WeightFormat":
+        """The format that layouts store and declare: the carrier's where there is one."""
+        if self.carrier is None:
+            return self
+        return WeightFormat(dtype=self.carrier, granularity=self.granularity, symmetric=True)
 
     @property
     def scales_whole_matrix(self) -> bool:
@@ -79,7 +94,8 @@ class WeightFormat:
     def __str__(self) -> str:
         size = f" of {self.group_size}" if self.group_size else ""
         of = f" of {self.first_stage} per tensor" if self.first_stage else ""
-        return f"{self.dtype} per {self.granularity}{size}{of}"
+        carried = f" carried by {self.carrier}" if self.carrier else ""
+        return f"{self.dtype} per {self.granularity}{size}{of}{carried}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +222,11 @@ class Recipe:
         if twice:
             return f"rules: role {twice[0]!r} is claimed twice"
         return None
+
+    @property
+    def stored(self) -> "Recipe":
+        """The same recipe with the weights as layouts store and declare them."""
+        return dataclasses.replace(self, weights=self.weights.stored)
 
     @property
     def needs_input_scales(self) -> bool:

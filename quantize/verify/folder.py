@@ -231,8 +231,15 @@ class _Verification:
         """
         scheme, quantized = self._scheme, self._sorting.quantized
         rows = {row.module: row.tensor for row in self._draft.linears() if row.module in quantized}
+        weights = self._method.recipe.weights if self._method else None
+        carried = weights.dtype if weights and weights.carrier else None
         expected = {
-            module: Expected(rule=self._rule, exponent=self._exponents.get(tensor.name, 0))
+            module: Expected(
+                rule=self._rule,
+                exponent=self._exponents.get(tensor.name, 0),
+                carried=carried,
+                scale_dtype="F16" if weights and weights.scale_dtype else tensor.dtype,
+            )
             for module, tensor in rows.items()
         }
         if scheme is None or not scheme.scales_whole_matrix or not self._rule.by_absmax:

@@ -74,7 +74,7 @@ def sort_tensors(
         wide = scheme.layout.foreign_scale_dtypes if method is None else ()
         parts = stored_parts(scheme, rows, columns, source_dtypes=(row.tensor.dtype, *wide))
         if method is not None:
-            parts = own_parts(parts, method.recipe.weights, scheme, row.tensor.dtype)
+            parts = own_parts(parts, method.recipe.weights.stored, scheme, row.tensor.dtype)
         claimed |= {f"{module}.{suffix}" for suffix in parts}
         found = {suffix: output.tensors.get(f"{module}.{suffix}") for suffix in parts}
         wrong = wrong_parts(module, parts, found, scheme)

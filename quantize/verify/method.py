@@ -38,7 +38,7 @@ def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None) -> list[Fault
     where, of = f"{CONFIG_FILE}: quantization_config", f"of recipe {recipe.name}"
     if scheme is None:
         return [Fault(where=where, expected=f"that {of}", got="none")]
-    weights = recipe.weights
+    weights = recipe.weights.stored
     pairs = {
         "layout": (recipe.layout, scheme.layout.name),
         "weights": (weights.dtype, scheme.weight_dtype),
