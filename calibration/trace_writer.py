@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from ..quantize.files.staging import check_output, staged_output, sync
+from ..quantize.files.safetensors_file import SafetensorsFile
+from ..quantize.files.safetensors_header import StoredTensor
+from ..quantize.files.staging import UNVERIFIED, check_output, staged_output, write_text
 from .errors import TraceError
 from .target_tables import TargetTables
 from .trace_manifest import (
@@ -29,7 +30,7 @@ from .trace_manifest import (
     manifest_text,
 )
 from .trace_tables import write_tables
-from .traces import PromptTrace, check_trace, file_sha256
+from .traces import FEATURE_DTYPES, PromptTrace, check_trace, file_sha256
 
 SHARD_BYTES = 512 * 2**20
 
@@ -107,14 +108,22 @@ class TraceWriter:
             tables=self._write_tables(self._tables) if self._tables else None,
         )
         check_manifest(manifest, self._staging / MANIFEST_FILE)
-        path = self._staging / MANIFEST_FILE
-        path.write_text(manifest_text(manifest), encoding="utf-8")
-        sync(path)
+        write_text(self._staging / f"{MANIFEST_FILE}{UNVERIFIED}", manifest_text(manifest))
 
     def _flush(self) -> None:
         path = self._staging / self._next_file()
-        save_file(self._pending, path)
-        sync(path)
+        floats = FEATURE_DTYPES[self._features.dtype][1]
+        stored = [
+            StoredTensor(
+                name=name,
+                dtype=floats if tensor.is_floating_point() else "I32",
+                shape=tuple(tensor.shape),
+            )
+            for name, tensor in self._pending.items()
+        ]
+        with SafetensorsFile(path, stored, {}) as file:
+            for name, tensor in self._pending.items():
+                file.write(name, tensor)
         self._shards.append(
             Shard(file=path.name, nbytes=path.stat().st_size, sha256=file_sha256(path))
         )
@@ -164,7 +173,7 @@ def trace_output(
     check_output(out, needed_bytes=tables.lm_head.nbytes if tables else 0)
     if tables:
         _check_tables(tables, table_ids, target)
-    with staged_output(out) as staging:
+    with staged_output(out, last=MANIFEST_FILE) as staging:
         writer = TraceWriter(staging, target, features, shard_bytes, tables, table_ids)
         yield writer
         writer.finish()

@@ -16,13 +16,15 @@ import torch
 
 from .drafts import Row
 from .errors import CheckpointError
-from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
+from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
+from .files.command_line import recorded_argv
 from .files.hub import DraftSource
 from .files.provenance import (
     DequantizedProvenance,
     QuantizedSource,
     Rounding,
     TensorBytes,
+    check_seal,
     package_version,
     read_provenance,
 )
@@ -198,6 +200,7 @@ def dequantize_draft(
     travel = "beside the dequantized ones"
     check_no_other_weights(checkpoint.folder, side_files, travel=travel, made="dequantized")
     made_by = read_provenance(checkpoint.folder)
+    check_seal(checkpoint.folder, made_by)
     if isinstance(made_by, DequantizedProvenance):
         raise CheckpointError(
             checkpoint.folder / PROVENANCE_FILE,
@@ -206,7 +209,9 @@ def dequantize_draft(
         )
 
     def verified(staging: Path) -> DequantizedReport:
-        found = verify_dequantized(plan.source, staging, plan.dtype)
+        found = verify_dequantized(
+            plan.source, staging, plan.dtype, config_file=UNVERIFIED_CONFIG_FILE
+        )
         fix = "run again; if it stays, report this with the folder's config.json"
         check_faults(out, found.faults, fix=fix)
         if made_by is not None:
@@ -214,11 +219,11 @@ def dequantize_draft(
         return found
 
     def provenance(found: DequantizedReport) -> DequantizedProvenance:
-        """No time stamp, so that equal runs give equal files."""
+        """No time stamp and no path, so that equal runs give equal files."""
         report = _report(plan, out, found)
         return DequantizedProvenance(
             draftquant=package_version("draftquant"),
-            argv=tuple(argv),
+            argv=recorded_argv(argv),
             source=QuantizedSource(
                 hub_id=source.hub_id,
                 revision=source.revision,

@@ -12,7 +12,8 @@ from .algorithms.balance import balance_exponent
 from .backends import get_backend
 from .errors import BackendError, CheckpointError
 from .execute import Measured, execute
-from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE
+from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE
+from .files.command_line import recorded_argv
 from .files.hub import DraftSource
 from .files.provenance import (
     Method,
@@ -102,18 +103,20 @@ def quantize_draft(
         )
 
     def verified(staging: Path) -> VerifyReport:
-        report = verify(staging, checkpoint.folder, method=method)
+        report = verify(
+            staging, checkpoint.folder, method=method, config_file=UNVERIFIED_CONFIG_FILE
+        )
         check_faults(
             out, report.faults, fix="report this with the recipe and the draft's config.json"
         )
         return report
 
     def provenance(report: VerifyReport) -> QuantizedProvenance:
-        """No time stamp, so that equal runs give equal files."""
+        """No time stamp and no path, so that equal runs give equal files."""
         return QuantizedProvenance(
             draftquant=package_version("draftquant"),
             backend_versions=backend.versions(),
-            argv=tuple(argv),
+            argv=recorded_argv(argv),
             source=SourceDraft(
                 hub_id=source.hub_id,
                 revision=source.revision,

@@ -8,7 +8,8 @@ import argparse
 import importlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from ..quantize.errors import VerifyError
@@ -24,6 +25,7 @@ COMMANDS = {
     "verify": "re-read a quantized draft with an independent decoder",
     "dequantize": "the weights of a quantized draft as plain ones, for any engine",
     "check": "what vLLM, SGLang or TensorRT-LLM will do with a draft folder",
+    "clean": "remove what killed runs left beside outputs",
     "record": "record what a target does on prompts",
     "replay": "acceptance length of drafts over recorded traces",
     "gate": "may the quantized draft replace the BF16 one?",
@@ -36,17 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser(arguments)
     options = parser.parse_args(arguments)
     options.argv = ["draftquant", *arguments]
-    signal.signal(signal.SIGTERM, _terminate)
     try:
-        command = importlib.import_module(f".commands.{options.command}", __package__)
-        return int(command.run(options))
+        with _unwinding_signals():
+            command = importlib.import_module(f".commands.{options.command}", __package__)
+            return int(command.run(options))
     except (DraftQuantError, OSError) as exc:
         if options.debug:
             raise
         stderr().print(f"[bold red]error:[/] {_escaped(exc)}")
         return 1 if isinstance(exc, VerifyError) else 2
     except KeyboardInterrupt:
-        stderr().print("interrupted: nothing was published")
+        stderr().print("interrupted: nothing unfinished was published")
         return 130
 
 
@@ -68,8 +70,25 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    raise SystemExit(143)  # unwinds, so that the staging folder is removed
+@contextmanager
+def _unwinding_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind like an exception, so that the staging folder is removed.
+
+    A signal that the parent ignores, as nohup does, stays ignored.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    caught = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in caught:
+        signal.signal(number, _terminate)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, before[number])
+
+
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _escaped(exc: BaseException) -> str:

@@ -10,6 +10,7 @@ from draftquant.quantize.drafts.aux_layers import KEY, SECTION
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from verify_cases import reseal
 
 LAYERS = {KEY: [2, 4, 5]}
 SIZE = {"draft_vocab_size": 96}
@@ -33,8 +34,8 @@ def config_of(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "config.json").read_text()))
 
 
-def faults(out: Path, draft: Path) -> list[tuple[str, str, str]]:
-    found = verify(out, draft).faults
+def faults(out: Path, draft: Path, *, foreign: bool = False) -> list[tuple[str, str, str]]:
+    found = verify(out, draft, foreign=foreign).faults
     return [(f.where.removeprefix(f"{out}/"), f.expected, f.got) for f in found]
 
 
@@ -146,6 +147,7 @@ def test_verify_accepts_these_changes_and_no_others(name: str, draft: Path, tmp_
     change(config)
     (out / "config.json").write_text(json.dumps(config))
     edit_json(out / "draftquant.json", config_changes=recorded)
+    reseal(out)
     assert faults(out, draft) == expected
 
 
@@ -153,9 +155,9 @@ def test_a_folder_without_provenance_may_be_fixed(draft: Path, tmp_path: Path) -
     out = tmp_path / "out"
     quantize(draft, out, "--fix-config")
     (out / "draftquant.json").unlink()
-    assert faults(out, draft) == []
+    assert faults(out, draft, foreign=True) == []
     edit_json(out / "config.json", rope_theta=50000.0)
-    assert faults(out, draft) == [("config.json: rope_theta", "10000.0", "50000.0")]
+    assert faults(out, draft, foreign=True) == [("config.json: rope_theta", "10000.0", "50000.0")]
 
 
 # What `inspect` and the other commands say

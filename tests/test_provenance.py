@@ -1,5 +1,6 @@
 """draftquant.json: its three kinds, byte for byte, and what is wrong in one."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,9 @@ from draftquant.quantize.files.provenance import (
     QuantizedProvenance,
     RepairedProvenance,
     RepairRecord,
+    check_seal,
     read_provenance,
+    sealed,
     with_repairs,
     write_provenance,
 )
@@ -133,7 +136,10 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_read_is_written_again_byte_for_byte(kind: str, tmp_path: Path) -> None:
-    before = (stored(tmp_path, document(kind)) / "draftquant.json").read_bytes()
+    content = document(kind)
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    content["sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
+    before = (stored(tmp_path, content) / "draftquant.json").read_bytes()
     found = read_provenance(tmp_path)
     assert type(found) is KINDS[kind]
     (tmp_path / "draftquant.json").unlink()
@@ -171,7 +177,40 @@ def test_repairs_are_added_and_the_first_maker_stays(kind: str, tmp_path: Path) 
     assert twice.repairs == (*found.repairs, first, first)
     assert (once.argv, twice.argv) == (("fix",), ("fix", "again"))
     write_provenance(tmp_path, twice)
-    assert read_provenance(tmp_path) == twice
+    assert read_provenance(tmp_path) == sealed(twice)
+
+
+# ---- the seal
+
+
+SEALED_EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "argv": lambda d: d.update(argv=["draftquant", "quantise"]),
+    "version of the package": lambda d: d.update(draftquant="9"),
+    "version of a backend": lambda d: d["backend_versions"].update(torch="1.0"),
+    "Hub id": lambda d: d["source"].update(hub_id="owner/other"),
+    "revision": lambda d: d["source"].update(revision="main"),
+    "origin of scales": lambda d: d.update(input_scale_origin="guessed"),
+    "repair": lambda d: d["repairs"][0].update(wrong="nothing"),
+    "no seal": lambda d: d.pop("sha256"),
+}
+
+
+@pytest.mark.parametrize("name", SEALED_EDITS)
+def test_an_edit_breaks_the_seal(name: str, tmp_path: Path) -> None:
+    found = read_provenance(stored(tmp_path, document("whole")))
+    assert found is not None
+    write_provenance(tmp_path, found)
+    check_seal(tmp_path, read_provenance(tmp_path))
+    content = json.loads((tmp_path / "draftquant.json").read_text())
+    SEALED_EDITS[name](content)
+    edited = read_provenance(stored(tmp_path, content))
+    with pytest.raises(CheckpointError, match="sha256: not that of the other keys") as caught:
+        check_seal(tmp_path, edited)
+    assert caught.value.where == str(tmp_path / "draftquant.json")
+
+
+def test_no_record_has_no_seal_to_break(tmp_path: Path) -> None:
+    check_seal(tmp_path, None)
 
 
 # ---- what is wrong in one

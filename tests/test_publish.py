@@ -60,14 +60,14 @@ def steps(seen: list[str], failing: str = "") -> dict[str, Any]:
     }
 
 
-WRITTEN = "config.json index.json model.safetensors nested/notes.txt tokenizer.json"
+WRITTEN = "config.json.unverified index.json model.safetensors nested/notes.txt tokenizer.json"
 ORDER = [
     "stage(write)",
     "write: ",
     "stage(verify)",
     f"verify: {WRITTEN}",
     "provenance(found)",
-    "confirm: config.json draftquant.json index.json model.safetensors nested/notes.txt"
+    "confirm: config.json.unverified draftquant.json index.json model.safetensors nested/notes.txt"
     " tokenizer.json",
 ]
 

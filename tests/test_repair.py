@@ -342,7 +342,7 @@ def test_a_folder_of_ours_keeps_its_provenance(workshop: Workshop, tmp_path: Pat
     assert after["argv"] == ["fix"]
     assert after["made_by"] == {"draftquant": before["draftquant"], "argv": before["argv"]}
     assert after["repairs"][0]["name"] == "excludes"
-    for key in before.keys() - {"argv", "draftquant"}:
+    for key in before.keys() - {"argv", "draftquant", "sha256"}:
         assert after[key] == before[key]
     edit_declaration(case.out, lambda declared: declared.update(exclude=["fc"]))
     again = plan_repairs(case.out, engine="vllm")
@@ -362,6 +362,7 @@ def test_a_folder_of_another_tool_gets_the_repairs_alone(
     record = json.loads((case.out / "draftquant.json").read_text())
     assert set(record) == {
         "format", "version", "draftquant", "argv", "source", "repairs", "tensor_sha256",
+        "sha256",
     }  # fmt: skip
     assert record["tensor_sha256"].keys() == read_tensors(case.folder).keys()
     assert verify(case.out, case.source).ok
@@ -435,7 +436,7 @@ def test_an_interrupted_run_publishes_nothing(
 ) -> None:
     case = Case(workshop, general("stop", CT_FP8, excludes("fc"), "eagle3-llama"), tmp_path)
 
-    def interrupted(*_arguments: object) -> None:
+    def interrupted(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(publish, "verify", interrupted)

@@ -23,7 +23,7 @@ FLOORS = (
 """From the ground up: a room imports from floors below its own."""
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 READING = {"errors", "drafts", "lints", "stored"}
-READ_FILES = {"checkpoint", "safetensors_header", "provenance"}
+READ_FILES = {"checkpoint", "entries", "safetensors_header", "provenance"}
 """Of the room `files`: what reads. The others write, stage, copy and publish."""
 
 

@@ -176,7 +176,7 @@ def test_what_is_stored(written: Path, draft: Path) -> None:
 
 def test_it_verifies_with_and_without_provenance(written: Path, folder: Path, draft: Path) -> None:
     for checked in (written, folder):
-        report = verify(checked, draft)
+        report = verify(checked, draft, foreign=True)
         assert report.ok, report.faults
         assert report.quantized == 7
         assert not any(linear.wrong_codes for linear in report.linears)
@@ -217,7 +217,7 @@ def test_one_flipped_bit_is_found_without_provenance(
 ) -> None:
     name = f"{UP}.{suffix}"
     change(folder, name, BITS[suffix])
-    faults = verify(folder, draft).faults
+    faults = verify(folder, draft, foreign=True).faults
     assert name in {fault.where for fault in faults}
     assert all(fault.where.startswith("midlayer.mlp.") for fault in faults)
 
@@ -239,10 +239,14 @@ def test_codes_of_the_weight_itself_are_found(folder: Path, written: Path, draft
     assert 0 < different < codes.numel() // 10
     data = int4_words(codes, interleaved=True, offset=0).numpy().tobytes()
     change(folder, f"{UP}.weight", lambda old: old.__setitem__(slice(None), data))
-    (fault,) = verify(folder, draft).faults
+    (fault,) = verify(folder, draft, foreign=True).faults
     assert fault.where == f"{UP}.weight"
     (folder / PROVENANCE_FILE).write_bytes((written / PROVENANCE_FILE).read_bytes())
-    (own,) = (fault for fault in verify(folder, draft).faults if fault.where == f"{UP}.weight")
+    (own,) = (
+        fault
+        for fault in verify(folder, draft, foreign=True).faults
+        if fault.where == f"{UP}.weight"
+    )
     assert 0 < int(fault.got.split()[0]) < int(own.got.split()[0]) == different
 
 
@@ -258,7 +262,7 @@ def test_an_all_zero_row(draft: Path, tmp_path: Path) -> None:
     plan = make_plan(RECIPE, read_draft(Checkpoint.open(source)))
     out = tmp_path / "out"
     quantize_draft(plan, out, source=resolve_draft(str(source)), allow_zero_rows=True)
-    assert verify(out, source).ok
+    assert verify(out, source, foreign=True).ok
     scale = np.frombuffer(read_tensors(out)[f"{UP}.weight_scale_2"].data, np.float32)
     assert scale[0] == 2.0**-23
 
@@ -388,7 +392,7 @@ def test_what_quark_makes_of_a_bfloat16_draft_verifies(folder: Path, draft: Path
             tensors[f"{module}.{suffix}"] = stored
     write_tensors(folder, tensors, metadata={"format": "pt"})
     assert changed >= 7
-    report = verify(folder, draft)
+    report = verify(folder, draft, foreign=True)
     assert report.ok, report.faults
 
 
@@ -429,7 +433,7 @@ def test_quark_from_file_to_file_gives_the_same_but_no_zero_points(
         assert torch.equal(theirs[f"{module}.weight_scale"], ours.global_scale)
         assert torch.equal(theirs[f"{module}.weight_scale_2"], ours.scale[:, 0])
     missing = {f"{module}.weight_zero_point_2" for module in modules}
-    assert {fault.where for fault in verify(out, source).faults} >= missing
+    assert {fault.where for fault in verify(out, source, foreign=True).faults} >= missing
 
 
 def _as_float32(tensor: Stored) -> Stored:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.stored.layouts import LAYOUTS
 from draftquant.quantize.verify import verify
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
+from handmade_declarations import EXCLUDES
 from tiny import (
     INDEX_FILE,
     edit_json,
@@ -30,6 +32,8 @@ from verify_cases import (
     edit_declaration,
     faults_of,
     provenance_of,
+    recipe_of,
+    reseal,
 )
 
 
@@ -58,7 +62,7 @@ def copy_of(made: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize("name", sorted(MADE))
 def test_a_correct_folder_passes(name: str, made: dict[str, Path], source: Path) -> None:
-    report = verify(made[name], source)
+    report = verify(made[name], source, foreign=True)
     assert report.faults == ()
     assert (report.kept, report.quantized) == (9, 7)
     total = sum(len(t.data) for f in (source, made[name]) for t in read_tensors(f).values())
@@ -86,7 +90,7 @@ def test_a_correct_folder_passes(name: str, made: dict[str, Path], source: Path)
 @pytest.mark.parametrize("name", ["quark-int4", "ct-int4", "ct-fp8-static"])
 def test_variants_of_the_draft_pass(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     draft = tiny_eagle3_llama(tmp_path / "source", **options)
-    report = verify(quantize_by_hand(draft, tmp_path / "out", MADE[name]), draft)
+    report = verify(quantize_by_hand(draft, tmp_path / "out", MADE[name]), draft, foreign=True)
     assert report.faults == ()
     assert report.quantized == 7 * options.get("num_layers", 1)
 
@@ -101,19 +105,24 @@ def test_zero_rows_and_a_zero_weight_pass(name: str, tmp_path: Path) -> None:
         tensors[f"{ATTENTION}o_proj.weight"] = o._replace(data=bytes(len(o.data)))
 
     edit(draft, zero)
-    report = verify(quantize_by_hand(draft, tmp_path / "out", MADE[name]), draft)
+    report = verify(quantize_by_hand(draft, tmp_path / "out", MADE[name]), draft, foreign=True)
     assert report.faults == ()
     by_module = {linear.module: linear for linear in report.linears}
     assert by_module[f"{ATTENTION}o_proj"].relative_l2_error == 0
 
 
-def test_an_unquantized_copy_passes_and_says_so(source: Path, tmp_path: Path) -> None:
-    report = verify(Path(shutil.copytree(source, tmp_path / "copy")), source)
-    assert (report.ok, report.scheme, report.quantized) == (True, None, 0)
+@pytest.mark.parametrize("foreign", [True, False])
+def test_an_unquantized_copy_is_nothing_to_verify(
+    foreign: bool, source: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(source, tmp_path / "copy"))
+    with pytest.raises(CheckpointError, match="nothing to verify") as caught:
+        verify(copy, source, foreign=foreign)
+    assert caught.value.where == str(copy)
 
 
 def test_hashes_are_those_of_the_bytes(made: dict[str, Path], source: Path) -> None:
-    report = verify(made["ct-fp8-static"], source)
+    report = verify(made["ct-fp8-static"], source, foreign=True)
     for folder, hashes in (
         (source, report.source_sha256),
         (made["ct-fp8-static"], report.output_sha256),
@@ -124,7 +133,7 @@ def test_hashes_are_those_of_the_bytes(made: dict[str, Path], source: Path) -> N
 
 def test_progress_reaches_the_total(made: dict[str, Path], source: Path) -> None:
     seen: list[tuple[int, int]] = []
-    verify(made["quark-int4"], source, lambda done, total: seen.append((done, total)))
+    verify(made["quark-int4"], source, lambda done, total: seen.append((done, total)), foreign=True)
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1]
 
@@ -141,7 +150,7 @@ def test_saturation_and_one_more_bf16_rounding_pass(source: Path, tmp_path: Path
     assert twice["weight"].data != exact["weight"].data
     rescaled = codes_of(divided)
     edit(out, lambda t: t.__setitem__(f"{Q}.weight", rescaled))
-    assert verify(out, source).faults == ()
+    assert verify(out, source, foreign=True).faults == ()
 
 
 # ---- declarations
@@ -170,14 +179,14 @@ def test_a_config_that_declares_another_scheme(
     shutil.copy(made[declared] / "config.json", out / "config.json")
     if stored.startswith("modelopt"):
         (out / "hf_quant_config.json").unlink()
-    report = verify(out, source)
+    report = verify(out, source, foreign=True)
     assert sum(Q in fault.where for fault in report.faults) >= 1, faults_of(report)
 
 
 def test_a_declaration_that_is_not_understood(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-int4")
     edit_declaration(out, lambda d: d.update(quant_method="gptq"))
-    assert_only_fault(verify(out, source), "config.json", "understood are 'quark' or")
+    assert_only_fault(verify(out, source, foreign=True), "config.json", "understood are 'quark' or")
 
 
 def test_the_second_declaration_of_modelopt_is_needed(
@@ -185,7 +194,7 @@ def test_the_second_declaration_of_modelopt_is_needed(
 ) -> None:
     out = copy_of("modelopt-fp8")
     (out / "hf_quant_config.json").unlink()
-    assert_only_fault(verify(out, source), "hf_quant_config.json", "got none")
+    assert_only_fault(verify(out, source, foreign=True), "hf_quant_config.json", "got none")
 
 
 EXCLUDE_KEYS = {"quark-int4": "exclude", "ct-int4": "ignore"}
@@ -206,7 +215,7 @@ def test_excludes_that_miss_a_kept_module(
 ) -> None:
     out = copy_of(name)
     edit_declaration(out, lambda d: d.__setitem__(EXCLUDE_KEYS[name], patterns))
-    report = verify(out, source)
+    report = verify(out, source, foreign=True)
     assert [fault.where for fault in report.faults] == [f"config.json: {m}" for m in missing]
     assert "expected excluded: it is kept" in faults_of(report)
 
@@ -221,7 +230,7 @@ def test_excludes_that_match_a_quantized_module(
 ) -> None:
     out = copy_of("ct-int4")
     edit_declaration(out, lambda d: d["ignore"].append(pattern))
-    found = faults_of(verify(out, source))
+    found = faults_of(verify(out, source, foreign=True))
     assert "expected not excluded: it is quantized" in found
     assert "q_proj" in found or "qkv_proj" in found
 
@@ -234,7 +243,7 @@ def test_the_excludes_that_modelopt_itself_writes(
     edit_declaration(out, lambda d: d.update(ignore=excludes, exclude_modules=excludes))
     nested = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": excludes}
     edit_json(out / "hf_quant_config.json", quantization=nested)
-    report = verify(out, source)
+    report = verify(out, source, foreign=True)
     assert len(report.faults) == 7
     assert "expected not excluded: it is quantized" in faults_of(report)
 
@@ -247,7 +256,7 @@ def test_changed_missing_and_extra_config_keys(
 ) -> None:
     out = copy_of("quark-int4")
     edit_json(out / "config.json", rms_norm_eps=1e-5, rope_theta=None, vocab_size=96.0, new=1)
-    found = {fault.where: str(fault) for fault in verify(out, source).faults}
+    found = {fault.where: str(fault) for fault in verify(out, source, foreign=True).faults}
     assert found == {
         "config.json: new": "config.json: new: expected no such key, got 1",
         "config.json: rms_norm_eps": "config.json: rms_norm_eps: expected 1e-06, got 1e-05",
@@ -259,18 +268,20 @@ def test_changed_missing_and_extra_config_keys(
 def test_side_files(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-int4")
     (out / "tokenizer.json").write_text('{"version": "1.1"}\n')
-    assert_only_fault(verify(out, source), "tokenizer.json", "got other bytes")
+    assert_only_fault(verify(out, source, foreign=True), "tokenizer.json", "got other bytes")
     (out / "tokenizer.json").write_text('{"version": "1.0"}\n and more')
-    assert_only_fault(verify(out, source), "tokenizer.json", "got other bytes")
+    assert_only_fault(verify(out, source, foreign=True), "tokenizer.json", "got other bytes")
     (out / "tokenizer.json").unlink()
     (out / "README.md").write_text("a card may be written later")
-    assert_only_fault(verify(out, source), "tokenizer.json", "got none")
+    assert_only_fault(verify(out, source, foreign=True), "tokenizer.json", "got none")
 
 
 def test_metadata_of_the_source_is_preserved(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-int4")
     write_tensors(out, read_tensors(out), metadata={"format": "tf"})
-    assert_only_fault(verify(out, source), "__metadata__: format", "expected 'pt', got not there")
+    assert_only_fault(
+        verify(out, source, foreign=True), "__metadata__: format", "expected 'pt', got 'tf'"
+    )
 
 
 @pytest.fixture
@@ -287,34 +298,40 @@ def test_a_wrong_index_entry(sharded: tuple[Path, Path]) -> None:
     entry = f"{Q}.weight_scale"
     index["weight_map"][entry] = files[files.index(index["weight_map"][entry]) - 1]
     (out / INDEX_FILE).write_text(json.dumps(index))
-    assert_only_fault(verify(out, draft), INDEX_FILE, entry)
+    assert_only_fault(verify(out, draft, foreign=True), INDEX_FILE, entry)
 
 
 @pytest.mark.parametrize("total", [1, None, "12", True])
 def test_a_wrong_total_size(sharded: tuple[Path, Path], total: object) -> None:
     draft, out = sharded
     edit_json(out / INDEX_FILE, metadata={"total_size": total})
-    assert_only_fault(verify(out, draft), "metadata.total_size", f"got {total!r}")
+    assert_only_fault(verify(out, draft, foreign=True), "metadata.total_size", f"got {total!r}")
 
 
 def test_recorded_hashes_must_agree(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-fp8")
-    report = verify(out, source)
+    recipe = recipe_of(out)
+    declared = LAYOUTS["quark"].complete(recipe, EXCLUDES)
+    edit_declaration(out, lambda d: (d.clear(), d.update(declared)))
+    report = verify(out, source, foreign=True)
     recorded = provenance_of(report, "absmax")
     (out / "draftquant.json").write_text(json.dumps(recorded))
-    assert verify(out, source).ok
+    assert verify(out, source, foreign=True).ok
     recorded["source"]["tensor_sha256"]["fc.weight"] = "0" * 64
     del recorded["tensor_sha256"]["norm.weight"]
     recorded["tensor_sha256"]["of.another.run"] = "0" * 64
     (out / "draftquant.json").write_text(json.dumps(recorded))
-    found = [fault.where for fault in verify(out, source).faults]
-    assert found == ["draftquant.json: source.tensor_sha256.fc.weight",
-                     "draftquant.json: tensor_sha256.norm.weight",
-                     "draftquant.json: tensor_sha256.of.another.run"]  # fmt: skip
+    reseal(out)
+    found = [fault.where for fault in verify(out, source, foreign=True).faults]
+    assert found == ["draftquant.json: tensor_sha256.norm.weight",
+                     "draftquant.json: tensor_sha256.of.another.run",
+                     "draftquant.json: source.tensor_sha256.fc.weight"]  # fmt: skip
     (out / "draftquant.json").write_text("{}")
-    assert_only_fault(verify(out, source), "draftquant.json", "format: missing key")
+    assert_only_fault(verify(out, source, foreign=True), "draftquant.json", "format: missing key")
     (out / "draftquant.json").write_text("not JSON")
-    assert_only_fault(verify(out, source), "draftquant.json", "not JSON: Expecting value")
+    assert_only_fault(
+        verify(out, source, foreign=True), "draftquant.json", "not JSON: Expecting value"
+    )
 
 
 # ---- broken folders
@@ -325,7 +342,7 @@ def test_a_truncated_file(copy_of: Callable[[str], Path], source: Path, cut: int
     out = copy_of("quark-int4")
     content = (out / "model.safetensors").read_bytes()
     (out / "model.safetensors").write_bytes(content[: max(9, len(content) - cut)])
-    report = verify(out, source)
+    report = verify(out, source, foreign=True)
     assert_only_fault(report, "model.safetensors", "expected readable headers and declaration")
 
 
@@ -335,13 +352,13 @@ def test_a_header_that_lies(copy_of: Callable[[str], Path], source: Path) -> Non
     changed = content.replace(b'"dtype": "I32"', b'"dtype": "F16"', 1)
     assert changed != content
     (out / "model.safetensors").write_bytes(changed)
-    assert_only_fault(verify(out, source), "model.safetensors", "data_offsets give")
+    assert_only_fault(verify(out, source, foreign=True), "model.safetensors", "data_offsets give")
 
 
 def test_folders_that_are_no_input(made: dict[str, Path], source: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no folder with config"):
-        verify(tmp_path, source)
+        verify(tmp_path, source, foreign=True)
     with pytest.raises(CheckpointError, match="no such folder"):
-        verify(made["quark-int4"], tmp_path / "absent")
+        verify(made["quark-int4"], tmp_path / "absent", foreign=True)
     with pytest.raises(CheckpointError, match="starts from a floating-point draft"):
-        verify(made["quark-fp8"], made["quark-fp8"])
+        verify(made["quark-fp8"], made["quark-fp8"], foreign=True)

@@ -19,7 +19,7 @@ from draftquant.recipes import Algorithm, Recipe, WeightFormat, load_recipe
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, values_of
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
-from verify_cases import Tensors, assert_only_fault, edit, faults_of, flip_bit
+from verify_cases import Tensors, assert_only_fault, edit, faults_of, flip_bit, reseal
 
 NORM = "midlayer.input_layernorm.weight"
 OTHER_NORM = "midlayer.hidden_norm.weight"
@@ -260,8 +260,10 @@ def test_what_is_recorded_is_held_against_the_folder(source: Path, tmp_path: Pat
     quantize_draft(plan, out, source=DraftSource(folder=source))
     assert verify(out, source).ok
     edit_json(out / "draftquant.json", balanced={NORM: 3})
+    reseal(out)
     assert {NORM, "midlayer.self_attn.q_proj.weight_scale"} <= {
         fault.where for fault in verify(out, source).faults
     }
     edit_json(out / "draftquant.json", balanced=None)
+    reseal(out)
     assert f"{NORM}: expected the source's bytes" in faults_of(verify(out, source))

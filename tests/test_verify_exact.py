@@ -35,6 +35,7 @@ from verify_cases import (
     edit,
     faults_of,
     flip_bit,
+    reseal,
 )
 
 O = f"{ATTENTION}o_proj"  # noqa: E741 - not fused with anything
@@ -226,7 +227,7 @@ def test_a_thousandth_may_be_the_rounding_of_another_tool(
     out, _ = copy_of(name)
     key = f"{O}.weight_scale"
     edit(out, lambda t: t.update({key: next_up(t[key])}))
-    report = verify(out, source)
+    report = verify(out, source, foreign=True)
     assert report.rule == str(FOREIGN)
     assert report.faults == ()
 
@@ -331,7 +332,7 @@ def test_codes_of_a_weight_divided_in_bf16_are_not_ours(copy_of: Made, source: P
         tensors[f"{Q}.weight"] = tensors[f"{Q}.weight"]._replace(data=data)
 
     edit(out, change)
-    assert verify(out, source).faults == ()
+    assert verify(out, source, foreign=True).faults == ()
     assert_only_fault(verify(out, source, method=method), f"{Q}.weight", "whose nearest is")
 
 
@@ -358,7 +359,7 @@ def test_the_sign_of_a_zero_is_part_of_its_code(
     byte = tensors[codes].data[bit // 8]
     assert (byte if fp8 else byte >> 4 * (place % 2) & 15) == wanted
     edit(out, lambda t: t.update({codes: flip_bit(t[codes], bit)}))
-    assert verify(out, source).faults == ()  # the value is the same
+    assert verify(out, source, foreign=True).faults == ()  # the value is the same
     where = f"1 other(s), first at row {row}, column {column}"
     assert_only_fault(verify(out, source, method=method), codes, where)
 
@@ -389,7 +390,7 @@ def test_an_input_scale_a_thousand_times_too_large(copy_of: Made, source: Path, 
     report = verify(out, source, method=method)
     assert len(report.faults) == 7
     assert all("(that of the run)" in fault.expected for fault in report.faults)
-    assert verify(out, source).ok  # nothing but the run knows them
+    assert verify(out, source, foreign=True).ok  # nothing but the run knows them
 
 
 @pytest.mark.parametrize("name", STATIC)
@@ -451,12 +452,13 @@ def test_recorded_scales_are_those_of_the_run(source: Path, tmp_path: Path) -> N
         input_scale_origin="by hand",
         allow_zero_rows=True,
     )
-    assert verify(out, source).ok
+    assert verify(out, source, foreign=True).ok
     other = Method(recipe=plan.recipe, input_scales={module: 0.4 for module in scales})
     report = verify(out, source, method=other)
     assert "draftquant.json: input_scales: expected that of the run" in faults_of(report)
     edit_json(out / "draftquant.json", input_scales=dict(other.input_scales))
-    assert len(verify(out, source).faults) == 7  # the file itself is not believed
+    reseal(out)
+    assert len(verify(out, source, foreign=True).faults) == 7  # the file itself is not believed
 
 
 # ---- the recipe
@@ -504,7 +506,7 @@ def test_scales_have_the_dtype_that_the_recipe_says(copy_of: Made, source: Path)
     out, method = copy_of("ct-fp8")
     key = f"{O}.weight_scale"
     edit(out, lambda t: t.update({key: store(values_of(t[key]), "BF16")}))
-    assert key not in {fault.where for fault in verify(out, source).faults}
+    assert key not in {fault.where for fault in verify(out, source, foreign=True).faults}
     assert_only_fault(verify(out, source, method=method), key, "expected F32 [128, 1]")
 
 
@@ -599,14 +601,15 @@ def test_the_error_of_every_linear_is_printed(
 ) -> None:
     from draftquant.scripts.cli import main
 
-    def printed(out: Path) -> tuple[str, dict[str, Any]]:
-        assert main(["verify", str(out), "--against", str(source)]) == 0
+    def printed(out: Path, *options: str) -> tuple[str, dict[str, Any]]:
+        command = ["verify", str(out), "--against", str(source), *options]
+        assert main(command) == 0
         text = capsys.readouterr().out
-        assert main(["verify", str(out), "--against", str(source), "--json"]) == 0
+        assert main([*command, "--json"]) == 0
         return text, json.loads(capsys.readouterr().out)
 
     foreign, _ = made("ct-fp8")
-    text, report = printed(foreign)
+    text, report = printed(foreign, "--foreign")
     assert "error / allowed" in text
     assert all(linear["max_error"] <= 1 for linear in report["linears"])
     plan = make_plan(recipe_of("ct-fp8"), read_draft(Checkpoint.open(source)))

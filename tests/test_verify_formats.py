@@ -64,7 +64,7 @@ def copy_of(made: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path
 
 
 def checked(out: Path, source: Path, own: bool) -> VerifyReport:
-    return verify(out, source, method=method_of(out) if own else None)
+    return verify(out, source, method=method_of(out) if own else None, foreign=not own)
 
 
 @OWN
@@ -301,7 +301,9 @@ def test_input_scales_are_those_of_the_run(
     faults = verify(out, source, method=run).faults
     assert [fault.where for fault in faults] == sorted(keys)
     assert all("0.05" in fault.expected and "of the run" in fault.expected for fault in faults)
-    assert verify(out, source).ok  # of a folder that another tool made, nothing is known
+    assert verify(
+        out, source, foreign=True
+    ).ok  # of a folder that another tool made, nothing is known
 
 
 @pytest.mark.parametrize("column", range(100, 104))
@@ -340,4 +342,6 @@ def test_fused_linears_with_scales_of_their_own_are_a_fault(
                 {f"{module}.{s}": part for s, part in parts.items()}
             ),
         )
-    assert_only_fault(verify(out, source), suffix, f"expected one {suffix} for fused linears")
+    assert_only_fault(
+        verify(out, source, foreign=True), suffix, f"expected one {suffix} for fused linears"
+    )

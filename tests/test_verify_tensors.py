@@ -69,7 +69,7 @@ def test_one_bit_of_a_kept_tensor(
 ) -> None:
     out = copy_of("quark-int4")
     edit(out, lambda t: t.__setitem__(tensor, flip_bit(t[tensor], bit)))
-    report = verify(out, source)
+    report = verify(out, source, foreign=True)
     assert_only_fault(report, tensor, f"1 different byte(s), first at byte {bit // 8}")
     assert report.output_sha256[tensor] != report.source_sha256[tensor]
 
@@ -78,7 +78,7 @@ def test_one_bit_of_a_kept_tensor(
 def test_a_stray_tensor(copy_of: Callable[[str], Path], source: Path, name: str) -> None:
     out = copy_of(name)
     edit(out, lambda t: t.__setitem__("extra.weight", t["norm.weight"]))
-    assert_only_fault(verify(out, source), "extra.weight", "expected no such tensor")
+    assert_only_fault(verify(out, source, foreign=True), "extra.weight", "expected no such tensor")
 
 
 def test_a_leftover_weight_beside_the_packed_one(
@@ -86,20 +86,22 @@ def test_a_leftover_weight_beside_the_packed_one(
 ) -> None:
     out, weight = copy_of("ct-int4"), read_tensors(source)[f"{Q}.weight"]
     edit(out, lambda t: t.__setitem__(f"{Q}.weight", weight))
-    assert_only_fault(verify(out, source), f"{Q}.weight", "expected no such tensor, got BF16")
+    assert_only_fault(
+        verify(out, source, foreign=True), f"{Q}.weight", "expected no such tensor, got BF16"
+    )
 
 
 @pytest.mark.parametrize("tensor", ["fc.weight", "d2t", f"{ATTENTION}o_proj.weight"])
 def test_a_missing_tensor(copy_of: Callable[[str], Path], source: Path, tensor: str) -> None:
     out = copy_of("quark-fp8")
     edit(out, lambda t: t.pop(tensor))
-    assert_only_fault(verify(out, source), tensor, "got none")
+    assert_only_fault(verify(out, source, foreign=True), tensor, "got none")
 
 
 def test_a_kept_tensor_of_another_dtype(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-int4")
     edit(out, lambda t: t.__setitem__("norm.weight", store(values_of(t["norm.weight"]), "F16")))
-    report = verify(out, source)
+    report = verify(out, source, foreign=True)
     assert_only_fault(report, "norm.weight", "expected BF16 [64] (kept), got F16 [64]")
 
 
@@ -112,7 +114,7 @@ def test_a_kept_tensor_of_another_shape(
     rows, columns = read_tensors(source)[name].shape
     edit(out, lambda t: t.__setitem__(name, t[name]._replace(shape=(columns, rows))))
     what = f"expected BF16 [{rows}, {columns}] (kept), got BF16 [{columns}, {rows}]"
-    assert_only_fault(verify(out, source), name, what)
+    assert_only_fault(verify(out, source, foreign=True), name, what)
 
 
 def test_all_faults_are_reported(copy_of: Callable[[str], Path], source: Path) -> None:
@@ -126,7 +128,7 @@ def test_all_faults_are_reported(copy_of: Callable[[str], Path], source: Path) -
 
     edit(out, many)
     edit_json(out / "config.json", rms_norm_eps=1e-5)
-    assert len(verify(out, source).faults) == 5
+    assert len(verify(out, source, foreign=True).faults) == 5
 
 
 # ---- what may be quantized
@@ -144,7 +146,7 @@ def test_a_module_that_must_never_be_quantized(
         tensors |= encode(module, tensors.pop(f"{module}.weight"), MADE[name], 0.05)
 
     edit(out, quantize)
-    report = verify(out, source)
+    report = verify(out, source, foreign=True)
     assert f"{module}: expected BF16" in faults_of(report)
     assert "is never quantized, got a quantized weight" in faults_of(report)
 
@@ -157,7 +159,7 @@ def test_part_of_a_fused_group(copy_of: Callable[[str], Path], source: Path) -> 
         tensors[f"{ATTENTION}k_proj.weight"] = original[f"{ATTENTION}k_proj.weight"]
 
     edit(out, keep)
-    found = faults_of(verify(out, source))
+    found = faults_of(verify(out, source, foreign=True))
     assert "expected all or none of them quantized, got kept: midlayer.self_attn.k_proj" in found
     assert "config.json: midlayer.self_attn.k_proj: expected excluded: it is kept" in found
 
@@ -167,7 +169,7 @@ def test_quantized_tensors_without_a_declaration(
 ) -> None:
     out = copy_of("quark-int4")
     edit_json(out / "config.json", quantization_config=None)
-    report = verify(out, source)
+    report = verify(out, source, foreign=True)
     assert len(report.faults) == 7
     assert "config.json declares no quantization, got a quantized weight" in faults_of(report)
 
@@ -178,7 +180,7 @@ def test_quantized_tensors_without_a_declaration(
 def test_the_wrong_pack_order(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-int4")
     edit_declaration(out, lambda d: d["export"].update(pack_method="order"))
-    report = verify(out, source)
+    report = verify(out, source, foreign=True)
     assert len(report.faults) == 7
     assert "expected codes nearest to weight/scale" in faults_of(report)
 
@@ -193,7 +195,9 @@ def test_swapped_nibbles(copy_of: Callable[[str], Path], source: Path, name: str
         tensors[codes] = tensors[codes]._replace(data=(octets << 4 | octets >> 4).tobytes())
 
     edit(out, swap)
-    assert_only_fault(verify(out, source), codes_name(read_tensors(out)), "other(s), worst at row")
+    assert_only_fault(
+        verify(out, source, foreign=True), codes_name(read_tensors(out)), "other(s), worst at row"
+    )
 
 
 @pytest.mark.parametrize("name", INT4 + FP8)
@@ -216,7 +220,7 @@ def test_one_code_off_by_one(
 
     edit(out, change)
     where = f"1 other(s), worst at row {row}, column {column}: code"
-    assert_only_fault(verify(out, source), codes_name(read_tensors(out)), where)
+    assert_only_fault(verify(out, source, foreign=True), codes_name(read_tensors(out)), where)
 
 
 def off_by_one(weight: Stored, scale: Stored, made: Made, row: int, column: int) -> Stored:
@@ -237,13 +241,15 @@ def test_a_scale_that_is_no_scale(
     out = copy_of(name)
     key = f"{Q}.weight_scale"
     edit(out, lambda t: t.__setitem__(key, set_scale(t[key], value)))
-    assert_only_fault(verify(out, source), key, f"1 other(s), first {value} at row 0")
+    assert_only_fault(verify(out, source, foreign=True), key, f"1 other(s), first {value} at row 0")
 
 
 def test_an_int4_scale_below_the_smallest(copy_of: Callable[[str], Path], source: Path) -> None:
     out, key = copy_of("quark-int4"), f"{Q}.weight_scale"
     edit(out, lambda t: t.__setitem__(key, set_scale(t[key], 2.0**-24)))
-    assert_only_fault(verify(out, source), key, "finite scales > 0 and >= 1.1920928955078125e-07")
+    assert_only_fault(
+        verify(out, source, foreign=True), key, "finite scales > 0 and >= 1.1920928955078125e-07"
+    )
 
 
 @pytest.mark.parametrize(("name", "rule"), [("quark-int4", "7.5"), ("ct-fp8", "448")])
@@ -264,10 +270,14 @@ def test_a_scale_of_another_rule(
         tensors |= recode(weight, tensors[key], MADE[name])
 
     edit(out, change)
-    assert_only_fault(verify(out, source), key, f"expected absmax / {rule}")
-    report = verify(out, source)  # also a recipe that searches scales finds none above absmax
+    assert_only_fault(verify(out, source, foreign=True), key, f"expected absmax / {rule}")
+    report = verify(
+        out, source, foreign=True
+    )  # also a recipe that searches scales finds none above absmax
     (out / "draftquant.json").write_text(json.dumps(provenance_of(report, "mse")))
-    assert_only_fault(verify(out, source), key, f"expected 1/4 to 1 of absmax / {rule}")
+    assert_only_fault(
+        verify(out, source, foreign=True), key, f"expected 1/4 to 1 of absmax / {rule}"
+    )
 
 
 def recode(weight: Stored, scale: Stored, made: Made) -> Tensors:
@@ -283,7 +293,7 @@ def recode(weight: Stored, scale: Stored, made: Made) -> Tensors:
 def test_a_missing_scale(copy_of: Callable[[str], Path], source: Path, name: str) -> None:
     out = copy_of(name)
     edit(out, lambda t: t.pop(f"{Q}.weight_scale"))
-    assert_only_fault(verify(out, source), f"{Q}.weight_scale", "got none")
+    assert_only_fault(verify(out, source, foreign=True), f"{Q}.weight_scale", "got none")
 
 
 @pytest.mark.parametrize(
@@ -298,17 +308,17 @@ def test_a_scale_of_another_dtype(
 ) -> None:
     out, key = copy_of(name), f"{Q}.weight_scale"
     edit(out, lambda t: t.__setitem__(key, store(values_of(t[key]), dtype)))
-    assert_only_fault(verify(out, source), key, what)
+    assert_only_fault(verify(out, source, foreign=True), key, what)
 
 
 def test_wide_scales_of_quark(copy_of: Callable[[str], Path], source: Path) -> None:
     """Quark 0.13 from file to file stores scales in F32, a folder of ours never does."""
     out, key = copy_of("quark-int4"), f"{Q}.weight_scale"
     edit(out, lambda t: t.__setitem__(key, store(values_of(t[key]), "F32")))
-    report = verify(out, source)
+    report = verify(out, source, foreign=True)
     assert report.ok
     (out / "draftquant.json").write_text(json.dumps(provenance_of(report, "absmax")))
-    assert_only_fault(verify(out, source), key, "expected BF16 [64] (quark int4")
+    assert_only_fault(verify(out, source, foreign=True), key, "expected BF16 [64] (quark int4")
 
 
 @pytest.mark.parametrize("suffix", ["weight_zero_point", "weight"])
@@ -318,20 +328,20 @@ def test_codes_are_compared_without_their_zero_points(
     out = copy_of("quark-int4")
     edit(out, lambda t: t.pop(f"{Q}.weight_zero_point"))
     edit(out, lambda t: t.__setitem__(f"{Q}.weight", flip_bit(t[f"{Q}.weight"], 3)))
-    assert f"{Q}.{suffix}" in [fault.where for fault in verify(out, source).faults]
+    assert f"{Q}.{suffix}" in [fault.where for fault in verify(out, source, foreign=True).faults]
 
 
 def test_a_wrong_weight_shape(copy_of: Callable[[str], Path], source: Path) -> None:
     out, key = copy_of("ct-int4"), f"{Q}.weight_shape"
     wrong = Stored("I64", (2,), np.array([128, 64]).tobytes())
     edit(out, lambda t: t.__setitem__(key, wrong))
-    assert_only_fault(verify(out, source), key, "expected [64, 128], got [128, 64]")
+    assert_only_fault(verify(out, source, foreign=True), key, "expected [64, 128], got [128, 64]")
 
 
 def test_a_zero_point_that_is_not_zero(copy_of: Callable[[str], Path], source: Path) -> None:
     out, key = copy_of("quark-int4"), f"{Q}.weight_zero_point"
     edit(out, lambda t: t.__setitem__(key, flip_bit(t[key], 100)))
-    assert_only_fault(verify(out, source), key, "expected all zero (symmetric)")
+    assert_only_fault(verify(out, source, foreign=True), key, "expected all zero (symmetric)")
 
 
 @pytest.mark.parametrize("name", STATIC)
@@ -340,7 +350,7 @@ def test_static_activations_without_an_input_scale(
 ) -> None:
     out, key = copy_of(name), f"{Q}.input_scale"
     edit(out, lambda t: t.pop(key))
-    assert_only_fault(verify(out, source), key, "got none")
+    assert_only_fault(verify(out, source, foreign=True), key, "got none")
 
 
 @pytest.mark.parametrize("name", STATIC)
@@ -349,17 +359,21 @@ def test_an_input_scale_that_is_no_scale_or_differs(
 ) -> None:
     out, key = copy_of(name), "midlayer.mlp.down_proj.input_scale"
     edit(out, lambda t: t.__setitem__(key, set_scale(t[key], -1.0)))
-    assert_only_fault(verify(out, source), key, "expected a finite scale > 0, got -1.0")
+    assert_only_fault(
+        verify(out, source, foreign=True), key, "expected a finite scale > 0, got -1.0"
+    )
     edit(out, lambda t: t.__setitem__(key, set_scale(t[key], 0.25)))
-    assert verify(out, source).ok  # down_proj is not fused with anything
+    assert verify(out, source, foreign=True).ok  # down_proj is not fused with anything
     edit(out, lambda t: t.__setitem__(f"{Q}.input_scale", set_scale(t[key], 0.25)))
-    assert "expected one input_scale for fused linears" in faults_of(verify(out, source))
+    assert "expected one input_scale for fused linears" in faults_of(
+        verify(out, source, foreign=True)
+    )
 
 
 def test_an_input_scale_that_is_not_declared(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-int4-static")
     edit_declaration(out, lambda d: d["global_quant_config"].update(input_tensors=None))
-    report = verify(out, source)
+    report = verify(out, source, foreign=True)
     assert len(report.faults) == 7
     assert f"{Q}.input_scale: expected no such tensor" in faults_of(report)
 
@@ -368,4 +382,4 @@ def test_a_width_that_is_no_multiple_of_eight_is_padded(tmp_path: Path) -> None:
     draft = tiny_eagle3_llama(tmp_path / "source", intermediate=100)
     out = quantize_by_hand(draft, tmp_path / "out", MADE["ct-int4"])
     assert read_tensors(out)["midlayer.mlp.down_proj.weight_packed"].shape == (64, 13)
-    assert verify(out, draft).faults == ()
+    assert verify(out, draft, foreign=True).faults == ()

@@ -1,5 +1,6 @@
 """What the tests of `verify` share: names, ways to break a folder, and how to read a report."""
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from draftquant.quantize.files.provenance import (
     QuantizedProvenance,
     SourceDraft,
     TensorBytes,
+    sealed,
 )
 from draftquant.quantize.stored.declarations import declared_scheme
 from draftquant.quantize.verify import VerifyReport
@@ -134,26 +136,40 @@ def provenance_of(report: VerifyReport, scale: Literal["absmax", "mse"]) -> dict
     """What draftquant.json would record of this folder, had this package quantized it."""
     method = method_of(Path(report.output), scale)
     recipe = method.recipe
+    after = Checkpoint.open(Path(report.output)).nbytes
     recorded: dict[str, Any] = encode(
-        QuantizedProvenance(
-            draftquant="0.1.0",
-            backend_versions={},
-            argv=(),
-            source=SourceDraft(
-                hub_id=None,
-                revision=None,
-                family="eagle3-llama",
-                tensor_sha256=report.source_sha256,
-            ),
-            recipe=recipe,
-            recipe_sha256=recipe_sha256(recipe),
-            tensor_sha256=report.output_sha256,
-            tensor_bytes=TensorBytes(before=1, after=1),
-            input_scales=method.input_scales,
-            input_scale_origin="by hand" if method.input_scales else "",
+        sealed(
+            QuantizedProvenance(
+                draftquant="0.1.0",
+                backend_versions={},
+                argv=(),
+                source=SourceDraft(
+                    hub_id=None,
+                    revision=None,
+                    family="eagle3-llama",
+                    tensor_sha256=report.source_sha256,
+                ),
+                recipe=recipe,
+                recipe_sha256=recipe_sha256(recipe),
+                tensor_sha256=report.output_sha256,
+                tensor_bytes=TensorBytes(
+                    before=Checkpoint.open(Path(report.source)).nbytes, after=after
+                ),
+                input_scales=method.input_scales,
+                input_scale_origin="by hand" if method.input_scales else "",
+            )
         )
     )
     return recorded
+
+
+def reseal(folder: Path) -> None:
+    """Give an edited draftquant.json the seal of what it says now."""
+    content = json.loads((folder / "draftquant.json").read_text())
+    content.pop("sha256", None)
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    content["sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
+    (folder / "draftquant.json").write_text(json.dumps(content))
 
 
 def assert_only_fault(report: VerifyReport, where: str, what: str) -> None:

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from .entries import entries
 from .safetensors_header import Header, TensorInfo, read_header
+from .staging import UNVERIFIED
 
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
+UNVERIFIED_CONFIG_FILE = CONFIG_FILE + UNVERIFIED  # in staging: no engine takes it for a checkpoint
 PROVENANCE_FILE = "draftquant.json"
 
 
@@ -38,15 +41,19 @@ class Checkpoint:
     index: Mapping[str, Any] | None
 
     @classmethod
-    def open(cls, folder: Path) -> "Checkpoint":
+    def open(cls, folder: Path, *, config_file: str = CONFIG_FILE) -> "Checkpoint":
         """Read config, index and headers of a draft folder.
+
+        Args:
+            folder: where it lies.
+            config_file: `UNVERIFIED_CONFIG_FILE` for one that is staged.
 
         Raises:
             CheckpointError: something is absent, unreadable, doubled or contradicts something else.
         """
         if not folder.is_dir():
             raise CheckpointError(folder, "no such folder", fix="give a draft folder or a Hub id")
-        config = read_json_object(folder / CONFIG_FILE, "every draft needs its config.json")
+        config = read_json_object(folder / config_file, "every draft needs its config.json")
         index = None
         if (folder / INDEX_FILE).exists():
             index = read_json_object(folder / INDEX_FILE, "export the index again")
@@ -78,18 +85,27 @@ class Checkpoint:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def side_files(self) -> tuple[str, ...]:
-        """Every other file of the folder (tokenizer, mask_embedding.pt), relative, sorted."""
+        """Every other file of the folder (tokenizer, mask_embedding.pt), relative, sorted.
+
+        Raises:
+            CheckpointError: one of them is a link out of the folder, or no file at all.
+        """
         own = {CONFIG_FILE, INDEX_FILE, *self.headers}
         found = []
-        for path in sorted(self.folder.rglob("*")):
-            relative = path.relative_to(self.folder)
-            if path.is_dir() or relative.as_posix() in own or relative.parts[0] in _HIDDEN:
+        for file, problem in entries(self.folder):
+            if file in own or Path(file).parts[0] in HIDDEN:
                 continue
-            found.append(relative.as_posix())
-        return tuple(found)
+            if problem is not None:
+                raise CheckpointError(
+                    self.folder / file,
+                    f"expected a file of the folder, got {problem}",
+                    fix="put the file itself there, or move this out of the folder",
+                )
+            found.append(file)
+        return tuple(sorted(found))
 
 
-_HIDDEN = {".git", ".cache", "__pycache__"}  # leftovers of download tools, not part of a draft
+HIDDEN = {".git", ".cache", "__pycache__"}  # leftovers of download tools, not part of a draft
 
 
 def pread_exactly(descriptor: int, buffer: memoryview, offset: int, where: object) -> None:

@@ -18,6 +18,11 @@ class DraftSource:
     revision: str | None = None
 
 
+def is_hub_id(reference: str) -> bool:
+    """True for `owner/name` and `owner/name@revision`."""
+    return _HUB_ID.fullmatch(reference) is not None
+
+
 def resolve_draft(reference: str) -> DraftSource:
     """Find a draft: an existing folder wins, else `owner/name[@revision]` is fetched from the Hub.
 
@@ -25,7 +30,7 @@ def resolve_draft(reference: str) -> DraftSource:
         CheckpointError: neither a folder nor a Hub id that can be fetched.
     """
     folder = Path(reference)
-    if folder.exists() or not _HUB_ID.fullmatch(reference):
+    if folder.exists() or not is_hub_id(reference):
         if folder.is_dir():
             return DraftSource(folder=folder)
         what = "is a file, not a draft folder" if folder.exists() else "no such folder"

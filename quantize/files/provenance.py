@@ -1,10 +1,12 @@
 """Provenance: who made a folder, from what and how; what draftquant.json holds.
 
 A folder is quantized, dequantized, or was made by something else and repaired here; one class for
-each, whose fields are the keys of the file. No time stamp, so that equal runs give equal files.
+each, whose fields are the keys of the file. No time stamp and no path, so that equal runs give
+equal files. The last key is a seal, the sha256 of the others: it shows edits, it is no signature.
 """
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,7 @@ from ...recipes.schema import Recipe, recipe_sha256
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CheckpointError
 from .checkpoint import PROVENANCE_FILE
+from .command_line import recorded_argv
 from .safetensors_header import FloatDtype
 from .staging import write_text
 
@@ -105,7 +108,7 @@ class QuantizedProvenance:
     """Of a folder that `quantize` wrote.
 
     Attributes:
-        argv: the command line.
+        argv: the command line, see `recorded_argv`.
         backend_versions: packages that the codes depend on.
         tensor_sha256: of every tensor of the folder.
         config_changes: dotted config.json key -> the value that a lint asked for.
@@ -115,6 +118,7 @@ class QuantizedProvenance:
             their token ids, by which the gate knows them whatever they are called.
         made_by: where the folder was repaired later, and `draftquant` and `argv` are the repair's.
         repairs: in order.
+        sha256: the seal, see `sealed`; "" until it is written.
     """
 
     format: Literal["draftquant-provenance"] = "draftquant-provenance"
@@ -134,6 +138,7 @@ class QuantizedProvenance:
     calibration_prompts: tuple[str, ...] = ()
     made_by: MadeBy | None = None
     repairs: tuple[RepairRecord, ...] = ()
+    sha256: str = ""
 
     @property
     def method(self) -> Method:
@@ -161,6 +166,7 @@ class RepairedProvenance:
     repairs: tuple[RepairRecord, ...]
     tensor_sha256: Mapping[str, str]
     made_by: MadeBy | None = None
+    sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +190,7 @@ class DequantizedProvenance:
     quantized_by: QuantizedProvenance | RepairedProvenance | None
     made_by: MadeBy | None = None
     repairs: tuple[RepairRecord, ...] = ()
+    sha256: str = ""
 
 
 Provenance = QuantizedProvenance | DequantizedProvenance | RepairedProvenance
@@ -211,19 +218,41 @@ def read_provenance(folder: Path) -> Provenance | None:
 
 
 def write_provenance(folder: Path, provenance: Provenance) -> None:
-    """Write draftquant.json and flush it to the disk: equal provenance gives equal bytes."""
-    write_text(folder / PROVENANCE_FILE, json.dumps(encode(provenance), indent=2) + "\n")
+    """Write draftquant.json, sealed, to the disk: equal provenance gives equal bytes."""
+    text = json.dumps(encode(sealed(provenance)), indent=2) + "\n"
+    write_text(folder / PROVENANCE_FILE, text)
+
+
+def sealed(provenance: Provenance) -> Provenance:
+    """The same with its seal: the sha256 of all other keys as canonical JSON."""
+    content = encode(dataclasses.replace(provenance, sha256=""))
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return dataclasses.replace(provenance, sha256=hashlib.sha256(text.encode()).hexdigest())
+
+
+def check_seal(folder: Path, provenance: Provenance | None) -> None:
+    """The draftquant.json of a folder, if it has one, is as it was written.
+
+    Raises:
+        CheckpointError: it was edited since.
+    """
+    if provenance is not None and provenance.sha256 != sealed(provenance).sha256:
+        raise CheckpointError(
+            folder / PROVENANCE_FILE,
+            f"sha256: not that of the other keys: {provenance.sha256!r}",
+            fix="the record was edited: copy or quantize the draft again",
+        )
 
 
 def with_repairs(
     recorded: Provenance, repairs: Sequence[RepairRecord], *, argv: Sequence[str]
 ) -> Provenance:
     """What a folder recorded of itself, and what is repaired in it by this command line."""
-    first = MadeBy(draftquant=recorded.draftquant, argv=recorded.argv)
+    first = MadeBy(draftquant=recorded.draftquant, argv=recorded_argv(recorded.argv))
     return dataclasses.replace(
         recorded,
         draftquant=package_version("draftquant"),
-        argv=tuple(argv),
+        argv=recorded_argv(argv),
         made_by=recorded.made_by or first,
         repairs=(*recorded.repairs, *repairs),
     )

@@ -6,13 +6,13 @@ dequantize and repair.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from ..errors import VerifyError
-from .checkpoint import Checkpoint
+from ..errors import OutputError, VerifyError
+from .checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from .provenance import Provenance, write_provenance
 from .side_files import copy_side_files
-from .staging import check_output, staged_output, write_text
+from .staging import UNVERIFIED, check_output, staged_output, write_text
 
 SPARE_BYTES = 16 << 20  # headers, config, provenance
 
@@ -40,8 +40,9 @@ def publish(
         tensor_bytes: of the safetensors files that will be written.
         write_tensors: writes and syncs them into the folder that it is given.
         side_files: files of the source that travel byte for byte.
-        documents: text of the other files by name, written in this order; config.json is the last,
-            so that a killed run leaves nothing that looks like a checkpoint.
+        documents: text of the other files by name, written in this order; config.json among them
+            is called `UNVERIFIED_CONFIG_FILE` until all is verified, so that a killed run leaves
+            nothing that looks like a checkpoint.
         verify: re-reads the folder that it is given, and raises if it is not as it should be.
         provenance: draftquant.json from what verification found, None for none.
         confirm: as `verify`, with draftquant.json in its place.
@@ -51,24 +52,66 @@ def publish(
         What `verify` found.
 
     Raises:
-        OutputError: `out` exists, overlaps the source, or cannot be written.
+        OutputError: `out` exists, overlaps the source, cannot be written, or something else wrote
+            into the staging folder after verification had begun.
         DraftQuantError: whatever the steps raise; nothing is left behind.
     """
     side_bytes = sum((source.folder / file).stat().st_size for file in side_files)
     check_output(out, source.folder, needed_bytes=tensor_bytes + side_bytes + SPARE_BYTES)
-    with staged_output(out) as staging:
+    with staged_output(out, last=CONFIG_FILE) as staging:
         on_stage("write")
         write_tensors(staging)
         copy_side_files(source.folder, staging, side_files)
         for file, text in documents.items():
-            write_text(staging / file, text)
+            name = f"{file}{UNVERIFIED}" if file == CONFIG_FILE else file
+            write_text(staging / name, text)
         on_stage("verify")
+        written = _states(staging)
         verified = verify(staging)
         recorded = provenance(verified)
         if recorded is not None:
             write_provenance(staging, recorded)
+            written[PROVENANCE_FILE] = _state(staging / PROVENANCE_FILE)
         confirm(staging)
+        _check_untouched(out, written, _states(staging))
     return verified
+
+
+class _State(NamedTuple):
+    """What changes when something writes a file, or puts another one in its place."""
+
+    nbytes: int
+    modified_ns: int
+    inode: int
+
+
+def _state(path: Path) -> _State:
+    status = path.lstat()
+    return _State(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _states(folder: Path) -> dict[str, _State | None]:
+    """Of every file below a folder, links as such; folders, which have no bytes, are None."""
+    return {
+        path.relative_to(folder).as_posix(): (
+            None if path.is_dir() and not path.is_symlink() else _state(path)
+        )
+        for path in folder.rglob("*")
+    }
+
+
+def _check_untouched(
+    out: Path, before: Mapping[str, _State | None], after: Mapping[str, _State | None]
+) -> None:
+    """What will be published is what was verified: nobody wrote into the folder meanwhile."""
+    absent = object()
+    for file in sorted(before.keys() | after.keys()):
+        if before.get(file, absent) != after.get(file, absent):
+            raise OutputError(
+                out,
+                f"{file} appeared, changed or vanished while the folder was verified",
+                fix="stop what else writes there, and run again; nothing was kept",
+            )
 
 
 def check_faults(out: Path, faults: Sequence[object], *, fix: str) -> None:

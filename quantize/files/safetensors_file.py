@@ -48,7 +48,7 @@ class SafetensorsFile:
         self._sizes = {tensor.name: tensor.nbytes for tensor in ordered}
 
     def __enter__(self) -> "SafetensorsFile":
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             os.posix_fallocate(self._descriptor, 0, self.nbytes)  # a full disk shows here
             self._pwrite(memoryview(self._header), 0)

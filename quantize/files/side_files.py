@@ -1,6 +1,5 @@
 """Files beside the tensors: what travels to an output, and the config and index of the output."""
 
-import fnmatch
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -9,13 +8,12 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
+from .entries import looks_like_weights
 from .staging import sync
-
-_OTHER_WEIGHTS = ("pytorch_model*", "consolidated*.pth", "*.ckpt", "*.gguf")
 
 
 def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, made: str) -> None:
-    """No side file holds the weights once more.
+    """No side file holds weights or pickles: the draft's once more, or an optimizer's.
 
     Args:
         folder: the source.
@@ -27,10 +25,10 @@ def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, m
         CheckpointError: names the file.
     """
     for file in files:
-        if any(fnmatch.fnmatch(Path(file).name, pattern) for pattern in _OTHER_WEIGHTS):
+        if looks_like_weights(file):
             raise CheckpointError(
                 folder / file,
-                f"the weights in another format would travel {travel}",
+                f"weights in another format would travel {travel}",
                 fix=f"move this file out of the folder: the safetensors are what is {made}",
             )
 

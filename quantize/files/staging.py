@@ -2,12 +2,15 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import OutputError
+from .stale import remove_stale, staging_name
+
+UNVERIFIED = ".unverified"
+"""Behind the name of the last file: what is staged looks like nothing that could be loaded."""
 
 
 def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0) -> None:
@@ -48,25 +51,39 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
 
 
 @contextmanager
-def staged_output(out: Path) -> Iterator[Path]:
+def staged_output(out: Path, *, last: str | None = None) -> Iterator[Path]:
     """Give a staging folder beside `out`; leaving the block without an exception publishes it.
 
-    The staging folder has a hidden name and is removed on any exception. Everything in it must have
-    been synced by its writer; the rename is atomic.
+    The staging folder has a hidden name and is removed on any exception; what killed runs left of
+    the same output is removed before. Everything in it must have been synced by its writer; the
+    rename is atomic.
+
+    Args:
+        out: folder to create.
+        last: the file that makes the folder what it is; written as `last` + `UNVERIFIED`, it gets
+            its name when all else is done.
 
     Raises:
         OutputError: `out` appeared meanwhile, or writing failed (disk full, no permission).
     """
-    staging = None
+    staging = out.parent / staging_name(out.name)
+    remove_stale(out.parent, out.name)
+    if staging.exists():
+        raise OutputError(out, "is being written by this very process", fix="wait until it is done")
     try:
-        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".staging", dir=out.parent))
+        staging.mkdir()
         yield staging
+        if last is not None:
+            (staging / f"{last}{UNVERIFIED}").rename(staging / last)
         for folder in (staging, *(path for path in staging.rglob("*") if path.is_dir())):
             sync(folder)
-        staging.chmod(0o755)  # mkdtemp makes it private
         check_output(out)
         staging.rename(out)
-        sync(out.parent)
+        try:
+            sync(out.parent)
+        except OSError:
+            out.rename(staging)  # it might be gone after a power cut: this run has failed
+            raise
     except OSError as exc:
         raise OutputError(
             out,
@@ -74,8 +91,7 @@ def staged_output(out: Path) -> Iterator[Path]:
             fix="free some space or choose another place; nothing was kept",
         ) from exc
     finally:
-        if staging is not None and staging.exists():
-            shutil.rmtree(staging)
+        shutil.rmtree(staging, ignore_errors=True)  # what stays is stale: the next run removes it
 
 
 def sync(path: Path) -> None:

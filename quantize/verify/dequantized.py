@@ -22,8 +22,9 @@ from ..files.safetensors_header import FloatDtype
 from ..stored.declarations import HF_QUANT_CONFIG
 from ..stored.decode import Floats, floats, read_rows
 from ..stored.draft import StoredDraft
-from .headers import index_faults, metadata_faults, side_file_faults
+from .headers import index_faults, metadata_faults
 from .kept import compare_kept, hash_tensor
+from .owned import side_file_faults, unowned_faults
 from .report import Fault
 from .rounding import rounded_bytes
 
@@ -68,20 +69,23 @@ class DequantizedReport:
     faults: tuple[Fault, ...]
 
 
-def verify_dequantized(source: StoredDraft, folder: Path, dtype: FloatDtype) -> DequantizedReport:
+def verify_dequantized(
+    source: StoredDraft, folder: Path, dtype: FloatDtype, *, config_file: str = CONFIG_FILE
+) -> DequantizedReport:
     """Check every bit of a dequantized folder.
 
     Args:
         source: the quantized draft.
         folder: the dequantized one.
         dtype: that its dequantized weights must have.
+        config_file: its name in a staging folder, see `Checkpoint.open`.
 
     Raises:
         CheckpointError: `folder` is not a draft of the same family, or a file cannot be read.
     """
-    output = Checkpoint.open(folder)
+    output = Checkpoint.open(folder, config_file=config_file)
     read_draft(output)
-    faults = _header_faults(source, output, dtype)
+    faults = _header_faults(source, output, dtype, config_file)
     if faults:  # nothing else can be compared
         return DequantizedReport(
             kept=0, linears=(), source_sha256={}, output_sha256={}, faults=tuple(faults)
@@ -110,7 +114,9 @@ def row_blocks(row: Row) -> Iterator[range]:
         yield range(first, min(first + step, rows))
 
 
-def _header_faults(source: StoredDraft, output: Checkpoint, dtype: FloatDtype) -> list[Fault]:
+def _header_faults(
+    source: StoredDraft, output: Checkpoint, dtype: FloatDtype, config_file: str
+) -> list[Fault]:
     """Names, dtypes and shapes; config.json; index, metadata and side files."""
     faults = []
     expected = {
@@ -130,14 +136,12 @@ def _header_faults(source: StoredDraft, output: Checkpoint, dtype: FloatDtype) -
         faults.append(
             Fault(where=CONFIG_FILE, expected="the source's, without its declaration", got="other")
         )
-    stale = [file for file in sorted(QUANTIZED_ONLY) if (output.folder / file).exists()]
-    faults += [Fault(where=file, expected="no such file", got="a file") for file in stale]
-    side_files = side_file_faults(source.checkpoint, output)
     return [
         *faults,
         *index_faults(output),
         *metadata_faults(source.checkpoint, output),
-        *(fault for fault in side_files if fault.where not in QUANTIZED_ONLY),
+        *side_file_faults(source.checkpoint, output, without=QUANTIZED_ONLY),
+        *unowned_faults(source.checkpoint, output, config_file=config_file, without=QUANTIZED_ONLY),
     ]
 
 

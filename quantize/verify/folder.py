@@ -13,19 +13,15 @@ from pathlib import Path
 
 from ..drafts import Draft, Row, read_draft
 from ..errors import CheckpointError, VerifyError
-from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
-from ..files.provenance import (
-    DequantizedProvenance,
-    Method,
-    QuantizedProvenance,
-    read_provenance,
-)
+from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
+from ..files.provenance import Method, QuantizedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..lints import config_changes, find_lints
 from ..stored.declarations import DeclaredScheme, declared_scheme
 from .codes import Expected, compare_linear
 from .companions import companion_faults
 from .compared import Compared
+from .declared import complete_faults
 from .excludes import exclude_faults
 from .foreign_scales import about_matrix_scale_faults
 from .headers import (
@@ -33,8 +29,6 @@ from .headers import (
     fused_faults,
     index_faults,
     metadata_faults,
-    provenance_faults,
-    side_file_faults,
     sort_tensors,
 )
 from .kept import compare_balanced, compare_kept, hash_tensor
@@ -45,7 +39,9 @@ from .method import (
     input_scale_faults,
     recorded_faults,
 )
-from .report import Fault, LinearFinding, VerifyReport
+from .owned import own_files, side_file_faults, unowned_faults
+from .recorded import NO_RECORD, Record, read_record, record_faults
+from .report import Fault, LinearFinding, VerifyReport, unreadable
 from .rules import Rule, rule_of
 from .scales import matrix_absmax
 
@@ -61,12 +57,15 @@ def verify(
     on_progress: OnProgress | None = None,
     *,
     method: Method | None = None,
+    foreign: bool = False,
+    config_file: str = CONFIG_FILE,
 ) -> VerifyReport:
     """Check every byte of a quantized folder against the draft that it was made from.
 
     Every source tensor must be in the output, either with the same bytes or, for attention and MLP
     linears, as codes and scales stored exactly as the output declares; nothing else may be in the
-    output. Its config.json is the source's, or the source's with what its lints ask for.
+    output, tensor or file. Its config.json is the source's, or the source's with what its lints ask
+    for.
 
     Codes and scales, input scales and what balancing changed are held against the method: bit for
     bit where the recipe's algorithm says what they are. Of a folder that another tool made there is
@@ -77,50 +76,45 @@ def verify(
         output: the quantized folder.
         source: the unquantized draft.
         on_progress: called with (bytes read, bytes to read), from one thread at a time.
-        method: of the run that wrote the folder; None = what its draftquant.json says, if it has
-            one of this package.
+        method: of the run that wrote the folder and has recorded nothing yet; None = what its
+            draftquant.json says.
+        foreign: another tool made the folder, so that it needs no draftquant.json.
+        config_file: its name in a staging folder, see `Checkpoint.open`.
 
     Returns:
         A report with all faults. A truncated or lying file of the output is a fault as well.
 
     Raises:
-        CheckpointError: `source` is not an unquantized draft, or `output` is no checkpoint at all.
+        CheckpointError: `source` is not an unquantized draft, or holds what must not travel;
+            `output` is no checkpoint at all, or not quantized.
     """
     draft = read_draft(Checkpoint.open(source))
-    _check_is_checkpoint(output)
+    _check_is_checkpoint(output, config_file)
     try:
-        checkpoint = Checkpoint.open(output)
+        checkpoint = Checkpoint.open(output, config_file=config_file)
         scheme = declared_scheme(checkpoint)
-        recorded = _made_here(output)
-        run = method if method is not None or recorded is None else recorded.method
+        recorded = read_record(output)
+        run = method
+        if run is None and isinstance(recorded, QuantizedProvenance):
+            run = recorded.method
         rule = rule_of(run)
     except (CheckpointError, VerifyError) as exc:
-        return _unreadable(output, source, exc)
-    return _Verification(draft, checkpoint, scheme, recorded, run, rule, on_progress).report()
+        fault = Fault(where=exc.where, expected="readable headers and declaration", got=exc.what)
+        return unreadable(output, source, fault)
+    verification = _Verification(
+        draft, checkpoint, scheme, recorded, run, rule, config_file, on_progress
+    )
+    report = verification.report()
+    if recorded is None and method is None and not foreign:
+        report = replace(report, faults=(NO_RECORD, *report.faults))
+    return report
 
 
-def _check_is_checkpoint(output: Path) -> None:
+def _check_is_checkpoint(output: Path, config_file: str) -> None:
     has_weights = (output / INDEX_FILE).exists() or any(output.glob("*.safetensors"))
-    if not (output / CONFIG_FILE).is_file() or not has_weights:
+    if not (output / config_file).is_file() or not has_weights:
         raise CheckpointError(output, f"no folder with {CONFIG_FILE} and safetensors files",
                               fix="give the output folder of `draftquant quantize`")  # fmt: skip
-
-
-def _unreadable(output: Path, source: Path, exc: CheckpointError | VerifyError) -> VerifyReport:
-    """Nothing else can be judged in a folder whose headers or declaration cannot be read."""
-    return VerifyReport(
-        output=str(output),
-        source=str(source),
-        scheme=None,
-        rule=None,
-        kept=0,
-        quantized=0,
-        bytes_compared=0,
-        linears=(),
-        source_sha256={},
-        output_sha256={},
-        faults=(Fault(where=exc.where, expected="readable headers and declaration", got=exc.what),),
-    )
 
 
 class _Progress:
@@ -147,20 +141,29 @@ class _Verification:
         draft: Draft,
         output: Checkpoint,
         scheme: DeclaredScheme | None,
-        provenance: QuantizedProvenance | None,
+        recorded: Record | None,
         method: Method | None,
         rule: Rule,
+        config_file: str,
         on_progress: OnProgress | None,
     ) -> None:
         self._draft = draft
         self._source = draft.checkpoint
         self._output = output
         self._scheme = scheme
-        self._provenance = provenance
+        self._recorded = recorded
+        self._provenance = recorded if isinstance(recorded, QuantizedProvenance) else None
         self._method = method
         self._rule = rule
+        self._config_file = config_file
         self._changes = config_changes(find_lints(draft))
         self._sorting = sort_tensors(draft, output, scheme, method)
+        if method is None and scheme is None and not self._sorting.quantized:
+            raise CheckpointError(
+                output.folder,
+                "declares no quantization, and no linear is quantized: nothing to verify",
+                fix="give the quantized folder first, and its source behind --against",
+            )
         self._exponents, self._balance_faults = (
             balance_exponents(method, draft, self._sorting.quantized) if method else ({}, [])
         )
@@ -179,8 +182,9 @@ class _Verification:
         faults = [*self._header_faults(), *(fault for one in compared for fault in one.faults)]
         faults += self._foreign_matrix_scale_faults(compared)
         self._hash_the_rest(source_sha256, output_sha256)
-        if self._provenance is not None:
-            faults += provenance_faults(self._provenance, source_sha256, output_sha256)
+        if self._recorded is not None:
+            sides = source_sha256, output_sha256
+            faults += record_faults(self._recorded, self._draft, self._output, *sides)
         return VerifyReport(
             output=str(self._output.folder),
             source=str(self._source.folder),
@@ -204,10 +208,16 @@ class _Verification:
             *fused_faults(self._draft, self._output, sorting.quantized, sorting.complete),
             *config_faults(self._source, self._output, scheme, self._changes, self._provenance),
             *index_faults(self._output),
-            *metadata_faults(self._source, self._output),
+            *metadata_faults(self._source, self._output, foreign=self._method is None),
             *side_file_faults(self._source, self._output),
+            *self._unowned_faults(),
             *self._method_faults(),
         ]
+
+    def _unowned_faults(self) -> list[Fault]:
+        side_file = self._scheme.layout.side_file if self._scheme else None
+        own = own_files(side_file.name if side_file else None)
+        return unowned_faults(self._source, self._output, config_file=self._config_file, own=own)
 
     def _method_faults(self) -> list[Fault]:
         """What the run did, against headers and small values."""
@@ -215,9 +225,13 @@ class _Verification:
         if method is None:
             return []
         recorded = self._provenance.method if self._provenance else method
+        complete: list[Fault] = []
+        if self._provenance and self._scheme and not self._provenance.repairs:
+            complete = complete_faults(method.recipe, self._scheme, self._output)
         return [
             *recorded_faults(method, recorded),
             *declared_faults(method.recipe, self._scheme),
+            *complete,
             *action_faults(method.recipe, self._draft, sorting.quantized),
             *input_scale_faults(method, self._output, sorting.complete),
             *self._balance_faults,
@@ -327,19 +341,3 @@ class _Verification:
             for name in checkpoint.tensors.keys() - hashes.keys():
                 hashes[name] = hash_tensor(checkpoint, checkpoint.tensors[name])
                 self._progress.add(checkpoint.tensors[name].nbytes)
-
-
-def _made_here(folder: Path) -> QuantizedProvenance | None:
-    """What this package recorded when it quantized; None where something else did.
-
-    Raises:
-        CheckpointError: draftquant.json is damaged, or that of a dequantized folder.
-    """
-    recorded = read_provenance(folder)
-    if isinstance(recorded, DequantizedProvenance):
-        raise CheckpointError(
-            folder / PROVENANCE_FILE,
-            "the folder was dequantized: it holds no codes to verify",
-            fix="verify the quantized folder that it was made from",
-        )
-    return recorded if isinstance(recorded, QuantizedProvenance) else None

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
@@ -17,8 +16,8 @@ from .method import own_parts
 from .report import Fault
 
 QUANTIZABLE = ("attention", "mlp")
+_PYTORCH = repr("pt")  # what transformers demands as "format", and most exporters write
 _ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
-_REPLACED_LATER = "README.md"  # `draftquant card` writes its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,46 +163,34 @@ def index_faults(output: Checkpoint) -> list[Fault]:
                   got=repr(total))]  # fmt: skip
 
 
-def metadata_faults(source: Checkpoint, output: Checkpoint) -> list[Fault]:
-    """The safetensors `__metadata__` of the source is preserved."""
-    stored = {item for header in output.headers.values() for item in header.metadata.items()}
-    wanted = {item for header in source.headers.values() for item in header.metadata.items()}
-    return [
-        Fault(where=f"__metadata__: {key}", expected=repr(value), got="not there")
-        for key, value in sorted(wanted - stored)
-    ]
-
-
-def side_file_faults(source: Checkpoint, output: Checkpoint) -> list[Fault]:
-    """Every other file of the source is there, byte for byte; README.md may be a new card."""
-    faults = []
-    for file in source.side_files():
-        if file == _REPLACED_LATER:
-            continue
-        path = output.folder / file
-        if not path.is_file():
-            faults.append(Fault(where=file, expected="the source's file", got="none"))
-        elif not _same_bytes(source.folder / file, path):
-            faults.append(Fault(where=file, expected="the source's bytes", got="other bytes"))
-    return faults
-
-
-def provenance_faults(
-    recorded: QuantizedProvenance, source: Mapping[str, str], output: Mapping[str, str]
+def metadata_faults(
+    source: Checkpoint, output: Checkpoint, *, foreign: bool = False
 ) -> list[Fault]:
-    """The hashes in draftquant.json are those of the tensors on both sides."""
-    faults = []
-    sides = (
-        ("source.tensor_sha256", recorded.source.tensor_sha256, source),
-        ("tensor_sha256", recorded.tensor_sha256, output),
-    )
-    for key, said, computed in sides:
-        where = f"{PROVENANCE_FILE}: {key}"
-        for name in sorted(said.keys() | computed.keys()):
-            if said.get(name) != computed.get(name):
-                faults.append(Fault(where=f"{where}.{name}", expected=str(computed.get(name)),
-                                    got=str(said.get(name))))  # fmt: skip
-    return faults
+    """The safetensors `__metadata__` is the source's; other tools may say whose tensors these are.
+
+    Args:
+        source: the folder that the output was made from.
+        output: the folder to verify.
+        foreign: another tool wrote it.
+    """
+    stored, wanted = _metadata(output), _metadata(source)
+    if foreign and "format" not in wanted and stored.get("format") == _PYTORCH:
+        del stored["format"]
+    return [
+        Fault(where=f"__metadata__: {key}", expected=wanted.get(key, "no such key"),
+              got=stored.get(key, "no such key"))
+        for key in sorted(wanted.keys() | stored.keys())
+        if wanted.get(key) != stored.get(key)
+    ]  # fmt: skip
+
+
+def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
+    """Key -> what the files say, as text."""
+    found: dict[str, set[str]] = {}
+    for header in checkpoint.headers.values():
+        for key, value in header.metadata.items():
+            found.setdefault(key, set()).add(value)
+    return {key: " and ".join(map(repr, sorted(values))) for key, values in found.items()}
 
 
 def _not_kept(tensor: TensorInfo, stored: TensorInfo | None) -> Fault | None:
@@ -257,13 +244,3 @@ def _key_faults(wanted: Mapping[str, object], found: Mapping[str, object]) -> li
 def _json(config: Mapping[str, object], key: str) -> str:
     """A value as text that tells 1 from true and 1.0; "no such key" is not valid JSON."""
     return json.dumps(config[key], sort_keys=True) if key in config else "no such key"
-
-
-def _same_bytes(a: Path, b: Path) -> bool:
-    if a.stat().st_size != b.stat().st_size:
-        return False
-    with a.open("rb") as first, b.open("rb") as second:
-        while block := first.read(2**20):
-            if block != second.read(len(block)):
-                return False
-    return True

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -69,3 +70,20 @@ class VerifyReport:
     def to_mapping(self) -> dict[str, Any]:
         """The report as JSON values."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
+
+
+def unreadable(output: Path, source: Path, fault: Fault) -> VerifyReport:
+    """Nothing else can be judged in a folder whose headers or declaration cannot be read."""
+    return VerifyReport(
+        output=str(output),
+        source=str(source),
+        scheme=None,
+        rule=None,
+        kept=0,
+        quantized=0,
+        bytes_compared=0,
+        linears=(),
+        source_sha256={},
+        output_sha256={},
+        faults=(fault,),
+    )

@@ -8,16 +8,22 @@ from ..console import print_json, print_table, stdout, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`verify O --against DRAFT`."""
+    """`verify O --against DRAFT [--foreign]`."""
     parser.add_argument("output", metavar="O", help="quantized draft folder or Hub id")
     parser.add_argument("--against", required=True, metavar="DRAFT", help="its BF16 source")
+    parser.add_argument(
+        "--foreign",
+        action="store_true",
+        help="another tool made O: no draftquant.json is expected, and codes and scales may have"
+        " the roundings of such tools",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     output, source = resolve_draft(options.output), resolve_draft(options.against)
-    report = verify(output.folder, source.folder)
+    report = verify(output.folder, source.folder, foreign=options.foreign)
     if options.json:
         print_json(report.to_mapping())
     else:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...quantize.files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import StoredTensor
 from ...quantize.files.staging import check_output, staged_output, write_text
@@ -57,7 +58,7 @@ def write_real_shape_draft(
     generator = torch.Generator().manual_seed(seed)
     tile = torch.randn(PERIOD, generator=generator).mul_(INITIALIZER_RANGE * scale).bfloat16()
     tile = torch.cat((tile, tile))  # so that one period is contiguous from every start
-    with staged_output(folder) as staging:
+    with staged_output(folder, last=CONFIG_FILE) as staging:
         path = staging / "model.safetensors"
         with SafetensorsFile(path, tensors, {"format": "pt"}) as output:
             for tensor in tensors:
@@ -67,7 +68,7 @@ def write_real_shape_draft(
                 else:
                     start = int(torch.randint(PERIOD, (), generator=generator))
                     _repeat(output, tensor, tile[start : start + PERIOD])
-        write_text(staging / "config.json", json.dumps(config, indent=2) + "\n")
+        write_text(staging / UNVERIFIED_CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
 
 def _repeat(output: SafetensorsFile, tensor: StoredTensor, period: Tensor) -> None:

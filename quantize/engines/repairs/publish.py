@@ -13,18 +13,27 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import VerifyError
-from ...files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
+from ...files.checkpoint import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    PROVENANCE_FILE,
+    UNVERIFIED_CONFIG_FILE,
+    Checkpoint,
+)
+from ...files.command_line import recorded_argv
 from ...files.hub import DraftSource
 from ...files.provenance import (
     Provenance,
     RepairedProvenance,
     RepairRecord,
     SourceFolder,
+    check_seal,
     package_version,
     read_provenance,
     with_repairs,
 )
 from ...files.publish import publish
+from ...files.side_files import check_no_other_weights
 from ...files.staging import sync
 from ...stored.declarations import declared_scheme, raw_declaration
 from ...verify.folder import VerifyReport, verify
@@ -61,14 +70,17 @@ def repair_draft(
         argv: the command line, for provenance.
 
     Raises:
+        CheckpointError: the folder's draftquant.json was edited, or it holds what must not travel.
         OutputError: `out` exists or cannot be written.
         VerifyError: what was written is not what was planned; nothing is left behind.
     """
     folder, documents = plan.source.folder, {**plan.files, CONFIG_FILE: plan.config}
     side_files = [f for f in plan.source.side_files() if f not in (*plan.files, PROVENANCE_FILE)]
+    check_no_other_weights(folder, side_files, travel="along", made="repaired")
     if plan.source.index is not None and INDEX_FILE not in plan.files:
         side_files.append(INDEX_FILE)
     recorded = read_provenance(folder)
+    check_seal(folder, recorded)
     verification: VerifyReport | None = None
 
     def copy_tensors(staging: Path) -> None:
@@ -79,7 +91,12 @@ def repair_draft(
     def confirm(staging: Path) -> None:
         nonlocal verification
         if plan.against is not None:
-            report = verify(staging, plan.against.checkpoint.folder)
+            report = verify(
+                staging,
+                plan.against.checkpoint.folder,
+                foreign=True,
+                config_file=UNVERIFIED_CONFIG_FILE,
+            )
             _check_codes(plan, report, out)
             verification = dataclasses.replace(report, output=str(out))
 
@@ -106,7 +123,7 @@ def _reread(plan: RepairPlan, staging: Path, out: Path) -> dict[str, str]:
     Raises:
         VerifyError: a tensor or a declaration is not as planned.
     """
-    written = Checkpoint.open(staging)
+    written = Checkpoint.open(staging, config_file=UNVERIFIED_CONFIG_FILE)
     with ThreadPoolExecutor(_WORKERS) as pool:
         before, after = (
             dict(zip(side.tensors, pool.map(partial(hash_tensor, side), side.tensors.values()),
@@ -154,7 +171,7 @@ def _provenance(
         return None  # a plain draft gets no record: it may still be quantized, which writes one
     return RepairedProvenance(
         draftquant=package_version("draftquant"),
-        argv=tuple(argv),
+        argv=recorded_argv(argv),
         source=SourceFolder(hub_id=source.hub_id, revision=source.revision),
         repairs=tuple(repairs),
         tensor_sha256=hashes,

@@ -1,9 +1,10 @@
 """AutoAWQ, version `gemm`: INT4 groups with the constant zero point 8 (symmetric)."""
 
 from types import MappingProxyType
+from typing import Any
 
 from ....recipes.formats import NUMBER_FORMATS
-from ....recipes.schema import LayoutName
+from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader
 from .scheme import DeclaredScheme, Part, Parts, StoredLayout, group_count, words
 
@@ -32,6 +33,17 @@ class StoredAwq(StoredLayout):
             pack_method="reorder",
             activations="none",
         )
+
+    def complete(self, recipe: Recipe, excludes: list[str]) -> dict[str, Any]:
+        """See `StoredLayout.complete`."""
+        return {
+            "quant_method": "awq",
+            "version": "gemm",
+            "bits": 4,
+            "zero_point": True,
+            "group_size": recipe.weights.group_size,
+            "modules_to_not_convert": excludes,
+        }
 
     def excludes_module(self, pattern: str, module: str) -> bool:
         """A part of the name."""

@@ -1,7 +1,9 @@
 """compressed-tensors 0.20, `QuantizationConfig`; one group that targets every Linear."""
 
+from typing import Any
+
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
-from ....recipes.schema import LayoutName
+from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader, not_understood
 from .scheme import (
     SPEC_NO_MEANING,
@@ -74,6 +76,26 @@ class StoredCompressedTensors(StoredLayout):
             activations=activations,
         )
 
+    def complete(self, recipe: Recipe, excludes: list[str]) -> dict[str, Any]:
+        """See `StoredLayout.complete`."""
+        (form,) = (form for form, dtype in _FORMATS.items() if dtype == recipe.weights.dtype)
+        group = {
+            "targets": ["Linear"],
+            "format": form,
+            "weights": _weight_args(recipe),
+            "input_activations": _input_args(recipe),
+            "output_activations": None,
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+            "format": form,
+            "config_groups": {"group_0": group},
+            "global_compression_ratio": None,
+            "ignore": excludes,
+            "kv_cache_scheme": None,
+        }
+
     def excludes_module(self, pattern: str, module: str) -> bool:
         """`re:` matched from the start, else the whole name."""
         if pattern.startswith("re:"):
@@ -113,6 +135,30 @@ class StoredCompressedTensors(StoredLayout):
         """See `StoredLayout.foreign_quotients_rounded`; the library itself does."""
         del scheme
         return True
+
+
+def _weight_args(recipe: Recipe) -> dict[str, Any]:
+    weights, number = recipe.weights, NUMBER_FORMATS[recipe.weights.dtype]
+    args = {"num_bits": number.bits, "type": number.kind, "symmetric": True, "dynamic": False}
+    if weights.granularity == "block":
+        return args | {"strategy": "block", "group_size": None, "block_structure": [BLOCK, BLOCK]}
+    strategy = "tensor_group" if number.global_scale else weights.granularity
+    return args | {"strategy": strategy, "group_size": weights.group_size}
+
+
+def _input_args(recipe: Recipe) -> dict[str, Any] | None:
+    activations = recipe.activations
+    if activations is None:
+        return None
+    if activations.dtype == "nvfp4":
+        (size,) = NUMBER_FORMATS["nvfp4"].sizes["group"]
+        how: dict[str, Any] = {"num_bits": 4, "strategy": "tensor_group", "group_size": size,
+                               "dynamic": "local"}  # fmt: skip
+    else:
+        size = BLOCK if activations.granularity == "group" else None
+        how = {"num_bits": 8, "strategy": activations.granularity, "group_size": size,
+               "dynamic": activations.dynamic}  # fmt: skip
+    return {"type": "float", "symmetric": True, **how}
 
 
 def _weights(weights: ObjectReader, dtype: WeightDtype) -> tuple[Granularity, int | None]:

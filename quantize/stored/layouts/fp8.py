@@ -1,7 +1,9 @@
 """Plain `fp8`, as vLLM and SGLang read it: per matrix, or per 128 x 128 block."""
 
+from typing import Any
+
 from ....recipes.formats import NUMBER_FORMATS
-from ....recipes.schema import LayoutName
+from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader, not_understood
 from .scheme import Activations, DeclaredScheme, Part, Parts, StoredLayout, stored_codes
 
@@ -45,6 +47,16 @@ class StoredFp8(StoredLayout):
                 sorted(other),
             )
         return excludes
+
+    def complete(self, recipe: Recipe, excludes: list[str]) -> dict[str, Any]:
+        """See `StoredLayout.complete`."""
+        whole: dict[str, Any] = {
+            "quant_method": "fp8",
+            "activation_scheme": "static" if recipe.needs_input_scales else "dynamic",
+        }
+        if recipe.weights.granularity == "block":
+            whole |= {"fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}
+        return whole | dict.fromkeys(self.exclude_keys, excludes)
 
     def excludes_module(self, pattern: str, module: str) -> bool:
         """The whole name."""

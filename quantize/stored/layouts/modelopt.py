@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
-from ....recipes.schema import LayoutName
+from ....recipes.schema import LayoutName, Recipe
 from ...files.checkpoint import CONFIG_FILE, read_json_object
 from .compressed_tensors import only_group
 from .reader import ObjectReader, not_understood
@@ -54,13 +54,27 @@ def _check_side_file(folder: Path, scheme: DeclaredScheme, declared: Mapping[str
     keys.finish()
 
 
+_PRODUCER = {"name": "modelopt", "version": "0.47.0"}
+
+
+def _complete_side_file(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """See `SideFile`."""
+    quantization = {key: declared.get(key) for key in ("quant_algo", "exclude_modules")}
+    quantization["kv_cache_quant_algo"] = None
+    if "group_size" in declared:
+        quantization["group_size"] = declared["group_size"]
+    return {"producer": _PRODUCER, "quantization": quantization}
+
+
 class StoredModelOpt(StoredLayout):
     """`weight` and `weight_scale`, for NVFP4 `weight_scale_2` [] too; a static `input_scale` []."""
 
     name: LayoutName = "modelopt"
     exclude_keys = ("exclude_modules", "ignore")
     companions = frozenset({"weight_scale", "weight_scale_2", "input_scale"})
-    side_file = SideFile(HF_QUANT_CONFIG, "ModelOpt's own declaration", _check_side_file)
+    side_file = SideFile(
+        HF_QUANT_CONFIG, "ModelOpt's own declaration", _check_side_file, _complete_side_file
+    )
 
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         """See `StoredLayout.read`; the nested form, flattened."""
@@ -95,6 +109,23 @@ class StoredModelOpt(StoredLayout):
                 sorted(keys.strings("ignore")),
             )
         return excludes
+
+    def complete(self, recipe: Recipe, excludes: list[str]) -> dict[str, Any]:
+        """See `StoredLayout.complete`."""
+        weights, rounded = recipe.weights, recipe.activations is not None
+        whole: dict[str, Any] = {"quant_method": "modelopt", "producer": _PRODUCER}
+        whole |= dict.fromkeys(self.exclude_keys, excludes)
+        if weights.granularity == "channel":
+            return whole | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
+        args: dict[str, Any] = {"type": "float", "num_bits": 8, "dynamic": False}
+        whole["quant_algo"] = "FP8"
+        if weights.dtype == "nvfp4":
+            args |= {"num_bits": 4, "group_size": weights.group_size}
+            whole["quant_algo"] = "NVFP4" if rounded else "W4A16_NVFP4"
+            whole["group_size"] = weights.group_size
+        inputs = {"input_activations": args} if rounded else {}
+        group = {"targets": ["Linear"], "weights": args, **inputs}
+        return whole | {"config_groups": {"group_0": group}}
 
     def excludes_module(self, pattern: str, module: str) -> bool:
         """Shell wildcards."""

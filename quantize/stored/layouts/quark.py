@@ -2,10 +2,10 @@
 
 import fnmatch
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from ....recipes.formats import NUMBER_FORMATS, SECOND_STAGE, Granularity, WeightDtype
-from ....recipes.schema import LayoutName
+from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader, not_understood
 from .scheme import (
     FLOAT_DTYPES,
@@ -91,6 +91,36 @@ class StoredQuark(StoredLayout):
             activations=activations,
         )
 
+    def complete(self, recipe: Recipe, excludes: list[str]) -> dict[str, Any]:
+        """See `StoredLayout.complete`."""
+        export = {
+            "pack_method": "reorder",
+            "weight_format": "real_quantized",
+            "kv_cache_group": [],
+            "min_kv_scale": 0.0,
+            "weight_merge_groups": None,
+        }
+        tensors = {
+            "weight": _complete_weight(recipe),
+            "input_tensors": _complete_inputs(recipe),
+            "output_tensors": None,
+            "bias": None,
+            "target_device": None,
+        }
+        empty = ("kv_cache_quant_config", "layer_quant_config", "layer_type_quant_config")
+        return {
+            "quant_method": "quark",
+            "quant_mode": "eager_mode",
+            "version": "0.13",
+            "export": export,
+            "global_quant_config": tensors,
+            "exclude": excludes,
+            "algo_config": None,
+            "softmax_quant_spec": None,
+            "kv_cache_post_rope": False,
+            **{key: {} for key in empty},
+        }
+
     def excludes_module(self, pattern: str, module: str) -> bool:
         """`re:` matched from the start, else shell wildcards."""
         if pattern.startswith("re:"):
@@ -141,6 +171,64 @@ class StoredQuark(StoredLayout):
     def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
         """See `StoredLayout.foreign_quotients_rounded`; the FP8 values of two stages are so."""
         return scheme.first_stage is not None
+
+
+def _complete_weight(recipe: Recipe) -> dict[str, Any] | list[dict[str, Any]]:
+    weights = recipe.weights
+    if weights.dtype == "mxfp4":
+        return _complete_mx(dynamic=False)
+    scheme = f"per_{weights.granularity}"
+    axis = None if weights.granularity == "tensor" else 0
+    whole = _complete_spec(weights.dtype, scheme, axis, dynamic=False)
+    if weights.first_stage:
+        return [_complete_spec(weights.first_stage, "per_tensor", None, dynamic=False), whole]
+    if weights.dtype == "int4":
+        whole |= {"group_size": weights.group_size, "scale_type": weights.scale_dtype or "float"}
+    return whole
+
+
+def _complete_inputs(recipe: Recipe) -> dict[str, Any] | None:
+    activations = recipe.activations
+    if activations is None:
+        return None
+    if activations.dtype == "mxfp4":
+        return _complete_mx(dynamic=True)
+    dtype, dynamic = activations.dtype, activations.dynamic
+    if activations.granularity == "token":
+        return _complete_spec(dtype, "per_channel", 1, dynamic=dynamic)
+    return _complete_spec(dtype, "per_tensor", None, dynamic=dynamic)
+
+
+def _complete_mx(*, dynamic: bool) -> dict[str, Any]:
+    whole = _complete_spec("fp4", "per_group", -1, dynamic=dynamic)
+    return whole | {
+        "group_size": MX_GROUP,
+        "observer_cls": "PerBlockMXObserver",
+        "scale_calculation_mode": "even",
+        "scale_format": "e8m0",
+        "scale_type": "float",
+        "symmetric": None,
+    }
+
+
+def _complete_spec(dtype: str, scheme: str, axis: int | None, *, dynamic: bool) -> dict[str, Any]:
+    observers = {"per_channel": "PerChannel", "per_tensor": "PerTensor", "per_group": "PerGroup"}
+    none = ("group_size", *_UNUSED_WITHOUT_MX, "block_size", "mx_element_dtype")
+    return {
+        "dtype": dtype,
+        "qscheme": scheme,
+        "ch_axis": axis,
+        "is_dynamic": dynamic,
+        "is_scale_quant": False,
+        "symmetric": True,
+        "zero_point_type": "int32",
+        "round_method": "half_even",
+        "scale_type": "float32",
+        "observer_cls": f"{observers[scheme]}MinMaxObserver",
+        "enable_buffer_reuse": False,
+        "max_input_numel": 4194304,
+        **dict.fromkeys(none),
+    }
 
 
 def _weight(spec: ObjectReader) -> tuple[WeightDtype, Granularity, int | None]:

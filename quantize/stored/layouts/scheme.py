@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
-from ....recipes.schema import LayoutName
+from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader, not_understood
 
 FLOAT_DTYPES = ("BF16", "F16", "F32")
@@ -106,11 +106,13 @@ class SideFile(NamedTuple):
         name: of the file. what: whose it is, for a fault.
         check: folder, scheme and declaration of config.json: where there is such a file, it says
             the same. Raises VerifyError if not, CheckpointError if it is not readable as JSON.
+        complete: declaration of config.json -> all that this package has in the file.
     """
 
     name: str
     what: str
     check: Callable[[Path, DeclaredScheme, Mapping[str, Any]], None]
+    complete: Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class StoredLayout(ABC):
@@ -151,6 +153,15 @@ class StoredLayout(ABC):
         """
         (key,) = self.exclude_keys
         return keys.strings(key)
+
+    @abstractmethod
+    def complete(self, recipe: Recipe, excludes: list[str]) -> dict[str, Any]:
+        """The whole `quantization_config` that this package has for a recipe.
+
+        Args:
+            recipe: whose formats are stored.
+            excludes: as they are to stand there.
+        """
 
     @abstractmethod
     def excludes_module(self, pattern: str, module: str) -> bool:

@@ -1,0 +1,77 @@
+"""What lies in a folder: every file below it, and which of them may be read through their links.
+
+A link may lead to another file of the folder, or from a snapshot of the Hub's cache to a blob of
+the same repository (`models--X/snapshots/REV/file -> ../../blobs/HASH`). Any other link could bring
+a file of the machine into an output.
+"""
+
+import fnmatch
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import CheckpointError
+
+MASK_EMBEDDING_FILE = "mask_embedding.pt"  # the one that engines read beside the safetensors
+_WEIGHTS = (
+    "*.bin", "*.bin.index.json", "*.ckpt", "*.ggml", "*.gguf", "*.h5", "*.joblib", "*.msgpack",
+    "*.npy", "*.npz", "*.onnx", "*.onnx_data", "*.pickle", "*.pkl", "*.pt", "*.pt2", "*.pth",
+    "*.safetensors", "*.safetensors.index.json", "*.tflite",
+)  # fmt: skip
+
+
+class Entry(NamedTuple):
+    """One file: its path relative to the folder, and why it cannot be read as one, or None."""
+
+    file: str
+    problem: str | None
+
+
+def entries(folder: Path) -> Iterator[Entry]:
+    """Every entry below `folder` that is no folder itself, by name; links are not walked through.
+
+    Raises:
+        CheckpointError: a subfolder cannot be listed.
+    """
+
+    def refuse(exc: OSError) -> None:
+        raise CheckpointError(exc.filename, f"cannot be listed: {exc.strerror}",
+                              fix="make the folder readable") from exc  # fmt: skip
+
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        folders.sort()
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        for path in sorted(Path(parent, name) for name in (*files, *links)):
+            yield Entry(path.relative_to(folder).as_posix(), _problem(path, folder))
+
+
+def looks_like_weights(file: str) -> bool:
+    """True for weights or pickles in another format, by name; a mask embedding is neither."""
+    name = Path(file).name.lower()
+    return file != MASK_EMBEDDING_FILE and any(fnmatch.fnmatchcase(name, p) for p in _WEIGHTS)
+
+
+def _problem(path: Path, folder: Path) -> str | None:
+    mode = path.lstat().st_mode
+    if stat.S_ISREG(mode):
+        return None
+    if not stat.S_ISLNK(mode):
+        return "neither a file nor a folder"
+    link = f"a link to {path.readlink()}"
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError):  # absent, or a circle
+        return f"{link}, which leads nowhere"
+    if not target.is_file():
+        return f"{link}, which is no file"
+    homes = _homes(folder.resolve())
+    return None if any(target.is_relative_to(home) for home in homes) else f"{link}, elsewhere"
+
+
+def _homes(folder: Path) -> list[Path]:
+    """Where the links of a folder may lead."""
+    snapshots = [parent for parent in folder.parents if parent.name == "snapshots"]
+    repositories = [p.parent for p in snapshots if p.parent.name.startswith("models--")]
+    return [folder, *(repository / "blobs" for repository in repositories)]

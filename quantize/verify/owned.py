@@ -1,0 +1,87 @@
+"""The files of an output: each belongs to somebody, the source's with the source's bytes."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from ..files.checkpoint import CONFIG_FILE, HIDDEN, INDEX_FILE, PROVENANCE_FILE, Checkpoint
+from ..files.entries import entries, looks_like_weights
+from .report import Fault
+
+_CARD = "README.md"  # `draftquant card` writes its own
+_OF_THE_HUB = (_CARD, ".gitattributes")  # every repository there has them
+_DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub notes beside the files
+
+
+def side_file_faults(
+    source: Checkpoint, output: Checkpoint, *, without: Collection[str] = ()
+) -> list[Fault]:
+    """Every side file of the source is there, byte for byte; README.md may be a new card.
+
+    Args:
+        source: the folder that the output was made from; weights in other formats do not travel.
+        output: the folder to verify.
+        without: files that do not travel either.
+    """
+    faults = []
+    for file in _travelling(source, without):
+        if file == _CARD:
+            continue
+        path = output.folder / file
+        if not path.is_file():
+            faults.append(Fault(where=file, expected="the source's file", got="none"))
+        elif not _same_bytes(source.folder / file, path):
+            faults.append(Fault(where=file, expected="the source's bytes", got="other bytes"))
+    return faults
+
+
+def unowned_faults(
+    source: Checkpoint,
+    output: Checkpoint,
+    *,
+    config_file: str = CONFIG_FILE,
+    own: Collection[str] = (),
+    without: Collection[str] = (),
+) -> list[Fault]:
+    """There is nothing that neither the source nor the layout has: engines read files by name.
+
+    Args:
+        source: see `side_file_faults`.
+        output: the folder to verify.
+        config_file: its name in a staging folder.
+        own: files of the layout and of this package.
+        without: see `side_file_faults`.
+    """
+    owned = {config_file, INDEX_FILE, *output.headers, *own, *_OF_THE_HUB}
+    owned.update(_travelling(source, without))
+    faults: dict[str, Fault] = {}
+    for file, problem in entries(output.folder):
+        top = Path(file).parts[0]
+        if problem is not None:
+            expected = "a file of the folder" if file in owned else "no such file"
+            faults[file] = Fault(where=file, expected=expected, got=problem)
+        elif top in HIDDEN and not file.startswith(_DOWNLOADED):
+            faults[top] = Fault(where=f"{top}/", expected="no such folder", got=f"{file} in it")
+        elif file not in owned and top not in HIDDEN:
+            got = "a file of neither the source nor the layout"
+            faults[file] = Fault(where=file, expected="no such file", got=got)
+    return [faults[file] for file in sorted(faults)]
+
+
+def own_files(side_file: str | None) -> tuple[str, ...]:
+    """Files of a quantized folder besides config.json, index and tensors; `side_file` by layout."""
+    return (PROVENANCE_FILE, *((side_file,) if side_file else ()))
+
+
+def _travelling(source: Checkpoint, without: Collection[str]) -> list[str]:
+    side_files = source.side_files()
+    return [f for f in side_files if f not in without and not looks_like_weights(f)]
+
+
+def _same_bytes(a: Path, b: Path) -> bool:
+    if a.stat().st_size != b.stat().st_size:
+        return False
+    with a.open("rb") as first, b.open("rb") as second:
+        while block := first.read(2**20):
+            if block != second.read(len(block)):
+                return False
+    return True

@@ -1,0 +1,143 @@
+"""A declaration of ours is complete: both sides say alone what it is, and every key is demanded."""
+
+import dataclasses
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.layouts import LAYOUTS
+from draftquant.quantize.verify import verify
+from draftquant.recipes import Recipe, WeightFormat, load_recipe
+from draftquant.recipes.formats import NUMBER_FORMATS
+from draftquant.recipes.schema import LayoutName
+from tiny import tiny_eagle3_llama
+from verify_cases import ACTIVATIONS, assert_only_fault
+
+KEPT = ("embed_tokens", "fc", "lm_head")
+ONE = load_recipe("fp8-ptpc")
+
+
+def weight_formats() -> Iterator[WeightFormat]:
+    for dtype, number in NUMBER_FORMATS.items():
+        for granularity, sizes in number.sizes.items():
+            for size in sizes or (None,):
+                weights = WeightFormat(
+                    dtype=dtype, granularity=granularity, group_size=size, symmetric=True
+                )
+                yield weights
+                if dtype == "int4":
+                    yield dataclasses.replace(weights, scale_dtype="float16")
+                if (dtype, granularity) == ("int4", "channel"):
+                    yield dataclasses.replace(weights, first_stage="fp8_e4m3")
+
+
+def recipes_of(layout: str) -> list[Recipe]:
+    """Every pair of formats that a layout can express."""
+    pairs = itertools.product(weight_formats(), ACTIVATIONS.values())
+    named = cast("LayoutName", layout)
+    every = [dataclasses.replace(ONE, layout=named, weights=w, activations=a) for w, a in pairs]
+    return [recipe for recipe in every if get_layout(named).problem(recipe) is None]
+
+
+def text(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+@pytest.mark.parametrize(("name", "least"), [("quark", 20), ("compressed-tensors", 12),
+                                             ("modelopt", 4), ("fp8", 3), ("awq", 2)])  # fmt: skip
+def test_both_sides_say_the_same_of_every_pair_of_formats(name: str, least: int) -> None:
+    recipes = recipes_of(name)
+    assert len(recipes) >= least
+    for recipe in recipes:
+        written, read = get_layout(recipe.layout), LAYOUTS[recipe.layout]
+        declared = written.declare(recipe, KEPT)
+        complete = read.complete(recipe, declared[read.exclude_keys[0]])
+        assert text(complete) == text(declared), (recipe.weights, recipe.activations)
+        one = read.side_file
+        side_files = {one.name: one.complete(declared)} if one else {}
+        assert text(side_files) == text(written.side_files(declared))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """draft/ and its folder by ModelOpt's layout, out/."""
+    folder = tmp_path_factory.mktemp("declared")
+    tiny_eagle3_llama(folder / "draft")
+    recipe = dataclasses.replace(load_recipe("blackwell-fp8"), backend="torch")
+    plan = make_plan(recipe, read_draft(Checkpoint.open(folder / "draft")))
+    scales = {step.row.module: 0.25 for step in plan.quantized}
+    quantize_draft(
+        plan, folder / "out", source=DraftSource(folder=folder / "draft"), input_scales=scales
+    )
+    return folder
+
+
+Edit = Callable[[dict[str, Any]], object]
+CONFIG, SIDE = "config.json", "hf_quant_config.json"
+DECLARED = "config.json: quantization_config"
+
+
+def of_config(change: Edit) -> Edit:
+    return lambda config: change(config["quantization_config"])
+
+
+EDITS: dict[str, tuple[str, Edit, str]] = {
+    "no ignore": (CONFIG, of_config(lambda d: d.pop("ignore")), f"{DECLARED}.ignore"),
+    "no exclude_modules": (
+        CONFIG, of_config(lambda d: d.pop("exclude_modules")), f"{DECLARED}.exclude_modules",
+    ),
+    "no groups": (
+        CONFIG, of_config(lambda d: d.pop("config_groups")), f"{DECLARED}.config_groups",
+    ),
+    "half a group": (
+        CONFIG, of_config(lambda d: d["config_groups"]["group_0"].pop("input_activations")),
+        f"{DECLARED}.config_groups.group_0.input_activations",
+    ),
+    "another producer": (
+        CONFIG, of_config(lambda d: d["producer"].update(version="9")),
+        f"{DECLARED}.producer.version",
+    ),
+    "a key without meaning": (
+        CONFIG, of_config(lambda d: d.update(version="1")), f"{DECLARED}.version",
+    ),
+    "side file of another producer": (
+        SIDE, lambda d: d["producer"].update(name="me"), "hf_quant_config.json: producer.name",
+    ),
+    "side file with a note": (
+        SIDE, lambda d: d.update(version="1"), "hf_quant_config.json: version",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_declaration_is_a_fault(name: str, made: Path, tmp_path: Path) -> None:
+    file, change, where = EDITS[name]
+    out = Path(shutil.copytree(made / "out", tmp_path / "out"))
+    assert verify(out, made / "draft").faults == ()
+    content = json.loads((out / file).read_text())
+    change(content)
+    (out / file).write_text(json.dumps(content))
+    assert_only_fault(verify(out, made / "draft"), where, "expected")
+
+
+def test_no_side_file(made: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(made / "out", tmp_path / "out"))
+    (out / SIDE).unlink()
+    assert_only_fault(verify(out, made / "draft"), SIDE, "got none")
+
+
+def test_no_declaration_in_config(made: Path, tmp_path: Path) -> None:
+    """The side file alone still says how to decode, but engines find it only by chance."""
+    out = Path(shutil.copytree(made / "out", tmp_path / "out"))
+    shutil.copyfile(made / "draft" / CONFIG, out / CONFIG)
+    assert_only_fault(verify(out, made / "draft"), DECLARED, "got null")
