@@ -160,8 +160,14 @@ class _Execution:
             moments = statistics.second_moments(_canonical(step)) if statistics else None
             blocks = self._quantized_blocks(step, moments)
             input_scale = self._measured.input_scales.get(step.row.module)
-            values = _store(blocks, step.row.tensor, self._plan.recipe.stored, output, input_scale,
-                            dequantize=served is not None)  # fmt: skip
+            values = store_linear(
+                blocks,
+                step.row.tensor,
+                self._plan.recipe.stored,
+                output,
+                input_scale,
+                dequantize=served is not None,
+            )
             if served is not None:
                 served[_canonical(step)] = torch.cat(values)
 
@@ -242,14 +248,14 @@ class _Execution:
         return largest
 
 
-def _store(
+def store_linear(
     blocks: Iterator[QuantizedWeight],
     weight: TensorInfo,
     recipe: Recipe,
     output: SafetensorsFile,
     input_scale: float | None,
     *,
-    dequantize: bool,
+    dequantize: bool = False,
 ) -> list[Tensor]:
     """Write a quantized weight as its layout stores it; returns dequantized blocks if asked to.
 

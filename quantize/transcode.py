@@ -4,45 +4,51 @@ No weight is rounded anew and no source is needed: what was quantized once, and 
 as another engine wants it.
 """
 
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import torch
-from torch import Tensor
-
-from ..recipes.formats import NUMBER_FORMATS
-from ..recipes.schema import LayoutName, Recipe, WeightFormat
+from ..recipes.schema import (
+    Algorithm,
+    Expectation,
+    GateChoice,
+    LayoutName,
+    Recipe,
+    Rule,
+    WeightFormat,
+)
 from .drafts import Row
 from .drafts.runtime_names import excluded_modules, known_target_layers
 from .errors import CheckpointError, LayoutError
 from .execute import store_linear
-from .files.checkpoint import CONFIG_FILE, Checkpoint
+from .files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from .files.hub import DraftSource
-from .files.provenance import TranscodedFrom, read_provenance, transcoded
+from .files.provenance import (
+    Provenance,
+    QuantizedProvenance,
+    RepairedProvenance,
+    TranscodedFrom,
+    read_provenance,
+    transcoded,
+)
 from .files.publish import check_faults, publish
 from .files.safetensors_file import SafetensorsFile
-from .files.safetensors_header import StoredTensor, TensorInfo
+from .files.safetensors_header import StoredTensor
 from .files.side_files import check_no_other_weights, config_and_index
 from .layouts import check_layout, get_layout
-from .numerics.quantized_weight import QuantizedWeight, carried
+from .recode import recoded_blocks, stored_input_scale
 from .stored.declarations import raw_declaration
 from .stored.draft import StoredDraft
-from .stored.formats import formats_of
-from .stored.linear import StoredLinear, global_scale
-from .verify.companions import stored_scalar
+from .stored.formats import activation_format, weight_format
+from .stored.parts import FLOAT_DTYPES, scale_suffix
 from .verify.dequantized import QUANTIZED_ONLY, check_unchanged
-from .verify.scales import stored_scales
 from .verify.transcoded import TranscodedReport, verify_transcoded
 
 CarrierChoice = Literal["fp8_e4m3", "none"]
-
-_BLOCK = 2**21  # codes: a few float32 arrays of them are some tens of megabytes
-_ROWS = 128  # see `layouts.base`
-_SCALE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,17 +135,11 @@ def plan_transcoding(
             fix="give the output folder of `draftquant quantize`, or another quantized draft",
         )
     stored = StoredDraft.read(checkpoint)
-    found, origin = formats_of(stored, read_provenance(checkpoint.folder), source)
-    weights = found.weights
-    if carrier is not None:
-        weights = replace(weights, carrier=None if carrier == "none" else carrier)
-    problem = weights.problem()
-    if problem is not None:
-        raise LayoutError(checkpoint.folder, problem, fix="leave --carrier out")
-    recipe = replace(found, layout=layout or found.layout, weights=weights)
-    if recipe.layout == "awq":  # whose scales are float16: written only if they are so exactly
-        recipe = replace(recipe, weights=replace(weights, scale_dtype="float16"))
+    record = read_provenance(checkpoint.folder)
+    found = _recipe(stored, record)
+    recipe = _wanted(found, layout or found.layout, carrier, checkpoint.folder)
     check_layout(recipe)
+    origin = _origin(record, found, stored, source)
     rows = stored.draft.rows
     kept = [row for row in stored.draft.linears() if row.module not in stored.modules]
     exact = get_layout(recipe.layout).exact_excludes
@@ -148,18 +148,89 @@ def plan_transcoding(
         source=stored,
         recipe=recipe,
         origin=origin,
-        outputs=tuple(_output(stored, recipe, row) for row in rows),
+        outputs=tuple(_output(stored, recipe, row, origin.scale_dtype) for row in rows),
         excludes=excluded_modules(stored.draft, kept, target_layers=layers),
     )
 
 
-def _output(stored: StoredDraft, recipe: Recipe, row: Row) -> OutputTensors:
+def _recipe(stored: StoredDraft, record: Provenance | None) -> Recipe:
+    """The recipe of the folder; of another tool's, one that says no more than its formats."""
+    scheme = stored.scheme
+    if scheme is None or not stored.modules:
+        raise CheckpointError(
+            stored.checkpoint.folder / CONFIG_FILE,
+            "no linear is stored quantized: there are no codes",
+            fix="quantize the draft first",
+        )
+    if isinstance(record, QuantizedProvenance):
+        return record.recipe
+    weights = weight_format(stored, scheme)
+    if isinstance(record, RepairedProvenance) and record.transcoded_from is not None:
+        first = record.transcoded_from.weights
+        if first.dtype != weights.dtype:  # its codes are carried by what is declared
+            weights = replace(first, carrier="fp8_e4m3")
+    return Recipe(
+        schema_version=1,
+        name="of-another-tool",
+        summary="the formats of a folder that another tool made",
+        loads_on="as its layout says",
+        backend="torch",
+        layout=scheme.layout.name,
+        weights=weights,
+        activations=activation_format(scheme),
+        algorithm=Algorithm(scale="absmax", rounding="nearest"),
+        rules=(Rule(role=("attention", "mlp"), action="quantize"),),
+        expect=Expectation(quantized_per_layer=7),
+        gate=GateChoice(policy="release"),
+    )
+
+
+def _wanted(
+    found: Recipe, layout: LayoutName, carrier: CarrierChoice | None, where: Path
+) -> Recipe:
+    """The same recipe in another layout or carrier."""
+    weights = found.weights
+    if carrier is not None:
+        weights = replace(weights, carrier=None if carrier == "none" else carrier)
+    if layout == "awq":  # whose scales are float16: written only if they are so exactly
+        weights = replace(weights, scale_dtype="float16")
+    if problem := weights.problem():
+        raise LayoutError(where, problem, fix="leave --carrier out")
+    return replace(found, layout=layout, weights=weights)
+
+
+def _origin(
+    record: Provenance | None, found: Recipe, stored: StoredDraft, source: DraftSource
+) -> TranscodedFrom:
+    before = None
+    if isinstance(record, QuantizedProvenance | RepairedProvenance):
+        before = record.transcoded_from
+    return TranscodedFrom(
+        hub_id=source.hub_id,
+        revision=source.revision,
+        layout=found.layout,
+        weights=before.weights if before else found.weights,
+        scale_dtype=before.scale_dtype if before else _scale_dtype(stored, found.weights),
+        tensor_sha256={},
+    )
+
+
+def _scale_dtype(stored: StoredDraft, weights: WeightFormat) -> str:
+    """To which dtype the scales were rounded: as stored, but for carried ones, which are wider."""
+    if weights.carrier:
+        floats = [row.tensor.dtype for row in stored.draft.rows if not stored.is_quantized(row)]
+        return "F16" if weights.scale_dtype else next(d for d in floats if d in FLOAT_DTYPES)
+    row = next(row for row in stored.draft.rows if stored.is_quantized(row))
+    suffix = scale_suffix(stored.scheme) if stored.scheme else ""
+    return stored.parts(row)[suffix].dtype
+
+
+def _output(stored: StoredDraft, recipe: Recipe, row: Row, scale_dtype: str) -> OutputTensors:
     tensor = row.tensor
     if not stored.is_quantized(row):
         same = StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape)
         return OutputTensors(row=row, stored=(same,), quantized=False)
-    scale = next(t for suffix, t in stored.parts(row).items() if "scale" in suffix)
-    row = replace(row, tensor=replace(tensor, dtype=scale.dtype))
+    row = replace(row, tensor=replace(tensor, dtype=scale_dtype))
     tensors = get_layout(recipe.layout).stored(row.tensor, recipe.stored)
     return OutputTensors(row=row, stored=tensors, quantized=True)
 
@@ -192,7 +263,7 @@ def transcode_draft(
     record = read_provenance(checkpoint.folder)
 
     def verified(staging: Path) -> TranscodedReport:
-        found = verify_transcoded(plan.source, staging)
+        found = verify_transcoded(plan.source, staging, config_file=UNVERIFIED_CONFIG_FILE)
         check_faults(
             out,
             found.faults,
@@ -242,116 +313,24 @@ def _write(plan: TranscodePlan, staging: Path, on_progress: Callable[[int], None
             stack.callback(os.close, inputs[file])
             stored = [t for o in plan.outputs if o.row.tensor.file == file for t in o.stored]
             metadata = checkpoint.headers[file].metadata
-            targets[file] = stack.enter_context(
-                SafetensorsFile(staging / file, stored, metadata)
-            )
+            targets[file] = stack.enter_context(SafetensorsFile(staging / file, stored, metadata))
         for output in plan.outputs:
             file = output.row.tensor.file
             if output.quantized:
-                _write_linear(plan, output.row, targets[file])
+                store_linear(
+                    recoded_blocks(plan.source, output.row, plan.recipe),
+                    output.row.tensor,
+                    plan.recipe.stored,
+                    targets[file],
+                    stored_input_scale(plan.source, output.row, plan.recipe),
+                )
             else:
                 targets[file].copy(inputs[file], output.row.tensor)
             on_progress(sum(tensor.nbytes for tensor in output.stored))
 
 
-def _write_linear(plan: TranscodePlan, row: Row, target: SafetensorsFile) -> None:
-    linear = plan.source.linear(row)
-    input_scale = _input_scale(plan, row)
-    blocks = _blocks(plan, row, linear)
-    store_linear(blocks, row.tensor, plan.recipe.stored, target, input_scale)
-
-
-def _blocks(plan: TranscodePlan, row: Row, linear: StoredLinear) -> Iterator[QuantizedWeight]:
-    """The stored codes and scales, block by block, as they would come from quantizing."""
-    weights, scheme = plan.recipe.weights, plan.source.scheme
-    assert scheme is not None  # a row that is stored quantized is declared
-    carries = NUMBER_FORMATS[scheme.weight_dtype].kind == "float" and weights.dtype == "int4"
-    scale = _scales(plan, row)
-    over = None
-    if NUMBER_FORMATS[weights.dtype].global_scale or weights.first_stage:
-        over = torch.tensor(global_scale(plan.source.checkpoint, row.module))
-    out_features, in_features = row.tensor.shape
-    step = max(1, _BLOCK // in_features // _ROWS) * _ROWS
-    for first in range(0, out_features, step):
-        rows = range(first, min(first + step, out_features))
-        block = QuantizedWeight(
-            codes=_codes(linear, rows, weights, carries=carries),
-            scale=_of_rows(scale, rows, weights),
-            global_scale=over,
-            group_size=weights.group_size,
-        )
-        yield carried(block) if weights.carrier else block
-
-
-def _codes(
-    linear: StoredLinear, rows: range, weights: WeightFormat, *, carries: bool
-) -> Tensor:
-    """Codes [rows, in_features] as `QuantizedWeight` has them."""
-    stored = linear.bytes_of(rows)
-    if weights.dtype == "int4":
-        return torch.from_numpy(linear.codes(rows, stored)).to(torch.int8)
-    raw = torch.from_numpy(stored.reshape(len(rows), -1))
-    if weights.dtype == "fp8_e4m3":
-        return raw.view(torch.float8_e4m3fn)
-    return torch.stack((raw & 15, raw >> 4), dim=-1).flatten(1)
-
-
-def _of_rows(scale: Tensor, rows: range, weights: WeightFormat) -> Tensor:
-    """The scales of a block of rows."""
-    if weights.granularity == "tensor":
-        return scale
-    size = weights.group_size or 1 if weights.granularity == "block" else 1
-    return scale[rows.start // size : -(-rows.stop // size)]
-
-
-def _scales(plan: TranscodePlan, row: Row) -> Tensor:
-    """All scales of a linear in the dtype that the layout stores.
-
-    Raises:
-        LayoutError: one is not exact in it.
-    """
-    scheme, weights = plan.source.scheme, plan.recipe.weights
-    assert scheme is not None
-    exact = torch.from_numpy(stored_scales(plan.source.checkpoint, scheme, row.module))
-    if weights.dtype == "nvfp4":
-        return exact.to(torch.float8_e4m3fn)
-    if weights.dtype != "int4" or weights.carrier or weights.first_stage:
-        return exact
-    dtype = _SCALE_DTYPES["F16" if weights.scale_dtype else row.tensor.dtype]
-    scale = exact.to(dtype)
-    wrong = (scale.float() != exact).nonzero()
-    if len(wrong):
-        first = float(exact[tuple(wrong[0])])
-        raise LayoutError(
-            f"{row.module}: scales",
-            f"{len(wrong)} of {exact.numel()} are not exact in {dtype}, first {first:.9g}: layout"
-            f" {plan.recipe.layout} cannot hold them",
-            fix="choose a layout that keeps their dtype, or quantize the BF16 draft for this one",
-        )
-    return scale
-
-
-def _input_scale(plan: TranscodePlan, row: Row) -> float | None:
-    """The stored static scale of a linear's input; None where there is none."""
-    if not plan.recipe.needs_input_scales:
-        return None
-    checkpoint = plan.source.checkpoint
-    for suffix, divides in (("input_scale", False), ("input_global_scale", True)):
-        tensor = checkpoint.tensors.get(f"{row.module}.{suffix}")
-        if tensor is not None:
-            value = stored_scalar(checkpoint, tensor)
-            return 1 / value if divides else value
-    raise CheckpointError(
-        checkpoint.folder,
-        f"{row.module} has no stored input scale",
-        fix="run `draftquant verify`, then quantize the draft again",
-    )
-
-
 def _documents(plan: TranscodePlan) -> dict[str, str]:
     """The layout's own files, the index, and config.json with the new declaration."""
-    import json
-
     checkpoint, layout = plan.source.checkpoint, get_layout(plan.recipe.layout)
     declared = layout.declare(plan.recipe.stored, plan.excludes)
     own = {

@@ -42,7 +42,7 @@ class Expected:
             where the rule does not say what it must be.
         group: on-disk names of the linears that `largest` is of.
         carried: the number format of the codes, where a wider one carries them; else None.
-        scale_dtype: to which carried scales were rounded before they were stored in float32.
+        scale_dtype: to which INT4 scales were rounded; they may be stored in a wider one.
     """
 
     rule: Rule
@@ -169,7 +169,7 @@ def _scale_faults(
         return []
     if rule.scales == "about-absmax":
         return about_absmax_faults(output, scheme, module, linear.scale, largest)
-    dtype = expected.scale_dtype if expected.carried else None
+    dtype = expected.scale_dtype if scheme.weight_dtype == "int4" and whole is None else None
     return scale_faults(output, scheme, module, largest, whole, rule.scales, dtype=dtype)
 
 
