@@ -137,9 +137,9 @@ def plan_transcoding(
     stored = StoredDraft.read(checkpoint)
     record = read_provenance(checkpoint.folder)
     found = _recipe(stored, record)
-    recipe = _wanted(found, layout or found.layout, carrier, checkpoint.folder)
-    check_layout(recipe)
     origin = _origin(record, found, stored, source)
+    recipe = _wanted(found, origin, layout or found.layout, carrier)
+    check_layout(recipe)
     rows = stored.draft.rows
     kept = [row for row in stored.draft.linears() if row.module not in stored.modules]
     exact = get_layout(recipe.layout).exact_excludes
@@ -186,16 +186,18 @@ def _recipe(stored: StoredDraft, record: Provenance | None) -> Recipe:
 
 
 def _wanted(
-    found: Recipe, layout: LayoutName, carrier: CarrierChoice | None, where: Path
+    found: Recipe, origin: TranscodedFrom, layout: LayoutName, carrier: CarrierChoice | None
 ) -> Recipe:
-    """The same recipe in another layout or carrier."""
-    weights = found.weights
+    """The same recipe in another layout or carrier.
+
+    AWQ's scales are float16: they are written only if they are so exactly.
+    """
+    scale_dtype = "float16" if layout == "awq" else origin.weights.scale_dtype
+    weights = replace(found.weights, scale_dtype=scale_dtype)
     if carrier is not None:
         weights = replace(weights, carrier=None if carrier == "none" else carrier)
-    if layout == "awq":  # whose scales are float16: written only if they are so exactly
-        weights = replace(weights, scale_dtype="float16")
     if problem := weights.problem():
-        raise LayoutError(where, problem, fix="leave --carrier out")
+        raise LayoutError(f"layout {layout}", problem, fix="choose another layout or carrier")
     return replace(found, layout=layout, weights=weights)
 
 
