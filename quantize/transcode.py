@@ -192,7 +192,8 @@ def _wanted(
 
     AWQ's scales are float16: they are written only if they are so exactly.
     """
-    scale_dtype = "float16" if layout == "awq" else origin.weights.scale_dtype
+    int4_in_awq = layout == "awq" and found.weights.dtype == "int4"
+    scale_dtype = "float16" if int4_in_awq else origin.weights.scale_dtype
     weights = replace(found.weights, scale_dtype=scale_dtype)
     if carrier is not None:
         weights = replace(weights, carrier=None if carrier == "none" else carrier)
