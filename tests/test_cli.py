@@ -74,6 +74,8 @@ def test_usage_errors_exit_with_2() -> None:
             ("modelopt", "fix:"),
         ),
         (["gate", DRAFT, DRAFT, "--traces", "t", "--confidence", "2"], ("95 % as 0.95",)),
+        (["gate", DRAFT, DRAFT, "--traces", "t", "--look", "4/3"], ("--look", "as 2/3")),
+        (["gate", DRAFT, DRAFT, "--traces", "t", "--spending", "pocock"], ("add --look i/n",)),
     ],
 )
 def test_bad_input_exits_with_2_and_says_how_to_fix_it(
@@ -171,6 +173,30 @@ def test_replay_and_gate_judge_the_shipped_pair(
     assert main([*gate, "--report", str(report)]) == 2  # never overwritten
     assert main(["gate", DRAFT, str(work / "fp8"), *traces]) == 3  # 12 prompts are too few
     assert "INCONCLUSIVE" in capsys.readouterr().out
+    assert main([*gate, "-k", "30"]) == 2  # of 48 tokens
+    assert "rounds per prompt on average, expected at least 10" in capsys.readouterr().err
+
+
+def test_a_candidate_does_not_choose_its_own_policy(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its recipe asks for screening, which 12 prompts are enough for; release wants 30."""
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("extends: int4-channel\nname: mine\ngate: {policy: screening}\n")
+    own = str(tmp_path / "own")
+    assert main(["quantize", DRAFT, "--recipe", str(recipe), "--out", own]) == 0
+    capsys.readouterr()
+    gate = ["gate", DRAFT, own, "--traces", str(work / "traces")]
+    assert main(gate) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "12 distinct prompts are fewer than the 30 that the policy 'release' asks for" in said
+    assert "warning: the candidate's recipe asks for the policy 'screening', in use is" in said
+    assert "looser" not in said
+    main([*gate, "--policy", "screening"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "fewer than" not in said
+    assert "warning: looser than release: max_relative_drop 0.03 (release: 0.01), min_" in said
+    assert "recipe asks" not in said
 
 
 def test_gate_refuses_the_traces_that_calibrated_the_draft(

@@ -6,66 +6,16 @@ import math
 from typing import Any
 
 import pytest
-from draftquant.calibration.feature_evidence import FeatureEvidence
-from draftquant.calibration.traces import prompt_sha256
 from draftquant.recipes.schema import PolicyName
+from draftquant.validate.categories import outcome
+from draftquant.validate.doubts import Background
 from draftquant.validate.errors import GateError
-from draftquant.validate.evidence import Evidence
 from draftquant.validate.gate import GateReport, judge
+from draftquant.validate.paired import RequiredPrompts, paired_change
 from draftquant.validate.policy import POLICIES, Policy, resolve_policy
-from draftquant.validate.replay import DraftReplay, FirstStepAgreement, PromptReplay, TraceFigures
-from draftquant.validate.statistics import AcceptanceCounts, paired_change
-from test_traces import TARGET
-
-RELEASE = POLICIES["release"]
-FIGURES = TraceFigures(
-    sha256="0" * 64,
-    target=TARGET,
-    repeated_8gram_share=0.1,
-    features=FeatureEvidence(repeats=0, constant=False, share={0: 0.0}),
-)
-
-
-def replay(
-    histograms: list[tuple[int, ...]], *, name: str = "draft", categories: str = "a", **changes: Any
-) -> DraftReplay:
-    prompts = tuple(
-        PromptReplay(
-            id=f"p{i}",
-            category=categories[i % len(categories)],
-            prompt_sha256=prompt_sha256([i]),
-            counts=AcceptanceCounts(histogram=histogram),
-            every_position=AcceptanceCounts(histogram=histogram),
-        )
-        for i, histogram in enumerate(histograms)
-    )
-    result = DraftReplay(
-        name=name,
-        num_draft_tokens=len(histograms[0]) - 1,
-        traces=FIGURES,
-        prompts=prompts,
-        first_step=FirstStepAgreement(
-            num_rows=10, num_equal=9, num_only_reference_hits=1, num_only_this_hits=0
-        ),
-    )
-    return dataclasses.replace(result, **changes)
-
-
-def spread(base: int, count: int = 40) -> list[tuple[int, ...]]:
-    """K = 1 prompts of 1000 steps that differ: accept base, base + 1, ... base + 4 of them."""
-    return [(1000 - base - i % 5, base + i % 5) for i in range(count)]
-
-
-BASELINE = spread(600)  # mean acceptance length 1.602
-
-
-def noisy(drop: int, noise: int, count: int = 40) -> list[tuple[int, ...]]:
-    """The baseline with `drop` fewer accepted tokens per prompt, alternating by +-noise."""
-    signs = [noise if i % 2 else -noise for i in range(count)]
-    return [
-        (rejected + drop + sign, accepted - drop - sign)
-        for (rejected, accepted), sign in zip(spread(600, count), signs, strict=True)
-    ]
+from draftquant.validate.replay import FirstStepAgreement
+from draftquant.validate.statistics import AcceptanceCounts
+from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 
 
 def test_pass_when_the_lower_bound_clears_the_limit() -> None:
@@ -86,17 +36,39 @@ def test_fail_when_the_upper_bound_is_beyond_the_limit() -> None:
 def test_inconclusive_between_and_how_many_prompts_would_do() -> None:
     report = judge(replay(BASELINE), replay(noisy(10, 60)), RELEASE)
     assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", 3)
-    assert report.required_num_prompts is not None
-    assert report.required_num_prompts > 40
-    assert report.action == f"Record traces of about {report.required_num_prompts} prompts."
+    found = report.required_num_prompts
+    assert found is not None
+    assert found.fewest is not None
+    assert found.as_measured is not None
+    assert 40 < found.if_unchanged < found.fewest < found.as_measured
+    assert found.most is None  # its 20 % point is beyond the limit
+    assert report.action is not None
+    assert report.action.startswith(
+        f"Record a fresh set of {found.fewest} or more prompts ({found.if_unchanged} if the draft"
+        " in truth lost nothing). Judge it alone"
+    )
 
 
-def test_inconclusive_beyond_the_limit_asks_for_no_prompts() -> None:
+def test_inconclusive_beyond_the_limit_asks_for_a_better_draft() -> None:
     report = judge(replay(BASELINE), replay(noisy(17, 60)), RELEASE)
     assert report.verdict == "INCONCLUSIVE"
-    assert report.required_num_prompts is None
+    assert report.required_num_prompts is not None
+    assert report.required_num_prompts.as_measured is None
     assert report.action is not None
     assert "improve the draft" in report.action
+
+
+def test_both_ends_of_the_range_are_said() -> None:
+    """-0.44 %: even its 20 % point is inside 1 %; and one number where the policy's least rules."""
+    wide = judge(replay(spread(600, 200)), replay(noisy(7, 90, 200)), RELEASE)
+    found = wide.required_num_prompts
+    assert found is not None
+    assert found.most is not None
+    assert wide.action is not None
+    assert f"a fresh set of {found.fewest} to {found.most} prompts (" in wide.action
+    equal = judge(replay(spread(600, 29)), replay(spread(600, 29)), RELEASE)
+    assert equal.action is not None
+    assert "a fresh set of 30 prompts (30 if" in equal.action
 
 
 def test_the_limit_is_exactly_the_margin() -> None:
@@ -121,19 +93,21 @@ def test_the_limit_is_exactly_the_margin() -> None:
 
 
 def test_a_bound_at_the_margin_decides_nothing() -> None:
-    """Prompts that are all alike have no spread: both bounds are the change, here 1.5 / 2."""
-    baseline, candidate = replay([(0, 9, 0, 0)] * 30), replay([(9, 9, 0, 0)] * 30)
+    limit = 0.25
+    change = paired_change(
+        [AcceptanceCounts(histogram=h) for h in BASELINE],
+        [AcceptanceCounts(histogram=h) for h in noisy(8, 20)],
+        confidence=RELEASE.confidence,
+    )
+    at, above = math.log1p(-limit), math.nextafter(math.log1p(-limit), 0)
+    below = math.nextafter(at, -1)
 
-    def verdict(margin: float) -> str:
-        policy = dataclasses.replace(RELEASE, max_relative_drop=margin)
-        report = judge(baseline, candidate, policy)
-        assert report.change is not None
-        assert report.change.lower == report.change.upper == math.log(0.75)
-        return report.verdict
+    def found(lower: float, upper: float) -> str:
+        return outcome(dataclasses.replace(change, lower=lower, upper=upper), limit)
 
-    assert verdict(0.25 + 2.0**-50) == "PASS"
-    assert verdict(0.25) == "INCONCLUSIVE"
-    assert verdict(0.25 - 2.0**-50) == "FAIL"
+    assert found(at, 0.0) == found(-1.0, at) == found(at, at) == "INCONCLUSIVE"
+    assert found(above, 0.0) == "PASS"
+    assert found(-1.0, below) == "FAIL"
 
 
 def test_a_point_estimate_above_the_limit_is_not_a_pass() -> None:
@@ -149,15 +123,17 @@ def test_too_few_prompts_are_inconclusive(count: int, verdict: str) -> None:
     report = judge(replay(spread(600, count)), replay(spread(600, count)), RELEASE)
     assert report.verdict == verdict
     if verdict == "INCONCLUSIVE":
-        assert report.required_num_prompts == 30
-        assert "29 prompts are fewer than the 30" in report.reason
+        assert report.required_num_prompts == RequiredPrompts(
+            fewest=30, as_measured=30, most=30, if_unchanged=30
+        )
+        assert "29 distinct prompts are fewer than the 30" in report.reason
 
 
 def test_the_prompts_asked_for_are_those_that_the_change_needs() -> None:
-    """By hand: psi is +-d, so that sd^2 = d^2 N / (N - 1); N = ((1.64485 + 0.84162) sd / slack)^2.
+    """By hand: AL 1.6 with noise of +-0.1, no change, so that as measured is unchanged.
 
-    With 20 prompts of AL 1.6 and noise of +-0.1 the policy's 30 are too few: d = 0.1 / 1.6. The
-    margin is 1 %: slack = -log(0.99) = 0.01005.
+    theta without a prompt is log(1 -+ 0.1 / (1.6 * 19)): psi = +-d, d = 0.0625 to four digits, and
+    sd^2 = d^2 N / (N - 1). N = ((1.64485 + 0.84162) sd / slack)^2, slack = -log(0.99) = 0.01005.
     """
     candidate = [(300, 700), (500, 500)] * 10
     report = judge(replay([(400, 600)] * 20), replay(candidate), RELEASE)
@@ -165,11 +141,15 @@ def test_the_prompts_asked_for_are_those_that_the_change_needs() -> None:
     needed = math.ceil(((1.6448536 + 0.8416212) * sd / 0.0100503) ** 2)
     assert needed > 200
     assert report.verdict == "INCONCLUSIVE"
-    assert report.required_num_prompts == needed
-    assert report.action == f"Record traces of at least {needed} prompts."
+    found = report.required_num_prompts
+    assert found is not None
+    assert (found.as_measured, found.if_unchanged, found.most) == (needed, needed, None)
+    better = 0.8416212 * sd / math.sqrt(20)  # the 80 % point of the change
+    assert found.fewest == math.ceil(((1.6448536 + 0.8416212) * sd / (better + 0.0100503)) ** 2)
     certain = dataclasses.replace(RELEASE, power=0.95)
     more = judge(replay([(400, 600)] * 20), replay(candidate), certain).required_num_prompts
-    assert more == math.ceil((2 * 1.6448536 * sd / 0.0100503) ** 2)
+    assert more is not None
+    assert more.if_unchanged == math.ceil((2 * 1.6448536 * sd / 0.0100503) ** 2)
 
 
 @pytest.mark.parametrize("drop", [0, 200])
@@ -220,10 +200,10 @@ def test_the_limits_of_what_is_plausible_are_plausible_themselves() -> None:
         ((0, 0, 120, 880), (0, 0, 119, 881), None, "is above 3.8800"),
         ((950, 50, 0, 0), (951, 49, 0, 0), 1.05, "accepts next to nothing"),
     ):
-        known = Evidence(expected_baseline=expected)
-        same = judge(replay([inside] * 40), replay([inside] * 40), RELEASE, evidence=known)
+        known = Background(expected_baseline=expected)
+        same = judge(replay([inside] * 40), replay([inside] * 40), RELEASE, background=known)
         assert same.verdict == "PASS"
-        report = judge(replay([inside] * 40), replay([beyond] * 40), RELEASE, evidence=known)
+        report = judge(replay([inside] * 40), replay([beyond] * 40), RELEASE, background=known)
         assert report.verdict == "ANOMALOUS"
         assert what in report.reason
         assert "candidate" in report.reason
@@ -275,14 +255,15 @@ def test_categories_are_reported() -> None:
 def test_the_two_drafts_are_not_mistaken_for_each_other() -> None:
     """Every figure of each draft, and the first steps of the candidate."""
     baseline = replay([(300, 300, 400)] * 40, name="bf16")
+    histograms = [(300, 308, 392), (300, 312, 388)] * 20
     prompts = tuple(
         dataclasses.replace(prompt, every_position=AcceptanceCounts(histogram=(1, 2, 1)))
-        for prompt in replay([(300, 310, 390)] * 40).prompts
+        for prompt in replay(histograms).prompts
     )
     step = FirstStepAgreement(
         num_rows=10, num_equal=8, num_only_reference_hits=2, num_only_this_hits=0
     )
-    candidate = replay([(300, 310, 390)] * 40, name="int4", prompts=prompts, first_step=step)
+    candidate = replay(histograms, name="int4", prompts=prompts, first_step=step)
     report = judge(baseline, candidate, RELEASE)
     assert report.verdict == "PASS"
     assert report.first_step == step
@@ -299,8 +280,12 @@ def test_the_two_drafts_are_not_mistaken_for_each_other() -> None:
 
 
 def test_warnings_from_before_come_first() -> None:
-    evidence = Evidence(warnings=("no provenance",))
-    report = judge(replay(BASELINE), replay(noisy(3, 4)), RELEASE, evidence=evidence)
+    report = judge(
+        replay(BASELINE),
+        replay(noisy(3, 4)),
+        RELEASE,
+        background=Background(warnings=("no provenance",)),
+    )
     assert report.warnings[0] == "no provenance"
     assert report.to_mapping()["warnings"][0] == "no provenance"
 

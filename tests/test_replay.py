@@ -187,6 +187,21 @@ def test_replay_reproduces_the_figures_of_the_trainer(tmp_path: Path) -> None:
     assert judge(*replays, POLICIES["release"]).verdict == "PASS"
 
 
+def test_copies_and_near_duplicates_reach_the_gate(tmp_path: Path) -> None:
+    """One prompt under four ids, two that differ in the last token, and one of its own."""
+    first, second, third = (p.token_ids for p in read_prompts(PAIR / "prompts.jsonl")[:3])
+    recorded = [first] * 4 + [second, (*second[:-1], (second[-1] + 1) % 1024), third]
+    prompts = [Prompt(id=f"p{i}", category="a", token_ids=t) for i, t in enumerate(recorded)]
+    traces = record_traces(
+        PAIR / "target", prompts, tmp_path / "traces", max_new_tokens=48, aux_layer_ids=(0, 1, 2)
+    )
+    made = kinds(load_draft(PAIR / "draft"))
+    replays = replay_drafts([made["bf16"][0], made["int4"][0]], traces, num_draft_tokens=3)
+    report = judge(*replays, POLICIES["release"])
+    assert (report.num_prompts, report.num_copies, report.traces.num_near_duplicates) == (4, 3, 1)
+    assert report.verdict == "INCONCLUSIVE"
+
+
 def test_counts_by_hand() -> None:
     """Rows 0..6 accept 1 0 2 1 0 3 0: rounds at rows 0, 2, 5 accept 1, 2, 3."""
     assert rounds([1, 0, 2, 1, 0, 3, 0]) == [1, 2, 3]

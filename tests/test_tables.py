@@ -452,9 +452,9 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def record(target: Path, prompts: Path, out: Path, *extra: str) -> int:
+def record(target: Path, prompts: Path, out: Path, *extra: str, tokens: int = 12) -> int:
     arguments = ["record", "--target", target, "--prompts", prompts, "--out", out, *extra]
-    return main([*map(str, arguments), "--max-new-tokens", "12"])
+    return main([*map(str, arguments), "--max-new-tokens", str(tokens)])
 
 
 def test_commands_need_no_target_where_the_traces_carry_tables(
@@ -489,7 +489,7 @@ def test_commands_need_no_target_where_the_traces_carry_tables(
     lines = [json.loads(line) for line in prompts.read_text().splitlines()[3:]]
     fresh = [line | {"token_ids": line["token_ids"][::-1]} for line in lines]
     other.write_text("".join(json.dumps(line) + "\n" for line in fresh))
-    assert record(target, other, tmp_path / "judged", "--tables") == 0
+    assert record(target, other, tmp_path / "judged", "--tables", tokens=60) == 0
     assert main([*gate, str(tmp_path / "judged"), "--max-relative-drop", "0.9"]) == 0
 
 

@@ -1,27 +1,28 @@
 """The gate: may this quantized draft replace its baseline? One verdict, with its reason.
 
-PASS          the lower bound of the change clears the margin
-FAIL          the upper bound lies beyond the margin
-INCONCLUSIVE  neither, or too few prompts to say
-ANOMALOUS     the figures are not those of a working pair of drafts on the same traces
+This module gathers the evidence and writes the report; `decision` has the rules of the verdict.
 """
 
 import dataclasses
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from .evidence import NO_EVIDENCE, Doubt, Evidence, check_expected_baseline, find_doubt
-from .policy import Policy
-from .replay import DraftReplay, FirstStepAgreement, PromptReplay, TraceFigures
-from .statistics import PairedChange, paired_change, pooled, required_num_prompts
+from .categories import CategoryFigures, change_of, judge_categories
+from .caveats import caveats
+from .clusters import RecordedPair, distinct_prompts
+from .decision import Evidence, Verdict, decide, mismatch
+from .doubts import NO_BACKGROUND, Background, check_expected_baseline
+from .errors import GateError
+from .looks import Look
+from .paired import PairedChange, RequiredPrompts
+from .policy import Policy, looser_than_release
+from .replay import DraftReplay, FirstStepAgreement, TraceFigures
 
-Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS"]
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3, "ANOMALOUS": 3}
 
 ESTIMAND = "greedy speculative decoding of recorded traces, rounds with a fully known outcome"
 CONVENTION = "accepted draft tokens + 1 bonus token per verify step, pooled; prefill not counted"
+MIN_ROUNDS_PER_PROMPT = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,28 +41,18 @@ class DraftFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CategoryFigures:
-    """One category of prompts; `change` is None for fewer than two prompts. Reported, not gated."""
-
-    category: str
-    num_prompts: int
-    baseline_mean_acceptance_length: float
-    candidate_mean_acceptance_length: float
-    change: PairedChange | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GateReport:
     """The verdict and everything that it rests on.
 
     Attributes:
         reason: one sentence. action: what to do about it, None for PASS.
         warnings: what a reader has to know beside the verdict, a sentence each.
+        looser_than_release: what the policy in use allows and `release` does not.
+        look: None for a single one. `change.confidence` is then the policy's.
+        num_prompts: distinct prompts with at least one round, copies summed. num_copies: recorded
+            beyond the first of each. num_short_prompts: left out for being too short.
         change: None where the two replays cannot be compared.
-        required_num_prompts: for INCONCLUSIVE, prompts with which this change would pass with the
-            policy's power; None where more prompts would not help or none are needed.
-        num_prompts: prompts with at least one round. num_short_prompts: those left out for being
-            too short.
+        required_num_prompts: where the prompts were too few.
     """
 
     verdict: Verdict
@@ -69,17 +60,20 @@ class GateReport:
     action: str | None
     warnings: tuple[str, ...]
     policy: Policy
+    looser_than_release: tuple[str, ...]
+    look: Look | None
     estimand: str
     convention: str
     num_draft_tokens: int
     traces: TraceFigures
-    evidence: Evidence
+    background: Background
     num_prompts: int
+    num_copies: int
     num_short_prompts: int
     baseline: DraftFigures
     candidate: DraftFigures
     change: PairedChange | None
-    required_num_prompts: int | None
+    required_num_prompts: RequiredPrompts | None
     first_step: FirstStepAgreement
     categories: tuple[CategoryFigures, ...]
 
@@ -94,20 +88,13 @@ class GateReport:
         return dataclasses.asdict(self) | {"exit_code": self.exit_code, "relative_change": relative}
 
 
-@dataclass(frozen=True, slots=True)
-class _Decision:
-    verdict: Verdict
-    reason: str
-    action: str | None = None
-    required_num_prompts: int | None = None
-
-
 def judge(
     baseline: DraftReplay,
     candidate: DraftReplay,
     policy: Policy,
     *,
-    evidence: Evidence = NO_EVIDENCE,
+    look: Look | None = None,
+    background: Background = NO_BACKGROUND,
 ) -> GateReport:
     """Compare two replays of the same traces.
 
@@ -115,37 +102,51 @@ def judge(
         baseline: the draft as released (BF16).
         candidate: the quantized draft, replayed in the same call after the baseline.
         policy: the limits.
-        evidence: what was looked at before; its warnings come first in the report.
+        look: which one of several planned looks at a growing set of prompts this is.
+        background: what was looked at before; its warnings come first in the report.
 
     Raises:
-        GateError: the acceptance length expected of the baseline is none.
+        GateError: K leaves too few rounds per prompt, or what is expected of the baseline is no
+            acceptance length.
     """
-    check_expected_baseline(evidence.expected_baseline, baseline.num_draft_tokens)
-    mismatch = _mismatch(baseline, candidate)
-    pairs = [] if mismatch else _pairs(baseline, candidate)
-    change = _change(pairs, policy)
-    decision = mismatch or _doubted(find_doubt(baseline, candidate, policy, evidence))
-    if decision is None:
-        decision = _by_change(change, policy, len(pairs), evidence)
+    check_expected_baseline(background.expected_baseline, baseline.num_draft_tokens)
+    recorded = [] if mismatch(baseline, candidate) else _recorded_pairs(baseline, candidate)
+    prompts = distinct_prompts(recorded)
+    confidence = look.adjusted_confidence(policy.confidence) if look else policy.confidence
+    evidence = Evidence(
+        baseline=baseline,
+        candidate=candidate,
+        prompts=prompts,
+        change=change_of(prompts, confidence),
+        categories=judge_categories(recorded, policy, confidence),
+        policy=policy,
+        look=look,
+        background=background,
+    )
+    decision = decide(evidence)
+    num_copies = len(recorded) - len(prompts)
     return GateReport(
         verdict=decision.verdict,
         reason=decision.reason,
         action=decision.action,
-        warnings=evidence.warnings,
+        warnings=(*background.warnings, *caveats(evidence, num_copies)),
         policy=policy,
+        looser_than_release=looser_than_release(policy),
+        look=look,
         estimand=ESTIMAND,
         convention=CONVENTION,
         num_draft_tokens=baseline.num_draft_tokens,
         traces=baseline.traces,
-        evidence=evidence,
-        num_prompts=len(pairs),
-        num_short_prompts=len(baseline.prompts) - len(pairs),
+        background=background,
+        num_prompts=len(prompts),
+        num_copies=num_copies,
+        num_short_prompts=len(baseline.prompts) - len(recorded),
         baseline=draft_figures(baseline),
         candidate=draft_figures(candidate),
-        change=change,
+        change=evidence.change,
         required_num_prompts=decision.required_num_prompts,
         first_step=candidate.first_step,
-        categories=_categories(pairs, policy),
+        categories=evidence.categories,
     )
 
 
@@ -165,117 +166,19 @@ def draft_figures(replay: DraftReplay) -> DraftFigures:
     )
 
 
-_Pair = tuple[PromptReplay, PromptReplay]
+def _recorded_pairs(baseline: DraftReplay, candidate: DraftReplay) -> list[RecordedPair]:
+    """The prompts that have at least one round; a prompt has one for all drafts or for none.
 
-
-def _pairs(baseline: DraftReplay, candidate: DraftReplay) -> list[_Pair]:
-    """The prompts that have at least one round; a prompt has one for all drafts or for none."""
+    Raises:
+        GateError: the baseline has too few rounds per prompt for its K.
+    """
+    average = baseline.counts.num_steps / len(baseline.prompts)
+    if average < MIN_ROUNDS_PER_PROMPT:
+        raise GateError(
+            "--num-draft-tokens",
+            f"K = {baseline.num_draft_tokens} leaves {average:.1f} rounds per prompt on average,"
+            f" expected at least {MIN_ROUNDS_PER_PROMPT}",
+            fix="record longer continuations (record --max-new-tokens), or judge a smaller K",
+        )
     both = zip(baseline.prompts, candidate.prompts, strict=True)
     return [(b, q) for b, q in both if b.counts.num_steps and q.counts.num_steps]
-
-
-def _change(pairs: Sequence[_Pair], policy: Policy) -> PairedChange | None:
-    if len(pairs) < 2:
-        return None
-    return paired_change(
-        [b.counts for b, _ in pairs],
-        [q.counts for _, q in pairs],
-        confidence=policy.confidence,
-    )
-
-
-def _mismatch(baseline: DraftReplay, candidate: DraftReplay) -> _Decision | None:
-    """Replays of different things are not compared."""
-    what = ""
-    if baseline.traces.sha256 != candidate.traces.sha256:
-        what = "the two drafts were replayed on different traces"
-    elif baseline.num_draft_tokens != candidate.num_draft_tokens:
-        what = (
-            f"the two drafts drafted {baseline.num_draft_tokens} and"
-            f" {candidate.num_draft_tokens} tokens per step"
-        )
-    elif [p.id for p in baseline.prompts] != [p.id for p in candidate.prompts]:
-        what = "the two drafts were replayed on different prompts"
-    if not what:
-        return None
-    return _Decision(
-        "ANOMALOUS",
-        f"{what[0].upper()}{what[1:]}: no comparison is possible.",
-        "Replay both drafts in one run, with one K.",
-    )
-
-
-def _doubted(doubt: Doubt | None) -> _Decision | None:
-    return _Decision("ANOMALOUS", doubt.reason, doubt.action) if doubt else None
-
-
-def _by_change(
-    change: PairedChange | None, policy: Policy, num_prompts: int, evidence: Evidence
-) -> _Decision:
-    if change is None or num_prompts < policy.min_prompts:
-        required = max(policy.min_prompts, (change and _required(change, policy)) or 0)
-        return _Decision(
-            "INCONCLUSIVE",
-            f"{num_prompts} prompts are fewer than the {policy.min_prompts} that the policy"
-            f" {policy.name!r} asks for.",
-            f"Record traces of at least {required} prompts.",
-            required,
-        )
-    if change.log_ratio > math.log1p(policy.max_relative_gain) and not evidence.unrelated:
-        return _Decision(
-            "ANOMALOUS",
-            f"The candidate accepts {change.relative_change:+.2%} more than its baseline: rounding"
-            " does not do that.",
-            "Check that the baseline is the draft that was quantized, and that all of it loads.",
-        )
-    return _by_bounds(change, policy)
-
-
-def _by_bounds(change: PairedChange, policy: Policy) -> _Decision:
-    limit = math.log1p(-policy.max_relative_drop)
-    finding = (
-        f"The mean acceptance length changed by {change.relative_change:+.2%}, one-sided"
-        f" {change.confidence:.0%} bounds {math.expm1(change.lower):+.2%} and"
-        f" {math.expm1(change.upper):+.2%}, limit {-policy.max_relative_drop:+.2%}"
-    )
-    if change.lower > limit:
-        return _Decision("PASS", f"{finding}: the lower bound clears the limit.")
-    if change.upper < limit:
-        return _Decision(
-            "FAIL",
-            f"{finding}: even the upper bound is beyond the limit.",
-            "Use a wider format or a better algorithm, or keep the most sensitive linears in BF16.",
-        )
-    required = _required(change, policy)
-    action = (
-        "The measured change is itself beyond the limit: improve the draft before measuring on."
-    )
-    if required is not None:
-        action = f"Record traces of about {required} prompts."
-    return _Decision(
-        "INCONCLUSIVE", f"{finding}: the limit lies between the bounds.", action, required
-    )
-
-
-def _required(change: PairedChange, policy: Policy) -> int | None:
-    return required_num_prompts(
-        change, max_relative_drop=policy.max_relative_drop, power=policy.power
-    )
-
-
-def _categories(pairs: Sequence[_Pair], policy: Policy) -> tuple[CategoryFigures, ...]:
-    found = []
-    for category in sorted({b.category for b, _ in pairs}):
-        own = [pair for pair in pairs if pair[0].category == category]
-        num_draft_tokens = own[0][0].counts.num_draft_tokens
-        counts = [pooled((pair[i].counts for pair in own), num_draft_tokens) for i in (0, 1)]
-        found.append(
-            CategoryFigures(
-                category=category,
-                num_prompts=len(own),
-                baseline_mean_acceptance_length=counts[0].mean_acceptance_length,
-                candidate_mean_acceptance_length=counts[1].mean_acceptance_length,
-                change=_change(own, policy),
-            )
-        )
-    return tuple(found)

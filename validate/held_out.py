@@ -13,7 +13,7 @@ def check_held_out(candidate: QuantizedProvenance | None, traces: TraceFolder) -
         traces: of the gate. Their ids and their folder do not matter.
 
     Returns:
-        What could not be held against anything, in sentences for the verdict.
+        What could not be held against anything, in sentences without a full stop.
 
     Raises:
         GateError: a prompt calibrated the candidate.
@@ -47,6 +47,6 @@ def _unsaid(candidate: QuantizedProvenance, traces: TraceFolder) -> tuple[str, .
             fix="record traces of other prompts for the gate",
         )
     return (
-        "The candidate's draftquant.json does not say which prompts its input scales were measured"
-        f" on (it says {origin!r}): whether the gate's prompts are among them is not known.",
+        "the candidate's draftquant.json does not say which prompts its input scales were measured"
+        f" on (it says {origin!r}): whether the gate's prompts are among them is not known",
     )

@@ -30,8 +30,8 @@ MIN_COSINE = 0.7
 
 _ON_PURPOSE = "two different drafts are compared with --unrelated"
 _UNRELATED = (
-    "Two different drafts are compared (--unrelated): the change is not that of quantization, and"
-    " nothing ties the candidate to the baseline."
+    "two different drafts are compared (--unrelated): the change is not that of quantization, and"
+    " nothing ties the candidate to the baseline"
 )
 _COPIED = ("embed_tokens.weight", "lm_head.weight", "fc.weight", "d2t", "t2d")
 
@@ -99,7 +99,7 @@ def check_folders(
         unrelated: two different drafts are compared on purpose: nothing is demanded.
 
     Returns:
-        What nothing vouches for, in sentences for the verdict.
+        What nothing vouches for, in sentences without a full stop for the verdict.
 
     Raises:
         GateError: one of the two is not what its place says, or the candidate was made from another
@@ -128,7 +128,7 @@ def check_loaded(
         unrelated: as in `check_folders`.
 
     Returns:
-        Differences of the configurations, in sentences for the verdict.
+        Differences of the configurations, in sentences without a full stop for the verdict.
 
     Raises:
         GateError: a candidate without a record is not the baseline quantized.
@@ -198,8 +198,8 @@ def _config_warnings(baseline: LoadedDraft, candidate: LoadedDraft) -> tuple[str
         return ()
     return (
         "config.json of the two drafts says different things, so that the change is not that of"
-        f" quantization alone: {', '.join(changed)}. Give the baseline the same (quantize"
-        " --fix-config changes the output only).",
+        f" quantization alone: {', '.join(changed)}; give the baseline the same (quantize"
+        " --fix-config changes the output only)",
     )
 
 
@@ -208,8 +208,8 @@ def _unrecorded(candidate: DraftFolder) -> str:
     if candidate.record is not None:
         why = "its draftquant.json does not say how it was quantized"
     return (
-        f"The candidate's origin is not recorded ({why}): nothing says which prompts calibrated it,"
-        " and that it was quantized from the baseline is judged by its weights."
+        f"the candidate's origin is not recorded ({why}): nothing says which prompts calibrated it,"
+        " and that it was quantized from the baseline is judged by its weights"
     )
 
 

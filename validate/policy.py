@@ -15,9 +15,13 @@ class Policy:
 
     Attributes:
         max_relative_drop: the margin: mean acceptance length may fall by less than this share.
-        confidence: of the one-sided bound that has to clear the margin.
+        max_category_drop: the margin of each category with at least `min_category_prompts` distinct
+            prompts. It is wider than the whole's, so that what passes as a whole is far from it:
+            judging many categories, without a correction, costs no false FAIL.
+        every_category_passes: a PASS asks for one of each such category; else for no FAIL of any.
+        confidence: of the one-sided bounds that have to clear the margins.
         power: with which `required_num_prompts` is computed.
-        min_prompts: with fewer prompts there is no PASS and no FAIL.
+        min_prompts: with fewer effective prompts there is no PASS and no FAIL.
         max_relative_gain: a larger gain is no quantization effect.
         min_step_acceptance: a; a baseline whose mean acceptance length is below 1 + a + ... + a^K
             does not read what it was trained on. Published EAGLE-3 drafts lie above 2.3 for K = 3,
@@ -28,6 +32,9 @@ class Policy:
 
     name: PolicyName
     max_relative_drop: float
+    max_category_drop: float = 0.03
+    min_category_prompts: int = 30
+    every_category_passes: bool = False
     confidence: float = 0.95
     power: float = 0.8
     min_prompts: int
@@ -44,6 +51,9 @@ POLICIES: Mapping[PolicyName, Policy] = MappingProxyType(
     }
 )
 
+_LOOSER_IF_LARGER = ("max_relative_drop", "max_category_drop", "min_category_prompts")
+_LOOSER_IF_SMALLER = ("confidence", "min_prompts")
+
 
 def resolve_policy(
     name: PolicyName,
@@ -51,14 +61,16 @@ def resolve_policy(
     max_relative_drop: float | None = None,
     confidence: float | None = None,
     min_prompts: int | None = None,
+    every_category_passes: bool = False,
 ) -> Policy:
     """The named policy with overrides from the command line.
 
     Args:
         name: "release" or "screening".
-        max_relative_drop: in (0, 1).
+        max_relative_drop: in (0, 1). A category may always lose as much as the whole.
         confidence: in (0.5, 1).
         min_prompts: at least 2.
+        every_category_passes: see `Policy`.
 
     Raises:
         GateError: no such policy, or an override is out of range.
@@ -74,10 +86,26 @@ def resolve_policy(
     if min_prompts is not None and min_prompts < 2:
         raise GateError("min_prompts", f"expected at least 2, got {min_prompts}",
                         fix="one prompt has no spread")  # fmt: skip
-    overrides = {
-        "max_relative_drop": max_relative_drop,
-        "confidence": confidence,
-        "min_prompts": min_prompts,
-    }
-    given = {key: value for key, value in overrides.items() if value is not None}
-    return dataclasses.replace(POLICIES[name], **given)  # type: ignore[arg-type]
+    named = POLICIES[name]
+    drop = named.max_relative_drop if max_relative_drop is None else max_relative_drop
+    return dataclasses.replace(
+        named,
+        max_relative_drop=drop,
+        max_category_drop=max(drop, named.max_category_drop),
+        every_category_passes=every_category_passes,
+        confidence=named.confidence if confidence is None else confidence,
+        min_prompts=named.min_prompts if min_prompts is None else min_prompts,
+    )
+
+
+def looser_than_release(policy: Policy) -> tuple[str, ...]:
+    """What this policy allows and `release` does not, as "max_relative_drop 0.03 (release: 0.01)".
+
+    Whoever reads PASS takes it for that of a release unless he is told.
+    """
+    ours, release = dataclasses.asdict(policy), dataclasses.asdict(POLICIES["release"])
+    loose = [
+        *(key for key in _LOOSER_IF_LARGER if ours[key] > release[key]),
+        *(key for key in _LOOSER_IF_SMALLER if ours[key] < release[key]),
+    ]
+    return tuple(f"{key} {ours[key]} (release: {release[key]})" for key in loose)

@@ -25,6 +25,7 @@ from ..calibration.trace_manifest import TargetIdentity
 from ..calibration.traces import PromptTrace, TraceFolder
 from ..quantize.stored.loading import LoadedDraft
 from .errors import ReplayError
+from .near_duplicates import PromptText, num_near_duplicates
 from .statistics import AcceptanceCounts, pooled, repeated_ngram_share
 
 
@@ -74,12 +75,14 @@ class TraceFigures:
     Attributes:
         sha256: identity of the traces. target: that was recorded.
         repeated_8gram_share: of the continuations; belongs beside every acceptance figure.
+        num_near_duplicates: prompts that hardly differ from others; see `num_near_duplicates`.
         features: whether they belong to their tokens.
     """
 
     sha256: str
     target: TargetIdentity
     repeated_8gram_share: float
+    num_near_duplicates: int
     features: FeatureEvidence
 
 
@@ -159,10 +162,10 @@ def replay_drafts(
     """
     _check_arguments(drafts, traces, num_draft_tokens)
     tallies = [_Tally(draft) for draft in drafts]
-    continuations: list[tuple[int, ...]] = []
+    texts: list[PromptText] = []
     features = FeatureTally()
     for done, trace in enumerate(traces, start=1):
-        continuations.append(trace.continuation)
+        texts.append(_text(trace))
         features.add(trace)
         predicted = [_predictions(draft, traces, trace, num_draft_tokens) for draft in drafts]
         for tally, own in zip(tallies, predicted, strict=True):
@@ -171,7 +174,8 @@ def replay_drafts(
     figures = TraceFigures(
         sha256=traces.sha256,
         target=traces.manifest.target,
-        repeated_8gram_share=repeated_ngram_share(continuations),
+        repeated_8gram_share=repeated_ngram_share(text.continuation for text in texts),
+        num_near_duplicates=num_near_duplicates(texts),
         features=features.evidence(),
     )
     return tuple(tally.replay(traces.folder, figures, num_draft_tokens) for tally in tallies)
@@ -256,6 +260,14 @@ def _predictions(
         trace.token_ids,
         first_row=trace.prompt_length - 1,
         num_draft_tokens=num_draft_tokens,
+    )
+
+
+def _text(trace: PromptTrace) -> PromptText:
+    return PromptText(
+        category=trace.category,
+        prompt=tuple(trace.token_ids[: trace.prompt_length].tolist()),
+        continuation=trace.continuation,
     )
 
 

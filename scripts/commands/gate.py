@@ -11,8 +11,10 @@ from rich.markup import escape
 
 from ...quantize.files.checkpoint import CONFIG_FILE
 from ...quantize.files.hub import resolve_draft
+from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.staging import check_output, write_text
 from ...recipes.schema import PolicyName
+from ...validate.looks import Spending, parse_look
 from ..console import print_json, print_table, stdout, table
 from .common import add_replay_arguments, load_for_replay, shared_tables
 from .replay import print_replays, replay_loaded
@@ -20,8 +22,10 @@ from .replay import print_replays, replay_loaded
 if TYPE_CHECKING:
     from ...calibration.traces import TraceFolder
     from ...validate.gate import GateReport
+    from ...validate.paired import PairedChange
 
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "ANOMALOUS": "magenta"}
+BOUNDS = ("change", "lower bound", "upper bound")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +48,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--confidence", type=float, metavar="C", help="instead of the policy's")
     parser.add_argument("--min-prompts", type=int, metavar="N", help="instead of the policy's")
     parser.add_argument(
+        "--every-category-passes",
+        action="store_true",
+        help="PASS only if every category with enough prompts passes, not just if none fails",
+    )
+    parser.add_argument(
+        "--look",
+        metavar="I/N",
+        help="this is look I of N planned ones at a growing set of prompts, equal additions each",
+    )
+    parser.add_argument(
+        "--spending",
+        choices=typing.get_args(Spending),
+        help="how --look spends the error over the looks (default: obrien-fleming, most at the"
+        " last)",
+    )
+    parser.add_argument(
         "--unrelated",
         action="store_true",
         help="compare two different drafts on purpose: QUANT need not be BF16 quantized",
@@ -64,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from ...calibration.head_agreement import head_agreement
     from ...calibration.traces import TraceFolder
-    from ...validate.evidence import Evidence
+    from ...validate.doubts import Background
     from ...validate.gate import judge
     from ...validate.held_out import check_held_out
     from ...validate.pairing import DraftFolder, check_folders, check_loaded
@@ -75,7 +95,9 @@ def run(options: argparse.Namespace) -> int:
         max_relative_drop=options.max_relative_drop,
         confidence=options.confidence,
         min_prompts=options.min_prompts,
+        every_category_passes=options.every_category_passes,
     )
+    look = parse_look(options.look, options.spending)
     if options.report:
         check_output(options.report)
     references = [options.baseline, options.candidate]
@@ -87,8 +109,9 @@ def run(options: argparse.Namespace) -> int:
     loaded = load_for_replay(references, tables)
     warnings += check_loaded(loaded[0], loaded[1], candidate, unrelated=options.unrelated)
     warnings += _target_warnings(options.target, traces)
+    warnings += other_policy_warnings(candidate.quantized_by, options.policy)
     replays = replay_loaded(options, loaded, traces)
-    evidence = Evidence(
+    background = Background(
         baseline_sha256=baseline.sha256,
         candidate_sha256=candidate.sha256,
         head_agreement=head_agreement(traces, tables),
@@ -96,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
         unrelated=options.unrelated,
         warnings=warnings,
     )
-    report = judge(replays[0], replays[1], policy, evidence=evidence)
+    report = judge(replays[0], replays[1], policy, look=look, background=background)
     if options.report:
         write_text(options.report, json.dumps(report.to_mapping(), indent=2) + "\n")
     if options.json:
@@ -105,6 +128,16 @@ def run(options: argparse.Namespace) -> int:
         print_replays(replays)
         print_gate(report)
     return report.exit_code
+
+
+def other_policy_warnings(
+    candidate: QuantizedProvenance | None, policy: PolicyName
+) -> tuple[str, ...]:
+    """A candidate does not choose its own judge, but what its recipe asks for is said."""
+    if candidate is None or candidate.recipe.gate.policy == policy:
+        return ()
+    asked = candidate.recipe.gate.policy
+    return (f"the candidate's recipe asks for the policy {asked!r}, in use is {policy!r}",)
 
 
 def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, ...]:
@@ -116,37 +149,62 @@ def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, .
         return ()
     return (
         f"--target {target.name} has another {CONFIG_FILE} than the target {recorded.name} that was"
-        " recorded: embedding and head may be those of another target.",
+        " recorded: embedding and head may be those of another target",
     )
 
 
 def print_gate(report: "GateReport") -> None:
-    """Print the statistic, the verdict and the warnings."""
+    """Print the statistic, the categories, the verdict and the warnings."""
     out = stdout()
     if report.change is not None:
-        found = table("Gate", "policy", "limit", "change", "lower bound", "upper bound", "prompts")
+        look = f", look {report.look.number} of {report.look.total}" if report.look else ""
+        numbers = (*BOUNDS, "confidence", "prompts", "effective")
+        found = table(f"Gate{look}", "policy", "limit", *numbers)
         found.add_row(
             report.policy.name,
             f"{-report.policy.max_relative_drop:+.2%}",
-            f"{report.change.relative_change:+.2%}",
-            f"{math.expm1(report.change.lower):+.2%}",
-            f"{math.expm1(report.change.upper):+.2%}",
+            *_bounds(report.change),
+            f"{report.change.confidence:.2%}",
             str(report.num_prompts),
+            f"{report.change.effective_num_prompts:.1f}",
         )
         print_table(found)
+    if len(report.categories) > 1:
+        _print_categories(report)
     target = report.traces.target
     out.print(
         f"target {target.name} ({target.weights_sha256[:12]}), baseline {report.baseline.name}"
-        f" ({_short(report.evidence.baseline_sha256)}), candidate {report.candidate.name}"
-        f" ({_short(report.evidence.candidate_sha256)})",
+        f" ({_short(report.background.baseline_sha256)}), candidate {report.candidate.name}"
+        f" ({_short(report.background.candidate_sha256)})",
         markup=False,
     )
     colour = COLOURS[report.verdict]
-    out.print(f"[bold {colour}]{report.verdict}[/]: {report.reason}")
+    out.print(f"[bold {colour}]{report.verdict}[/]: {escape(report.reason)}")
     if report.action:
-        out.print(f"  {report.action}")
+        out.print(f"  {escape(report.action)}")
     for warning in report.warnings:
         out.print(f"[yellow]warning:[/] {escape(warning)}")
+
+
+def _print_categories(report: "GateReport") -> None:
+    found = table("Categories", "category", "prompts", "limit", *BOUNDS, "outcome")
+    for own in report.categories:
+        found.add_row(
+            escape(own.category),
+            str(own.num_prompts),
+            f"{-own.max_relative_drop:+.2%}",
+            *(_bounds(own.change) if own.change else ("", "", "")),
+            own.outcome or "too small",
+        )
+    print_table(found)
+
+
+def _bounds(change: "PairedChange") -> tuple[str, str, str]:
+    return (
+        f"{change.relative_change:+.2%}",
+        f"{math.expm1(change.lower):+.2%}",
+        f"{math.expm1(change.upper):+.2%}",
+    )
 
 
 def _short(sha256: str | None) -> str:

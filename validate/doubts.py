@@ -16,7 +16,7 @@ EXPECTED_WITHIN = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Background:
     """What was looked at before the two drafts were replayed.
 
     Attributes:
@@ -25,7 +25,7 @@ class Evidence:
         expected_baseline: mean acceptance length that the baseline has elsewhere with this K, in
             (1, K + 1]; None = not said.
         unrelated: the candidate is on purpose not the baseline quantized.
-        warnings: sentences for the verdict.
+        warnings: sentences without a full stop, for the verdict.
     """
 
     baseline_sha256: str | None = None
@@ -36,7 +36,7 @@ class Evidence:
     warnings: tuple[str, ...] = ()
 
 
-NO_EVIDENCE = Evidence()
+NO_BACKGROUND = Background()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +68,19 @@ def min_baseline_length(num_draft_tokens: int, policy: Policy) -> float:
 
 
 def find_doubt(
-    baseline: DraftReplay, candidate: DraftReplay, policy: Policy, evidence: Evidence
+    baseline: DraftReplay, candidate: DraftReplay, policy: Policy, background: Background
 ) -> Doubt | None:
     """The first reason not to believe the figures, or None."""
     return (
-        _doubt_about_head(evidence)
+        _doubt_about_head(background)
         or _doubt_about_length("baseline", baseline, policy)
-        or _doubt_about_baseline(baseline, policy, evidence)
+        or _doubt_about_baseline(baseline, policy, background)
         or _doubt_about_length("candidate", candidate, policy)
     )
 
 
-def _doubt_about_head(evidence: Evidence) -> Doubt | None:
-    agreement = evidence.head_agreement
+def _doubt_about_head(background: Background) -> Doubt | None:
+    agreement = background.head_agreement
     if agreement is None or agreement >= MIN_AGREEMENT:
         return None
     return Doubt(
@@ -92,10 +92,10 @@ def _doubt_about_head(evidence: Evidence) -> Doubt | None:
 
 
 def _doubt_about_baseline(
-    baseline: DraftReplay, policy: Policy, evidence: Evidence
+    baseline: DraftReplay, policy: Policy, background: Background
 ) -> Doubt | None:
     """A known acceptance length settles it, else features and length must look right."""
-    length, expected = baseline.counts.mean_acceptance_length, evidence.expected_baseline
+    length, expected = baseline.counts.mean_acceptance_length, background.expected_baseline
     if expected is not None:
         if abs(length / expected - 1) <= EXPECTED_WITHIN:
             return None

@@ -4,13 +4,11 @@ import dataclasses
 
 import pytest
 from draftquant.calibration.feature_evidence import FeatureEvidence
+from draftquant.validate.doubts import Background, min_baseline_length
 from draftquant.validate.errors import GateError
-from draftquant.validate.evidence import Evidence, min_baseline_length
 from draftquant.validate.gate import GateReport, judge
-from draftquant.validate.policy import POLICIES
-from test_gate import BASELINE, FIGURES, noisy, replay
+from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay
 
-RELEASE = POLICIES["release"]
 ZERO = FeatureEvidence(repeats=9000, constant=True, share={0: 0.0})
 OTHERS = FeatureEvidence(repeats=9000, constant=False, share={-1: 0.004, 0: 0.005, 1: 0.003})
 SHIFTED = FeatureEvidence(repeats=9000, constant=False, share={-1: 0.4, 0: 0.6, 1: 0.9})
@@ -20,14 +18,14 @@ def judged(
     baseline: list[tuple[int, ...]] = BASELINE,
     candidate: list[tuple[int, ...]] | None = None,
     features: FeatureEvidence = FIGURES.features,
-    **evidence: float | bool,
+    **known: float | bool,
 ) -> GateReport:
     traces = dataclasses.replace(FIGURES, features=features)
     return judge(
         replay(baseline, traces=traces),
         replay(candidate or noisy(3, 4), traces=traces),
         RELEASE,
-        evidence=Evidence(**evidence),  # type: ignore[arg-type]
+        background=Background(**known),  # type: ignore[arg-type]
     )
 
 
@@ -100,10 +98,10 @@ def test_two_drafts_on_purpose_may_differ_by_much() -> None:
 
 def test_the_report_names_target_and_drafts() -> None:
     traces = dataclasses.replace(FIGURES, features=OTHERS)
-    evidence = Evidence(baseline_sha256="b" * 64, candidate_sha256="c" * 64)
+    background = Background(baseline_sha256="b" * 64, candidate_sha256="c" * 64)
     report = judge(replay(BASELINE, traces=traces), replay(BASELINE, traces=traces), RELEASE,
-                   evidence=evidence)  # fmt: skip
+                   background=background)  # fmt: skip
     found = report.to_mapping()
     assert found["traces"]["target"]["weights_sha256"] == FIGURES.target.weights_sha256
-    assert found["evidence"]["baseline_sha256"] == "b" * 64
-    assert found["evidence"]["candidate_sha256"] == "c" * 64
+    assert found["background"]["baseline_sha256"] == "b" * 64
+    assert found["background"]["candidate_sha256"] == "c" * 64

@@ -1,0 +1,64 @@
+"""What the gate prints: bounds, categories, the look, the verdict, and warnings that are text."""
+
+import dataclasses
+
+import pytest
+from draftquant.scripts.commands.gate import other_policy_warnings, print_gate
+from draftquant.validate.doubts import Background
+from draftquant.validate.gate import judge
+from draftquant.validate.looks import Look
+from draftquant.validate.policy import resolve_policy
+from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The words of each line, without the lines of tables."""
+    lines = capsys.readouterr().out.splitlines()
+    return [" ".join(line.replace("│", " ").replace("┃", " ").split()) for line in lines]
+
+
+def test_bounds_categories_verdict_and_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    categories = "a" * 30 + "b" * 30 + "c" * 9
+    replays = [
+        replay(histograms, categories=categories)
+        for histograms in (spread(600, 69), noisy(0, 4, 30) + noisy(64, 4, 30) + noisy(0, 4, 9))
+    ]
+    background = Background(warnings=("[bold]no[/] provenance",))
+    print_gate(judge(*replays, RELEASE, background=background))
+    lines = printed(capsys)
+    assert lines[0] == "Gate"
+    assert "policy limit change lower bound upper bound confidence prompts effective" in lines
+    assert any(line.startswith("release -1.00% -1.7") for line in lines)
+    assert any(line.endswith("95.00% 69 69.0") for line in lines)
+    at = lines.index("Categories")
+    rows = [line.split() for line in lines[at:] if line[:2] in ("a ", "b ", "c ")]
+    assert [row[:3] + row[-1:] for row in rows] == [
+        ["a", "30", "-3.00%", "PASS"],
+        ["b", "30", "-3.00%", "FAIL"],
+        ["c", "9", "-3.00%", "small"],
+    ]
+    verdict = next(i for i, line in enumerate(lines) if line.startswith("FAIL: A category"))
+    warnings = lines[verdict + 2 :]
+    assert lines[verdict + 1].startswith("Calibrate on prompts of that category too")
+    assert warnings[0] == "warning: [bold]no[/] provenance"
+    assert warnings[1] == "warning: categories below 30 prompts were not judged: c (9)"
+
+
+def test_one_category_is_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    look = Look(number=2, total=3, spending="pocock")
+    print_gate(judge(replay(spread(600)), replay(noisy(3, 4)), RELEASE, look=look))
+    lines = printed(capsys)
+    assert lines[0] == "Gate, look 2 of 3"
+    assert "Categories" not in lines
+    assert any("97.68% 40 40.0" in line for line in lines)
+    assert any(line.startswith("warning: look 2 of 3 (pocock)") for line in lines)
+
+
+def test_without_a_comparison_there_is_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    other = replay(spread(600), traces=dataclasses.replace(FIGURES, sha256="1" * 64))
+    print_gate(judge(replay(spread(600)), other, resolve_policy("release")))
+    assert printed(capsys)[1].startswith("ANOMALOUS: The two drafts were replayed on different")
+
+
+def test_no_provenance_asks_for_no_policy() -> None:
+    assert other_policy_warnings(None, "release") == ()

@@ -1,0 +1,122 @@
+"""What the gate counts as a prompt: copies, disguises, long ones, and rounds enough in each."""
+
+import dataclasses
+
+import pytest
+from draftquant.validate.clusters import distinct_prompts
+from draftquant.validate.errors import GateError
+from draftquant.validate.gate import judge
+from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
+
+
+def test_one_prompt_under_forty_names_is_one_prompt() -> None:
+    """A draft that loses 4.8 %, on one prompt: without clusters both bounds are the change."""
+    lost = [(477, 523)] * 40
+    gained = [(400, 600)] * 40
+    for candidate in (lost, gained):
+        report = judge(
+            replay([(400, 600)] * 40, texts=[7] * 40), replay(candidate, texts=[7] * 40), RELEASE
+        )
+        assert (report.verdict, report.change) == ("INCONCLUSIVE", None)
+        assert (report.num_prompts, report.num_copies) == (1, 39)
+        assert "1 distinct prompts are fewer than the 30" in report.reason
+        assert report.warnings[0].startswith("39 of the recorded prompts are copies of others: 1 ")
+
+
+def test_copies_narrow_no_bound() -> None:
+    """Ten copies of each of 30 prompts say what the 30 say."""
+    once = judge(replay(spread(600, 30)), replay(noisy(10, 60, 30)), RELEASE)
+    texts = [i % 30 for i in range(300)]
+    copied = judge(
+        replay(spread(600, 30) * 10, texts=texts),
+        replay(noisy(10, 60, 30) * 10, texts=texts),
+        RELEASE,
+    )
+    assert once.change is not None
+    assert copied.change is not None
+    assert dataclasses.astuple(copied.change) == pytest.approx(dataclasses.astuple(once.change))
+    assert (copied.num_prompts, copied.num_copies) == (30, 270)
+    assert once.verdict == copied.verdict == "INCONCLUSIVE"
+    assert once.num_copies == 0
+    assert not any("copies" in warning for warning in once.warnings)
+
+
+def test_the_counts_of_copies_are_summed() -> None:
+    baseline = replay([(1, 2), (3, 4), (5, 6)], texts=[0, 1, 0]).prompts
+    candidate = replay([(7, 1), (8, 2), (9, 3)], texts=[0, 1, 0]).prompts
+    first, second = distinct_prompts(zip(baseline, candidate, strict=True))
+    assert (first.baseline.histogram, first.candidate.histogram) == ((6, 8), (16, 4))
+    assert (second.baseline.histogram, second.candidate.histogram) == ((3, 4), (8, 2))
+
+
+def test_copies_in_several_categories_count_in_each() -> None:
+    """Prompt i is recorded as 'a', 'b' and 'a' again: 30 distinct ones in the whole and in each."""
+    texts = [i // 3 for i in range(90)]
+    candidate = [histogram for histogram in noisy(3, 4, 30) for _ in range(3)]
+    report = judge(
+        replay([h for h in spread(600, 30) for _ in range(3)], categories="aba", texts=texts),
+        replay(candidate, categories="aba", texts=texts),
+        RELEASE,
+    )
+    assert report.num_prompts == 30
+    assert [found.num_prompts for found in report.categories] == [30, 30]
+    whole, *parts = (report.change, *(found.change for found in report.categories))
+    assert whole is not None
+    for part in parts:
+        assert part is not None
+        assert part.standard_error == pytest.approx(whole.standard_error)
+
+
+def test_a_change_without_spread_is_no_measurement() -> None:
+    """Forty different prompts, and in each the same counts lost: -0.3 % would pass."""
+    report = judge(replay([(400, 600)] * 40), replay([(405, 595)] * 40), RELEASE)
+    assert report.change is not None
+    assert not report.change.has_spread
+    assert (report.verdict, report.exit_code) == ("ANOMALOUS", 3)
+    assert "in each of the 40 prompts by the same" in report.reason
+    one_differs = [(405, 595)] * 39 + [(404, 596)]
+    assert judge(replay([(400, 600)] * 40), replay(one_differs), RELEASE).verdict == "PASS"
+
+
+def test_drafts_that_accept_the_same_pass_and_it_is_said() -> None:
+    for histograms in ([(400, 600)] * 40, BASELINE):
+        report = judge(replay(histograms), replay(histograms), RELEASE)
+        assert report.verdict == "PASS"
+        assert any("accepted the same everywhere" in warning for warning in report.warnings)
+    report = judge(replay(BASELINE), replay(noisy(3, 4)), RELEASE)
+    assert report.warnings == ()
+
+
+def test_near_duplicates_are_reported() -> None:
+    traces = dataclasses.replace(FIGURES, num_near_duplicates=7)
+    report = judge(replay(BASELINE, traces=traces), replay(BASELINE), RELEASE)
+    assert report.traces.num_near_duplicates == 7
+    assert any("7 distinct prompts hardly differ" in warning for warning in report.warnings)
+
+
+def test_few_long_prompts_are_few_prompts() -> None:
+    """30 of 1000 steps and 10 of 20000: (230e3)^2 / (30e6 + 4e9) = 13.1 of 40."""
+    lengthen = [1] * 30 + [20] * 10
+    baseline = [(a * n, b * n) for (a, b), n in zip(spread(600), lengthen, strict=True)]
+    candidate = [(a * n, b * n) for (a, b), n in zip(noisy(3, 4), lengthen, strict=True)]
+    report = judge(replay(baseline), replay(candidate), RELEASE)
+    assert report.change is not None
+    assert report.change.effective_num_prompts == pytest.approx(230e3**2 / 4.03e9)
+    assert report.verdict == "INCONCLUSIVE"
+    assert "40 distinct prompts, in effect 13.1 (" in report.reason
+    assert report.required_num_prompts is not None
+    assert report.required_num_prompts.if_unchanged == 92  # 30 * 40 / 13.13
+    fewer = dataclasses.replace(RELEASE, min_prompts=13)
+    assert judge(replay(baseline), replay(candidate), fewer).verdict == "PASS"
+
+
+def test_a_k_that_leaves_hardly_any_round_is_refused() -> None:
+    """399 rounds in 40 prompts, one of them too short for any."""
+    few = [(0, 0), (4, 5), *[(4, 6)] * 37, (8, 12)]
+    with pytest.raises(
+        GateError, match=r"K = 1 leaves 10\.0 rounds per prompt.* at least 10"
+    ) as got:
+        judge(replay(few), replay(few), RELEASE)
+    assert "longer continuations" in str(got.value)
+    enough = [(0, 0), (4, 6), *[(4, 6)] * 37, (8, 12)]
+    assert judge(replay(enough), replay(enough), RELEASE).num_short_prompts == 1

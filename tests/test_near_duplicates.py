@@ -1,0 +1,83 @@
+"""Prompts that hardly differ: found by their beginnings and continuations, not by a template."""
+
+from collections.abc import Sequence
+
+from draftquant.validate.near_duplicates import PromptText, num_near_duplicates
+
+TEMPLATE = tuple(range(900, 1000))
+
+
+def texts(
+    *prompts: Sequence[int], category: str = "a", continuations: Sequence[int] | None = None
+) -> list[PromptText]:
+    """Each prompt with a continuation of its own, or with the given ones."""
+    return [
+        PromptText(
+            category=category,
+            prompt=tuple(prompt),
+            continuation=(*category.encode(), (continuations or range(len(prompts)))[i]),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def body(first: int, length: int = 20) -> tuple[int, ...]:
+    return tuple(range(first, first + length))
+
+
+def test_a_long_common_beginning() -> None:
+    """18 of 20 tokens are 90 %; 17 are not."""
+    assert num_near_duplicates(texts(body(0), (*body(0, 18), 800, 801), body(100))) == 1
+    assert num_near_duplicates(texts(body(0), (*body(0, 17), 800, 801, 802), body(100))) == 0
+
+
+def test_of_the_shorter_of_the_two() -> None:
+    """A prompt that goes on where another ends."""
+    assert num_near_duplicates(texts(body(0, 10), body(0, 50), body(100))) == 1
+
+
+def test_each_group_counts_its_prompts_beyond_the_first() -> None:
+    group = [(*body(0), last) for last in range(5)]
+    assert num_near_duplicates(texts(*group, body(100), (*body(100), 7))) == 5
+
+
+def test_other_prompts_between_two_alike_in_the_order_of_recording() -> None:
+    assert num_near_duplicates(texts(body(0), body(100), body(50), (*body(0, 19), 800))) == 1
+
+
+def test_a_template_makes_no_near_duplicates() -> None:
+    prompts = [TEMPLATE + body(first, 8) for first in (0, 100, 200)]
+    assert num_near_duplicates(texts(*prompts)) == 0
+    assert num_near_duplicates(texts(*prompts, TEMPLATE + body(200, 8)[:-1])) == 1
+
+
+def test_a_category_of_ten_has_a_template_of_its_own() -> None:
+    """The examples of a task: long against what follows, and another task has others."""
+    task = tuple(range(500, 700))
+    first = [TEMPLATE + body(first, 8) for first in range(0, 200, 20)]
+    second = [task + body(first, 8) for first in range(0, 200, 20)]
+    assert num_near_duplicates(texts(*first) + texts(*second, category="b")) == 0
+    assert num_near_duplicates(texts(*first, *second)) == 18
+    nine = texts(*first) + texts(*second[1:], category="b")
+    assert num_near_duplicates(nine) == 8
+
+
+def test_alike_in_different_categories() -> None:
+    """Neither small nor large categories hide that two prompts begin alike."""
+    many = texts(*[TEMPLATE + body(first) for first in range(0, 400, 20)])
+    again = texts(TEMPLATE + body(0)[:-1], body(700), category="b")
+    assert num_near_duplicates(many + again) == 1
+
+
+def test_the_same_continuation_of_different_prompts() -> None:
+    """Whatever the categories; a prompt alike in both ways counts once."""
+    assert num_near_duplicates(texts(body(0), body(100), body(50), continuations=[1, 2, 1])) == 1
+    alike = texts(body(0), (*body(0, 19), 800), body(50), continuations=[1, 1, 2])
+    assert num_near_duplicates(alike) == 1
+
+
+def test_copies_are_not_near_duplicates() -> None:
+    assert num_near_duplicates(texts(body(0), body(0), body(100), continuations=[1, 1, 2])) == 0
+    assert num_near_duplicates([]) == 0
+    assert num_near_duplicates(texts(body(0))) == 0
+    assert num_near_duplicates(texts(TEMPLATE, TEMPLATE + body(0), TEMPLATE + body(50))) == 0

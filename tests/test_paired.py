@@ -1,0 +1,222 @@
+"""The change between two drafts: its bounds, how often they cover, and the prompts needed."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from draftquant.validate.paired import (
+    PairedChange,
+    RequiredPrompts,
+    paired_change,
+    required_prompts,
+)
+from draftquant.validate.statistics import AcceptanceCounts
+from scipy import stats
+
+
+def counts(*histogram: int) -> AcceptanceCounts:
+    return AcceptanceCounts(histogram=histogram)
+
+
+def test_change_by_hand() -> None:
+    """Two prompts of 20 tokens, K = 1.
+
+    baseline R = 10, 10 (AL 2); candidate R = 10, 12, emitted 20, 20. AL_q = 40 / 22.
+    theta without the first is log((20 / 12) / 2) = log(5/6), without the second 0; so psi is
+    2 theta - log(5/6) and 2 theta: sd = -log(5/6) / sqrt(2), SE = -log(5/6) / 2. Of equal length:
+    N_eff = 2, one degree of freedom, t_{0.95, 1} = 6.3138.
+    """
+    change = paired_change(
+        [counts(0, 10), counts(0, 10)], [counts(0, 10), counts(4, 8)], confidence=0.95
+    )
+    assert change.log_ratio == pytest.approx(math.log(40 / 22 / 2))
+    assert change.relative_change == pytest.approx(40 / 22 / 2 - 1)
+    error = math.log(6 / 5) / 2
+    assert change.standard_deviation == pytest.approx(error * math.sqrt(2))
+    assert change.standard_error == pytest.approx(error)
+    assert change.lower == pytest.approx(change.log_ratio - 6.313751515 * error)
+    assert change.upper == pytest.approx(change.log_ratio + 6.313751515 * error)
+    assert (change.num_prompts, change.effective_num_prompts) == (2, 2.0)
+
+
+def test_effective_prompts_by_hand() -> None:
+    """Steps of the baseline 10, 10, 20: 40^2 / 600 = 2.67, so 1.67 degrees of freedom."""
+    baseline = [counts(0, 10), counts(2, 8), counts(4, 16)]
+    change = paired_change(baseline, [counts(50, 50)] * 3, confidence=0.9)
+    assert change.effective_num_prompts == pytest.approx(1600 / 600)
+    quantile = float(stats.t.ppf(0.9, 1600 / 600 - 1))
+    assert change.upper - change.log_ratio == pytest.approx(quantile * change.standard_error)
+    assert change.standard_error == pytest.approx(change.standard_deviation / math.sqrt(3))
+
+
+def test_one_long_prompt_leaves_one_degree_of_freedom() -> None:
+    """N_eff = 1.02 would leave 0.02, and no finite bound."""
+    baseline = [counts(5, 5), counts(500, 500)]
+    change = paired_change(baseline, [counts(6, 4), counts(500, 500)], confidence=0.95)
+    assert change.effective_num_prompts == pytest.approx(1010**2 / (10**2 + 1000**2))
+    half = change.upper - change.log_ratio
+    assert half == pytest.approx(6.313751515 * change.standard_error)
+
+
+def test_equal_drafts_change_nothing() -> None:
+    prompts = [counts(3, 2, 1), counts(1, 1, 9)]
+    change = paired_change(prompts, prompts, confidence=0.95)
+    assert (change.log_ratio, change.standard_error, change.lower) == (0.0, 0.0, 0.0)
+    assert not change.has_spread
+
+
+def test_an_equal_loss_has_no_spread_whatever_rounding_leaves() -> None:
+    change = paired_change([counts(3, 7)] * 1000, [counts(4, 6)] * 1000, confidence=0.95)
+    assert not change.has_spread
+    one_step = [*[counts(4, 6)] * 999, counts(3, 7)]
+    assert paired_change([counts(3, 7)] * 1000, one_step, confidence=0.95).has_spread
+
+
+def test_unequal_token_totals_enter_the_ratio() -> None:
+    """Twice the steps at the same lengths is no change, although R alone doubled."""
+    baseline = [counts(2, 2), counts(4, 8)]
+    candidate = [counts(4, 4), counts(8, 16)]
+    change = paired_change(baseline, candidate, confidence=0.9)
+    assert change.log_ratio == 0.0
+    assert change.standard_error == pytest.approx(0.0, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "message"),
+    [
+        ([counts(1, 1)], [counts(1, 1)], "two or more pairs"),
+        ([counts(1, 1)] * 3, [counts(1, 1)] * 2, "got 3 and 2"),
+        ([counts(1, 1), counts(0, 0)], [counts(1, 1)] * 2, "at least one verify step"),
+    ],
+)
+def test_what_has_no_change(
+    baseline: list[AcceptanceCounts], candidate: list[AcceptanceCounts], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        paired_change(baseline, candidate, confidence=0.95)
+
+
+def change_of(log_ratio: float, deviation: float, num_prompts: int = 2) -> PairedChange:
+    return PairedChange(
+        log_ratio=log_ratio,
+        standard_deviation=deviation,
+        standard_error=deviation / math.sqrt(num_prompts),
+        lower=0.0,
+        upper=0.0,
+        confidence=0.95,
+        num_prompts=num_prompts,
+        effective_num_prompts=float(num_prompts),
+    )
+
+
+@pytest.mark.parametrize(
+    ("deviation", "margin", "power", "expected"),
+    [
+        # N = ((z_0.95 + z_power) sd / margin)^2 for an unchanged draft, tabulated when the gate was
+        # designed with margin instead of -log(1 - margin): at most 3 % more.
+        (0.0189, 0.005, 0.8, 89), (0.0189, 0.005, 0.9, 122), (0.0189, 0.01, 0.8, 23),
+        (0.0278, 0.005, 0.8, 192), (0.0278, 0.01, 0.8, 48), (0.0278, 0.01, 0.9, 67),
+        (0.0313, 0.01, 0.8, 61), (0.0313, 0.02, 0.8, 16), (0.0313, 0.03, 0.8, 7),
+    ],
+)  # fmt: skip
+def test_required_prompts(deviation: float, margin: float, power: float, expected: int) -> None:
+    got = required_prompts(
+        change_of(0.0, deviation), max_relative_drop=margin, power=power, min_prompts=2
+    )
+    assert got.as_measured == got.if_unchanged
+    assert 0.97 * expected - 1 <= got.if_unchanged <= expected
+
+
+def test_required_prompts_by_hand() -> None:
+    """Slack log(0.998) - log(0.995) = 0.0030105; (1.64485 + 0.84162) * 0.0189 / slack = 15.610.
+
+    At 100 prompts the 20 and 80 % points lie 0.84162 * 0.00189 = 0.0015906 from the change: slack
+    0.0046011 and 0.0014199, 10.214 and 33.097. Unchanged: slack 0.0050125, 9.3754.
+    """
+    change = change_of(math.log1p(-0.002), 0.0189, 100)
+    got = required_prompts(change, max_relative_drop=0.005, power=0.8, min_prompts=2)
+    assert got == RequiredPrompts(fewest=105, as_measured=244, most=1096, if_unchanged=88)
+
+
+def test_required_prompts_are_as_many_as_the_policy_asks_for_in_effect() -> None:
+    """100 prompts that say as much as 40: 30 effective ones are 75."""
+    change = dataclasses.replace(change_of(0.0, 0.001, 100), effective_num_prompts=40.0)
+    got = required_prompts(change, max_relative_drop=0.01, power=0.8, min_prompts=30)
+    assert got == RequiredPrompts(fewest=75, as_measured=75, most=75, if_unchanged=75)
+
+
+def test_more_prompts_do_not_help_a_draft_beyond_the_limit() -> None:
+    change = change_of(math.log1p(-0.02), 0.03, 40)
+    for margin, likely in ((0.02, True), (0.01, False)):
+        got = required_prompts(change, max_relative_drop=margin, power=0.8, min_prompts=2)
+        assert (got.as_measured, got.most) == (None, None)
+        assert (got.fewest is not None) == likely
+    same = required_prompts(change_of(0.0, 0.0), max_relative_drop=0.01, power=0.8, min_prompts=2)
+    assert same == RequiredPrompts(fewest=2, as_measured=2, most=2, if_unchanged=2)
+
+
+def test_required_prompts_reach_the_promised_power() -> None:
+    """With the N that the formula gives, the share of passes is the power, here 0.8.
+
+    2000 simulated gates: the standard error of the share is sqrt(0.8 * 0.2 / 2000) = 0.009; the t
+    quantile costs another 0.01 at this N. +-0.04 is beyond 3 standard errors.
+    """
+    deviation, margin = 0.03, 0.01
+    needed = required_prompts(
+        change_of(0.0, deviation), max_relative_drop=margin, power=0.8, min_prompts=2
+    ).if_unchanged
+    assert needed == 56
+    generator = np.random.default_rng(0)
+    psi = generator.normal(0.0, deviation, (2000, needed))
+    error = psi.std(axis=1, ddof=1) / math.sqrt(needed)
+    lower = psi.mean(axis=1) - stats.t.ppf(0.95, needed - 1) * error
+    assert abs((lower > math.log1p(-margin)).mean() - 0.8) < 0.04
+
+
+def draw(generator: np.random.Generator, size: int, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    """Histograms [size, 4] of baseline and candidate on the same prompts, candidate 3 % worse.
+
+    Each prompt has its own difficulty, its own loss, and a length: log-normal, of this spread.
+    """
+    difficulty = generator.beta(8, 3, size)
+    length = 60 + 60 * np.exp(spread * generator.standard_normal(size))
+    histograms = []
+    for loss in (0.0, 0.03):
+        rate = np.clip(difficulty - loss + generator.normal(0, 0.02, size), 0.01, 0.99)
+        reach = rate[:, None] ** np.arange(4)
+        share = reach - np.append(reach[:, 1:], np.zeros((size, 1)), axis=1)
+        steps = np.maximum(1, length / reach.sum(1)).astype(int)
+        histograms.append(generator.multinomial(steps, share))
+    return histograms[0], histograms[1]
+
+
+def mean_length(histograms: np.ndarray) -> float:
+    total = histograms.sum(0)
+    return float(1 + (total * np.arange(4)).sum() / total.sum())
+
+
+@pytest.mark.parametrize("spread", [0.3, 2.0])
+def test_the_bounds_cover_the_truth_as_often_as_they_say(spread: float) -> None:
+    """One-sided 95 % bounds of the log ratio on simulated prompts, N = 30, 1500 runs.
+
+    Lengths are much the same, or so heavy-tailed that 30 prompts count as 8. The truth is the ratio
+    of a population of 400000 prompts. Coverage has a standard error of sqrt(0.05 * 0.95 / 1500) =
+    0.0056: 0.93 is beyond 3.5. The linearised error with N - 1 degrees of freedom covers 0.873 and
+    0.875 where lengths are heavy-tailed.
+    """
+    generator = np.random.default_rng(7)
+    population = draw(generator, 400_000, spread)
+    truth = math.log(mean_length(population[1]) / mean_length(population[0]))
+    num_runs, below, above = 1500, 0, 0
+    for _ in range(num_runs):
+        baseline, candidate = draw(generator, 30, spread)
+        change = paired_change(
+            [counts(*row) for row in baseline.tolist()],
+            [counts(*row) for row in candidate.tolist()],
+            confidence=0.95,
+        )
+        below += change.lower <= truth
+        above += truth <= change.upper
+    assert 0.93 <= below / num_runs <= 0.975
+    assert 0.93 <= above / num_runs <= 0.975

@@ -1,0 +1,84 @@
+"""What a change means against a limit, for the whole and for each category of prompts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .clusters import PromptPair, RecordedPair, distinct_prompts
+from .paired import PairedChange, paired_change
+from .policy import Policy
+from .statistics import pooled
+
+Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryFigures:
+    """One category of prompts.
+
+    Attributes:
+        num_prompts: distinct prompts of this category.
+        change: None for fewer than two prompts.
+        max_relative_drop: its limit.
+        outcome: against that limit; None where the prompts are too few to judge the category.
+    """
+
+    category: str
+    num_prompts: int
+    baseline_mean_acceptance_length: float
+    candidate_mean_acceptance_length: float
+    change: PairedChange | None
+    max_relative_drop: float
+    outcome: Outcome | None
+
+
+def outcome(change: PairedChange, max_relative_drop: float) -> Outcome:
+    """PASS if the lower bound clears the limit, FAIL if the upper bound lies beyond it."""
+    limit = math.log1p(-max_relative_drop)
+    if change.lower > limit:
+        return "PASS"
+    return "FAIL" if change.upper < limit else "INCONCLUSIVE"
+
+
+def change_of(prompts: Sequence[PromptPair], confidence: float) -> PairedChange | None:
+    """The paired change over distinct prompts, None for fewer than two."""
+    if len(prompts) < 2:
+        return None
+    return paired_change(
+        [pair.baseline for pair in prompts],
+        [pair.candidate for pair in prompts],
+        confidence=confidence,
+    )
+
+
+def judge_categories(
+    recorded: Sequence[RecordedPair], policy: Policy, confidence: float
+) -> tuple[CategoryFigures, ...]:
+    """Every category by name, with an outcome where it has `min_category_prompts`.
+
+    Args:
+        recorded: prompts with at least one round under both drafts.
+        policy: limits and least numbers.
+        confidence: of the bounds: the policy's, or that of a look.
+    """
+    found = []
+    for category in sorted({baseline.category for baseline, _ in recorded}):
+        prompts = distinct_prompts(pair for pair in recorded if pair[0].category == category)
+        num_draft_tokens = prompts[0].baseline.num_draft_tokens
+        baseline = pooled((pair.baseline for pair in prompts), num_draft_tokens)
+        candidate = pooled((pair.candidate for pair in prompts), num_draft_tokens)
+        change = change_of(prompts, confidence)
+        judged = change is not None and len(prompts) >= policy.min_category_prompts
+        found.append(
+            CategoryFigures(
+                category=category,
+                num_prompts=len(prompts),
+                baseline_mean_acceptance_length=baseline.mean_acceptance_length,
+                candidate_mean_acceptance_length=candidate.mean_acceptance_length,
+                change=change,
+                max_relative_drop=policy.max_category_drop,
+                outcome=outcome(change, policy.max_category_drop) if change and judged else None,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,54 @@
+"""What a reader has to know beside a verdict: looser limits, copies, and what was not judged."""
+
+from collections.abc import Iterator
+
+from .categories import CategoryFigures
+from .decision import Evidence, accepted_the_same
+from .policy import looser_than_release
+
+
+def caveats(evidence: Evidence, num_copies: int) -> Iterator[str]:
+    """Sentences without a full stop, for the `warnings` of the report.
+
+    Args:
+        evidence: the verdict's.
+        num_copies: recorded prompts beyond the first of each distinct one.
+    """
+    looser = looser_than_release(evidence.policy)
+    if looser:
+        yield f"looser than release: {', '.join(looser)}"
+    if num_copies:
+        yield (
+            f"{num_copies} of the recorded prompts are copies of others:"
+            f" {len(evidence.prompts)} distinct prompts were judged"
+        )
+    if alike := evidence.baseline.traces.num_near_duplicates:
+        yield (
+            f"{alike} distinct prompts hardly differ from others"
+            " (the same beginning or the same continuation): they say less than they count"
+        )
+    if evidence.prompts and accepted_the_same(evidence):
+        yield "the two drafts accepted the same everywhere: +0.00 % is measured, not estimated"
+    if len(evidence.categories) > 1:
+        yield from _unjudged(evidence.categories, evidence.policy.min_category_prompts)
+    for found in evidence.categories:
+        if found.outcome == "INCONCLUSIVE" and _lost_too_much(found):
+            yield (
+                f"category {found.category!r} lost more than its {found.max_relative_drop:.0%} as"
+                " measured, within the bounds of chance: record more prompts of it"
+            )
+    if evidence.look:
+        yield (
+            f"look {evidence.look.number} of {evidence.look.total} ({evidence.look.spending}): its"
+            " bounds hold for looks that were planned before the first, after equal additions"
+        )
+
+
+def _unjudged(categories: tuple[CategoryFigures, ...], min_prompts: int) -> Iterator[str]:
+    small = [f"{found.category} ({found.num_prompts})" for found in categories if not found.outcome]
+    if small:
+        yield f"categories below {min_prompts} prompts were not judged: {', '.join(small)}"
+
+
+def _lost_too_much(found: CategoryFigures) -> bool:
+    return found.change is not None and found.change.relative_change < -found.max_relative_drop

@@ -1,0 +1,41 @@
+"""Distinct prompts: what the gate samples.
+
+Copies of a prompt, recorded under whatever ids, are one prompt that was decoded several times. Its
+counts are summed: it then weighs as much as its copies together, and counts as one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .replay import PromptReplay
+from .statistics import AcceptanceCounts
+
+RecordedPair = tuple[PromptReplay, PromptReplay]
+"""One recorded prompt under the baseline and under the candidate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPair:
+    """One distinct prompt under both drafts, its copies summed."""
+
+    baseline: AcceptanceCounts
+    candidate: AcceptanceCounts
+
+    def __add__(self, copy: "PromptPair") -> "PromptPair":
+        return PromptPair(
+            baseline=self.baseline + copy.baseline, candidate=self.candidate + copy.candidate
+        )
+
+
+def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]:
+    """One pair per hash of the prompt's token ids, in the order of their first copies.
+
+    Asked of one category, it sums the copies in that category: a prompt whose copies carry several
+    categories is one prompt of each.
+    """
+    found: dict[str, PromptPair] = {}
+    for baseline, candidate in recorded:
+        pair = PromptPair(baseline=baseline.counts, candidate=candidate.counts)
+        known = found.get(baseline.prompt_sha256)
+        found[baseline.prompt_sha256] = known + pair if known else pair
+    return tuple(found.values())

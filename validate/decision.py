@@ -1,0 +1,275 @@
+"""From evidence to a verdict: a ladder of rules, of which the first that applies decides.
+
+PASS          the lower bound of the change clears the margin, and no category fails
+FAIL          the upper bound lies beyond the margin, or that of a category beyond its own
+INCONCLUSIVE  neither, or too few prompts to say
+ANOMALOUS     the figures are not those of a working pair of drafts on the same traces
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from .categories import CategoryFigures, outcome
+from .clusters import PromptPair
+from .doubts import Background, find_doubt
+from .looks import Look
+from .paired import PairedChange, RequiredPrompts, required_prompts
+from .policy import Policy
+from .replay import DraftReplay
+
+Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that a verdict rests on.
+
+    Attributes:
+        prompts: distinct, with at least one round under both drafts; none if the replays differ in
+            what they replayed. change: over them, None for fewer than two.
+    """
+
+    baseline: DraftReplay
+    candidate: DraftReplay
+    prompts: tuple[PromptPair, ...]
+    change: PairedChange | None
+    categories: tuple[CategoryFigures, ...]
+    policy: Policy
+    look: Look | None
+    background: Background
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A verdict with its reason; fields as in `GateReport`."""
+
+    verdict: Verdict
+    reason: str
+    action: str | None = None
+    required_num_prompts: RequiredPrompts | None = None
+
+
+def decide(evidence: Evidence) -> Decision:
+    """The first rung that applies."""
+    return next(found for rung in LADDER if (found := rung(evidence)))
+
+
+def accepted_the_same(evidence: Evidence) -> bool:
+    """Whether every prompt has the same counts under both drafts."""
+    return all(pair.baseline == pair.candidate for pair in evidence.prompts)
+
+
+def mismatch(baseline: DraftReplay, candidate: DraftReplay) -> str:
+    """In what the two replays differ so that they cannot be compared; empty if in nothing."""
+    if baseline.traces.sha256 != candidate.traces.sha256:
+        return "the two drafts were replayed on different traces"
+    if baseline.num_draft_tokens != candidate.num_draft_tokens:
+        return (
+            f"the two drafts drafted {baseline.num_draft_tokens} and"
+            f" {candidate.num_draft_tokens} tokens per step"
+        )
+    if _identities(baseline) != _identities(candidate):
+        return "the two drafts were replayed on different prompts"
+    return ""
+
+
+def _identities(replay: DraftReplay) -> list[tuple[str, str]]:
+    return [(prompt.id, prompt.prompt_sha256) for prompt in replay.prompts]
+
+
+def _different_things(evidence: Evidence) -> Decision | None:
+    what = mismatch(evidence.baseline, evidence.candidate)
+    if not what:
+        return None
+    return Decision(
+        "ANOMALOUS",
+        f"{what[0].upper()}{what[1:]}: no comparison is possible.",
+        "Replay both drafts in one run, with one K.",
+    )
+
+
+def _doubted(evidence: Evidence) -> Decision | None:
+    doubt = find_doubt(evidence.baseline, evidence.candidate, evidence.policy, evidence.background)
+    return Decision("ANOMALOUS", doubt.reason, doubt.action) if doubt else None
+
+
+def _no_spread(evidence: Evidence) -> Decision | None:
+    """Prompts are never all alike: a bound without width is one prompt in disguise."""
+    change = evidence.change
+    if change is None or change.has_spread or accepted_the_same(evidence):
+        return None
+    return Decision(
+        "ANOMALOUS",
+        f"The drafts differ by {change.relative_change:+.2%}, and in each of the"
+        f" {change.num_prompts} prompts by the same: different prompts do not do that.",
+        "Look into the traces: the prompts are copies of each other in some disguise.",
+    )
+
+
+def _too_few_prompts(evidence: Evidence) -> Decision | None:
+    policy, change, count = evidence.policy, evidence.change, len(evidence.prompts)
+    if change is None:
+        return Decision(
+            "INCONCLUSIVE",
+            f"{count} distinct prompts are fewer than the {policy.min_prompts} that the policy"
+            f" {policy.name!r} asks for.",
+            f"Record a fresh set of at least {policy.min_prompts} prompts.",
+        )
+    effective = change.effective_num_prompts
+    if effective >= policy.min_prompts:
+        return None
+    in_effect = ""
+    if count >= policy.min_prompts:
+        in_effect = f", in effect {effective:.1f} (a few of them hold most verify steps),"
+    required = _required(evidence, change, policy.max_relative_drop)
+    return Decision(
+        "INCONCLUSIVE",
+        f"{count} distinct prompts{in_effect} are fewer than the {policy.min_prompts} that the"
+        f" policy {policy.name!r} asks for.",
+        _advice(evidence, required),
+        required,
+    )
+
+
+def _too_large_a_gain(evidence: Evidence) -> Decision | None:
+    change, largest = evidence.change, math.log1p(evidence.policy.max_relative_gain)
+    if change is None or change.log_ratio <= largest or evidence.background.unrelated:
+        return None
+    return Decision(
+        "ANOMALOUS",
+        f"The candidate accepts {change.relative_change:+.2%} more than its baseline: rounding"
+        " does not do that.",
+        "Check that the baseline is the draft that was quantized, and that all of it loads.",
+    )
+
+
+def _a_category_fails(evidence: Evidence) -> Decision | None:
+    failing = [found for found in evidence.categories if found.outcome == "FAIL"]
+    if not failing:
+        return None
+    named = "; ".join(_finding(found) for found in failing)
+    return Decision(
+        "FAIL",
+        f"A category lost too much, even by its upper bound: {named}.",
+        "Calibrate on prompts of that category too, or use a wider format or a better algorithm.",
+    )
+
+
+def _beyond_the_limit(evidence: Evidence) -> Decision | None:
+    change, limit = evidence.change, evidence.policy.max_relative_drop
+    if change is None or outcome(change, limit) != "FAIL":
+        return None
+    return Decision(
+        "FAIL",
+        f"{_whole(change, limit)}: even the upper bound is beyond the limit.",
+        "Use a wider format or a better algorithm, or keep the most sensitive linears in BF16.",
+    )
+
+
+def _limit_between_the_bounds(evidence: Evidence) -> Decision | None:
+    change, limit = evidence.change, evidence.policy.max_relative_drop
+    if change is None or outcome(change, limit) != "INCONCLUSIVE":
+        return None
+    required = _required(evidence, change, limit)
+    return Decision(
+        "INCONCLUSIVE",
+        f"{_whole(change, limit)}: the limit lies between the bounds.",
+        _advice(evidence, required),
+        required,
+    )
+
+
+def _a_category_is_open(evidence: Evidence) -> Decision | None:
+    if not evidence.policy.every_category_passes:
+        return None
+    unsettled = [found for found in evidence.categories if found.outcome == "INCONCLUSIVE"]
+    if not unsettled:
+        return None
+    named = "; ".join(_finding(found) for found in unsettled)
+    return Decision(
+        "INCONCLUSIVE",
+        f"The whole clears its limit, but every category has to pass: {named}.",
+        f"Record a fresh set with more prompts of: {', '.join(f.category for f in unsettled)}.",
+    )
+
+
+def _passed(evidence: Evidence) -> Decision | None:
+    assert evidence.change is not None  # too few prompts is a rung above
+    finding = _whole(evidence.change, evidence.policy.max_relative_drop)
+    return Decision("PASS", f"{finding}: the lower bound clears the limit.")
+
+
+LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
+    _different_things,
+    _doubted,
+    _no_spread,
+    _too_few_prompts,
+    _too_large_a_gain,
+    _a_category_fails,
+    _beyond_the_limit,
+    _limit_between_the_bounds,
+    _a_category_is_open,
+    _passed,
+)
+
+
+def _whole(change: PairedChange, max_relative_drop: float) -> str:
+    return (
+        f"The mean acceptance length changed by {change.relative_change:+.2%}, one-sided"
+        f" {_percent(change.confidence)} bounds {math.expm1(change.lower):+.2%} and"
+        f" {math.expm1(change.upper):+.2%}, limit {-max_relative_drop:+.2%}"
+    )
+
+
+def _finding(found: CategoryFigures) -> str:
+    assert found.change is not None  # it has an outcome
+    return (
+        f"{found.category!r} ({found.num_prompts} prompts) {found.change.relative_change:+.2%},"
+        f" bounds {math.expm1(found.change.lower):+.2%} and"
+        f" {math.expm1(found.change.upper):+.2%}, limit {-found.max_relative_drop:+.2%}"
+    )
+
+
+def _percent(confidence: float) -> str:
+    """95%, 98.47%, 99.9999%: with the digits that tell it from certainty."""
+    digits = 2 + math.ceil(-math.log10(1 - confidence))
+    return f"{100 * confidence:.{digits}g}%"
+
+
+def _required(
+    evidence: Evidence, change: PairedChange, max_relative_drop: float
+) -> RequiredPrompts:
+    return required_prompts(
+        change,
+        max_relative_drop=max_relative_drop,
+        power=evidence.policy.power,
+        min_prompts=evidence.policy.min_prompts,
+    )
+
+
+def _advice(evidence: Evidence, required: RequiredPrompts) -> str:
+    look = evidence.look
+    if look is not None and not look.is_last:
+        following = f"--look {look.number + 1}/{look.total}"
+        return f"Go on as planned: add as many prompts as at each look, and give {following}."
+    unchanged = f"{required.if_unchanged} if the draft in truth lost nothing"
+    again = (
+        " Judge it alone and once: each further try, on fresh prompts or on these and more, adds up"
+        f" to {100 * (1 - evidence.policy.confidence):.2g}% false passes (--look i/n plans looks"
+        " that do not)."
+    )
+    if required.as_measured is None:
+        least = "" if required.fewest is None else f", at best {required.fewest}"
+        return (
+            "The measured change is itself beyond the limit: improve the draft, or record a fresh"
+            f" set of prompts ({unchanged}{least}).{again}"
+        )
+    if required.most is None:
+        number = f"{required.fewest} or more"
+    elif required.fewest == required.most:
+        number = f"{required.fewest}"
+    else:
+        number = f"{required.fewest} to {required.most}"
+    return f"Record a fresh set of {number} prompts ({unchanged}).{again}"
