@@ -173,7 +173,7 @@ def _recipe(stored: StoredDraft, record: Provenance | None) -> Recipe:
         schema_version=1,
         name="of-another-tool",
         summary="the formats of a folder that another tool made",
-        loads_on="as its layout says",
+        loads_on=(),
         backend="torch",
         layout=scheme.layout.name,
         weights=weights,

@@ -183,6 +183,27 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadsOn:
+    """GPUs on which an engine loads what the recipe makes of drafts of these families.
+
+    It is what `draftquant check` says of the result, with nothing changed by hand.
+    """
+
+    engine: Literal["vllm", "sglang", "tensorrt-llm"]
+    arch: tuple[str, ...]
+    family: tuple[str, ...]
+
+    def problem(self) -> str | None:
+        """What makes this say nothing, or None."""
+        if not self.arch or not self.family:
+            return "arch and family: expected at least one each"
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.engine} {' '.join(self.arch)} ({', '.join(self.family)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GateChoice:
     """Which release policy judges the result."""
 
@@ -194,7 +215,8 @@ class Recipe:
     """One way to quantize a draft, complete and resolved.
 
     Attributes:
-        loads_on: the hardware and engines on which the result loads, in one line.
+        loads_on: engines, GPUs and families for which the result loads; none where no stock engine
+            loads it.
         backend: who computes the codes. layout: how they are stored and declared.
         activations: None is a decision (weight only).
         rules: every tensor is claimed once, every rule that is not `optional` must match.
@@ -203,7 +225,7 @@ class Recipe:
     schema_version: Literal[1]
     name: str
     summary: str
-    loads_on: str
+    loads_on: tuple[LoadsOn, ...]
     backend: BackendName
     layout: LayoutName
     weights: WeightFormat

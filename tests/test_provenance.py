@@ -27,7 +27,7 @@ RECIPE = """{
   "schema_version": 1,
   "name": "mine",
   "summary": "a test",
-  "loads_on": "nowhere",
+  "loads_on": [],
   "backend": "torch",
   "layout": "modelopt",
   "weights": {"dtype": "fp8_e4m3", "granularity": "tensor", "symmetric": true},
