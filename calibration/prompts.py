@@ -9,16 +9,20 @@ tokenized with the special tokens that the target's tokenizer adds by default. M
 its chat template, with the generation prompt. "category" may be absent.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..recipes.errors import short
+from ..recipes.regular_file import open_stream
+from ..recipes.strict_json import JsonProblem, parse_json
 from .errors import PromptError
-from .trace_manifest import is_prompt_id
+from .trace_manifest import is_printable_name
 
 NO_CATEGORY = "all"
+_LONGEST_LINE = 16 * 2**20  # bytes; a prompt of a million tokens has 7 MB
+_MOST_PROBLEMS = 20
 _KEYS = {"id", "category", "token_ids", "text", "messages"}
 
 
@@ -43,18 +47,13 @@ def read_prompts(path: Path, *, target: Path | None = None) -> tuple[Prompt, ...
         The prompts in the order of the file, at least one.
 
     Raises:
-        PromptError: every problem of the file, each with its line.
+        PromptError: the file cannot be read, or holds lines that are no prompts: the first twenty,
+            each with its problem.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # U+2028 is no line end in JSON
-    except (OSError, UnicodeDecodeError) as exc:
-        raise PromptError(path, f"cannot be read: {exc}", fix="give a JSON lines file") from exc
     encoder = _Encoder(target)
     prompts: dict[str, Prompt] = {}
     problems: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, line in _lines(path):
         try:
             prompt = _prompt(line, encoder)
             if prompt.id in prompts:
@@ -62,12 +61,30 @@ def read_prompts(path: Path, *, target: Path | None = None) -> tuple[Prompt, ...
             prompts[prompt.id] = prompt
         except _LineProblem as exc:
             problems.append(f"{path}:{number}: {exc}")
+            if len(problems) == _MOST_PROBLEMS:
+                break
     if problems:
-        raise PromptError(path, f"{len(problems)} line(s) are no prompts:\n" + "\n".join(problems),
+        raise PromptError(path, f"{len(problems)} line(s) are no prompts:", details=problems,
                           fix="see draftquant/calibration/prompts.py for the form")  # fmt: skip
     if not prompts:
         raise PromptError(path, "holds no prompt", fix="add one JSON object per line")
     return tuple(prompts.values())
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Every line that is not blank, with its number; U+2028 is no line end in JSON."""
+    try:
+        with open_stream(path) as stream:
+            number = 0
+            while line := stream.readline(_LONGEST_LINE + 1):
+                number += 1
+                if len(line) > _LONGEST_LINE:
+                    what = f"line {number} has more than {_LONGEST_LINE:,} bytes"
+                    raise PromptError(path, what, fix="give one prompt per line")
+                if line.strip():
+                    yield number, line
+    except OSError as exc:
+        raise PromptError(path, f"cannot be read: {exc}", fix="give a JSON lines file") from exc
 
 
 class _LineProblem(Exception):  # noqa: N818 - collected, never seen by a user as an exception
@@ -89,9 +106,14 @@ class _Encoder:
         tokenizer = self._loaded()
         if not tokenizer.chat_template:
             raise _LineProblem("messages: the target's tokenizer has no chat template; give text")
-        rendered = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
+        from jinja2 import TemplateError
+
+        try:
+            rendered = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False
+            )
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as exc:
+            raise _LineProblem(f"messages: the target's chat template fails: {exc}") from exc
         # The template writes the special tokens itself.
         ids: Sequence[int] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
         return ids
@@ -106,28 +128,29 @@ class _Encoder:
                 self._tokenizer = AutoTokenizer.from_pretrained(
                     self._target, local_files_only=True, trust_remote_code=False
                 )
-            except (OSError, ValueError, KeyError) as exc:
-                first = str(exc).strip().splitlines()[0]
+            except Exception as exc:
+                first = (str(exc).strip() or repr(exc)).splitlines()[0]
                 raise PromptError(self._target, f"no tokenizer can be loaded: {first}",
                                   fix="give prompts as token_ids") from exc  # fmt: skip
         return self._tokenizer
 
 
-def _prompt(line: str, encoder: _Encoder) -> Prompt:
+def _prompt(line: bytes, encoder: _Encoder) -> Prompt:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as exc:
-        raise _LineProblem(f"not JSON: {exc}") from exc
+        value = parse_json(line.decode("utf-8"))
+    except (UnicodeDecodeError, JsonProblem) as exc:
+        raise _LineProblem(str(exc)) from exc
     if not isinstance(value, dict):
         raise _LineProblem("expected a JSON object")
     unknown = sorted(value.keys() - _KEYS)
     if unknown:
-        raise _LineProblem(f"unknown key {unknown[0]!r}; known: {', '.join(sorted(_KEYS))}")
+        raise _LineProblem(f"unknown key {short(unknown[0])}; known: {', '.join(sorted(_KEYS))}")
     prompt_id, category = value.get("id"), value.get("category", NO_CATEGORY)
-    if not isinstance(prompt_id, str) or not is_prompt_id(prompt_id):
-        raise _LineProblem(f"id: expected 1 to 200 printable characters, got {prompt_id!r}")
-    if not isinstance(category, str) or not category.strip():
-        raise _LineProblem(f"category: expected text, got {category!r}")
+    if not is_printable_name(prompt_id):
+        raise _LineProblem(f"id: expected 1 to 200 printable characters, got {short(prompt_id)}")
+    if not is_printable_name(category) or not category.strip():
+        what = "expected text of 1 to 200 printable characters"
+        raise _LineProblem(f"category: {what}, got {short(category)}")
     return Prompt(id=prompt_id, category=category, token_ids=_token_ids(value, encoder))
 
 

@@ -14,8 +14,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from ..quantize.errors import CheckpointError
+from ..quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ..quantize.files.staging import check_output
 from ..quantize.stored.loading import LoadedDraft
+from ..recipes.errors import visible
 from .draft_inputs import default_aux_layer_ids
 from .errors import TraceError
 from .prompts import Prompt
@@ -182,8 +185,10 @@ class _Recorder:
 def _load_target(target: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    if not (target / "config.json").is_file():
-        raise TraceError(target, "no config.json in this folder", fix="give a local target folder")
+    try:
+        read_json_object(target / CONFIG_FILE, "give a local target folder")
+    except CheckpointError as exc:
+        raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
     try:
         # transformers 5.23 does not annotate the pair that output_loading_info gives.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -194,7 +199,8 @@ def _load_target(target: Path, dtype: torch.dtype) -> Any:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as exc:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError,
+            ArithmeticError, AssertionError, ImportError, SafetensorError) as exc:  # fmt: skip
         first = (str(exc).strip() or repr(exc)).splitlines()[0]
         raise TraceError(
             target,
@@ -222,7 +228,7 @@ def _identity(model: Any, target: Path, num_layers: int) -> TargetIdentity:
     for path in sorted(target.glob("*.safetensors")):
         weights.update(f"{path.name} {file_sha256(path)}\n".encode())
     return TargetIdentity(
-        name=target.resolve().name,
+        name=visible(target.resolve().name),
         config_sha256=file_sha256(target / "config.json"),
         weights_sha256=weights.hexdigest(),
         num_layers=num_layers,

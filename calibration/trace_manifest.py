@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from ..recipes.decode import encode
+from ..recipes.errors import short
 from ..recipes.strict_json import JsonProblem, decode, parse_object
 from .errors import TraceError
 
@@ -20,7 +21,7 @@ TableDtype = Literal["BF16", "F16", "F32"]
 
 _SHARD_FILE = re.compile(r"traces-\d{5}\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_LONGEST_ID = 200
+_LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +165,7 @@ def check_manifest(manifest: TraceManifest, where: Path) -> None:
 def _target_problem(target: TargetIdentity) -> str | None:
     for name in ("config_sha256", "weights_sha256"):
         if not _SHA256.fullmatch(getattr(target, name)):
-            return f"target.{name}: expected 64 hex digits, got {getattr(target, name)!r}"
+            return f"target.{name}: expected 64 hex digits, got {short(getattr(target, name))}"
     if target.num_layers < 1 or target.vocab_size < 1:
         return "target: num_layers and vocab_size: expected at least 1"
     return None
@@ -175,7 +176,7 @@ def _feature_problem(features: FeatureSpec, num_layers: int) -> str | None:
     if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= num_layers:
         return (
             f"features.aux_layer_ids: expected ascending ids within the {num_layers} layers of the"
-            f" target, got {list(ids)}"
+            f" target, got {short(list(ids))}"
         )
     if features.width < 1 or (features.kind == "aux" and features.width % len(ids)):
         return f"features.width: {features.width} cannot be {len(ids)} layers side by side"
@@ -190,7 +191,7 @@ def _feature_problem(features: FeatureSpec, num_layers: int) -> str | None:
 def _shard_problem(shards: tuple[Shard, ...]) -> str | None:
     for i, shard in enumerate(shards):
         if not _SHARD_FILE.fullmatch(shard.file):
-            return f"shards[{i}].file: expected traces-00001.safetensors, got {shard.file!r}"
+            return f"shards[{i}].file: expected traces-00001.safetensors, got {short(shard.file)}"
         if shard.nbytes < 0 or not _SHA256.fullmatch(shard.sha256):
             return f"shards[{i}]: nbytes or sha256 is malformed"
     doubled = _first_double(shard.file for shard in shards)
@@ -202,8 +203,9 @@ def _prompt_problem(manifest: TraceManifest) -> str | None:
         return "prompts: expected at least one"
     files = {shard.file for shard in manifest.shards}
     for i, entry in enumerate(manifest.prompts):
-        if not is_prompt_id(entry.id):
-            return f"prompts[{i}].id: expected 1 to {_LONGEST_ID} printable characters"
+        for key, name in (("id", entry.id), ("category", entry.category)):
+            if not is_printable_name(name):
+                return f"prompts[{i}].{key}: expected 1 to {_LONGEST_NAME} printable characters"
         if not 1 <= entry.prompt_length < entry.num_tokens:
             return (
                 f"prompts[{i}] ({entry.id}): expected 1 <= prompt_length < num_tokens, got"
@@ -237,9 +239,9 @@ def _tables_problem(manifest: TraceManifest) -> str | None:
     return None
 
 
-def is_prompt_id(text: str) -> bool:
-    """True if `text` can name a prompt: 1 to 200 printable characters."""
-    return 0 < len(text) <= _LONGEST_ID and text.isprintable()
+def is_printable_name(value: object) -> TypeGuard[str]:
+    """True for text that can name a prompt or a category: 1 to 200 printable characters."""
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
 
 
 def _first_double(names: Iterable[str]) -> str | None:

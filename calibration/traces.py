@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ..quantize.errors import CheckpointError
 from ..quantize.files.safetensors_header import read_header
+from ..recipes.regular_file import open_stream, read_text
 from .errors import TraceError
 from .target_tables import SharedTables
 from .trace_manifest import (
@@ -118,8 +119,8 @@ class TraceFolder:
         """
         where = folder / MANIFEST_FILE
         try:
-            manifest = parse_manifest(where.read_bytes().decode(), where)
-        except (OSError, UnicodeDecodeError) as exc:
+            manifest = parse_manifest(read_text(where), where)
+        except OSError as exc:
             raise TraceError(
                 where, f"cannot be read: {exc}", fix="give a folder written by 'draftquant record'"
             ) from exc
@@ -197,7 +198,7 @@ class TraceFolder:
 
 def file_sha256(path: Path) -> str:
     """Hash of a file's bytes, hex."""
-    with path.open("rb") as stream:
+    with open_stream(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from ..recipes.regular_file import open_regular
 from .drafts import Row
 from .errors import CheckpointError
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
@@ -274,7 +275,7 @@ def _write_tensors(plan: DequantizePlan, staging: Path, on_progress: Callable[[i
     with ExitStack() as stack:
         inputs, targets = {}, {}
         for file in plan.files:
-            inputs[file] = os.open(checkpoint.folder / file, os.O_RDONLY)
+            inputs[file] = open_regular(checkpoint.folder / file)
             stack.callback(os.close, inputs[file])
             stored = [output.stored for output in plan.outputs if output.file == file]
             metadata = checkpoint.headers[file].metadata

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..recipes.regular_file import open_regular
 from ..recipes.schema import Recipe
 from .algorithms import Statistics
 from .algorithms.balance import divide_norm, multiply_columns
@@ -296,7 +297,7 @@ def _finish(futures: list[Future[Step]], on_progress: Callable[[Step], None]) ->
 
 
 def _open(stack: ExitStack, path: Path) -> int:
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = open_regular(path)
     stack.callback(os.close, descriptor)
     return descriptor
 

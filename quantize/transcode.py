@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ..recipes.regular_file import open_regular
 from ..recipes.schema import (
     Algorithm,
     Expectation,
@@ -27,13 +28,13 @@ from .errors import CheckpointError, LayoutError
 from .execute import store_linear
 from .files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from .files.hub import DraftSource
+from .files.later_runs import transcoded
 from .files.provenance import (
     Provenance,
     QuantizedProvenance,
     RepairedProvenance,
     TranscodedFrom,
     read_provenance,
-    transcoded,
 )
 from .files.publish import check_faults, publish
 from .files.safetensors_file import SafetensorsFile
@@ -190,10 +191,10 @@ def _wanted(
 ) -> Recipe:
     """The same recipe in another layout or carrier.
 
-    AWQ's scales are float16: they are written only if they are so exactly.
+    Scales that the layout has in one dtype only are written only if they are exact in it.
     """
-    int4_in_awq = layout == "awq" and found.weights.dtype == "int4"
-    scale_dtype = "float16" if int4_in_awq else origin.weights.scale_dtype
+    only = get_layout(layout).int4_scale_dtype if found.weights.dtype == "int4" else None
+    scale_dtype = only or origin.weights.scale_dtype
     weights = replace(found.weights, scale_dtype=scale_dtype)
     if carrier is not None:
         weights = replace(weights, carrier=None if carrier == "none" else carrier)
@@ -312,7 +313,7 @@ def _write(plan: TranscodePlan, staging: Path, on_progress: Callable[[int], None
     with ExitStack() as stack:
         inputs, targets = {}, {}
         for file in files:
-            inputs[file] = os.open(checkpoint.folder / file, os.O_RDONLY)
+            inputs[file] = open_regular(checkpoint.folder / file)
             stack.callback(os.close, inputs[file])
             stored = [t for o in plan.outputs if o.row.tensor.file == file for t in o.stored]
             metadata = checkpoint.headers[file].metadata

@@ -1,5 +1,12 @@
 """Errors: one class per stage, each saying where, what (expected, got) and how to fix it."""
 
+import reprlib
+from collections.abc import Sequence
+
+_LONGEST_FIELD = 4000  # characters
+_REPR = reprlib.Repr()
+_REPR.maxstring, _REPR.maxlist, _REPR.maxdict, _REPR.maxlong = 200, 12, 12, 50
+
 
 class DraftQuantError(Exception):
     """Base of every error that a user can cause or mend.
@@ -8,13 +15,38 @@ class DraftQuantError(Exception):
         where: file, tensor, flag or key that the problem is in.
         what: the problem, with what was expected and what was found.
         fix: what the user does about it.
+        details: more of the problem, a line for each.
+
+    Each is one line of bounded length and holds no control characters, whatever it quotes.
     """
 
-    def __init__(self, where: object, what: str, *, fix: str) -> None:
-        super().__init__(f"{where}: {what}\n  fix: {fix}")
-        self.where = str(where)
-        self.what = what
-        self.fix = fix
+    def __init__(self, where: object, what: str, *, fix: str, details: Sequence[str] = ()) -> None:
+        self.where = _field(str(where))
+        self.what = _field(what)
+        self.fix = _field(fix)
+        self.details = tuple(map(_field, details))
+        first = f"{self.where}: {self.what}"
+        super().__init__("\n".join([first, *self.details, f"  fix: {self.fix}"]))
+
+
+def short(value: object) -> str:
+    """The `repr` of a value that a file holds, for a message: of bounded length, on one line."""
+    return _REPR.repr(value)
+
+
+def visible(text: str) -> str:
+    r"""Foreign text as it may be shown on a terminal: on one line, what is not printable escaped.
+
+    Control characters (also of C1), line ends, marks of text direction, odd spaces and lone
+    surrogates become Python's escapes, such as \x1b.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _field(text: str) -> str:
+    return visible(text if len(text) <= _LONGEST_FIELD else text[:_LONGEST_FIELD] + "…")
 
 
 class RecipeError(DraftQuantError):

@@ -12,12 +12,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from yaml.events import CollectionEndEvent, CollectionStartEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from .decode import MisfitError, nearest, walk
-from .errors import RecipeError
+from .errors import RecipeError, visible
+from .regular_file import read_text
 
 DataclassT = TypeVar("DataclassT")
+
+MAX_RECIPE_BYTES = 16 * 2**10  # ours have 2 kB; PyYAML takes half a second for this much
+_DEEPEST = 32
+_MOST_SHOWN = 50
+_LONGEST_NUMBER = 40  # digits and signs
 
 _SCALARS: dict[type, tuple[str, str]] = {
     str: ("tag:yaml.org,2002:str", "text"),
@@ -36,7 +43,8 @@ class Problem:
     fix: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.what}\n  fix: {self.fix}"
+        where = f"{visible(self.file)}:{self.line}"
+        return f"{where}: {visible(self.what)}\n  fix: {visible(self.fix)}"
 
 
 class RecipeFileError(RecipeError):
@@ -44,9 +52,12 @@ class RecipeFileError(RecipeError):
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = tuple(sorted(set(problems)))
-        first, *rest = self.problems
+        first = self.problems[0]
         super().__init__(f"{first.file}:{first.line}", first.what, fix=first.fix)
-        self.args = ("\n".join(map(str, self.problems)) if rest else str(first),)
+        lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
+        if len(self.problems) > _MOST_SHOWN:
+            lines.append(f"and {len(self.problems) - _MOST_SHOWN} problems more")
+        self.args = ("\n".join(lines),)
 
 
 def compose(path: Path) -> MappingNode:
@@ -56,14 +67,19 @@ def compose(path: Path) -> MappingNode:
         RecipeError: the file cannot be read, is not YAML, or is not one mapping of keys.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
+        text = read_text(path, MAX_RECIPE_BYTES)
+    except OSError as exc:
         raise RecipeError(
             path, f"cannot be read: {exc}", fix="give a readable recipe file"
         ) from exc
     try:
+        depth = 0
         for event in yaml.parse(text):
+            depth += isinstance(event, CollectionStartEvent)
+            depth -= isinstance(event, CollectionEndEvent)
             line = event.start_mark.line if event.start_mark else 0
+            if depth > _DEEPEST:
+                raise _one(path, line, "nested too deeply", "write the keys as they are shown")
             if getattr(event, "anchor", None) is not None:
                 raise _one(path, line, "anchors and aliases are not allowed", "write the value out")
             tag = getattr(event, "tag", None)
@@ -77,10 +93,6 @@ def compose(path: Path) -> MappingNode:
         raise _one(path, line, f"not YAML: {exc.problem}", "correct the syntax") from exc
     except yaml.YAMLError as exc:
         raise RecipeError(path, f"not YAML: {exc}", fix="save it as UTF-8 text") from exc
-    except RecursionError as exc:
-        raise RecipeError(
-            path, "nested too deeply", fix="write the keys as they are shown"
-        ) from exc
     if not isinstance(node, MappingNode):
         raise _one(
             path,
@@ -185,9 +197,11 @@ class _YamlTree:
         """The value of a scalar of this type, None where it is something else."""
         if not isinstance(self.node, ScalarNode) or self.node.tag != _SCALARS[kind][0]:
             return None
+        if kind is not str and len(self.node.value) > _LONGEST_NUMBER:
+            return None
         try:
             value: object = yaml.SafeLoader("").construct_object(self.node)
-        except ValueError:  # 0x_, or more digits than Python converts
+        except ValueError:  # 0x_
             return None
         return value
 

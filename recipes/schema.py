@@ -225,7 +225,7 @@ class Recipe:
     schema_version: Literal[1]
     name: str
     summary: str
-    loads_on: tuple[LoadsOn, ...]
+    loads_on: tuple[LoadsOn, ...] = ()
     backend: BackendName
     layout: LayoutName
     weights: WeightFormat

@@ -6,29 +6,59 @@ schema's own module.
 
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .decode import MisfitError, walk
 
 _DEEPEST = 32
+_DEEPEST_TEXT = 100  # no recursion over a parsed value fails at this depth
+_MOST_VALUES = 2_000_000  # a header of 140,000 tensors has 1.4 million
+_LARGEST_NUMBER = 10**40  # far below the largest float: 1e30 is written for "no limit"
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+Pairs = list[tuple[str, Any]]
 
 
 class JsonProblem(Exception):  # noqa: N818 - not an error of its own: callers turn it into one
     """One thing wrong, with the key it stands at."""
 
 
+def parse_json(text: str, pairs_hook: Callable[[Pairs], Any] | None = None) -> Any:
+    """Parse JSON of bounded size: what comes out can be copied, written again and printed.
+
+    Args:
+        text: a document; who read it has bounded its length.
+        pairs_hook: makes what stands for an object; None = a dict, the last of doubled keys wins.
+
+    Raises:
+        JsonProblem: not JSON; more than 2,000,000 values or 100 levels; a whole number of more than
+            40 digits; a lone surrogate, which no UTF-8 file can hold.
+    """
+    if text.count(",") + text.count("[") + text.count("{") > _MOST_VALUES:  # before they are made
+        raise JsonProblem(f"more than {_MOST_VALUES:,} values")
+    try:
+        value = json.loads(text, object_pairs_hook=pairs_hook)
+    except (ValueError, RecursionError) as exc:
+        raise JsonProblem(f"not JSON: {exc}") from exc
+    _check_bounds(value)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as exc:
+            found = ascii(exc.object[exc.start])
+            raise JsonProblem(f"{found} is half a character (a lone surrogate)") from exc
+    return value
+
+
 def parse_object(text: str) -> dict[str, Any]:
     """Parse text that must be one JSON object without doubled keys.
 
     Raises:
-        JsonProblem: not JSON, not an object, or a key stands twice in one object.
+        JsonProblem: as of `parse_json`, not an object, or a key stands twice in one object.
     """
-    try:
-        value = json.loads(text, object_pairs_hook=_without_doubles)
-    except (ValueError, RecursionError) as exc:
-        raise JsonProblem(f"not JSON: {exc}") from exc
+    value = parse_json(text, _without_doubles)
     if not isinstance(value, dict):
         raise JsonProblem(f"expected a JSON object, got {_kind(value)}")
     return value
@@ -92,6 +122,23 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"key {name!r} given twice")
         found[name] = value
     return found
+
+
+def _check_bounds(value: object) -> None:
+    """Level by level: neither too deep nor with numbers that no float comes near."""
+    level = [value]
+    for _ in range(_DEEPEST_TEXT):
+        if any(type(item) is int and abs(item) > _LARGEST_NUMBER for item in level):
+            raise JsonProblem("a whole number of more than 40 digits")
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise JsonProblem(f"nested more than {_DEEPEST_TEXT} levels deep")
 
 
 def _check_plain(value: object, levels: int) -> None:

@@ -256,7 +256,7 @@ def _generator(name: str, seed: int) -> np.random.Generator:
 def _print(figures: Figures) -> None:
     found = table(figures.title, "scenario", *figures.columns, right=figures.columns)
     for name, shares in figures.rows.items():
-        found.add_row(name, *(f"{share:.1%}" for share in shares))
+        found.row(name, *(f"{share:.1%}" for share in shares))
     print_table(found)
 
 
@@ -272,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     found = {}
     for name in chosen.tables:
-        stderr().print(f"{name}: {chosen.runs} runs per row")
+        stderr().line(f"{name}: {chosen.runs} runs per row")
         found[name] = TABLES[name](chosen.runs, chosen.seed)
         if not chosen.json:
             _print(found[name])

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .console import print_table, stdout, table
+from .checkout import CheckoutError, check_checkout
+from .console import print_table, stderr, stdout, table
 from .io_faults import KINDS, FailingDisk
 from .publishers import Publisher, contents, exit_code, make_publishers, quiet
 
@@ -38,10 +39,15 @@ class IoFaults:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 0 if everything was as it should be."""
+    """Run the command line; returns 0 if everything was as it should be, 2 without a checkout."""
     parser = argparse.ArgumentParser(prog="draftquant.scripts.bench_io_faults")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="fail every n-th call")
     options = parser.parse_args(arguments)
+    try:
+        check_checkout("bench_io_faults")
+    except CheckoutError as exc:
+        stderr().line(str(exc), style="red")
+        return 2
     with tempfile.TemporaryDirectory(prefix="draftquant-faults-") as folder:
         found = fail_calls(Path(folder) / "work", every=options.every)
     _print(found)
@@ -113,13 +119,13 @@ def _print(found: IoFaults) -> None:
     rows = table("Failing calls", "command", *numbers, right=numbers)
     for name, seen in found.outcomes.items():
         counts = (found.calls[name].total(), seen.total(), *(seen[one] for one in _OUTCOMES))
-        rows.add_row(name, *map(str, counts))
+        rows.row(name, *map(str, counts))
     print_table(rows)
     for name, calls in found.calls.items():
-        stdout().print(f"{name}: " + ", ".join(f"{n} {call}" for call, n in calls.most_common()))
+        stdout().line(f"{name}: " + ", ".join(f"{n} {call}" for call, n in calls.most_common()))
     for problem in found.problems:
-        stdout().print(f"WRONG: {problem}", markup=False)
-    stdout().print(f"{len(found.problems)} problem(s)")
+        stdout().line(f"WRONG: {problem}")
+    stdout().line(f"{len(found.problems)} problem(s)")
 
 
 if __name__ == "__main__":

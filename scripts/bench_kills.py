@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..quantize.files.stale import find_staging
-from .console import print_table, stdout, table
+from .checkout import CheckoutError, check_checkout
+from .console import print_table, stderr, stdout, table
 from .publishers import FAILED, Publisher, contents, exit_code, make_publishers, quiet
 
 SOFT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -52,13 +53,18 @@ class _Undisturbed:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 0 if everything was as it should be."""
+    """Run the command line; returns 0 if everything was as it should be, 2 without a checkout."""
     parser = argparse.ArgumentParser(prog="draftquant.scripts.bench_kills")
     parser.add_argument("--kills", type=int, default=60, help="SIGKILLs, over four commands")
     parser.add_argument("--signals", type=int, default=12, help="SIGTERM, SIGHUP and SIGINT alike")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--divide", type=int, default=8, help="so many times smaller a draft")
     options = parser.parse_args(arguments)
+    try:
+        check_checkout("bench_kills")
+    except CheckoutError as exc:
+        stderr().line(str(exc), style="red")
+        return 2
     with tempfile.TemporaryDirectory(prefix="draftquant-kills-") as folder:
         found = kill_runs(
             Path(folder) / "work",
@@ -96,6 +102,8 @@ def kill_runs(
 
 
 def _undisturbed(publisher: Publisher, log: Path) -> _Undisturbed:
+    exit_code(publisher.start(quiet(log)))  # the first one reads from the disk
+    publisher.remove()
     began = time.perf_counter()
     code = exit_code(publisher.start(quiet(log)))
     seconds = time.perf_counter() - began
@@ -160,11 +168,11 @@ def _print(found: Kills) -> None:
     names = ("runs", *_OUTCOMES)
     rows = table("Killed runs", "command, signal", *names, right=names)
     for name, seen in found.outcomes.items():
-        rows.add_row(name, *(str(seen[outcome]) for outcome in names))
+        rows.row(name, *(str(seen[outcome]) for outcome in names))
     print_table(rows)
     for problem in found.problems:
-        stdout().print(f"WRONG: {problem}", markup=False)
-    stdout().print(f"{len(found.problems)} problem(s)")
+        stdout().line(f"WRONG: {problem}")
+    stdout().line(f"{len(found.problems)} problem(s)")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Needs a checkout: the shapes of published drafts are not installed.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import shutil
@@ -27,10 +26,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..recipes.errors import DraftQuantError
+from .checkout import REAL_SHAPES, CheckoutError, check_checkout
 
 DRAFT_FILE = "model.safetensors"
-REAL_SHAPES = "draftquant.scripts.real_shapes"
 CLI = "import sys; from draftquant.scripts.cli import main; sys.exit(main())"
 CASES = (
     ("int4-channel", "torch"),
@@ -44,10 +42,6 @@ STATIC_RECIPES = {"blackwell-fp8"}
 COLUMNS = ("wall s", "write s", "verify s", "cpu s", "peak MB", "GB out", "x cp", "x cp+sync")
 STDERR_LINES = 5
 READ_BYTES = 16 << 20
-
-
-class CheckoutError(DraftQuantError):
-    """A command needs what only a checkout has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,12 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     Raises:
         CheckoutError: the shapes of published drafts are not here.
     """
-    if importlib.util.find_spec(".real_shapes", __package__) is None:
-        raise CheckoutError(
-            "bench_quantize",
-            f"expected the package {REAL_SHAPES}, which is in a checkout and not in the wheel",
-            fix="clone the repository, install it with pip install -e, and run it from there",
-        )
+    check_checkout("bench_quantize")
     from .real_shapes.drafts import DEFAULT_DRAFT, REAL_DRAFTS
 
     parser = argparse.ArgumentParser(

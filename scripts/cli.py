@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from ..quantize.errors import VerifyError
 from ..quantize.files.provenance import package_version
-from ..recipes.errors import DraftQuantError
-from .console import stderr
+from ..recipes.errors import DraftQuantError, visible
+from .console import RESULTS, StdoutError, discard_stdout, open_streams, print_error, stderr
 
 COMMANDS = {
     "recipes": "list, show or check recipes",
@@ -36,25 +37,52 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    parser = _parser(arguments)
-    options = parser.parse_args(arguments)
-    options.argv = ["draftquant", *arguments]
+    open_streams()
+    options = argparse.Namespace(debug=False)
     try:
-        with _unwinding_signals():
-            command = importlib.import_module(f".commands.{options.command}", __package__)
-            return int(command.run(options))
-    except (DraftQuantError, OSError) as exc:
+        try:
+            return _run(arguments, options)
+        finally:
+            RESULTS.flush()  # what cannot be written is an error of this run, not of its end
+    except BrokenPipeError:  # `draftquant ... | head`: as other tools, without a word
+        discard_stdout()
+        return 128 + signal.SIGPIPE
+    except (DraftQuantError, OSError, StdoutError) as exc:
         if options.debug:
             raise
-        stderr().print(f"[bold red]error:[/] {_escaped(exc)}")
+        print_error(_unprinted(exc, options) if isinstance(exc, StdoutError) else exc)
         return 1 if isinstance(exc, VerifyError) else 2
     except KeyboardInterrupt:
-        stderr().print("interrupted: nothing unfinished was published")
+        stderr().line("interrupted: nothing unfinished was published")
         return 130
 
 
+def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
+    """Parse into `options`, and run."""
+    _parser(arguments).parse_args(arguments, namespace=options)
+    # Names of files may be no Unicode; what is recorded in draftquant.json is.
+    options.argv = ["draftquant", *map(visible, arguments)]
+    with _unwinding_signals():
+        command = importlib.import_module(f".commands.{options.command}", __package__)
+        return int(command.run(options))
+
+
+def _unprinted(exc: StdoutError, options: argparse.Namespace) -> DraftQuantError:
+    """The error of a run that failed only in printing; results are printed last of all."""
+    named = (getattr(options, name, None) for name in ("out", "report"))
+    done = [f"  {path} is complete and stays" for path in named if path and path.exists()]
+    fix = "redirect it to a file or to /dev/null, with space on the disk"
+    return DraftQuantError("stdout", f"cannot be written: {exc}", details=done, fix=fix)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """End the command; the message quotes the command line."""
+        super().error(visible(message))
+
+
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="draftquant",
         description="Quantize speculative-decoding drafts, verify every byte, gate on acceptance.",
         epilog="exit codes: 0 done or PASS, 1 verify or gate says no, 2 bad input, "
@@ -90,10 +118,6 @@ def _unwinding_signals() -> Iterator[None]:
 
 def _terminate(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
-
-
-def _escaped(exc: BaseException) -> str:
-    return str(exc).replace("[", r"\[")
 
 
 if __name__ == "__main__":

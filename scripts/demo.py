@@ -39,8 +39,8 @@ def main() -> int:
     out = stdout()
     out.rule("verdicts")
     for name, code in verdicts.items():
-        out.print(f"{name} ({RECIPES[name]}): exit code {code}, {VERDICTS[code]}")
-    out.print(f"finished in {time.perf_counter() - began:.0f} s")
+        out.line(f"{name} ({RECIPES[name]}): exit code {code}, {VERDICTS[code]}")
+    out.line(f"finished in {time.perf_counter() - began:.0f} s")
     return 0
 
 
@@ -93,14 +93,17 @@ def _backend(recipe: str) -> tuple[str, ...]:
     try:
         get_backend(chosen.backend).check(chosen.weights)
     except BackendError as exc:
-        stdout().print(f"\n[yellow]{exc.what}: using our own numerics, which give the same bits[/]")
+        stdout().line("")
+        what = f"{exc.what}: using our own numerics, which give the same bits"
+        stdout().line(what, style="yellow")
         return ("--backend", "torch")
     return ()
 
 
 def _run(*arguments: str, expected: dict[int, str] | None = None) -> int:
     """Print and run one `draftquant` command; stop the demo if it fails."""
-    stdout().print(f"\n[bold cyan]$ draftquant {shlex.join(arguments)}[/]")
+    stdout().line("")
+    stdout().line(f"$ draftquant {shlex.join(arguments)}", style="bold cyan")
     code = draftquant(arguments)
     if code not in (expected or {0: "done"}):
         sys.exit(code)

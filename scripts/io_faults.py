@@ -98,22 +98,18 @@ class FailingDisk:
                 return False
         return str(Path(os.fsdecode(file)).absolute()).startswith(self._folder)
 
-    def _opened(self, file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None,
-                errors: Any = None, newline: Any = None, *rest: Any) -> Any:  # fmt: skip
+    def _opened(
+        self, file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **named: Any
+    ) -> Any:
         """What `open` gives, over a file whose reads and writes are counted."""
-        if isinstance(file, int) or not self._is_inside(file):
-            return _PLAIN_OPEN(file, mode, buffering, encoding, errors, newline, *rest)
+        if isinstance(file, int) or "+" in mode or not self._is_inside(file):
+            return _PLAIN_OPEN(file, mode, buffering, *rest, **named)
         self._meets("open" if mode.startswith("r") else "create", file)
         raw = _File(file, mode.replace("b", "").replace("t", ""), self._meets)
         if buffering == 0:
             return raw
-        buffer = (io.BufferedRandom if "+" in mode else
-                  io.BufferedReader if mode.startswith("r") else io.BufferedWriter)(raw)  # fmt: skip
-        if "b" in mode:
-            return buffer
-        text = io.TextIOWrapper(buffer, encoding, errors, newline)
-        text.mode = mode  # type: ignore[misc]
-        return text
+        buffer = io.BufferedReader(raw) if mode.startswith("r") else io.BufferedWriter(raw)
+        return buffer if "b" in mode else io.TextIOWrapper(buffer, *rest, **named)
 
 
 _PLAIN_OPEN = builtins.open
@@ -133,7 +129,8 @@ class _File(io.FileIO):
 
     def readinto(self, buffer: Any) -> int:
         if self._meets("read", self.fileno()):
-            buffer = _half(buffer)
+            there = os.fstat(self.fileno()).st_size - self.tell()
+            buffer = memoryview(buffer).cast("B")[: max(1, there // 2)]
         return super().readinto(buffer) or 0
 
     def readall(self) -> bytes:

@@ -1,9 +1,29 @@
 """Fixtures that several test modules share."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, settings
+
+settings.register_profile(
+    "suite",
+    max_examples=100,
+    derandomize=True,
+    deadline=None,  # tests measure their own time
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+settings.register_profile(
+    "fuzz",
+    parent=settings.get_profile("suite"),
+    max_examples=int(os.environ.get("DRAFTQUANT_FUZZ_EXAMPLES", "2000")),
+    derandomize=False,
+    phases=(Phase.generate, Phase.shrink),
+    print_blob=True,
+)
+settings.load_profile("suite")
 
 
 @pytest.fixture

@@ -304,3 +304,37 @@ def test_a_broken_regular_expression_is_refused(source: Path, tmp_path: Path) ->
     (out / "config.json").write_text(json.dumps(config))
     with pytest.raises(VerifyError, match="a regular expression"):
         scheme_of(out)
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        (["a"] * 1001, "at most 1000 names"),
+        (["a" * 1001], "of at most 1000 characters"),
+        (["a" * 1000] * 61, "at most 60000 characters"),
+        ([f"re:.+{i:04d}" + "a" * 80 for i in range(50)], "4000 characters of regular expressions"),
+        ([f"model.layers.{i}.fc" for i in range(257)], "names of at most 256 layers"),
+        (["re:(([a-z._0-9])+)+!" + "(" * 300 + ")" * 300], "more than 500 characters"),
+        (["re:" + "(" * 100 + ")" * 100], "more than 20 groups"),
+    ],
+)
+def test_excludes_that_would_take_long_are_refused(
+    source: Path, tmp_path: Path, names: list[str], what: str
+) -> None:
+    out = quantize_by_hand(source, tmp_path / "out", MADE["ct-int4"])
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["ignore"] = names
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(VerifyError, match=what) as caught:
+        scheme_of(out)
+    assert len(str(caught.value)) < 5000
+
+
+def test_an_exclude_that_hung_is_decided(source: Path, tmp_path: Path) -> None:
+    out = quantize_by_hand(source, tmp_path / "out", MADE["ct-int4"])
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["ignore"] = ["re:(([a-z._0-9])+)+!"]
+    (out / "config.json").write_text(json.dumps(config))
+    scheme = scheme_of(out)
+    assert not scheme.is_excluded("model.layers.61.self_attn.qkv_proj")
+    assert scheme.is_excluded("model.fc!")

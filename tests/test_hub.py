@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.hub import DraftSource, resolve_draft
+from draftquant.recipes.errors import visible
 from tiny import tiny_eagle3_llama
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -168,7 +169,7 @@ def test_file(tmp_path: Path) -> None:
 def test_neither_folder_nor_hub_id(reference: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         resolve_draft(reference)
-    assert caught.value.where == reference
+    assert caught.value.where == visible(reference)
     assert caught.value.what == "no such folder"
     assert "give a draft folder or a Hub id (owner/name)" in caught.value.fix
 

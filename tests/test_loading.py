@@ -50,9 +50,7 @@ def test_the_result_loads_where_the_recipe_says_and_nowhere_else(
     loading = set()
     for engine in get_args(EngineName):
         for arch in choose(engine).archs:
-            answer = check_draft(
-                tmp_path / "out", engine=engine, arch=arch, target_layers=layers
-            )
+            answer = check_draft(tmp_path / "out", engine=engine, arch=arch, target_layers=layers)
             assert dataclasses.replace(answer, launch=None) == foreseen.pop((engine, arch))
             if answer.verdict == "LOADS":
                 loading.add((engine, arch))

@@ -82,7 +82,7 @@ def test_the_wheel_holds_every_package_but_those_of_a_checkout() -> None:
 
 
 def test_the_wheel_imports_nothing_that_only_a_checkout_has() -> None:
-    """But for the benchmark, which looks whether it is there."""
+    """But for the benchmarks, which look whether it is there."""
     inside = [Path(*name.split(".")[1:]) for name in CHECKOUT_ONLY]
     found = {
         (module.as_posix(), nested)
@@ -92,10 +92,11 @@ def test_the_wheel_imports_nothing_that_only_a_checkout_has() -> None:
         for name in imported_names(module, node)
         if ".".join(name[:3]) in CHECKOUT_ONLY
     }
-    assert found == {("scripts/bench_quantize.py", True)}
+    assert found == {("scripts/bench_quantize.py", True), ("scripts/publishers.py", True)}
 
 
-def test_the_benchmark_of_a_wheel_says_that_it_needs_a_checkout(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bench_quantize", "bench_kills", "bench_io_faults"])
+def test_the_benchmark_of_a_wheel_says_that_it_needs_a_checkout(name: str, tmp_path: Path) -> None:
     """The packages of a wheel alone, without the finder of an editable install."""
     for package in project()["tool"]["setuptools"]["packages"]:
         folder = tmp_path.joinpath(*package.split("."))
@@ -105,13 +106,13 @@ def test_the_benchmark_of_a_wheel_says_that_it_needs_a_checkout(tmp_path: Path) 
     code = (
         "import runpy, sys;"
         "sys.meta_path[:] = [finder for finder in sys.meta_path if 'Editable' not in str(finder)];"
-        "runpy.run_module('draftquant.scripts.bench_quantize', run_name='__main__')"
+        f"runpy.run_module('draftquant.scripts.{name}', run_name='__main__')"
     )
-    command = (sys.executable, "-c", code, "WORKDIR")
+    command = (sys.executable, "-c", code, *(["WORKDIR"] if name == "bench_quantize" else []))
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 2, run.stderr
     said = " ".join(run.stderr.split())
-    assert "bench_quantize: expected the package draftquant.scripts.real_shapes, which is" in said
+    assert f"{name}: expected the package draftquant.scripts.real_shapes, which is" in said
     assert "fix: clone the repository" in said
     assert not (tmp_path / "WORKDIR").exists()
 

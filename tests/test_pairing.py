@@ -87,6 +87,14 @@ def test_without_a_record_the_verdict_says_so(work: Path) -> None:
     assert "it has no draftquant.json" in warning
 
 
+def test_an_edited_record_is_refused(work: Path, tmp_path: Path) -> None:
+    """As if the prompts that calibrated the candidate had been cut out of it."""
+    shutil.copytree(work / "fp8", tmp_path / "edited")
+    edit_json(tmp_path / "edited" / "draftquant.json", calibration_prompts=["0" * 64])
+    with pytest.raises(CheckpointError, match="sha256: not that of the other keys"):
+        DraftFolder.read(tmp_path / "edited")
+
+
 def test_a_record_of_other_tensors_is_refused(work: Path, tmp_path: Path) -> None:
     """The record of a good candidate, put beside another one's tensors."""
     shutil.copytree(work / "foreign-other", tmp_path / "forged")

@@ -13,6 +13,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import Plan, make_plan
 from draftquant.recipes import Expectation, Recipe, Rule, built_in_recipes, load_recipe
 from draftquant.recipes.schema import LayoutName
+from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama
 from wide import WIDE
 
@@ -274,13 +275,18 @@ def test_plan_as_plain_data(draft: Draft) -> None:
         ["recipes"],
         ["plan", "?", "--recipe", "mi325x-w4a8", "--json"],
         ["inspect", "?"],
-        ["verify", "?", "--against", "?"],
+        ["verify", "OUT", "--against", "?"],
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_command_imports_neither_torch_nor_vendors(arguments: list[str], draft: Draft) -> None:
-    folder = str(draft.checkpoint.folder)
-    given = [folder if argument == "?" else argument for argument in arguments]
+def test_command_imports_neither_torch_nor_vendors(
+    arguments: list[str], draft: Draft, tmp_path: Path
+) -> None:
+    names = {"?": str(draft.checkpoint.folder), "OUT": str(tmp_path / "out")}
+    if "OUT" in arguments:
+        quantize = ["quantize", names["?"], "--recipe", "fp8-ptpc", "--out", names["OUT"]]
+        assert main(quantize) == 0
+    given = [names.get(argument, argument) for argument in arguments]
     code = f"""
 import atexit, sys
 heavy = {{"torch", "transformers", "quark", "modelopt", "compressed_tensors", "scipy"}}

@@ -112,3 +112,30 @@ def test_a_target_without_tokenizer_or_template(tmp_path: Path, target: Path) ->
     (tmp_path / "empty").mkdir()
     with pytest.raises(PromptError, match="no tokenizer can be loaded"):
         read_prompts(path, target=tmp_path / "empty")
+
+
+def test_a_template_or_tokenizer_that_fails(tmp_path: Path, target: Path) -> None:
+    path = write(tmp_path, {"id": "a", "messages": [{"role": "user", "content": "c"}]})
+    for template in ("{{ raise_exception('roles must alternate') }}", "{{ messages + 1 }}", "{{"):
+        for file in target.glob("chat_template*"):
+            file.write_text(template)
+        with pytest.raises(PromptError, match="the target's chat template fails: "):
+            read_prompts(path, target=target)
+    (target / "tokenizer.json").write_text('{"version": "1.0"}')
+    with pytest.raises(PromptError, match="no tokenizer can be loaded"):
+        read_prompts(path, target=target)
+
+
+@pytest.mark.parametrize("text", ["\x1b[31m", "a\nb", "", " ", "\u202e", "a" * 201])
+def test_ids_and_categories_are_printable(text: str, tmp_path: Path) -> None:
+    for key in ("id", "category"):
+        path = write(tmp_path, {"id": "a", "token_ids": [1]} | {key: text})
+        if key == "category" or text != " ":
+            with pytest.raises(PromptError, match=f"{key}: expected"):
+                read_prompts(path)
+
+
+def test_half_a_character_is_no_prompt(tmp_path: Path) -> None:
+    path = write(tmp_path, r'{"id": "a", "text": "\ud800"}')
+    with pytest.raises(PromptError, match="half a character"):
+        read_prompts(path)

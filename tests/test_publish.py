@@ -1,5 +1,6 @@
 """`publish`: the order of its steps, and nothing is left of a run that fails in one of them."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,40 @@ def test_a_step_that_fails_leaves_nothing(failing: str, source: Checkpoint, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
+def rewritten(staging: Path) -> None:
+    """Another file in its place, with the same size and times."""
+    path = staging / "model.safetensors"
+    status = path.stat()
+    (staging / "new").write_text("TENSORS")
+    (staging / "new").rename(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+MEDDLING: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a new file": (lambda s: (s / "evil.py").write_text(""), "evil.py appeared"),
+    "a new folder": (lambda s: (s / "sub").mkdir(), "sub appeared"),
+    "a link": (lambda s: (s / "a").symlink_to("b"), "a appeared"),
+    "more bytes": (lambda s: (s / "tokenizer.json").write_text("other"), "tokenizer.json appeared"),
+    "another time": (lambda s: os.utime(s / "nested" / "notes.txt", ns=(1, 1)), "nested/notes.txt"),
+    "another file in its place": (rewritten, "model.safetensors appeared, changed or vanished"),
+    "one file less": (lambda s: (s / "index.json").unlink(), "index.json appeared, changed"),
+    "config.json": (lambda s: (s / "config.json").write_text("{}"), "config.json appeared"),
+}
+
+
+@pytest.mark.parametrize("when", ["verify", "confirm"])
+@pytest.mark.parametrize("name", MEDDLING)
+def test_what_somebody_writes_meanwhile_is_not_published(
+    name: str, when: str, source: Checkpoint, tmp_path: Path
+) -> None:
+    meddle, what = MEDDLING[name]
+    meddled = steps([]) | {when: lambda staging: meddle(staging)}
+    with pytest.raises(OutputError, match="while the folder was verified") as caught:
+        publish(tmp_path / "out", source, **meddled)
+    assert what in caught.value.what
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
+
+
 def test_without_provenance_there_is_no_record(source: Checkpoint, tmp_path: Path) -> None:
     without = steps([]) | {"provenance": lambda _found: None}
     publish(tmp_path / "out", source, **without)
@@ -129,6 +164,6 @@ def test_ten_faults_are_named(tmp_path: Path) -> None:
     check_faults(tmp_path, (), fix="none")
     with pytest.raises(VerifyError, match="not published") as caught:
         check_faults(tmp_path, [f"fault {i}" for i in range(12)], fix="report it")
-    assert "fault 9" in caught.value.what
-    assert "fault 10" not in caught.value.what
+    assert "fault 9" in str(caught.value)
+    assert "fault 10" not in str(caught.value)
     assert caught.value.fix == "report it"

@@ -249,7 +249,7 @@ def test_an_output_that_exists_is_refused_before_work(target: Path, tmp_path: Pa
 
 
 def test_targets_that_cannot_be_loaded(target: Path, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"no config\.json"):
+    with pytest.raises(TraceError, match=r"config\.json: no such file"):
         record_traces(tmp_path, PROMPTS, tmp_path / "out", max_new_tokens=3)
     for name, message in (("missing", "1 weight.* missing, first model.norm"),
                           ("remote", "cannot load this target")):  # fmt: skip

@@ -370,12 +370,17 @@ def test_a_folder_of_another_tool_gets_the_repairs_alone(
     assert made_by.startswith("something else, repaired by draftquant ")
 
 
-def test_a_plain_draft_gets_no_record_and_may_still_be_quantized(tmp_path: Path) -> None:
+@pytest.mark.parametrize("against", [False, True])
+def test_a_plain_draft_gets_no_record_and_may_still_be_quantized(
+    against: bool, tmp_path: Path
+) -> None:
     draft = tiny_eagle3_llama(tmp_path / "draft")
     edit_json(draft / "config.json", torch_dtype="float32")
-    plan = plan_repairs(draft, engine="vllm")
+    original = tiny_eagle3_llama(tmp_path / "original") if against else None
+    plan = plan_repairs(draft, engine="vllm", against=original)
     assert "dtype-mismatch" in [repair.name for repair in plan.repairs]
-    repair_draft(plan, tmp_path / "plain", source=DraftSource(folder=draft))
+    report = repair_draft(plan, tmp_path / "plain", source=DraftSource(folder=draft))
+    assert report.verification is None  # it has no codes
     assert {path.name for path in (tmp_path / "plain").iterdir()} == {
         path.name for path in draft.iterdir()
     }

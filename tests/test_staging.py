@@ -1,12 +1,19 @@
 """Staged output: a folder appears whole or not at all, and nothing existing is touched."""
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 import pytest
+import torch
 from draftquant.quantize.errors import OutputError
-from draftquant.quantize.files.staging import check_output, staged_output, write_text
+from draftquant.quantize.files import staging as staging_module
+from draftquant.quantize.files.staging import UNVERIFIED, check_output, staged_output, write_text
+from draftquant.scripts.cli import main
+from tiny import tiny_eagle3_llama
+from transformers import LlamaConfig, LlamaForCausalLM
+from verify_cases import edit_declaration
 
 
 def test_folder_appears_whole_under_its_name(tmp_path: Path) -> None:
@@ -18,7 +25,90 @@ def test_folder_appears_whole_under_its_name(tmp_path: Path) -> None:
         assert not out.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (out / "nested" / "deep" / "file.txt").read_bytes() == b"\xc3\xbc\n"
-    assert stat.S_IMODE(out.stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize(("umask", "folder", "file"), [(0o022, 0o755, 0o644), (0o027, 0o750, 0o640),
+                                                       (0o077, 0o700, 0o600)])  # fmt: skip
+def test_modes_are_those_of_the_umask(umask: int, folder: int, file: int, tmp_path: Path) -> None:
+    """All that is published, by every command that publishes."""
+    target, prompts = made_target(tmp_path)
+    before = os.umask(umask)
+    try:
+        draft = tiny_eagle3_llama(tmp_path / "draft", sharded=True)
+        (draft / "deep").mkdir()
+        (draft / "deep" / "notes.txt").write_text("")
+        outs = [tmp_path / name for name in ("int4", "plain", "fixed", "traces")]
+        recipe = ["--recipe", "int4-channel"]
+        assert main(["quantize", str(draft), *recipe, "--out", str(outs[0])]) == 0
+        assert main(["dequantize", str(outs[0]), "--out", str(outs[1])]) == 0
+        edit_declaration(outs[0], lambda declared: declared.update(ignore=[]))
+        main(["check", str(outs[0]), "--engine", "vllm", "--fix", "--out", str(outs[2])])
+        record = ["record", "--target", str(target), "--prompts", str(prompts), "--tables"]
+        options = ["--aux-layers", "0,1", "--max-new-tokens", "2", "--out", str(outs[3])]
+        assert main([*record, *options]) == 0
+    finally:
+        os.umask(before)
+    for out in outs:
+        for path in (out, *out.rglob("*")):
+            wanted = folder if path.is_dir() else file
+            assert (path, stat.S_IMODE(path.stat().st_mode)) == (path, wanted)
+
+
+def made_target(tmp_path: Path) -> tuple[Path, Path]:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, vocab_size=32, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
+    (tmp_path / "prompts.jsonl").write_text('{"id": "a", "token_ids": [1, 2, 3]}\n')
+    return tmp_path / "target", tmp_path / "prompts.jsonl"
+
+
+def test_the_last_file_gets_its_name_last(tmp_path: Path) -> None:
+    with staged_output(tmp_path / "out", last="config.json") as staging:
+        write_text(staging / f"config.json{UNVERIFIED}", "{}")
+        assert not (staging / "config.json").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
+
+
+def test_without_its_last_file_nothing_is_published(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match="cannot be written: No such file"),
+        staged_output(tmp_path / "out", last="config.json"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_may_not_last_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder has its name, but the disk does not confirm that it keeps it."""
+
+    def failing(path: Path) -> None:
+        if path == tmp_path:
+            assert (tmp_path / "out").is_dir()
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(staging_module, "sync", failing)
+    with (
+        pytest.raises(OutputError, match="cannot be written: Input/output error"),
+        staged_output(tmp_path / "out") as staging,
+    ):
+        write_text(staging / "file.txt", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_writers_of_one_process(tmp_path: Path) -> None:
+    with staged_output(tmp_path / "out") as staging:
+        write_text(staging / "file.txt", "first")
+        with (
+            pytest.raises(OutputError, match="is being written by this very process"),
+            staged_output(tmp_path / "out"),
+        ):
+            pytest.fail("staged")
+    assert (tmp_path / "out" / "file.txt").read_text() == "first"
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])

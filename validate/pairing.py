@@ -18,6 +18,7 @@ from ..quantize.files.provenance import (
     DequantizedProvenance,
     Provenance,
     QuantizedProvenance,
+    check_seal,
     read_provenance,
 )
 from ..quantize.stored.declarations import declared_scheme
@@ -56,12 +57,13 @@ class DraftFolder:
         """Read a folder and hash its tensors.
 
         Raises:
-            CheckpointError: it is no draft, or its draftquant.json is not readable.
+            CheckpointError: it is no draft, or its draftquant.json is not readable or was edited.
             VerifyError: its declaration is not understood.
             GateError: the hashes in its draftquant.json are not those of its tensors.
         """
         checkpoint = Checkpoint.open(folder)
         record = read_provenance(folder)
+        check_seal(folder, record)
         hashes = {name: hash_tensor(checkpoint, t) for name, t in checkpoint.tensors.items()}
         if record is not None and record.tensor_sha256 != hashes:
             difference = _first(record.tensor_sha256, hashes)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...recipes.errors import short
 from ..errors import CheckpointError
 
 _REQUIRED = object()
@@ -69,5 +70,5 @@ class ConfigReader:
 
     def _wrong(self, key: str, expected: str, got: Any) -> CheckpointError:
         return CheckpointError(
-            self.where, f"{key}: expected {expected}, got {got!r}", fix=f"correct {key!r}"
+            self.where, f"{key}: expected {expected}, got {short(got)}", fix=f"correct {key!r}"
         )

@@ -4,15 +4,22 @@ Engines read the file by this name and use its vector wherever the mask token st
 target's embedding is usually untrained.
 """
 
+import os
 import pickle
+import struct
+import zipfile
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from ...recipes.errors import short
+from ...recipes.regular_file import open_stream
 from ..errors import CheckpointError
 
-MASK_EMBEDDING_FILE = "mask_embedding.pt"
+_MOST_BYTES = 16 * 2**20  # one vector has 100 kB
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def read_mask_embedding(path: Path, hidden_size: int, mask_token_id: int) -> Tensor:
@@ -31,22 +38,55 @@ def read_mask_embedding(path: Path, hidden_size: int, mask_token_id: int) -> Ten
         return CheckpointError(path, what, fix="export the draft again, with its mask embedding")
 
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError,
-            AttributeError, EOFError, ImportError, IndexError) as exc:  # fmt: skip
+        state = _loaded(path)
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, pickle.UnpicklingError,
+            AttributeError, EOFError, ImportError, ArithmeticError, AssertionError, MemoryError,
+            NameError, struct.error, zipfile.BadZipFile) as exc:  # fmt: skip
         reason = (str(exc).strip() or type(exc).__name__).splitlines()[0]
         raise wrong(f"torch cannot read it as plain tensors: {reason}") from exc
     if isinstance(state, dict):
         token = state.get("mask_token_id", mask_token_id)
-        if token != mask_token_id:
-            raise wrong(f"expected mask_token_id {mask_token_id}, got {token!r}")
-        if state.get("per_position"):
+        if type(token) is not int or token != mask_token_id:
+            raise wrong(f"expected mask_token_id {mask_token_id}, got {_described(token)}")
+        if state.get("per_position") is not None and state["per_position"] is not False:
             raise wrong("one embedding per position, which no engine serves")
         state = state.get("embedding")
-    if not isinstance(state, torch.Tensor) or not state.is_floating_point():
-        raise wrong(f"expected a floating-point 'embedding', got {type(state).__name__}")
+    if not _is_plain(state):
+        raise wrong(f"expected a floating-point 'embedding', got {_described(state)}")
     if state.numel() != hidden_size:
         raise wrong(f"expected {hidden_size} values, got shape {list(state.shape)}")
     if not bool(torch.isfinite(state).all()):
         raise wrong("holds NaN or infinity")
-    return state.reshape(-1)
+    return state.detach().reshape(-1)
+
+
+def _loaded(path: Path) -> Any:
+    """What the file holds; its size is bounded before torch makes tensors of it."""
+    with open_stream(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if zipfile.is_zipfile(stream):
+            stream.seek(0)
+            with zipfile.ZipFile(stream) as archive:  # torch unpacks what is compressed
+                size = max(size, sum(member.file_size for member in archive.infolist()))
+        if size > _MOST_BYTES:
+            raise ValueError(f"{size:,} bytes, expected at most {_MOST_BYTES:,}")
+        stream.seek(0)
+        return torch.load(stream, map_location="cpu", weights_only=True)
+
+
+def _is_plain(state: object) -> TypeGuard[Tensor]:
+    """True for a dense tensor of floats that every operation of torch takes."""
+    return (
+        type(state) in (torch.Tensor, torch.nn.Parameter)
+        and isinstance(state, torch.Tensor)
+        and state.dtype in _DTYPES
+        and state.layout is torch.strided
+        and not state.is_nested
+        and state.device.type == "cpu"
+    )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{type(value).__name__} of {value.dtype}, {value.layout}, {value.device}"
+    return short(value) if isinstance(value, int | str) else type(value).__name__

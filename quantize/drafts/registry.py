@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 from types import ModuleType
 
+from ...recipes.errors import short
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
@@ -72,7 +73,7 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
     if not isinstance(declared, list) or len(declared) != 1:
         raise CheckpointError(
             where,
-            f"architectures: expected a list of one name, got {declared!r}",
+            f"architectures: expected a list of one name, got {short(declared)}",
             fix="add the architecture that the draft was trained as",
         )
     known = [name for family in FAMILIES for name in family.architectures]
@@ -80,7 +81,7 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
     if not by_config:
         raise CheckpointError(
             where,
-            f"architectures: {declared[0]!r} is no draft family",
+            f"architectures: {short(declared[0])} is no draft family",
             fix=f"supported: {', '.join(known)}",
         )
     sizes = where if config is checkpoint.config else f"{where}: {LAYER_CONFIG}"

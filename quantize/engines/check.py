@@ -1,6 +1,5 @@
 """`check_draft`: one folder, one engine, one verdict."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,9 +56,9 @@ def check_draft(
         CheckpointError: the folder cannot be read as a draft, there is no such engine, or
             `target_layers` is not what config.json says.
     """
-    checkpoint = Checkpoint.open(folder)
+    _check_asked(engine, tp)
     return check_checkpoint(
-        checkpoint,
+        Checkpoint.open(folder),
         engine=engine,
         version=version,
         arch=arch,
@@ -90,12 +89,7 @@ def check_checkpoint(
         target_layers: likewise.
         has_side_file: hf_quant_config.json stands beside config.json.
     """
-    if engine not in ENGINE_NAMES or tp < 1:
-        raise CheckpointError(
-            f"engine {engine!r}, {tp} shard(s)",
-            "expected an engine and at least one shard",
-            fix=f"engines: {', '.join(ENGINE_NAMES)}",
-        )
+    _check_asked(engine, tp)
     known = choose(engine, version)
     first = known_target_layers(checkpoint, target_layers)
     if version not in (None, known.version):
@@ -109,6 +103,15 @@ def check_checkpoint(
     if arch not in known.archs:
         return _unknown(known, arch, tp, f"{engine} on {arch}: never executed")
     return _check(checkpoint, known, arch, tp, first, has_side_file)
+
+
+def _check_asked(engine: str, tp: int) -> None:
+    if engine not in ENGINE_NAMES or tp < 1:
+        raise CheckpointError(
+            f"engine {engine!r}, {tp} shard(s)",
+            "expected an engine and at least one shard",
+            fix=f"engines: {', '.join(ENGINE_NAMES)}",
+        )
 
 
 def _check(
@@ -161,7 +164,7 @@ def _check(
     )
     layers, findings = walk.layers_and_findings()
     count = geometry.block_size - 1 if geometry.block_size else 3
-    launch = engine.launch(question, count).replace("{draft}", shlex.quote(str(checkpoint.folder)))
+    launch = engine.launch(question, count, str(checkpoint.folder))
     return _answer(
         engine, arch, tp, [*([problem] if problem else []), *findings], layers, launch or None
     )

@@ -175,7 +175,7 @@ class Engine:
             drops it silently; the others raise (`refuses_unknown`), or are unknown.
         casts: families for which it stores a float weight in FP8 without a word.
         shares: families whose embedding and head are the target's, whatever the draft has.
-        launch: the command that serves the draft; {draft} is its folder.
+        launch: the command that serves a draft, given tokens per step and its folder, for a shell.
     """
 
     name: EngineName
@@ -198,7 +198,7 @@ class Engine:
     refuses_unknown: frozenset[str] = frozenset()
     casts: frozenset[str] = frozenset()
     shares: frozenset[str] = frozenset()
-    launch: Callable[[Question, int], str]
+    launch: Callable[[Question, int, str], str]
 
     def is_excluded(self, question: Question, module: Module) -> bool | Finding:
         """Whether it takes a module as floats by the declared excludes, or why it refuses them.

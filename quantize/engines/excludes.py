@@ -1,8 +1,9 @@
 """Ways in which engines match an exclude with a module's name; each engine says which it uses."""
 
 import fnmatch
-import re
 
+from ...recipes.errors import short
+from ..stored.patterns import PatternProblem, matches
 from .contract import UnsureError
 
 
@@ -10,14 +11,10 @@ def is_regex_match(pattern: str, name: str) -> bool:
     """True if a pattern `re:...` matches from the start of the name.
 
     Raises:
-        UnsureError: it is no regular expression; when an engine notices depends on the engine.
+        UnsureError: it is no regular expression; when an engine notices depends on the engine. Or
+            it is one that is not understood here.
     """
-    if not pattern.startswith("re:"):
-        return False
-    try:
-        return re.match(pattern[3:], name) is not None
-    except re.error as exc:
-        raise UnsureError(f"the exclude {pattern!r} is no regular expression: {exc}") from exc
+    return pattern.startswith("re:") and _matches(pattern, pattern[3:], name)
 
 
 def exact_or_regex(pattern: str, name: str) -> bool:
@@ -46,10 +43,16 @@ def star_on_parts(pattern: str, name: str) -> bool:
     """`*` in the whole name or in one dotted part; everything else is a regular expression.
 
     Raises:
-        UnsureError: that is no regular expression.
+        UnsureError: that is no regular expression, or one that is not understood here.
     """
+    expression = pattern.replace(".", r"\.").replace("*", ".*")
+    names = (name, *name.split("."))
+    return any(_matches(pattern, expression, text, whole=True) for text in names)
+
+
+def _matches(pattern: str, expression: str, name: str, *, whole: bool = False) -> bool:
     try:
-        compiled = re.compile(pattern.replace(".", r"\.").replace("*", ".*"))
-    except re.error as exc:
-        raise UnsureError(f"the exclude {pattern!r} is no regular expression: {exc}") from exc
-    return any(compiled.fullmatch(text) for text in (name, *name.split(".")))
+        return matches(expression, name, whole=whole)
+    except PatternProblem as exc:
+        what = f"the exclude {short(pattern)} is no regular expression that is understood: {exc}"
+        raise UnsureError(what) from exc

@@ -4,6 +4,7 @@ Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm1
 (`tests/engines/RESULTS.md`), whose error texts these are; rules read in `sglang/srt` of 0.5.23.
 """
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -237,7 +238,7 @@ def module_problem(
     return group_problem(question, module, columns, _SPLIT_GROUPS)
 
 
-def launch(question: Question, num_draft_tokens: int) -> str:
+def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line. "unquant" keeps the draft from inheriting the target's method.
 
     What the draft itself declares then decides (`_verify_quantization`): the target's would take
@@ -246,7 +247,7 @@ def launch(question: Question, num_draft_tokens: int) -> str:
     algorithm = "DFLASH" if question.family == "dflash" else "EAGLE3"
     parts = [
         f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
-        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {{draft}}",
+        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(draft)}",
     ]
     if algorithm == "EAGLE3":
         parts.append(

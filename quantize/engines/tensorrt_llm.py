@@ -11,6 +11,8 @@ Loading was read to its end for a Llama draft without a quantization that is und
 goes beyond is UNKNOWN here.
 """
 
+import json
+import shlex
 from collections.abc import Mapping
 
 from .contract import Finding, Module, Question, Scheme
@@ -92,12 +94,15 @@ def config_problem(question: Question) -> Finding | None:
     return Finding("unknown", f"{text}; what loading then does was read for Llama only", _USE)
 
 
-def launch(question: Question, num_draft_tokens: int) -> str:
+def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line; JSON is YAML."""
-    decoding = "DFlash" if question.family == "dflash" else "Eagle3"
+    config = {
+        "decoding_type": "DFlash" if question.family == "dflash" else "Eagle3",
+        "max_draft_len": num_draft_tokens,
+        "speculative_model": draft,
+    }
     return (
-        f'echo \'{{"speculative_config": {{"decoding_type": "{decoding}",'
-        f' "max_draft_len": {num_draft_tokens}, "speculative_model": "{{draft}}"}}}}\''
+        f"echo {shlex.quote(json.dumps({'speculative_config': config}))}"
         f" > draft.yaml && trtllm-serve TARGET --tp_size {question.tp} --config draft.yaml"
     )
 

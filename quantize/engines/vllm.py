@@ -5,7 +5,9 @@ Sources, all of 0.33.0: loading executed with its own classes on faked sm90 and 
 `vllm/model_executor/layers/quantization`.
 """
 
+import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -253,11 +255,14 @@ def _block_problem(
     )
 
 
-def launch(question: Question, num_draft_tokens: int) -> str:
+def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line."""
-    method = "dflash" if question.family == "dflash" else "eagle3"
+    config = {
+        "method": "dflash" if question.family == "dflash" else "eagle3",
+        "model": draft,
+        "num_speculative_tokens": num_draft_tokens,
+    }
     return (
         f"vllm serve TARGET --tensor-parallel-size {question.tp} --speculative-config"
-        f' \'{{"method": "{method}", "model": "{{draft}}",'
-        f' "num_speculative_tokens": {num_draft_tokens}}}\''
+        f" {shlex.quote(json.dumps(config))}"
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...recipes.regular_file import open_stream
 from ..drafts import Family
 from ..drafts.family import TensorSpec
 from ..drafts.fused import MLA_DOWN
@@ -289,7 +290,7 @@ class Walk:
 
     def _float(self, tensor: TensorInfo) -> float:
         """The value of a tensor of one F32."""
-        with (self.checkpoint.folder / tensor.file).open("rb") as stream:
+        with open_stream(self.checkpoint.folder / tensor.file) as stream:
             stream.seek(tensor.start)
             return float(struct.unpack("<f", stream.read(4))[0])
 

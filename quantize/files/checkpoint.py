@@ -4,13 +4,14 @@ Opening one reads no tensor data, so a 6 GB draft opens in milliseconds. It know
 not what a tensor is for (`drafts/` does) nor what becomes of it (`plan.py` does).
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...recipes.regular_file import read_text
+from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import CheckpointError
 from .entries import entries
 from .safetensors_header import Header, TensorInfo, read_header
@@ -130,13 +131,13 @@ def read_json_object(path: Path, fix: str) -> dict[str, Any]:
     """Read a file that must hold one JSON object.
 
     Raises:
-        CheckpointError: absent, unreadable, not JSON, or not an object.
+        CheckpointError: absent, unreadable, too large, not JSON, or not an object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(read_text(path))
     except FileNotFoundError as exc:
         raise CheckpointError(path, "no such file", fix=fix) from exc
-    except (OSError, ValueError, RecursionError) as exc:
+    except (OSError, JsonProblem) as exc:
         raise CheckpointError(path, f"not readable as JSON: {exc}", fix=fix) from exc
     if not isinstance(value, dict):
         raise CheckpointError(path, f"expected a JSON object, got {type(value).__name__}", fix=fix)

@@ -9,17 +9,17 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from ...recipes.decode import encode
+from ...recipes.regular_file import read_text
 from ...recipes.schema import LayoutName, Recipe, WeightFormat, recipe_sha256
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CheckpointError
 from .checkpoint import PROVENANCE_FILE
-from .command_line import recorded_argv
 from .safetensors_header import FloatDtype
 from .staging import write_text
 
@@ -235,8 +235,8 @@ def read_provenance(folder: Path) -> Provenance | None:
     if not path.exists():
         return None
     try:
-        found: Provenance = decode(Provenance, parse_object(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, JsonProblem) as exc:
+        found: Provenance = decode(Provenance, parse_object(read_text(path)))
+    except (OSError, JsonProblem) as exc:
         raise CheckpointError(
             path,
             str(exc) if isinstance(exc, JsonProblem) else f"cannot be read: {exc}",
@@ -270,65 +270,6 @@ def check_seal(folder: Path, provenance: Provenance | None) -> None:
             f"sha256: not that of the other keys: {provenance.sha256!r}",
             fix="the record was edited: copy or quantize the draft again",
         )
-
-
-def transcoded(
-    recorded: Provenance | None,
-    recipe: Recipe,
-    origin: TranscodedFrom,
-    *,
-    tensor_sha256: Mapping[str, str],
-    bytes_after: int,
-    argv: Sequence[str],
-) -> QuantizedProvenance | RepairedProvenance:
-    """What a folder recorded of itself, its codes now written as `recipe` stores them.
-
-    Args:
-        recorded: of the folder whose codes these are; None where it has none.
-        recipe: with the layout and carrier of the new folder.
-        origin: that folder.
-        tensor_sha256: of the new one.
-        bytes_after: of all its tensors.
-        argv: the command line.
-    """
-    written_by = {"draftquant": package_version("draftquant"), "argv": recorded_argv(argv)}
-    if isinstance(recorded, QuantizedProvenance):
-        return dataclasses.replace(
-            recorded,
-            **written_by,
-            recipe=recipe,
-            recipe_sha256=recipe_sha256(recipe),
-            tensor_sha256=tensor_sha256,
-            tensor_bytes=dataclasses.replace(recorded.tensor_bytes, after=bytes_after),
-            made_by=recorded.made_by or _first_maker(recorded),
-            transcoded_from=origin,
-        )
-    repaired = isinstance(recorded, RepairedProvenance)
-    return RepairedProvenance(
-        **written_by,
-        source=SourceFolder(hub_id=origin.hub_id, revision=origin.revision),
-        repairs=recorded.repairs if repaired else (),
-        tensor_sha256=tensor_sha256,
-        made_by=(recorded.made_by or _first_maker(recorded)) if repaired else None,
-        transcoded_from=origin,
-    )
-
-
-def _first_maker(recorded: Provenance) -> MadeBy:
-    return MadeBy(draftquant=recorded.draftquant, argv=recorded_argv(recorded.argv))
-
-
-def with_repairs(
-    recorded: Provenance, repairs: Sequence[RepairRecord], *, argv: Sequence[str]
-) -> Provenance:
-    """What a folder recorded of itself, and what is repaired in it by this command line."""
-    return dataclasses.replace(
-        recorded,
-        draftquant=package_version("draftquant"),
-        argv=recorded_argv(argv),
-        made_by=recorded.made_by or _first_maker(recorded),
-        repairs=(*recorded.repairs, *repairs),
-    )
 
 
 def package_version(name: str) -> str:

@@ -121,9 +121,9 @@ def check_faults(out: Path, faults: Sequence[object], *, fix: str) -> None:
         VerifyError: names the first ten faults.
     """
     if faults:
-        named = "\n  ".join(str(fault) for fault in faults[:10])
         raise VerifyError(
             out,
-            f"the written folder does not pass verification, and is not published:\n  {named}",
+            "the written folder does not pass verification, and is not published:",
+            details=[f"  {fault}" for fault in faults[:10]],
             fix=fix,
         )

@@ -4,18 +4,23 @@ Layout of a file (safetensors format, huggingface/safetensors README): 8 bytes l
 length N, N bytes of JSON, then the tensor data. This module reads headers only, never tensor data.
 """
 
-import json
 import math
-import textwrap
+import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ...recipes.errors import short
+from ...recipes.regular_file import open_stream
+from ...recipes.strict_json import JsonProblem, Pairs, parse_json
 from ..errors import CheckpointError
 
 FloatDtype = Literal["BF16", "F16", "F32"]
 """What the weights of a draft are stored in where they are not quantized."""
-MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
+MAX_HEADER_BYTES = 32 * 2**20
+"""A file of 100,000 tensors has 15 MB. The safetensors library takes 100 MB, which need 2.6 GB."""
+MAX_NAME = 1000  # characters; patterns are held against names
 MAX_AXES = 16  # no draft has more than 3; millions of them take hours to multiply
 
 DTYPE_BYTES = {
@@ -82,15 +87,17 @@ def read_header(folder: Path, file: str) -> Header:
     """
     path = folder / file
     try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
+        with open_stream(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little")
-            if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+            if size < 8 or length > size - 8:
                 raise CheckpointError(
                     path,
                     f"header of {length} bytes does not fit a file of {size} bytes",
                     fix="the file is truncated or not safetensors: download it again",
                 )
+            if length > MAX_HEADER_BYTES:
+                raise _lie(path, f"header of {length} bytes, expected at most {MAX_HEADER_BYTES}")
             text = stream.read(length)
     except OSError as exc:
         raise CheckpointError(path, f"cannot be read: {exc}", fix="check the draft folder") from exc
@@ -106,17 +113,17 @@ def read_header(folder: Path, file: str) -> Header:
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: Pairs) -> dict[str, Any]:
         entries = dict(pairs)
         if len(entries) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise _lie(path, f"{twice!r} stands twice in the header")
+            counts = Counter(name for name, _ in pairs)
+            twice = next(name for name, count in counts.items() if count > 1)
+            raise _lie(path, f"{short(twice)} stands twice in the header")
         return entries
 
     try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as exc:
+        entries = parse_json(text.decode("utf-8"), unique)
+    except (UnicodeDecodeError, JsonProblem) as exc:
         raise _lie(path, f"the header is not JSON ({exc})") from exc
     if not isinstance(entries, dict):
         raise _lie(path, "the header is not a JSON object")
@@ -124,19 +131,21 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _tensor(path: Path, file: str, name: str, entry: Any, first_byte: int) -> TensorInfo:
+    if len(name) > MAX_NAME:
+        raise _lie(path, f"{short(name)}: a name of {len(name)} characters")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise _lie(path, f"{name}: expected exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise CheckpointError(
             path,
-            f"{name}: dtype {dtype!r} is not one of {', '.join(DTYPE_BYTES)}",
+            f"{name}: dtype {short(dtype)} is not one of {', '.join(DTYPE_BYTES)}",
             fix="convert the tensor to a supported dtype",
         )
     if not _naturals(shape) or len(shape) > MAX_AXES:
-        raise _lie(path, f"{name}: shape {_short(shape)} is not a list of natural numbers")
+        raise _lie(path, f"{name}: shape {short(shape)} is not a list of natural numbers")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _lie(path, f"{name}: data_offsets {_short(offsets)} is not a byte range")
+        raise _lie(path, f"{name}: data_offsets {short(offsets)} is not a byte range")
     start, stop = (first_byte + offset for offset in offsets)
     expected = math.prod(shape) * DTYPE_BYTES[dtype]
     if stop - start != expected:
@@ -170,10 +179,6 @@ def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(
         type(item) is int and 0 <= item < 2**63 for item in value
     )
-
-
-def _short(value: Any) -> str:
-    return textwrap.shorten(repr(value), 80)
 
 
 def _lie(path: Path, what: str) -> CheckpointError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...recipes.regular_file import open_regular
 from ..drafts.family import Draft, Row
 from ..files.checkpoint import pread_exactly
 
@@ -68,7 +69,7 @@ def _read_rows(draft: Draft, row: Row, indices: Sequence[int]) -> NDArray[np.flo
     tensor = row.tensor
     row_bytes = tensor.nbytes // tensor.shape[0]
     data = bytearray(row_bytes * len(indices))
-    descriptor = os.open(draft.checkpoint.folder / tensor.file, os.O_RDONLY)
+    descriptor = open_regular(draft.checkpoint.folder / tensor.file)
     try:
         for place, index in enumerate(indices):
             view = memoryview(data)[place * row_bytes : (place + 1) * row_bytes]

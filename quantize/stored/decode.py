@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...recipes.formats import WeightDtype
+from ...recipes.regular_file import open_regular
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint, pread_exactly
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
@@ -58,7 +59,7 @@ def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int)
     block = np.empty((stop - first) * row_bytes, np.uint8)
     path = checkpoint.folder / tensor.file
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_regular(path)
     except OSError as exc:
         raise CheckpointError(path, f"cannot be read: {exc}", fix="check the folder") from exc
     try:

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from ...recipes.regular_file import open_stream
 from ..files.checkpoint import CONFIG_FILE, HIDDEN, INDEX_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.entries import entries, looks_like_weights
 from .report import Fault
@@ -80,7 +81,7 @@ def _travelling(source: Checkpoint, without: Collection[str]) -> list[str]:
 def _same_bytes(a: Path, b: Path) -> bool:
     if a.stat().st_size != b.stat().st_size:
         return False
-    with a.open("rb") as first, b.open("rb") as second:
+    with open_stream(a) as first, open_stream(b) as second:
         while block := first.read(2**20):
             if block != second.read(len(block)):
                 return False

@@ -29,21 +29,22 @@ def print_audit(found: Audit, mapping: Mapping[str, Any]) -> None:
     """
     out = stdout()
     layout = ", speculators layout" if mapping["speculators_layout"] else ""
-    out.print(
-        f"[bold]{mapping['draft']}[/]: {mapping['family']} ({mapping['architecture']}{layout}),"
+    out.line(
+        (mapping["draft"], "bold"),
+        f": {mapping['family']} ({mapping['architecture']}{layout}),"
         f" {mapping['num_layers']} layer(s), quantized: {len(found.linears)} linears,"
-        f" {mapping['bytes']:,} bytes of tensors"
+        f" {mapping['bytes']:,} bytes of tensors",
     )
-    out.print(f"declared: {found.scheme or 'nothing'}", markup=False)
+    out.line(f"declared: {found.scheme or 'nothing'}")
     made_by = "; ".join(found.made_by) or "nothing says by whom"
-    out.print(f"made by: {made_by}", markup=False)
+    out.line(f"made by: {made_by}")
     if found.bits_per_weight is not None:
-        out.print(
+        out.line(
             f"quantized linears: {megabytes(found.quantized_bytes)},"
             f" {found.bits_per_weight:.3f} bits per weight with scales"
         )
     for form, count in _forms(found).items():
-        out.print(f"stored as: {form} ({count} linears)", markup=False)
+        out.line(f"stored as: {form} ({count} linears)")
     _print_linears(found)
     _print_halves(found)
     _print_faults(found)
@@ -77,9 +78,9 @@ def _print_linears(found: Audit) -> None:
     for linear in found.linears:
         shape = "x".join(map(str, linear.shape))
         cells = [linear.module, linear.role, shape, f"{linear.nbytes:,}", *_code_cells(linear)]
-        rows.add_row(*cells, *([_number(linear.input_scale)] if static else []))
+        rows.row(*cells, *([_number(linear.input_scale)] if static else []))
     print_table(rows)
-    stdout().print(
+    stdout().line(
         "ends: codes at an end of the range; values: distinct codes; fit: scales with a code near"
         " that end",
         style="dim",
@@ -115,27 +116,26 @@ def _print_halves(found: Audit) -> None:
         advice = ""
         if max(halves) >= _LOST:
             advice = ": one scale for both halves rounded the smaller one away"
-        stdout().print(
+        stdout().line(
             f"{linear.module}: {embedding:.1%} of the codes of the embedding half are zero,"
-            f" {hidden:.1%} of those of the hidden half{advice}",
-            markup=False,
+            f" {hidden:.1%} of those of the hidden half{advice}"
         )
 
 
 def _print_faults(found: Audit) -> None:
     out = stdout()
     if not found.faults:
-        out.print(
+        out.line(
             "no faults: stored as declared; whether the codes are those of a draft is for"
             " `draftquant verify --against` to say"
         )
         return
     count = len(found.faults)
-    out.print(
-        f"[bold yellow]{count} fault{'s' * (count != 1)}[/]; `draftquant check --fix` repairs"
-        " config-level ones"
+    out.line(
+        (f"{count} fault{'s' * (count != 1)}", "bold yellow"),
+        "; `draftquant check --fix` repairs config-level ones",
     )
     for fault in found.faults:
-        out.print(f"  {fault.where}", markup=False, soft_wrap=True)
-        out.print(f"    expected {fault.expected}", markup=False, soft_wrap=True)
-        out.print(f"    got {fault.got}", markup=False, soft_wrap=True)
+        out.line(f"  {fault.where}")
+        out.line(f"    expected {fault.expected}")
+        out.line(f"    got {fault.got}")

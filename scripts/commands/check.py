@@ -57,7 +57,8 @@ def run(options: argparse.Namespace) -> int:
         else:
             print_fix(repaired)
             _print(after)
-            stdout().print(f"before [bold]{answer.verdict}[/], after [bold]{after.verdict}[/]")
+            before, after_it = (answer.verdict, "bold"), (after.verdict, "bold")
+            stdout().line("before ", before, ", after ", after_it)
         return _EXIT[after.verdict]
     if options.json:
         print_json(_mapping(answer))
@@ -91,15 +92,14 @@ def _print(answer: EngineCheck) -> None:
             head = (layer.module, layer.scheme or "floats")
             for parameter in layer.parameters:
                 tensors = ", ".join(parameter.tensors) or "nothing"
-                found.add_row(*head, parameter.name, str(list(parameter.shape)), tensors)
+                found.row(*head, parameter.name, str(list(parameter.shape)), tensors)
                 head = ("", "")
         print_table(found)
-    out.print(
-        f"[bold {_COLOURS[answer.verdict]}]{answer.verdict}[/] in {where} ({answer.evidence})"
-    )
+    verdict = (answer.verdict, f"bold {_COLOURS[answer.verdict]}")
+    out.line(verdict, f" in {where} ({answer.evidence})")
     for finding in answer.findings:
-        out.print(f"  {finding.stage}: {finding.text}", markup=False)
-        out.print(f"    remedy: {finding.remedy}", markup=False)
+        out.line(f"  {finding.stage}: {finding.text}")
+        out.line(f"    remedy: {finding.remedy}")
     if answer.launch and answer.verdict in ("LOADS", "UNKNOWN"):
         why = "serve it:" if answer.verdict == "LOADS" else "to try it:"
-        out.print(why, answer.launch, markup=False, soft_wrap=True)
+        out.line(f"{why} {answer.launch}")

@@ -88,24 +88,25 @@ def print_fix(fixed: Fixed) -> None:
     if plan.repairs:
         found = table(f"Repaired: {plan.source.folder}", "repair", "what was wrong", "written")
         for repair in plan.repairs:
-            found.add_row(repair.name, repair.wrong, repair.written)
+            found.row(repair.name, repair.wrong, repair.written)
         print_table(found)
     for note in plan.notes:
-        out.print(f"left: {note}", markup=False, soft_wrap=True)
+        out.line(f"left: {note}")
     if report is None:
-        out.print("nothing to repair in its config: no folder was written")
+        out.line("nothing to repair in its config: no folder was written")
         return
-    out.print(f"[bold]{report.out}[/]: every tensor has the bytes of {plan.source.folder}")
+    out.line((str(report.out), "bold"), f": every tensor has the bytes of {plan.source.folder}")
     verified = report.verification
     if verified is None:
         return
     if verified.ok:
-        out.print(f"[bold green]GOOD[/] against {verified.source}: every byte is accounted for")
+        out.line(("GOOD", "bold green"), f" against {verified.source}: every byte is accounted for")
         return
-    out.print(
-        f"[bold red]WRONG[/] against {verified.source}: {len(verified.faults)} fault(s) are left"
+    out.line(
+        ("WRONG", "bold red"),
+        f" against {verified.source}: {len(verified.faults)} fault(s) are left",
     )
     for fault in verified.faults[:_SHOWN_FAULTS]:
-        out.print(f"  {fault}", markup=False)
+        out.line(f"  {fault}")
     if len(verified.faults) > _SHOWN_FAULTS:
-        out.print(f"  and {len(verified.faults) - _SHOWN_FAULTS} more: `draftquant verify`")
+        out.line(f"  and {len(verified.faults) - _SHOWN_FAULTS} more: `draftquant verify`")

@@ -3,6 +3,7 @@
 import argparse
 import shutil
 from pathlib import Path
+from typing import Any
 
 from ...quantize.errors import OutputError
 from ...quantize.files.stale import Staging, find_staging
@@ -26,7 +27,8 @@ def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     if not options.folder.is_dir():
         raise OutputError(options.folder, "no such folder", fix="give the parent of outputs")
-    removed, left = [], []
+    removed: list[dict[str, Any]] = []
+    left: list[dict[str, Any]] = []
     for staging in find_staging(options.folder):
         why = _why_left(staging, options.older_than)
         if why is None:
@@ -58,11 +60,11 @@ def _hours(text: str) -> float:
     return hours
 
 
-def _print(removed: list[dict[str, object]], left: list[dict[str, object]]) -> None:
+def _print(removed: list[dict[str, Any]], left: list[dict[str, Any]]) -> None:
     out = stdout()
     for one in removed:
-        out.print(f"removed {one['folder']} ({one['bytes']:,} bytes)", markup=False)
+        out.line(f"removed {one['folder']} ({one['bytes']:,} bytes)")
     for one in left:
-        out.print(f"left {one['folder']}: {one['why']}", markup=False)
-    total = sum(int(str(one["bytes"])) for one in removed)
-    out.print(f"{len(removed)} removed, {megabytes(total)}; {len(left)} left")
+        out.line(f"left {one['folder']}: {one['why']}")
+    total = sum(one["bytes"] for one in removed)
+    out.line(f"{len(removed)} removed, {megabytes(total)}; {len(left)} left")

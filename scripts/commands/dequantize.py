@@ -52,13 +52,14 @@ def print_dequantization(report: "DequantizeReport") -> None:
                   right=numbers)  # fmt: skip
     for linear in report.linears:
         largest = f"{linear.max_relative_difference:.6f}"
-        found.add_row(linear.module, f"{linear.elements:,}", f"{linear.rounded:,}", largest)
+        found.row(linear.module, f"{linear.elements:,}", f"{linear.rounded:,}", largest)
     print_table(found)
-    stdout().print(
-        f"[bold]{report.out}[/]: {len(report.linears)} linears dequantized, {report.rounded:,} of"
+    stdout().line(
+        (str(report.out), "bold"),
+        f": {len(report.linears)} linears dequantized, {report.rounded:,} of"
         f" {report.elements:,} weights rounded by up to {report.max_relative_difference:.6f},"
         f" {report.kept} tensors kept byte for byte,"
-        f" {megabytes(report.bytes_before)} -> {megabytes(report.bytes_after)}, verified"
+        f" {megabytes(report.bytes_before)} -> {megabytes(report.bytes_after)}, verified",
     )
 
 

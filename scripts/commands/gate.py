@@ -7,8 +7,6 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
 from ...quantize.files.checkpoint import CONFIG_FILE
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.provenance import QuantizedProvenance
@@ -160,7 +158,7 @@ def print_gate(report: "GateReport") -> None:
         look = f", look {report.look.number} of {report.look.total}" if report.look else ""
         numbers = (*BOUNDS, "confidence", "prompts", "effective")
         found = table(f"Gate{look}", "policy", "limit", *numbers)
-        found.add_row(
+        found.row(
             report.policy.name,
             f"{-report.policy.max_relative_drop:+.2%}",
             *_bounds(report.change),
@@ -172,25 +170,24 @@ def print_gate(report: "GateReport") -> None:
     if len(report.categories) > 1:
         _print_categories(report)
     target = report.traces.target
-    out.print(
+    out.line(
         f"target {target.name} ({target.weights_sha256[:12]}), baseline {report.baseline.name}"
         f" ({_short(report.background.baseline_sha256)}), candidate {report.candidate.name}"
-        f" ({_short(report.background.candidate_sha256)})",
-        markup=False,
+        f" ({_short(report.background.candidate_sha256)})"
     )
     colour = COLOURS[report.verdict]
-    out.print(f"[bold {colour}]{report.verdict}[/]: {escape(report.reason)}")
+    out.line((report.verdict, f"bold {colour}"), f": {report.reason}")
     if report.action:
-        out.print(f"  {escape(report.action)}")
+        out.line(f"  {report.action}")
     for warning in report.warnings:
-        out.print(f"[yellow]warning:[/] {escape(warning)}")
+        out.line(("warning:", "yellow"), f" {warning}")
 
 
 def _print_categories(report: "GateReport") -> None:
     found = table("Categories", "category", "prompts", "limit", *BOUNDS, "outcome")
     for own in report.categories:
-        found.add_row(
-            escape(own.category),
+        found.row(
+            own.category,
             str(own.num_prompts),
             f"{-own.max_relative_drop:+.2%}",
             *(_bounds(own.change) if own.change else ("", "", "")),

@@ -109,23 +109,24 @@ def _bytes_after(name: str, draft: Draft) -> int | str:
 def _print(found: dict[str, Any]) -> None:
     out = stdout()
     layout = ", speculators layout" if found["speculators_layout"] else ""
-    out.print(
-        f"[bold]{found['draft']}[/]: {found['family']} ({found['architecture']}{layout}),"
+    out.line(
+        (found["draft"], "bold"),
+        f": {found['family']} ({found['architecture']}{layout}),"
         f" {found['num_layers']} layer(s), {found['parameters']:,} parameters,"
-        f" {found['bytes']:,} bytes of tensors"
+        f" {found['bytes']:,} bytes of tensors",
     )
     layers = found["aux_layer_ids"] or "default (no eagle_config)"
-    out.print(f"reads the outputs of target layers {layers}")
+    out.line(f"reads the outputs of target layers {layers}")
     tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",))
     for t in found["tensors"]:
-        tensors.add_row(t["name"], t["role"], t["dtype"], str(t["shape"]), f"{t['bytes']:,}")
+        tensors.row(t["name"], t["role"], t["dtype"], str(t["shape"]), f"{t['bytes']:,}")
     print_table(tensors)
     savings = table("What recipes make of it", "recipe", "size", "share", right=("size", "share"))
     for name, after in found["bytes_after"].items():
         if isinstance(after, str):
-            savings.add_row(name, after, "")
+            savings.row(name, after, "")
         else:
-            savings.add_row(name, megabytes(after), f"{after / found['bytes']:.1%}")
+            savings.row(name, megabytes(after), f"{after / found['bytes']:.1%}")
     print_table(savings)
     for ratio in found["concat_half_ratio"]:
         size = "infinite" if ratio["ratio"] is None else f"{ratio['ratio']:.2f}"
@@ -135,7 +136,7 @@ def _print(found: dict[str, Any]) -> None:
                 "one INT4 scale per row would round the smaller half to zero: use a recipe with"
                 " balance_concat: auto (int4-channel, mi325x-w4a8)"
             )
-        out.print(
+        out.line(
             f"{ratio['name']}: hidden half / embedding half = {size}"
             f" ({ratio['rows']} rows): {advice}"
         )
@@ -145,12 +146,12 @@ def _print(found: dict[str, Any]) -> None:
 def _print_lints(lints: list[dict[str, Any]], corrected: str = "in the output") -> None:
     out = stdout()
     if not lints:
-        out.print("no lints: nothing here that trainers and engines are known to read differently")
+        out.line("no lints: nothing here that trainers and engines are known to read differently")
         return
-    out.print("[bold]Lints[/]")
+    out.line("Lints", style="bold")
     for lint in lints:
         color = {"warning": "yellow", "note": "cyan"}[lint["level"]]
         fixable = f" (quantize --fix-config corrects it {corrected})" if lint["fix"] else ""
-        out.print(f"[{color}]{lint['level']}[/] [bold]{lint['name']}[/]{fixable}")
+        out.line((lint["level"], color), " ", (lint["name"], "bold"), fixable)
         for part in ("cause", "remedy"):
-            out.print(f"  {part}: {lint[part]}", markup=False, soft_wrap=True)
+            out.line(f"  {part}: {lint[part]}")

@@ -1,12 +1,12 @@
-"""Where the result of a plan will load, said by `plan` and `quantize` before anything is written."""
+"""Where the result of a plan will load: what `plan` and `quantize` say before they write."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...quantize.engines.contract import EngineCheck
 from ...quantize.engines.preview import planned_verdicts
-from ...quantize.errors import DraftQuantError
 from ...quantize.plan import Plan, make_plan
 from ...recipes import built_in_recipes, load_recipe
+from ...recipes.errors import DraftQuantError
 from ..console import stderr
 
 _GPU_NAMES = {"gfx942": "MI300X, MI325X", "sm90": "H100, H200", "sm100": "B200"}
@@ -36,15 +36,12 @@ def warn_if_nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> None:
     if any(one.verdict == "LOADS" for one in verdicts):
         return
     out = stderr()
-    out.print(
-        f"warning: no known engine loads what recipe {plan.recipe.name} makes of this draft:",
-        markup=False,
-    )
+    out.line(f"warning: no known engine loads what recipe {plan.recipe.name} makes of this draft:")
     for line in verdict_lines(verdicts):
-        out.print(f"  {line}", markup=False)
+        out.line(f"  {line}")
     for arch, recipes in _alternatives(plan).items():
         names = _GPU_NAMES.get(arch, arch)
-        out.print(f"  on {arch} ({names}) these load: {', '.join(recipes)}", markup=False)
+        out.line(f"  on {arch} ({names}) these load: {', '.join(recipes)}")
 
 
 def _alternatives(plan: Plan) -> Mapping[str, list[str]]:

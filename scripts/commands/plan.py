@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_plan(plan)
         for line in verdict_lines(verdicts):
-            stdout().print(line, markup=False)
+            stdout().line(line)
     warn_if_nothing_loads(plan, verdicts)
     return 0
 
@@ -42,7 +42,7 @@ def print_plan(plan: Plan) -> None:
     )
     for step in plan.steps:
         style = "green" if step.action == "quantize" else ""
-        found.add_row(
+        found.row(
             step.row.tensor.name,
             step.row.role,
             str(step.rule),
@@ -53,7 +53,7 @@ def print_plan(plan: Plan) -> None:
             style=style,
         )
     found.add_section()
-    found.add_row(
+    found.row(
         "total",
         "",
         "",
@@ -67,12 +67,12 @@ def print_plan(plan: Plan) -> None:
     print_table(found)
     if plan.balanced is not None:
         norm, _ = plan.balanced
-        out.print(
+        out.line(
             f"{norm.row.tensor.name} is divided by a power of two where the halves of the concat"
             " input differ by 4 or more (balance_concat: auto); else it is kept byte for byte"
         )
     added = ", ".join(f"{kind} {nbytes:,}" for kind, nbytes in plan.overhead().items())
-    out.print(
+    out.line(
         f"of these, bytes added by the layout: {added};"
         f" output is {plan.bytes_after / plan.bytes_before:.1%} of the source"
     )

@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_report(report, seconds.spent)
         for line in verdict_lines(verdicts):
-            stdout().print(line, markup=False)
+            stdout().line(line)
     return 0
 
 
@@ -101,13 +101,14 @@ def print_report(report: "QuantizeReport", seconds: dict[str, float]) -> None:
     plan = report.plan
     times = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items())
     kept = len(plan.steps) - len(plan.quantized) - len(report.balanced)
-    stdout().print(
-        f"[bold]{report.out}[/]: {len(plan.quantized)} linears quantized, "
+    stdout().line(
+        (str(report.out), "bold"),
+        f": {len(plan.quantized)} linears quantized, "
         f"{kept} tensors kept byte for byte, "
-        f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}, verified ({times})"
+        f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}, verified ({times})",
     )
     for norm, exponent in report.balanced.items():
-        stdout().print(
+        stdout().line(
             f"{norm}: divided by 2^{exponent}, the embedding columns behind it multiplied by it"
             " (balance_concat: the same network, both halves under one scale)"
         )
@@ -121,14 +122,14 @@ def _print_lints(lints: Sequence[Lint], options: argparse.Namespace) -> None:
         left = [lint for lint in left if not lint.fix]
         for lint in lints:
             for key, value in lint.fix.items():
-                out.print(f"config.json: {key} = {json.dumps(value)} ({lint.name})", markup=False)
+                out.line(f"config.json: {key} = {json.dumps(value)} ({lint.name})")
     if not left:
         return
     fixable = [lint.name for lint in left if lint.fix]
     names = ", ".join(lint.name for lint in left)
-    out.print(f"lints: {names}; see 'draftquant inspect {options.draft}'", markup=False)
+    out.line(f"lints: {names}; see 'draftquant inspect {options.draft}'")
     if fixable:
-        out.print(f"--fix-config corrects {', '.join(fixable)} in the output", markup=False)
+        out.line(f"--fix-config corrects {', '.join(fixable)} in the output")
 
 
 def _static_scales(plan: Plan, options: argparse.Namespace) -> "StaticScales | None":
@@ -153,8 +154,8 @@ def _static_scales(plan: Plan, options: argparse.Namespace) -> "StaticScales | N
             plan, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set
         )
     if problem := feature_evidence(traces).problem():
-        stderr().print(f"warning: {options.traces}: {problem}", markup=False)
-    stderr().print(f"input scales from {len(traces)} traces, steps 1..{num_draft_tokens}")
+        stderr().line(f"warning: {options.traces}: {problem}")
+    stderr().line(f"input scales from {len(traces)} traces, steps 1..{num_draft_tokens}")
     return found
 
 

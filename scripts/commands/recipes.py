@@ -1,18 +1,17 @@
 """`draftquant recipes`: list the built-in ones, show one resolved, check a file."""
 
 import argparse
-import sys
 import typing
 
 import yaml
 
-from ...quantize.drafts.families import FAMILIES
+from ...quantize.drafts import FAMILIES
 from ...quantize.engines.contract import EngineName
 from ...quantize.engines.hardware import architecture
 from ...recipes import built_in_recipes, load_recipe, recipe_sha256, to_mapping
 from ...recipes.errors import RecipeError
 from ...recipes.schema import LoadsOn
-from ..console import print_json, print_table, table
+from ..console import print_document, print_json, print_table, stdout, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,11 +34,11 @@ def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     if options.action == "show":
         recipe = load_recipe(options.recipe)
-        sys.stdout.write(f"# sha256 of the resolved recipe: {recipe_sha256(recipe)}\n")
-        sys.stdout.write(yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100))
+        print_document(f"# sha256 of the resolved recipe: {recipe_sha256(recipe)}")
+        print_document(yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100))
     elif options.action == "check":
         recipe = load_recipe(options.recipe)
-        sys.stdout.write(f"{options.recipe}: good ({recipe.name}, {len(recipe.rules)} rules)\n")
+        stdout().line(f"{options.recipe}: good ({recipe.name}, {len(recipe.rules)} rules)")
     else:
         _list(options)
     return 0
@@ -48,8 +47,9 @@ def run(options: argparse.Namespace) -> int:
 def _list(options: argparse.Namespace) -> None:
     engine, gpu, family = (getattr(options, key, None) for key in ("engine", "arch", "family"))
     arch = architecture(gpu) if gpu else None
-    if family is not None and family not in FAMILIES:
-        raise RecipeError("--family", f"no family {family!r}", fix=f"one of: {', '.join(FAMILIES)}")
+    names = [each.name for each in FAMILIES]
+    if family is not None and family not in names:
+        raise RecipeError("--family", f"no family {family!r}", fix=f"one of: {', '.join(names)}")
     asked = engine or arch or family
     recipes = [
         recipe
@@ -61,7 +61,7 @@ def _list(options: argparse.Namespace) -> None:
         return
     found = table("Recipes", "name", "weights", "activations", "layout", "backend", "loads on")
     for recipe in recipes:
-        found.add_row(
+        found.row(
             recipe.name,
             str(recipe.weights),
             str(recipe.activations or "none"),

@@ -108,13 +108,14 @@ def run(options: argparse.Namespace) -> int:
             table_ids=table_ids if options.tables else None,
             on_progress=bar.set,
         )
-    stdout().print(
-        f"[bold]{options.out}[/]: {len(traces)} traces,"
-        f" {traces.manifest.num_tokens:,} tokens, sha256 {traces.sha256[:16]}"
+    stdout().line(
+        (str(options.out), "bold"),
+        f": {len(traces)} traces,"
+        f" {traces.manifest.num_tokens:,} tokens, sha256 {traces.sha256[:16]}",
     )
     if tables := traces.manifest.tables:
         head = f"{traces.manifest.target.vocab_size:,} x {tables.width:,}"
-        stdout().print(
+        stdout().line(
             f"{tables.file}: embedding {tables.num_token_ids:,} x {tables.width:,}, head {head},"
             f" {megabytes(tables.nbytes)}"
         )

@@ -36,9 +36,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_replays(replays)
         if problem := replays[0].traces.features.problem():
-            stdout().print(f"warning: {problem}", markup=False)
+            stdout().line(f"warning: {problem}")
         if options.rope_theta is not None:
-            stdout().print(f"with rotary base {options.rope_theta:g}, not that of config.json")
+            stdout().line(f"with rotary base {options.rope_theta:g}, not that of config.json")
     return 0
 
 
@@ -83,7 +83,7 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
     for replay in replays:
         figures = draft_figures(replay)
         change = figures.mean_acceptance_length / first.mean_acceptance_length - 1
-        found.add_row(
+        found.row(
             replay.name,
             f"{figures.mean_acceptance_length:.4f}",
             "" if replay is replays[0] else f"{change:+.2%}",

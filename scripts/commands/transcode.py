@@ -47,10 +47,13 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(dataclasses.asdict(report) | {"out": str(report.out)})
     else:
-        stdout().print(
-            f"[bold]{report.out}[/]: {report.linears} linears with the same codes and scales,"
-            f" {report.kept} tensors kept byte for byte,"
-            f" {megabytes(report.bytes_before)} -> {megabytes(report.bytes_after)}, verified"
+        out = stdout()
+        out.line(
+            (str(report.out), "bold"),
+            f": {report.linears} linears with the same codes and scales, {report.kept} tensors kept"
+            f" byte for byte, {megabytes(report.bytes_before)} -> {megabytes(report.bytes_after)},"
+            " verified",
         )
-        stdout().print(f"{report.before}\n-> {report.after}", markup=False)
+        out.line(report.before)
+        out.line(f"-> {report.after}")
     return 0

@@ -46,15 +46,16 @@ def print_verification(report: VerifyReport) -> None:
     )
     for linear in report.linears:
         error = [f"{linear.max_error:.4f}"] if linear.max_error is not None else []
-        found.add_row(linear.module, *error, f"{linear.relative_l2_error:.4f}")
+        found.row(linear.module, *error, f"{linear.relative_l2_error:.4f}")
     print_table(found)
     if report.ok:
-        out.print(
-            f"[bold green]GOOD[/]: {report.kept} tensors equal byte for byte,"
+        out.line(
+            ("GOOD", "bold green"),
+            f": {report.kept} tensors equal byte for byte,"
             f" {report.quantized} linears as demanded ({report.rule}),"
-            f" {report.bytes_compared:,} bytes compared"
+            f" {report.bytes_compared:,} bytes compared",
         )
         return
-    out.print(f"[bold red]WRONG[/]: {len(report.faults)} fault(s)")
+    out.line(("WRONG", "bold red"), f": {len(report.faults)} fault(s)")
     for fault in report.faults:
-        out.print(f"  {fault}", markup=False)
+        out.line(f"  {fault}")

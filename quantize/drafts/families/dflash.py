@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
+from ...files.entries import MASK_EMBEDDING_FILE
 from ..config_reader import ConfigReader
 from ..dflash_geometry import DFlashGeometry
 from ..family import Dim, Family, TensorSpec
@@ -164,10 +165,10 @@ class DFlash(Family):
 
     def side_weights(self, geometry: DFlashGeometry, folder: Path) -> "Mapping[str, torch.Tensor]":
         """See `Family.side_weights`: "mask_embedding" [hidden_size], where the file exists."""
-        from ..mask_embedding import MASK_EMBEDDING_FILE, read_mask_embedding
+        from ..mask_embedding import read_mask_embedding
 
         path = folder / MASK_EMBEDDING_FILE
-        if not path.is_file():
+        if not path.exists():
             return {}
         g = geometry
         return {"mask_embedding": read_mask_embedding(path, g.hidden_size, g.mask_token_id)}

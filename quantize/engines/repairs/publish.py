@@ -22,6 +22,7 @@ from ...files.checkpoint import (
 )
 from ...files.command_line import recorded_argv
 from ...files.hub import DraftSource
+from ...files.later_runs import with_repairs
 from ...files.provenance import (
     Provenance,
     RepairedProvenance,
@@ -30,7 +31,6 @@ from ...files.provenance import (
     check_seal,
     package_version,
     read_provenance,
-    with_repairs,
 )
 from ...files.publish import publish
 from ...files.side_files import check_no_other_weights
@@ -50,7 +50,8 @@ class RepairReport:
     """What was written.
 
     Attributes:
-        verification: of the new folder against the draft that it was made from; None without one.
+        verification: of the new folder against the draft that it was made from; None without one,
+            and for a plain draft.
     """
 
     out: Path
@@ -90,7 +91,8 @@ def repair_draft(
 
     def confirm(staging: Path) -> None:
         nonlocal verification
-        if plan.against is not None:
+        declared = raw_declaration(with_config(plan.source, plan.config))
+        if plan.against is not None and declared is not None:  # a plain draft has no codes
             report = verify(
                 staging,
                 plan.against.checkpoint.folder,

@@ -48,7 +48,7 @@ def raw_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
     form: Form = "nested"
     if declared is None:
         where, key, form = checkpoint.folder / HF_QUANT_CONFIG, "", "side file"
-        if not where.is_file():
+        if not where.exists():
             return None
         declared = read_json_object(where, "export it again")
     named = isinstance(declared, dict) and declared.get("quant_method") is not None

@@ -151,8 +151,8 @@ def _input_args(recipe: Recipe) -> dict[str, Any] | None:
     if activations is None:
         return None
     if activations.dtype == "nvfp4":
-        (size,) = NUMBER_FORMATS["nvfp4"].sizes["group"]
-        how: dict[str, Any] = {"num_bits": 4, "strategy": "tensor_group", "group_size": size,
+        (group,) = NUMBER_FORMATS["nvfp4"].sizes["group"]
+        how: dict[str, Any] = {"num_bits": 4, "strategy": "tensor_group", "group_size": group,
                                "dynamic": "local"}  # fmt: skip
     else:
         size = BLOCK if activations.granularity == "group" else None

@@ -4,11 +4,16 @@ A key that is not read is an error at the end, because an unread key could chang
 numbers mean.
 """
 
+import re
 from collections.abc import Collection
 from typing import Any, Literal, TypeVar
 
+from ....recipes.errors import short
 from ...errors import VerifyError
 
+_MOST_NAMES, _LONGEST_NAME, _MOST_CHARACTERS = 1000, 1000, 60_000
+_MOST_LAYERS, _LAYER = 256, re.compile(r"layers\.(\d+)")
+_MOST_EXPRESSIONS = 4000  # characters of those that are more than a name with stars
 ChoiceT = TypeVar("ChoiceT", bound=str | int | bool)
 Strictness = Literal["folder", "declaration", "engine", "codes"]
 """What must be understood.
@@ -26,7 +31,7 @@ def not_understood(
     return VerifyError(
         where,
         f"{key}: understood {'is' if len(understood) == 1 else 'are'} {' or '.join(understood)},"
-        f" got {got!r}",
+        f" got {short(got)}",
         fix="quantize again with a supported layout, or correct the declaration",
     )
 
@@ -129,13 +134,16 @@ class ObjectReader:
                 raise not_understood(self.where, self._path(key), ("null",), got)
 
     def strings(self, key: str) -> tuple[str, ...]:
-        """A list of texts; a missing key gives none."""
+        """A list of names or patterns; a missing key gives none. The longest real one has 600."""
         self._seen.add(key)
         got = self._value.get(key)
         if got is None:
             return ()
         if not isinstance(got, list) or not all(isinstance(item, str) for item in got):
             raise not_understood(self.where, self._path(key), ("a list of names",), got)
+        problem = _too_many(got)
+        if problem:
+            raise not_understood(self.where, self._path(key), (problem,), got)
         return tuple(got)
 
     def numbers(self, key: str, *understood: int) -> None:
@@ -164,3 +172,16 @@ class ObjectReader:
 
     def _path(self, key: str) -> str:
         return f"{self.key}.{key}" if self.key else key
+
+
+def _too_many(names: list[str]) -> str | None:
+    """What is understood of so many names or patterns, each held against each linear's names."""
+    if len(names) > _MOST_NAMES or max(map(len, names), default=0) > _LONGEST_NAME:
+        return f"at most {_MOST_NAMES} names of at most {_LONGEST_NAME} characters"
+    if sum(map(len, names)) > _MOST_CHARACTERS:
+        return f"at most {_MOST_CHARACTERS} characters of names"
+    if sum(len(name) for name in names if set(name) & set("(+?{[|^$\\")) > _MOST_EXPRESSIONS:
+        return f"at most {_MOST_EXPRESSIONS} characters of regular expressions"
+    if len(set(_LAYER.findall(" ".join(names)))) > _MOST_LAYERS:
+        return f"names of at most {_MOST_LAYERS} layers"
+    return None

@@ -1,6 +1,5 @@
 """`DeclaredScheme`: what a declaration says, in one form; `StoredLayout`: what reads a layout."""
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -10,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import LayoutName, Recipe
+from ...errors import VerifyError
+from ..patterns import PatternProblem, matches, understood
 from .reader import ObjectReader, not_understood
 
 FLOAT_DTYPES = ("BF16", "F16", "F32")
@@ -211,20 +212,30 @@ def words(count: int) -> int:
 
 
 def is_regex_match(pattern: str, module: str) -> bool:
-    """True if an exclude `re:...` matches from the start of a module's name."""
-    return re.match(pattern.removeprefix("re:"), module) is not None
+    """True if an exclude `re:...` matches from the start of a module's name.
+
+    Raises:
+        VerifyError: it is not understood, or not decided for this name.
+    """
+    try:
+        return matches(pattern.removeprefix("re:"), module)
+    except PatternProblem as exc:
+        raise _no_pattern("the excludes", module, pattern, exc) from exc
 
 
 def check_patterns(keys: ObjectReader, scheme: DeclaredScheme) -> None:
-    """Every `re:` pattern compiles.
+    """Every `re:` pattern is understood.
 
     Raises:
-        VerifyError: one does not.
+        VerifyError: one is not.
     """
     for pattern in scheme.excludes:
         if pattern.startswith("re:"):
             try:
-                re.compile(pattern[3:])
-            except re.error as exc:
-                understood = (f"a regular expression ({exc})",)
-                raise not_understood(keys.where, keys.key, understood, pattern) from exc
+                understood(pattern[3:])
+            except PatternProblem as exc:
+                raise _no_pattern(keys.where, keys.key, pattern, exc) from exc
+
+
+def _no_pattern(where: object, key: str, pattern: str, exc: PatternProblem) -> VerifyError:
+    return not_understood(where, key, (f"a regular expression ({exc})",), pattern)

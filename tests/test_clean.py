@@ -1,0 +1,220 @@
+"""Staging folders of dead processes are removed by the next run and by `clean`, nothing else is."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from draftquant.quantize.errors import OutputError
+from draftquant.quantize.files import stale
+from draftquant.quantize.files.staging import staged_output
+from draftquant.quantize.files.stale import find_staging, staging_name
+from draftquant.scripts.cli import main
+
+
+@pytest.fixture
+def dead() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def left_by(parent: Path, out: str, pid: int, *, start: int = 1, place: str | None = None) -> Path:
+    """The staging folder of a run, with a file in it."""
+    here = staging_name("x").rpartition("-")[2].removesuffix(".staging")
+    folder = parent / f".{out}.{pid}-{start}-{place or here}.staging"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(bytes(1000))
+    return folder
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+OTHER = "0123456789ab"
+INNOCENT = (".out.staging", ".out.1-2.staging", "out.1-2-0123456789ab.staging", ".out.abc.staging",
+            ".1-2-0123456789ab.staging", ".out.12345678-2-0123456789ab.staging")  # fmt: skip
+
+
+def test_a_live_run_says_so(tmp_path: Path) -> None:
+    with staged_output(tmp_path / "a.b") as staging:
+        (found,) = find_staging(tmp_path)
+        assert (found.path, found.out, found.is_here, found.is_live) == (staging, "a.b", True, True)
+        assert main(["clean", str(tmp_path)]) == 0
+        assert staging.is_dir()
+
+
+def test_the_next_run_removes_what_its_output_left(dead: int, tmp_path: Path) -> None:
+    gone = left_by(tmp_path, "out", dead)
+    other = left_by(tmp_path, "other", dead)
+    elsewhere = left_by(tmp_path, "out", dead, place=OTHER)
+    live = left_by(tmp_path, "out", os.getppid(), start=int(start_of(os.getppid())))
+    with staged_output(tmp_path / "out"):
+        assert not gone.exists()
+    assert names(tmp_path) == {"out", other.name, elsewhere.name, live.name}
+
+
+def start_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def test_a_number_given_twice_is_another_process(tmp_path: Path) -> None:
+    stranger = left_by(tmp_path, "out", os.getpid(), start=int(start_of(os.getpid())) - 1)
+    (found,) = find_staging(tmp_path)
+    assert (found.path, found.is_live) == (stranger, False)
+
+
+def test_a_process_that_nobody_waited_for_is_dead(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    left_by(tmp_path, "out", process.pid, start=int(start_of(process.pid)))
+    assert find_staging(tmp_path)[0].is_live
+    process.kill()
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    assert not find_staging(tmp_path)[0].is_live
+    process.communicate()
+
+
+def test_a_process_of_another_user_is_alive(
+    tmp_path: Path, dead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may signal everybody, so the kernel's answer is given here."""
+
+    def refused(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    left_by(tmp_path, "out", dead)
+    monkeypatch.setattr(stale.os, "kill", refused)
+    assert find_staging(tmp_path)[0].is_live
+
+
+def test_clean_prints_what_it_removes(
+    dead: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = [left_by(tmp_path, name, dead) for name in ("a", "b")]
+    elsewhere = left_by(tmp_path, "out", dead, place=OTHER)
+    (tmp_path / "out").mkdir()
+    for name in INNOCENT:
+        (tmp_path / name).mkdir()
+    (tmp_path / f".f.{dead}-1-{OTHER}.staging").write_text("a file")
+    (tmp_path / f".l.{dead}-1-{OTHER}.staging").symlink_to(tmp_path / "out")
+    before = names(tmp_path)
+    assert main(["clean", str(tmp_path)]) == 0
+    assert before - names(tmp_path) == {folder.name for folder in gone}
+    said = capsys.readouterr().out
+    for folder in gone:
+        assert f"removed {folder.name} (1,000 bytes)" in said
+    assert f"left {elsewhere.name}: of another machine or container" in said
+    assert "2 removed, 0.00 MB; 1 left" in said
+
+
+def test_clean_for_machines(dead: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = left_by(tmp_path, "a", dead)
+    assert main(["clean", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"removed": [{"folder": gone.name, "bytes": 1000}], "left": []}
+
+
+def test_other_machines_need_an_age(dead: int, tmp_path: Path) -> None:
+    old, new = (left_by(tmp_path, name, dead, place=OTHER) for name in ("old", "new"))
+    for path in (old / "model.safetensors", old):
+        os.utime(path, (time.time() - 7200, time.time() - 7200))
+    assert main(["clean", str(tmp_path), "--older-than", "3"]) == 0
+    assert names(tmp_path) == {old.name, new.name}
+    assert main(["clean", str(tmp_path), "--older-than", "1"]) == 0
+    assert names(tmp_path) == {new.name}
+    (new / "model.safetensors").write_bytes(b"")
+    os.utime(new, (0, 0))  # a file in it is younger
+    assert main(["clean", str(tmp_path), "--older-than", "1"]) == 0
+    assert names(tmp_path) == {new.name}
+
+
+def test_a_live_run_is_never_old(tmp_path: Path) -> None:
+    with staged_output(tmp_path / "out") as staging:
+        os.utime(staging, (0, 0))
+        assert main(["clean", str(tmp_path), "--older-than", "0"]) == 0
+        assert staging.is_dir()
+
+
+@pytest.mark.parametrize("hours", ["-1", "nan", "x"])
+def test_hours_are_a_number(hours: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["clean", str(tmp_path), f"--older-than={hours}"])
+    assert caught.value.code == 2
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    assert main(["clean", str(tmp_path / "absent")]) == 2
+    with pytest.raises(OutputError, match="no such folder"):
+        main(["clean", str(tmp_path / "absent"), "--debug"])
+
+
+# ---- signals
+
+SLEEPER = """
+import sys, time
+from draftquant.quantize.files.staging import staged_output
+from draftquant.scripts import cli
+from draftquant.scripts.commands import clean
+from pathlib import Path
+def run(options):
+    with staged_output(options.folder / "out") as staging:
+        (staging / "file").write_text("")
+        print("staged", flush=True)
+        time.sleep(1 if "brief" in sys.argv else 60)
+    return 0
+clean.run = run
+sys.exit(cli.main(["clean", sys.argv[1]]))
+"""
+
+
+def signalled(number: signal.Signals, folder: Path, *options: str, ignored: bool = False) -> int:
+    def ignore() -> None:
+        signal.signal(number, signal.SIG_IGN)
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER, str(folder), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=ignore if ignored else None,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"staged\n"
+    process.send_signal(number)
+    process.stdout.close()
+    return process.wait(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+)
+def test_a_signal_leaves_nothing(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    assert signalled(number, tmp_path) == code
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_the_parent_ignores_stays_ignored(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """As below nohup."""
+    assert signalled(number, tmp_path, "brief", ignored=True) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_handlers_are_those_of_before(tmp_path: Path) -> None:
+    def mine(_number: int, _frame: object) -> None:
+        pytest.fail("called")
+
+    before = signal.signal(signal.SIGHUP, mine)
+    try:
+        assert main(["clean", str(tmp_path)]) == 0
+        assert signal.getsignal(signal.SIGHUP) is mine
+    finally:
+        signal.signal(signal.SIGHUP, before)

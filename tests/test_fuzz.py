@@ -1,0 +1,310 @@
+"""Fuzzing: whatever a file holds, a command says what it makes of it, soon, and in plain text.
+
+Valid documents of every kind are changed in a few places. Each command then ends with an exit code
+of its own, never with a traceback; takes less than two seconds and 500 MB; and prints nothing that
+a terminal would obey. `./scripts/test --fuzz` does the same for as many cases as you like.
+"""
+
+import contextlib
+import copy
+import io
+import json
+import resource
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import yaml
+from draftquant.calibration.errors import PromptError
+from draftquant.calibration.prompts import read_prompts
+from draftquant.calibration.trace_manifest import FeatureSpec, TargetIdentity
+from draftquant.calibration.trace_writer import trace_output
+from draftquant.calibration.traces import PromptTrace
+from draftquant.quantize.drafts.mask_embedding import read_mask_embedding
+from draftquant.quantize.errors import CheckpointError
+from draftquant.recipes import built_in_recipes, load_recipe, to_mapping
+from draftquant.recipes.errors import DraftQuantError
+from draftquant.scripts.cli import main
+from handmade import MADE, quantize_by_hand
+from hypothesis import given
+from hypothesis import strategies as st
+from mutations import VALUES, documents, json_bytes, mutated, scrambled
+from tiny import INDEX_FILE, SINGLE_FILE, tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+from tiny_mla import tiny_eagle3_mla
+from tiny_speculators import tiny_speculators_eagle3
+
+SECONDS, MEGABYTES = 2.0, 500
+CHECKS = tuple(("check", "DRAFT", "--engine", name) for name in ("vllm", "sglang", "tensorrt-llm"))
+INT4 = ("--recipe", "int4-channel", "--backend", "torch")
+PLAIN = (
+    ("inspect", "DRAFT"),
+    ("plan", "DRAFT", *INT4),
+    ("quantize", "DRAFT", *INT4, "--fix-config", "--out", "OUT"),
+    *CHECKS,
+)
+QUANTIZED = (
+    ("inspect", "DRAFT"),
+    ("verify", "DRAFT", "--against", "SOURCE"),
+    ("dequantize", "DRAFT", "--out", "OUT"),
+    ("gate", "SOURCE", "DRAFT", "--traces", "TRACES"),
+    *CHECKS,
+    ("check", "DRAFT", "--engine", "vllm", "--fix", "--out", "OUT", "--against", "SOURCE"),
+)
+
+
+class Folders(NamedTuple):
+    """Valid folders, which no test changes, and room to write in."""
+
+    root: Path
+    sources: dict[str, Path]
+    quantized: dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folders]:
+    root = tmp_path_factory.mktemp("fuzz")
+    sources = {
+        "llama": tiny_eagle3_llama(root / "llama"),
+        "sharded": tiny_eagle3_llama(root / "sharded", sharded=True, pruned_vocabulary=True),
+        "mla": tiny_eagle3_mla(root / "mla"),
+        "dflash": tiny_dflash(root / "dflash", num_layers=1, mask_embedding=True),
+        "speculators": tiny_speculators_eagle3(root / "speculators"),
+    }
+    quantized = {
+        name: quantize_by_hand(sources["llama"], root / name, made) for name, made in MADE.items()
+    }
+    ours = root / "ours"
+    assert main(["quantize", str(sources["llama"]), *INT4, "--out", str(ours)]) == 0
+    quantized["ours"] = ours
+    traced(root / "traces")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield Folders(root, sources, quantized)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1000
+
+
+def traced(out: Path) -> None:
+    """Traces that fit the draft "llama"."""
+    target = TargetIdentity(name="t", config_sha256="0" * 64, weights_sha256="0" * 64,
+                            num_layers=6, vocab_size=96)  # fmt: skip
+    features = FeatureSpec(
+        kind="aux", width=192, dtype="float32", aux_layer_ids=(1, 3, 4), fusion_sha256=None
+    )
+    generator = torch.Generator().manual_seed(0)
+    with trace_output(out, target, features) as writer:
+        for position in range(3):
+            tokens = torch.randint(0, 96, (12,), generator=generator)
+            trace = PromptTrace(
+                id=f"p{position}",
+                category="all",
+                prompt_length=4,
+                token_ids=tokens,
+                features=torch.randn(11, 192, generator=generator),
+                target_top1=tokens[1:],
+            )
+            writer.add(trace, position=position)
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """The block takes little time of this process."""
+    began = time.process_time()
+    yield
+    assert time.process_time() - began < SECONDS
+
+
+def run(command: Sequence[str], folders: Folders, source: str = "llama") -> None:
+    """Run a command on the changed folder, and judge what it does."""
+    out = folders.root / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    named = {
+        "DRAFT": str(folders.root / "changed"),
+        "OUT": str(out),
+        "SOURCE": str(folders.sources[source]),
+        "TRACES": str(folders.root / "traces"),
+    }
+    arguments = [named.get(argument, argument) for argument in command]
+    printed, errors = io.StringIO(), io.StringIO()
+    with (
+        bounded(),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(errors),
+    ):
+        code = main(arguments)
+    assert code in (0, 1, 2, 3)
+    assert code != 2 or errors.getvalue().startswith("error: ")
+    assert_plain(printed.getvalue() + errors.getvalue())
+
+
+def assert_plain(text: str) -> None:
+    """Nothing that a terminal would obey."""
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
+def changed(folders: Folders, original: Path, file: str, content: bytes) -> None:
+    """The folder "changed" is the original one with another content of a file."""
+    folder = folders.root / "changed"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for path in original.iterdir():
+        (folder / path.name).symlink_to(path)
+    (folder / file).unlink(missing_ok=True)
+    (folder / file).write_bytes(content)
+
+
+@given(st.data())
+def test_config(folders: Folders, data: st.DataObject) -> None:
+    source = data.draw(st.sampled_from(list(folders.sources)))
+    config = json.loads((folders.sources[source] / "config.json").read_text())
+    content = data.draw(documents(config))
+    changed(folders, folders.sources[source], "config.json", content)
+    run(data.draw(st.sampled_from(PLAIN)), folders, source)
+
+
+@given(st.data())
+def test_declaration(folders: Folders, data: st.DataObject) -> None:
+    original = folders.quantized[data.draw(st.sampled_from(list(folders.quantized)))]
+    config = json.loads((original / "config.json").read_text())
+    declared = config["quantization_config"]
+    files = ["config.json"] + ["hf_quant_config.json"] * (
+        original / "hf_quant_config.json"
+    ).exists()
+    file = data.draw(st.sampled_from(files))
+    if file == "config.json":
+        content = json_bytes(config | {"quantization_config": data.draw(mutated(declared))})
+    else:
+        content = data.draw(documents(json.loads((original / file).read_text())))
+    changed(folders, original, file, content)
+    run(data.draw(st.sampled_from(QUANTIZED)), folders)
+
+
+@given(st.data())
+def test_index(folders: Folders, data: st.DataObject) -> None:
+    original = folders.sources["sharded"]
+    index = json.loads((original / INDEX_FILE).read_text())
+    changed(folders, original, INDEX_FILE, data.draw(documents(index)))
+    run(data.draw(st.sampled_from(PLAIN)), folders, "sharded")
+
+
+@given(st.data())
+def test_header(folders: Folders, data: st.DataObject) -> None:
+    plain = data.draw(st.booleans())
+    of = folders.sources if plain else folders.quantized
+    original = of[data.draw(st.sampled_from([name for name in of if name != "sharded"]))]
+    content = (original / SINGLE_FILE).read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    text = data.draw(documents(json.loads(content[8:start])))
+    length = data.draw(st.sampled_from([len(text)] * 9 + [0, len(text) + 8, 2**24, 2**63]))
+    changed(folders, original, SINGLE_FILE, length.to_bytes(8, "little") + text + content[start:])
+    run(data.draw(st.sampled_from(PLAIN if plain else QUANTIZED)), folders)
+
+
+@given(st.data())
+def test_provenance(folders: Folders, data: st.DataObject) -> None:
+    original = folders.quantized["ours"]
+    recorded = json.loads((original / "draftquant.json").read_text())
+    changed(folders, original, "draftquant.json", data.draw(documents(recorded)))
+    run(data.draw(st.sampled_from(QUANTIZED)), folders)
+
+
+RECIPES = {name: to_mapping(load_recipe(name)) for name in built_in_recipes()}
+
+
+@given(st.data())
+def test_recipe(folders: Folders, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(RECIPES)))
+    recipe = copy.deepcopy(RECIPES[name]) | {"name": "mine"}
+    if data.draw(st.booleans()):
+        content = json_bytes(data.draw(mutated(recipe)))  # JSON is YAML
+    else:
+        content = data.draw(scrambled(yaml.safe_dump(recipe, sort_keys=False).encode()))
+    path = folders.root / "mine.yaml"
+    path.write_bytes(content)
+    changed(folders, folders.sources["llama"], "x", b"")
+    (folders.root / "changed" / "x").unlink()
+    plan = ("plan", "DRAFT", "--recipe", str(path))
+    run(data.draw(st.sampled_from([("recipes", "check", str(path)), plan])), folders)
+
+
+@given(st.data())
+def test_traces(folders: Folders, data: st.DataObject) -> None:
+    original = folders.root / "traces"
+    file = data.draw(st.sampled_from(["trace.json", "traces-00001.safetensors"]))
+    content = (original / file).read_bytes()
+    if file == "trace.json":
+        content = data.draw(documents(json.loads(content)))
+    else:
+        start = 8 + int.from_bytes(content[:8], "little")
+        text = data.draw(documents(json.loads(content[8:start])))
+        content = len(text).to_bytes(8, "little") + text + content[start:]
+    changed(folders, original, file, content)
+    draft = str(folders.sources["llama"])
+    run(("replay", draft, "--traces", "DRAFT"), folders)
+
+
+PROMPTS = [
+    {"id": "a", "category": "code", "token_ids": [1, 2, 3]},
+    {"id": "b", "text": "def f("},
+    {"id": "c", "messages": [{"role": "user", "content": "Hi"}]},
+]
+
+
+@given(st.data())
+def test_prompts(folders: Folders, data: st.DataObject) -> None:
+    lines = [data.draw(documents(prompt)) for prompt in PROMPTS]
+    path = folders.root / "prompts.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    error = ""
+    with bounded():
+        try:
+            prompts = read_prompts(path)
+            assert all(prompt.token_ids and prompt.id.isprintable() for prompt in prompts)
+        except PromptError as exc:
+            error = str(exc)
+    assert_plain(error)
+
+
+def saved(value: object) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+MASK = {"embedding": torch.linspace(-1, 1, 64), "mask_token_id": 95, "per_position": False}
+
+
+@given(st.data())
+def test_mask_embedding(folders: Folders, data: st.DataObject) -> None:
+    if data.draw(st.booleans()):
+        content = data.draw(scrambled(saved(MASK)))
+    else:
+        key: Any = data.draw(st.sampled_from(sorted(MASK)))
+        content = saved(MASK | {key: data.draw(VALUES)})
+    path = folders.root / "mask_embedding.pt"
+    path.write_bytes(content)
+    error = ""
+    with bounded():
+        try:
+            assert read_mask_embedding(path, 64, 95).shape == (64,)
+        except CheckpointError as exc:
+            error = str(exc)
+    assert_plain(error)
+
+
+def test_an_error_of_another_kind_would_be_seen(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("\x1b")
+
+    changed(folders, folders.sources["llama"], "config.json", b"{}")
+    run(("inspect", "DRAFT"), folders)
+    monkeypatch.setattr("draftquant.scripts.commands.inspect._inspect", broken)
+    changed(folders, folders.sources["llama"], "x", b"")
+    with pytest.raises(ValueError, match="\x1b"):
+        run(("inspect", "DRAFT"), folders)
+    assert not issubclass(ValueError, DraftQuantError)

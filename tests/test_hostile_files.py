@@ -1,0 +1,503 @@
+"""Hostile files: what is no file, what is too large, and text that no terminal should get raw.
+
+For each reader of each command: an error that says where, within two seconds and 500 MB.
+"""
+
+import ast
+import json
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+from draftquant.calibration.errors import PromptError
+from draftquant.calibration.prompts import read_prompts
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.drafts.mask_embedding import read_mask_embedding
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.safetensors_header import MAX_HEADER_BYTES, read_header
+from draftquant.recipes import load_recipe
+from draftquant.recipes.errors import DraftQuantError, short, visible
+from draftquant.recipes.regular_file import open_regular, read_text
+from draftquant.recipes.strict_json import JsonProblem, parse_json
+from draftquant.scripts.cli import main
+from test_packaging import MODULES, parsed
+from tiny import Stored, edit_json, tiny_eagle3_llama, write_safetensors
+
+EVIL = "\x1b[31m\x07\r\x9b2J\u202eevil\u2028[red]\n"
+"""Escape, bell, return, C1, text direction, line ends and markup."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_eagle3_llama(tmp_path_factory.mktemp("hostile") / "source", sharded=True)
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return tiny_eagle3_llama(tmp_path / "draft", sharded=True)
+
+
+# ---- files that are none
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "fifo")
+    os.close(open_regular(tmp_path / "link"))
+    assert read_text(tmp_path / "file") == "text"
+    for path, what in (
+        (tmp_path, "a folder, not a file"),
+        (tmp_path / "fifo", "a FIFO, not a file"),
+        (Path("/dev/zero"), "a device or a socket, not a file"),
+        (tmp_path / "none", "No such file"),
+        (Path("a\0b"), "no file can have this name"),
+    ):
+        before = os.dup(0)
+        with pytest.raises(OSError, match=what):
+            open_regular(path)
+        assert os.dup(0) == before + 1  # the lowest that is free: nothing was left open
+        os.closerange(before, before + 2)
+
+
+def test_text_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("a" * 100)
+    assert len(read_text(path, 100)) == 100
+    with pytest.raises(OSError, match="more than 99 bytes"):
+        read_text(path, 99)
+    path.write_bytes(b"\xff")
+    with pytest.raises(OSError, match="utf-8"):
+        read_text(path)
+
+
+HOMES = {
+    "read_text": {"quantize/files/stale.py"},  # of /proc, and the identity of this machine
+    "read_bytes": set(),
+    "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py", "scripts/console.py",
+             "quantize/files/staging.py"},
+    "loads": {"recipes/strict_json.py"},
+    "load": {"quantize/drafts/mask_embedding.py", "calibration/moments.py"},
+    "print": set(),
+}  # fmt: skip
+"""Methods that open, read, parse or print, and the modules that call them: the others ask these."""
+TRIALS = ("scripts/publishers.py", "scripts/io_faults.py")  # what bench_kills and others run
+OURS = {"Checkpoint", "TraceFolder", "traces"}
+
+
+@pytest.mark.parametrize("method", HOMES)
+def test_files_are_opened_and_text_is_printed_in_one_home(method: str) -> None:
+    found = set()
+    for module in MODULES:
+        for node in ast.walk(parsed(module)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                owner = ast.unparse(node.func.value)
+                if node.func.attr == method and owner not in OURS and "self" not in owner:
+                    found.add(module.as_posix())
+    of_users = {
+        name
+        for name in found
+        if not name.startswith(("scripts/training", "scripts/bench", *TRIALS))
+    }
+    assert of_users == HOMES[method]
+
+
+DRAFT_FILES = (
+    "config.json",
+    "model.safetensors.index.json",
+    "model-00001-of-00002.safetensors",
+    "hf_quant_config.json",
+    "draftquant.json",
+)
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def gigabyte(path: Path) -> None:
+    """With holes: it takes no room on the disk."""
+    with path.open("wb") as stream:
+        stream.write(b"{" if path.suffix == ".json" else (2**30 - 8).to_bytes(8, "little"))
+        stream.truncate(2**30)
+
+
+@contextmanager
+def bounded(seconds: int = 3, megabytes: int = 500) -> Iterator[None]:
+    """The block ends in time, and the process's memory never exceeds what it was by more."""
+
+    def late(_signal: int, _frame: FrameType | None) -> None:
+        raise AssertionError(f"still running after {seconds} seconds")
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    handler = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < megabytes * 1000
+
+
+@pytest.mark.parametrize("make", [fifo, endless, gigabyte])
+@pytest.mark.parametrize("file", DRAFT_FILES)
+def test_no_file_of_a_draft_blocks_or_fills_the_memory(
+    file: str,
+    make: Callable[[Path], None],
+    source: Path,
+    draft: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (draft / file).unlink(missing_ok=True)
+    make(draft / file)
+    with bounded(megabytes=100):
+        assert main(["verify", str(draft), "--against", str(source)]) in (1, 2)
+    assert file in "".join(capsys.readouterr())
+    if file != "draftquant.json":  # which inspect does not read
+        with bounded(megabytes=100):
+            assert main(["inspect", str(draft)]) == 2
+        assert file in capsys.readouterr().err
+
+
+OTHER_FILES: dict[str, Callable[[Path], object]] = {
+    "recipe.yaml": load_recipe,
+    "trace.json": lambda path: TraceFolder.open(path.parent),
+    "prompts.jsonl": read_prompts,
+    "mask_embedding.pt": lambda path: read_mask_embedding(path, 64, 1),
+}
+
+
+@pytest.mark.parametrize("make", [fifo, endless, gigabyte])
+@pytest.mark.parametrize("file", OTHER_FILES)
+def test_no_other_file_does(file: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / file)
+    with bounded(megabytes=100), pytest.raises(DraftQuantError) as caught:
+        OTHER_FILES[file](tmp_path / file)
+    assert str(tmp_path / file) in caught.value.where
+
+
+# ---- large and deep documents
+
+
+def test_doubled_names_of_a_header_are_found_at_once(tmp_path: Path) -> None:
+    entry = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+    names = [f'"{i:06d}":{entry}' for i in range(100_000)]
+    text = ("{" + ",".join([*names, names[-1]]) + "}").encode()
+    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    with bounded(), pytest.raises(CheckpointError, match="'099999' stands twice"):
+        read_header(tmp_path, "x")
+
+
+@pytest.mark.parametrize("unit", [b"[],", b"{},", b'{"a":0},', b'"\\u00e9",', b"1e5,", b"1234567,"])
+def test_a_header_as_large_as_may_be(unit: bytes, tmp_path: Path) -> None:
+    text = b"[" + unit * ((MAX_HEADER_BYTES - 10) // len(unit)) + b"0]"
+    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text)
+    with bounded(), pytest.raises(CheckpointError, match="more than 2,000,000 values"):
+        read_header(tmp_path, "x")
+
+
+def test_a_header_that_is_too_large(tmp_path: Path) -> None:
+    with (tmp_path / "x").open("wb") as stream:
+        stream.write((MAX_HEADER_BYTES + 1).to_bytes(8, "little"))
+        stream.truncate(MAX_HEADER_BYTES + 100)
+    with bounded(), pytest.raises(CheckpointError, match="expected at most 33554432"):
+        read_header(tmp_path, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[" * 150 + "]" * 150, "more than 100 levels"),
+        ("[" * 50_000, "not JSON"),
+        ("9" * 5000, "not JSON"),
+        ("9" * 41, "more than 40 digits"),
+        (r'"\ud800"', r"'\\ud800' is half a character"),
+        (r'{"\uDFFF": 1}', r"'\\udfff' is half a character"),
+        ("[" + "0," * 2_000_000 + "0]", "more than 2,000,000 values"),
+    ],
+    ids=["deep", "deeper", "digits", "number", "surrogate", "surrogate key", "many"],
+)
+def test_json_that_cannot_be_handled_later(text: str, what: str) -> None:
+    with bounded(), pytest.raises(JsonProblem, match=what):
+        parse_json(text)
+
+
+def test_json_of_pairs_of_surrogates_is_text() -> None:
+    assert parse_json(r'"\ud83d\ude00"') == "\U0001f600"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: &a [1]\nrules: *a",
+        "a: " + "[" * 30_000,
+        "a: " + ":".join(["1"] * 30_000),
+        "group_size: " + "9" * 60_000,
+        "? [1]\n: 2",
+        "a: .nan\nb: 1e400",
+        '"\\ud800": 1',
+        "a: 1\n" * 3000,
+        "a: 1\n" * 10_000,
+    ],
+    ids=["aliases", "deep", "base 60", "digits", "key", "floats", "surrogate", "many", "more"],
+)
+def test_recipes_that_are_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with bounded(), pytest.raises(DraftQuantError, match=r"mine\.yaml") as caught:
+        load_recipe(tmp_path / "mine.yaml")
+    assert len(str(caught.value)) < 30_000
+
+
+def test_prompts_of_any_number_of_bad_lines(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("{\n" * 1_000_000)
+    with bounded(), pytest.raises(PromptError, match="20 line"):
+        read_prompts(path)
+    path.write_text(" " * (16 * 2**20 + 1))
+    with bounded(), pytest.raises(PromptError, match="line 1 has more than 16,777,216 bytes"):
+        read_prompts(path)
+
+
+# ---- text
+
+
+def test_what_is_not_printable_is_escaped() -> None:
+    assert visible("d[red] é ≈ 日本") == "d[red] é ≈ 日本"
+    assert visible(EVIL) == r"\x1b[31m\x07\r\x9b2J\u202eevil\u2028[red]\n"
+    assert visible("\udcff\x7f\xad\u200b") == r"\udcff\x7f\xad\u200b"
+    assert short("a" * 10**6) == short("a" * 10**6)[:200]
+    error = DraftQuantError(f"folder{EVIL}", EVIL * 10_000, fix=EVIL, details=[EVIL])
+    assert [line.isprintable() for line in str(error).split("\n")] == [True] * 3
+    assert len(str(error)) < 20_000
+
+
+def is_safe(text: str) -> bool:
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+COMMANDS: dict[str, list[str]] = {
+    "inspect": ["inspect", "DRAFT"],
+    "inspect-json": ["inspect", "DRAFT", "--json"],
+    "plan": ["plan", "DRAFT", "--recipe", "int4-channel"],
+    "quantize": ["quantize", "DRAFT", "--recipe", "int4-channel", "--out", "OUT"],
+    "verify": ["verify", "DRAFT", "--against", "SOURCE"],
+    "check": ["check", "DRAFT", "--engine", "vllm"],
+    "check-json": ["check", "DRAFT", "--engine", "sglang", "--json"],
+    "fix": ["check", "DRAFT", "--engine", "vllm", "--fix", "--out", "OUT"],
+    "dequantize": ["dequantize", "DRAFT", "--out", "OUT"],
+    "recipe": ["recipes", "check", "DRAFT/mine.yaml"],
+    "record": ["record", "--target", "DRAFT", "--prompts", "DRAFT/p.jsonl", "--out", "OUT"],
+    "replay": ["replay", "DRAFT", "--traces", "DRAFT"],
+    "gate": ["gate", "DRAFT", "DRAFT", "--traces", "DRAFT"],
+}
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "nothing but the name of the folder": lambda folder: folder.stat(),
+    "config": lambda folder: edit_json(folder / "config.json", architectures=[EVIL]),
+    "declared": lambda folder: edit_json(
+        folder / "config.json", quantization_config={EVIL: EVIL, "quant_method": EVIL}
+    ),
+    "excludes": lambda folder: edit_json(
+        folder / "config.json",
+        quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic",
+                             "ignored_layers": [EVIL]},
+    ),
+    "surrogate": lambda folder: edit_json(folder / "config.json", model_type="\ud800"),
+    "tensor": lambda folder: write_safetensors(
+        folder / "model-00001-of-00002.safetensors", {EVIL: Stored("F32", (1,), bytes(4))}
+    ),
+    "metadata": lambda folder: write_safetensors(
+        folder / "model-00001-of-00002.safetensors", {}, {"\ud800": EVIL}
+    ),
+    "index": lambda folder: edit_json(
+        folder / "model.safetensors.index.json", weight_map={EVIL: EVIL}
+    ),
+    "provenance": lambda folder: (folder / "draftquant.json").write_text(json.dumps({EVIL: 1})),
+    "recipe": lambda folder: (folder / "mine.yaml").write_text(json.dumps({EVIL: EVIL})),
+    "prompts": lambda folder: (folder / "p.jsonl").write_text(json.dumps({"id": EVIL})),
+    "traces": lambda folder: (folder / "trace.json").write_text(json.dumps({EVIL: 1})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_command_prints_what_a_terminal_would_obey(
+    change: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_eagle3_llama(tmp_path / f"d{EVIL}", sharded=True)
+    CHANGES[change](folder)
+    named = {"DRAFT": str(folder), "SOURCE": str(source), "OUT": str(tmp_path / "out")}
+    for arguments in COMMANDS.values():
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        filled = [re.sub("DRAFT|SOURCE|OUT", lambda found: named[found[0]], a) for a in arguments]
+        assert main(filled) in (0, 1, 2, 3), arguments
+        printed = capsys.readouterr()
+        assert is_safe(printed.out), arguments
+        assert is_safe(printed.err), arguments
+        assert printed.out or printed.err
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "d[red]:smile:")
+    assert main(["inspect", str(folder)]) == 0
+    assert "d[red]:smile:" in capsys.readouterr().out
+    assert main(["inspect", str(folder / "no[/]ne")]) == 2
+    assert "no[/]ne" in capsys.readouterr().err
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tiny_eagle3_llama(tmp_path / "plain")
+    folder = tmp_path / os.fsdecode(b"draft-\xff\xfe")
+    shutil.copytree(source, folder)
+    (folder / os.fsdecode(b"tokenizer-\xff.txt")).write_text("side file")
+    out = tmp_path / os.fsdecode(b"out-\xff")
+    assert main(["quantize", str(folder), "--recipe", "int4-channel", "--out", str(out)]) == 0
+    assert "out-\\udcff: 7 linears quantized" in capsys.readouterr().out
+    for arguments in (
+        ["inspect", str(folder)],
+        ["inspect", str(out), "--json"],
+        ["verify", str(out), "--against", str(folder)],
+        ["verify", str(out), "--against", str(folder), "--json"],
+        ["dequantize", str(out), "--out", str(tmp_path / os.fsdecode(b"back-\xff"))],
+    ):
+        assert main(arguments) == 0
+        printed = capsys.readouterr()
+        assert "\\udcff" in printed.out
+        assert is_safe(printed.out + printed.err)
+
+
+# ---- mask_embedding.pt
+
+
+MASKS: dict[str, Callable[[], object]] = {
+    "float8": lambda: torch.zeros(64).to(torch.float8_e4m3fn),
+    "sparse": lambda: torch.zeros(64).to_sparse(),
+    "meta": lambda: torch.zeros(64, device="meta"),
+    "quantized": lambda: torch.quantize_per_tensor(torch.zeros(64), 0.1, 0, torch.qint8),
+    "complex": lambda: torch.zeros(64, dtype=torch.complex64),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(32), torch.zeros(32)]),
+    "expanded": lambda: torch.zeros(1).expand(10**9),
+    "tensor for a token": lambda: {"embedding": torch.zeros(64), "mask_token_id": torch.zeros(3)},
+    "true for a token": lambda: {"embedding": torch.zeros(64), "mask_token_id": True},
+    "tensor for a flag": lambda: {"embedding": torch.zeros(64), "per_position": torch.ones(2)},
+    "text": lambda: {"embedding": "\x1b"},
+    "numbers": lambda: {1: 2},
+    "nothing": lambda: None,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested tensors|quantized tensor|TypedStorage)")
+@pytest.mark.parametrize("saved", MASKS)
+def test_mask_embeddings_that_are_no_vector(saved: str, tmp_path: Path) -> None:
+    torch.save(MASKS[saved](), tmp_path / "mask_embedding.pt")
+    with bounded(), pytest.raises(CheckpointError) as caught:
+        read_mask_embedding(tmp_path / "mask_embedding.pt", 64, 1)
+    assert is_safe(str(caught.value))
+
+
+def test_a_mask_embedding_that_unpacks_to_a_gigabyte(tmp_path: Path) -> None:
+    path = tmp_path / "mask_embedding.pt"
+    torch.save(torch.zeros(64), tmp_path / "plain.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed,
+    ):
+        for member in plain.namelist():
+            packed.writestr(member, plain.read(member))
+        with packed.open("archive/data/1", "w") as stream:
+            for _ in range(100):
+                stream.write(bytes(2**20))
+    assert path.stat().st_size < 10**6
+    with bounded(megabytes=50), pytest.raises(CheckpointError, match="expected at most 16,777,216"):
+        read_mask_embedding(path, 64, 1)
+
+
+# ---- stdout that cannot be written
+
+
+def run(shell: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`draftquant` as `shell` says, which has it and its arguments as "$@"."""
+    command = ["bash", "-c", shell, "bash", sys.executable, "-m", "draftquant.scripts.cli"]
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    return subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, check=False, env=buffered
+    )
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "reason"),
+    [
+        ('"$@" >&-', 2, "Bad file descriptor"),
+        ('"$@" > /dev/full', 2, "No space left on device"),
+        ('PYTHONUNBUFFERED=1 "$@" > /dev/full', 2, "No space left on device"),
+        ('"$@" --json > /dev/full', 2, "No space left on device"),
+        ('"$@" >&- 2>&-', 2, ""),
+        ('set -o pipefail; "$@" | head -c 0', 141, ""),
+    ],
+    ids=["closed", "full", "unbuffered", "full-json", "both closed", "pipe"],
+)
+def test_a_report_that_cannot_be_printed(
+    shell: str, code: int, reason: str, source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["quantize", str(source), "--recipe", "int4-channel", "--backend", "torch"]
+    ended = run(shell, *arguments, "--out", str(out))
+    assert "Traceback" not in ended.stderr
+    assert "Exception ignored" not in ended.stderr
+    assert (out / "draftquant.json").exists()
+    assert main(["verify", str(out), "--against", str(source)]) == 0
+    if code != 141 or ended.returncode:  # the reader may end after all was written
+        assert ended.returncode == code
+    if reason:
+        assert f"stdout: cannot be written: {reason}" in ended.stderr
+        assert f"{out} is complete and stays" in ended.stderr
+    elif code == 141:
+        assert "error" not in ended.stderr
+
+
+def test_help_that_cannot_be_printed() -> None:
+    ended = run('"$@" > /dev/full', "--help")
+    assert ended.returncode == 2
+    assert "stdout: cannot be written" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_the_launch_command_can_be_copied(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the folder is called, a shell runs nothing else."""
+    folder = tiny_eagle3_llama(tmp_path / """it's "a" $(touch x); `y` [red]""")
+    assert main(["check", str(folder), "--engine", engine]) in (0, 3)
+    (line,) = (x for x in capsys.readouterr().out.split("\n") if x.startswith(("serve", "to try")))
+    words = shlex.split(line.partition(": ")[2])
+    found = [
+        word if engine == "sglang" else " ".join(map(str, leaves(json.loads(word))))
+        for word in words
+        if "touch" in word
+    ]
+    assert len(found) == 1
+    assert str(folder) in found[0]
+
+
+def leaves(value: object) -> list[object]:
+    if not isinstance(value, dict):
+        return [value]
+    return [leaf for item in value.values() for leaf in leaves(item)]

@@ -1,0 +1,145 @@
+"""Killed runs and failing disks, a handful of each; `bench_kills` and `bench_io_faults` do more."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from draftquant.scripts.io_faults import FailingDisk, Fault
+from draftquant.scripts.publishers import FAILED, contents, exit_code, fork
+
+COMMANDS = ["check --fix", "dequantize", "quantize", "record"]
+
+
+def in_a_process(code: str, folder: Path) -> str:
+    """Forks start from a process that has computed nothing, which pytest has not."""
+    command = (sys.executable, "-c", code, str(folder / "work"))
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+KILLS = """
+import sys; from pathlib import Path
+from draftquant.scripts import bench_kills, publishers
+{}
+found = bench_kills.kill_runs(Path(sys.argv[1]), kills={}, signals={}, seed=1, divide=64,
+                              new_tokens=32)
+print(len(found.problems), sum(seen["runs"] for seen in found.outcomes.values()))
+print(*found.problems, sep="\\n")
+"""
+FAULTS = """
+import sys; from pathlib import Path
+from draftquant.scripts import bench_io_faults
+{}
+found = bench_io_faults.fail_calls(Path(sys.argv[1]), every={})
+assert sorted(found.calls) == {}
+assert all(seen.total() > 2 for seen in found.outcomes.values())
+print(len(found.problems), *sorted({{call for calls in found.calls.values() for call in calls}}))
+"""
+
+
+def test_killed_runs_leave_nothing_wrong(tmp_path: Path) -> None:
+    assert in_a_process(KILLS.format("", 4, 3), tmp_path).strip() == "0 7"
+
+
+def test_a_run_that_leaves_its_config_first_is_found_out(tmp_path: Path) -> None:
+    """What the test of kills is there for: config.json in place while all else is written."""
+    early = """
+from draftquant.quantize.files import publish
+publish.UNVERIFIED = ""
+plain = publish.staged_output
+publish.staged_output = lambda out, last: plain(out)
+write = publish.copy_side_files
+def slow(*arguments):
+    (arguments[1] / "config.json").write_text("{}")
+    import time; time.sleep(0.4)
+    write(*arguments)
+publish.copy_side_files = slow
+from draftquant.quantize import dequantize, quantize
+from draftquant.quantize.engines.repairs import publish as repairs
+for module in (dequantize, quantize, repairs):
+    module.UNVERIFIED_CONFIG_FILE = "config.json"
+"""
+    said = in_a_process(KILLS.format(early, 1, 0), tmp_path)
+    assert "config.json in a staging folder that is not whole" in said
+
+
+def test_failing_calls_leave_nothing_wrong(tmp_path: Path) -> None:
+    said = in_a_process(FAULTS.format("", 59, COMMANDS), tmp_path).split()
+    assert said[0] == "0"
+    assert {"copy_file_range", "fsync", "preadv", "pwrite", "rename", "sendfile", "write"} <= set(
+        said[1:]
+    )
+
+
+# ---- the disk that fails
+
+
+def outcome(tmp_path: Path, use: Callable[[Path], None], at: int | None, fault: Fault) -> int:
+    """How a process ends that uses a file on a disk whose call `at` fails."""
+
+    def run() -> int:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        disk = FailingDisk(tmp_path, at=at, fault=fault)
+        disk.install()
+        try:
+            use(tmp_path / "file")
+        except OSError as exc:
+            return exc.errno or FAILED
+        return 100 + len(disk.seen)
+
+    return exit_code(fork(run))
+
+
+def write_text(path: Path) -> None:
+    path.write_text("x" * 100, encoding="utf-8")
+
+
+def read_text(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == "y" * 100
+
+
+def write_at(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    assert os.pwrite(descriptor, b"z" * 10, 0) == 10
+
+
+@pytest.mark.parametrize(
+    ("use", "at", "fault", "code"),
+    [
+        (write_text, None, "EIO", 102),  # create, write
+        (write_text, 0, "ENOSPC", 28),
+        (write_text, 1, "EIO", 5),
+        (write_text, 1, "short", 103),  # the rest is one write more
+        (read_text, 0, "EIO", 5),
+        (read_text, 1, "short", 104),  # open, half, the rest, end
+        (write_at, 1, "ENOSPC", 28),
+        (write_at, 1, "short", FAILED),
+    ],
+)
+def test_one_call_goes_wrong(
+    use: Callable[[Path], None], at: int | None, fault: Fault, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("y" * 100)
+    assert outcome(tmp_path, use, at, fault) == code
+    if use is write_text and code > 100:
+        assert (tmp_path / "file").read_text() == "x" * 100
+
+
+def test_other_folders_have_a_good_disk(tmp_path: Path) -> None:
+    def elsewhere(_path: Path) -> None:
+        write_text(tmp_path.parent / "elsewhere")
+
+    assert outcome(tmp_path, elsewhere, 0, "EIO") == 100
+
+
+def test_contents_are_of_every_file(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "file").write_text("a")
+    before = contents(tmp_path)
+    assert list(before) == ["deep/file"]
+    (tmp_path / "deep" / "file").write_text("b")
+    assert contents(tmp_path) != before

@@ -1,0 +1,200 @@
+"""What travels beside the tensors: files of the folder, links that stay in it, and no weights."""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.entries import entries, looks_like_weights
+from draftquant.scripts.cli import main
+from tiny import tiny_eagle3_llama
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return tiny_eagle3_llama(tmp_path / "draft")
+
+
+def side_files(folder: Path) -> tuple[str, ...]:
+    return Checkpoint.open(folder).side_files()
+
+
+def quantized(draft: Path) -> int:
+    out = draft.parent / "out"
+    return main(["quantize", str(draft), "--recipe", "int4-channel", "--out", str(out)])
+
+
+def test_links_inside_the_folder_are_followed(draft: Path) -> None:
+    (draft / "tokenizer").mkdir()
+    (draft / "tokenizer" / "vocab.txt").write_text("words")
+    (draft / "vocab.txt").symlink_to("tokenizer/vocab.txt")
+    (draft / "absolute.txt").symlink_to(draft / "vocab.txt")
+    assert {"vocab.txt", "absolute.txt", "tokenizer/vocab.txt"} <= set(side_files(draft))
+    assert quantized(draft) == 0
+    for name in ("vocab.txt", "absolute.txt"):
+        copy = draft.parent / "out" / name
+        assert (copy.is_symlink(), copy.read_text()) == (False, "words")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_snapshot_of_the_hub_links_to_blobs(nested: bool, tmp_path: Path) -> None:
+    """As huggingface_hub lays out its cache: every file of a snapshot is a link."""
+    repository = tmp_path / "models--owner--draft"
+    snapshot = repository / "snapshots" / "abc"
+    plain = tiny_eagle3_llama(tmp_path / "plain")
+    if nested:
+        (plain / "sub").mkdir()
+        (plain / "sub" / "vocab.txt").write_text("words")
+    (repository / "blobs").mkdir(parents=True)
+    for number, path in enumerate(sorted(p for p in plain.rglob("*") if p.is_file())):
+        blob = repository / "blobs" / f"{number:040x}"
+        shutil.move(path, blob)
+        link = snapshot / path.relative_to(plain)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    found = side_files(snapshot)
+    assert {"tokenizer.json", *(["sub/vocab.txt"] if nested else [])} <= set(found)
+    out = tmp_path / "out"
+    assert main(["quantize", str(snapshot), "--recipe", "int4-channel", "--out", str(out)]) == 0
+    other = tmp_path / "models--owner--other" / "blobs"
+    other.mkdir(parents=True)
+    (other / "secret").write_text("of another repository")
+    (snapshot / "vocab.txt").symlink_to(other / "secret")
+    with pytest.raises(CheckpointError, match="elsewhere"):
+        side_files(snapshot)
+
+
+def make(kind: str, path: Path) -> None:
+    """Put something into a draft that must not travel."""
+    if kind == "link out":
+        path.symlink_to("/etc/passwd")
+    elif kind == "link out by a link":
+        (path.parent / "deep").mkdir()
+        (path.parent / "deep" / "a").symlink_to("/etc/passwd")
+        path.symlink_to("deep/a")
+    elif kind == "link to nowhere":
+        path.symlink_to("absent")
+    elif kind == "link in a circle":
+        path.symlink_to(path.name)
+    elif kind == "link to a folder outside":
+        path.symlink_to("/etc")
+    elif kind == "link to a folder inside":
+        (path.parent / "deep").mkdir()
+        path.symlink_to("deep")
+    elif kind == "link to a device":
+        path.symlink_to("/dev/zero")
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        with socket.socket(socket.AF_UNIX) as server:
+            os.chdir(path.parent)
+            server.bind(path.name)
+
+
+BAD = {
+    "link out": "a link to /etc/passwd, elsewhere",
+    "link out by a link": "elsewhere",
+    "link to nowhere": "a link to absent, which leads nowhere",
+    "link in a circle": "which leads nowhere",
+    "link to a folder outside": "a link to /etc, which is no file",
+    "link to a folder inside": "a link to deep, which is no file",
+    "link to a device": "a link to /dev/zero, which is no file",
+    "FIFO": "neither a file nor a folder",
+    "socket": "neither a file nor a folder",
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_is_no_file_of_the_folder_is_an_error(
+    kind: str, draft: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(draft.parent)  # which the socket changes
+    make(kind, draft / "vocab.txt")
+    with pytest.raises(CheckpointError) as caught:
+        side_files(draft)
+    assert caught.value.where == str(draft / "vocab.txt")
+    assert BAD[kind] in caught.value.what
+    assert quantized(draft) == 2
+    assert "expected a file of the folder" in capsys.readouterr().err
+    assert not (draft.parent / "out").exists()
+
+
+def test_leftovers_of_downloads_do_not_travel(draft: Path) -> None:
+    before = side_files(draft)
+    for name in (".git", ".cache", "__pycache__"):
+        (draft / name).mkdir()
+        (draft / name / "link").symlink_to("/etc/passwd")
+    assert side_files(draft) == before
+
+
+WEIGHTS = (
+    "weights.pt", "optimizer.pth", "pytorch_model.bin", "training_args.bin", "model.gguf", "tf.h5",
+    "flax_model.msgpack", "model.onnx", "model.onnx_data", "last.ckpt", "vocab.pkl", "x.pickle",
+    "sub/MODEL.GGUF", "sub/mask_embedding.pt", "sub/model.safetensors", "d2t.npy", "all.npz",
+    "pytorch_model.bin.index.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("file", WEIGHTS)
+def test_weights_in_another_format_do_not_travel(
+    file: str, draft: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert looks_like_weights(file)
+    (draft / file).parent.mkdir(exist_ok=True)
+    (draft / file).write_text("")
+    assert quantized(draft) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{draft / file}: weights in another format would travel unquantized" in said
+    assert "move this file out of the folder" in said
+
+
+@pytest.mark.parametrize(
+    "file", ["mask_embedding.pt", "modeling_eagle3.py", "tokenizer.model", "vocab.txt", "LICENSE"]
+)
+def test_what_travels_has_the_bytes_of_the_source(file: str, draft: Path) -> None:
+    """Modeling code too: it is the draft's own, and is never run here."""
+    assert not looks_like_weights(file)
+    (draft / file).write_bytes(b"raise SystemExit\n\xff")
+    assert quantized(draft) == 0
+    out = draft.parent / "out"
+    assert (out / file).read_bytes() == b"raise SystemExit\n\xff"
+    assert main(["verify", str(out), "--against", str(draft)]) == 0
+
+
+@pytest.mark.parametrize("command", ["dequantize", "check"])
+def test_of_a_quantized_folder_neither(
+    command: str, draft: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quantized(draft) == 0
+    out = draft.parent / "out"
+    config = (out / "config.json").read_text().replace('"ignore": [', '"ignore": ["lm_head",')
+    options: dict[str, list[Any]] = {
+        "dequantize": [], "check": ["--engine", "vllm", "--fix"],
+    }  # fmt: skip
+    if command == "check":
+        config = config.replace('"model.fc"', '"model.norm"').replace('"fc"', '"norm"')
+        (out / "config.json").write_text(config.replace('"re:.*fc$"', '"re:.*norm$"'))
+    (out / "optimizer.pth").write_text("")
+    made = draft.parent / "made"
+    assert main([command, str(out), "--out", str(made), *options[command]]) == 2
+    assert "optimizer.pth: weights in another format" in capsys.readouterr().err
+    assert not made.exists()
+
+
+def test_a_folder_that_cannot_be_listed(draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may list everything, so the kernel's answer is given here."""
+    plain = os.scandir
+
+    def refused(path: Any) -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(path)
+
+    (draft / "closed").mkdir()
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(CheckpointError, match="cannot be listed: Permission denied"):
+        list(entries(draft))
