@@ -27,7 +27,7 @@ from .files.safetensors_file import SafetensorsFile
 from .files.safetensors_header import TensorInfo
 from .layouts import Columns, get_layout
 from .numerics.absmax import row_absmax
-from .numerics.quantized_weight import QuantizedWeight
+from .numerics.quantized_weight import QuantizedWeight, carried
 from .plan import Plan, Step
 
 BLOCK_BYTES = 8 << 20  # of the source weight: its float32 copies then fit the caches of two cores
@@ -161,8 +161,14 @@ class _Execution:
             moments = statistics.second_moments(_canonical(step)) if statistics else None
             blocks = self._quantized_blocks(step, moments)
             input_scale = self._measured.input_scales.get(step.row.module)
-            values = _store(blocks, step.row.tensor, self._plan.recipe, output, input_scale,
-                            dequantize=served is not None)  # fmt: skip
+            values = store_linear(
+                blocks,
+                step.row.tensor,
+                self._plan.recipe.stored,
+                output,
+                input_scale,
+                dequantize=served is not None,
+            )
             if served is not None:
                 served[_canonical(step)] = torch.cat(values)
 
@@ -191,7 +197,9 @@ class _Execution:
         for rows in self._blocks(step, BLOCK_BYTES if backend.streams_rows else tensor.nbytes):
             if absmax is None:
                 self._checked_absmax(rows, tensor.name, first)
-            yield backend.quantize(rows, self._plan.recipe.weights, absmax, moments)
+            weights = self._plan.recipe.weights
+            block = backend.quantize(rows, weights, absmax, moments)
+            yield carried(block) if weights.carrier else block
             first += len(rows)
 
     def _checked_absmax(self, rows: Tensor, name: str, first: int) -> Tensor:
@@ -241,16 +249,19 @@ class _Execution:
         return largest
 
 
-def _store(
+def store_linear(
     blocks: Iterator[QuantizedWeight],
     weight: TensorInfo,
     recipe: Recipe,
     output: SafetensorsFile,
     input_scale: float | None,
     *,
-    dequantize: bool,
+    dequantize: bool = False,
 ) -> list[Tensor]:
-    """Write a quantized weight as its layout stores it; returns dequantized blocks if asked to."""
+    """Write a quantized weight as its layout stores it; returns dequantized blocks if asked to.
+
+    Of the recipe the formats are those that are stored: `Recipe.stored`.
+    """
     layout = get_layout(recipe.layout)
     module = weight.name.removesuffix(".weight")
     written: dict[str, int] = {}

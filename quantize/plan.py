@@ -164,7 +164,7 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
         action: StepAction = recipe.rules[index].action
         if action == "quantize":
             _check_quantizable(recipe, draft, row)
-            stored = layout.stored(row.tensor, recipe)
+            stored = layout.stored(row.tensor, recipe.stored)
         else:
             tensor = row.tensor
             stored = (StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),)

@@ -224,7 +224,7 @@ def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:
     """The layout's own files, the index, config.json with changes and the layout's declaration."""
     checkpoint = plan.draft.checkpoint
     layout = get_layout(plan.recipe.layout)
-    declared = layout.declare(plan.recipe, plan.kept_modules())
+    declared = layout.declare(plan.recipe.stored, plan.kept_modules())
     own = {
         file: json.dumps(content, indent=2) + "\n"
         for file, content in layout.side_files(declared).items()

@@ -83,5 +83,7 @@ NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
         scale_dtype="U8",
     ),
 }
+CARRIED: tuple[WeightDtype, Granularity] = ("int4", "channel")
+"""The only format whose codes may be stored in a wider one: -8 .. 7 are exact in FP8 E4M3."""
 SECOND_STAGE: tuple[WeightDtype, Granularity] = ("int4", "channel")
 """The only format whose codes may be taken of a weight rounded to FP8 first."""

@@ -3,6 +3,7 @@
 The schema knows formats and roles; it knows neither the names of a family nor how a layout packs.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .decode import encode
-from .formats import NUMBER_FORMATS, SECOND_STAGE, Granularity, WeightDtype
+from .formats import CARRIED, NUMBER_FORMATS, SECOND_STAGE, Granularity, WeightDtype
 
 Role = Literal[
     "attention",
@@ -40,6 +41,8 @@ class WeightFormat:
 
     Attributes:
         scale_dtype: of INT4 scales; None = the dtype of the weight.
+        carrier: in which wider format INT4 codes per channel are stored, each code exactly, under
+            the same scales in float32: the arithmetic of INT4 in files that every engine loads.
         first_stage: what INT4 codes per channel are taken of: the weight rounded to FP8 under one
             scale for the matrix, w ≈ code * scale * matrix scale; None = the weight itself.
     """
@@ -50,6 +53,7 @@ class WeightFormat:
     group_size: int | None = None
     scale_dtype: Literal["float16"] | None = None
     first_stage: Literal["fp8_e4m3"] | None = None
+    carrier: Literal["fp8_e4m3"] | None = None
 
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
@@ -66,9 +70,20 @@ class WeightFormat:
             return f"scale_dtype: the scales of {self.dtype} have one dtype: leave it out"
         if self.first_stage and (self.dtype, self.granularity) != SECOND_STAGE:
             return f"first_stage: only int4 per channel has two stages, not {self}: leave it out"
+        if self.carrier and (self.dtype, self.granularity) != CARRIED:
+            return f"carrier: only the codes of int4 per channel are carried, not {self}"
+        if self.carrier and self.first_stage:
+            return "carrier: codes of two stages are not carried: leave one of the two out"
         if self.first_stage and self.scale_dtype:
             return "scale_dtype: the scales of two stages are float32: leave it out"
         return None
+
+    @property
+    def stored(self) -> "WeightFormat":
+        """The format that layouts store and declare: the carrier's where there is one."""
+        if self.carrier is None:
+            return self
+        return WeightFormat(dtype=self.carrier, granularity=self.granularity, symmetric=True)
 
     @property
     def scales_whole_matrix(self) -> bool:
@@ -79,7 +94,8 @@ class WeightFormat:
     def __str__(self) -> str:
         size = f" of {self.group_size}" if self.group_size else ""
         of = f" of {self.first_stage} per tensor" if self.first_stage else ""
-        return f"{self.dtype} per {self.granularity}{size}{of}"
+        carried = f" carried by {self.carrier}" if self.carrier else ""
+        return f"{self.dtype} per {self.granularity}{size}{of}{carried}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +183,27 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadsOn:
+    """GPUs on which an engine loads what the recipe makes of drafts of these families.
+
+    It is what `draftquant check` says of the result, with nothing changed by hand.
+    """
+
+    engine: Literal["vllm", "sglang", "tensorrt-llm"]
+    arch: tuple[str, ...]
+    family: tuple[str, ...]
+
+    def problem(self) -> str | None:
+        """What makes this say nothing, or None."""
+        if not self.arch or not self.family:
+            return "arch and family: expected at least one each"
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.engine} {' '.join(self.arch)} ({', '.join(self.family)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GateChoice:
     """Which release policy judges the result."""
 
@@ -178,7 +215,8 @@ class Recipe:
     """One way to quantize a draft, complete and resolved.
 
     Attributes:
-        loads_on: the hardware and engines on which the result loads, in one line.
+        loads_on: engines, GPUs and families for which the result loads; none where no stock engine
+            loads it.
         backend: who computes the codes. layout: how they are stored and declared.
         activations: None is a decision (weight only).
         rules: every tensor is claimed once, every rule that is not `optional` must match.
@@ -187,7 +225,7 @@ class Recipe:
     schema_version: Literal[1]
     name: str
     summary: str
-    loads_on: str
+    loads_on: tuple[LoadsOn, ...] = ()
     backend: BackendName
     layout: LayoutName
     weights: WeightFormat
@@ -206,6 +244,11 @@ class Recipe:
         if twice:
             return f"rules: role {twice[0]!r} is claimed twice"
         return None
+
+    @property
+    def stored(self) -> "Recipe":
+        """The same recipe with the weights as layouts store and declare them."""
+        return dataclasses.replace(self, weights=self.weights.stored)
 
     @property
     def needs_input_scales(self) -> bool:

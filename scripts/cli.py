@@ -25,6 +25,7 @@ COMMANDS = {
     "quantize": "quantize a draft into a new, verified folder",
     "verify": "re-read a quantized draft with an independent decoder",
     "dequantize": "the weights of a quantized draft as plain ones, for any engine",
+    "transcode": "the same codes in another layout or carrier, bit for bit",
     "check": "what vLLM, SGLang or TensorRT-LLM will do with a draft folder",
     "clean": "remove what killed runs left beside outputs",
     "record": "record what a target does on prompts",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.later_runs import with_repairs
 from draftquant.quantize.files.provenance import (
     DequantizedProvenance,
     MadeBy,
@@ -17,7 +18,6 @@ from draftquant.quantize.files.provenance import (
     check_seal,
     read_provenance,
     sealed,
-    with_repairs,
     write_provenance,
 )
 from draftquant.recipes import Recipe, built_in_recipes, load_recipe, to_mapping
@@ -27,7 +27,7 @@ RECIPE = """{
   "schema_version": 1,
   "name": "mine",
   "summary": "a test",
-  "loads_on": "nowhere",
+  "loads_on": [{"engine": "vllm", "arch": ["sm90"], "family": ["dflash"]}],
   "backend": "torch",
   "layout": "modelopt",
   "weights": {"dtype": "fp8_e4m3", "granularity": "tensor", "symmetric": true},
@@ -56,7 +56,7 @@ QUANTIZED = f"""{{
     "tensor_sha256": {{"fc.weight": "00", "norm.weight": "11"}}
   }},
   "recipe": {RECIPE},
-  "recipe_sha256": "4c24d57a16dc2c64ddb9234e6689b7e29ac9a5aa3287d9c0def1bb11e9d08771",
+  "recipe_sha256": "80c0fc0bf476fe0a0c65e210f4675c45e48ea2c60f1081ab9b78c3e2bae4ead1",
   "tensor_sha256": {{"norm.weight": "11", "fc.weight": "00"}},
   "tensor_bytes": {{"before": 10, "after": 5}}
 }}"""

@@ -11,7 +11,7 @@ GOOD = """\
 schema_version: 1
 name: mine
 summary: a test
-loads_on: nowhere
+loads_on: {engine: vllm, arch: sm90, family: dflash}
 backend: torch
 layout: quark
 weights: {dtype: int4, granularity: channel, symmetric: true}

@@ -16,9 +16,9 @@ FLOORS = (
     ("stored", "layouts"),
     ("lints",),
     ("verify", "algorithms"),
-    ("backends", "plan"),
+    ("backends", "plan", "recode"),
     ("execute", "engines"),
-    ("quantize", "dequantize"),
+    ("quantize", "dequantize", "transcode"),
 )
 """From the ground up: a room imports from floors below its own."""
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

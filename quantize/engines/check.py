@@ -47,7 +47,7 @@ def check_draft(
         folder: config.json and safetensors files.
         engine: "vllm", "sglang" or "tensorrt-llm".
         version: of the engine; None = the newest that is known. One that is not is UNKNOWN.
-        arch: "gfx942", "sm90" or "sm100"; None = whatever all of them agree on.
+        arch: "gfx942", "sm90", ... (see `hardware`); None = whatever all of them agree on.
         tp: number of tensor-parallel shards, at least 1.
         target_layers: decoder layers of the target, after which vLLM numbers the draft's; None = as
             config.json says in num_target_layers, if it does.
@@ -56,28 +56,71 @@ def check_draft(
         CheckpointError: the folder cannot be read as a draft, there is no such engine, or
             `target_layers` is not what config.json says.
     """
+    _check_asked(engine, tp)
+    return check_checkpoint(
+        Checkpoint.open(folder),
+        engine=engine,
+        version=version,
+        arch=arch,
+        tp=tp,
+        target_layers=target_layers,
+        has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
+    )
+
+
+def check_checkpoint(
+    checkpoint: Checkpoint,
+    *,
+    engine: EngineName,
+    version: str | None = None,
+    arch: str | None = None,
+    tp: int = 1,
+    target_layers: int | None = None,
+    has_side_file: bool,
+) -> EngineCheck:
+    """As `check_draft`, of a folder that is read already, or that does not exist yet.
+
+    Args:
+        checkpoint: config and headers.
+        engine: see `check_draft`, as `version`, `arch`, `tp` and `target_layers`.
+        version: likewise.
+        arch: likewise.
+        tp: likewise.
+        target_layers: likewise.
+        has_side_file: hf_quant_config.json stands beside config.json.
+    """
+    _check_asked(engine, tp)
+    known = choose(engine, version)
+    first = known_target_layers(checkpoint, target_layers)
+    if version not in (None, known.version):
+        versions = ", ".join(each.version for each in known_versions(engine))
+        return _unknown(known, arch, tp, f"version {version}: known is {versions} only")
+    if arch is None:
+        answers = [
+            _check(checkpoint, known, each, tp, first, has_side_file) for each in known.archs
+        ]
+        return _agreed(known, answers, tp)
+    if arch not in known.archs:
+        return _unknown(known, arch, tp, f"{engine} on {arch}: never executed")
+    return _check(checkpoint, known, arch, tp, first, has_side_file)
+
+
+def _check_asked(engine: str, tp: int) -> None:
     if engine not in ENGINE_NAMES or tp < 1:
         raise CheckpointError(
             f"engine {engine!r}, {tp} shard(s)",
             "expected an engine and at least one shard",
             fix=f"engines: {', '.join(ENGINE_NAMES)}",
         )
-    known = choose(engine, version)
-    checkpoint = Checkpoint.open(folder)
-    first = known_target_layers(checkpoint, target_layers)
-    if version not in (None, known.version):
-        versions = ", ".join(each.version for each in known_versions(engine))
-        return _unknown(known, arch, tp, f"version {version}: known is {versions} only")
-    if arch is None:
-        answers = [_check(checkpoint, known, each, tp, first) for each in known.archs]
-        return _agreed(known, answers, tp)
-    if arch not in known.archs:
-        return _unknown(known, arch, tp, f"{engine} on {arch}: never executed")
-    return _check(checkpoint, known, arch, tp, first)
 
 
 def _check(
-    checkpoint: Checkpoint, engine: Engine, arch: str, tp: int, first_layer: int | None
+    checkpoint: Checkpoint,
+    engine: Engine,
+    arch: str,
+    tp: int,
+    first_layer: int | None,
+    has_side_file: bool,
 ) -> EngineCheck:
     declared = checkpoint.config.get("architectures")
     name = str(declared[0]) if isinstance(declared, list) and len(declared) == 1 else ""
@@ -104,7 +147,7 @@ def _check(
         config=checkpoint.config,
         tensor_names=frozenset(checkpoint.tensors),
         declaration=declaration,
-        has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
+        has_side_file=has_side_file,
         num_layers=geometry.num_layers,
         first_layer=first_layer,
         arch=arch,

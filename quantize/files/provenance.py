@@ -9,18 +9,17 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from ...recipes.decode import encode
 from ...recipes.regular_file import read_text
-from ...recipes.schema import Recipe, recipe_sha256
+from ...recipes.schema import LayoutName, Recipe, WeightFormat, recipe_sha256
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CheckpointError
 from .checkpoint import PROVENANCE_FILE
-from .command_line import recorded_argv
 from .safetensors_header import FloatDtype
 from .staging import write_text
 
@@ -88,6 +87,26 @@ class QuantizedSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TranscodedFrom:
+    """The quantized folder whose codes and scales were written in another layout or carrier.
+
+    Attributes:
+        layout: of that folder.
+        weights: in which format codes and scales were found at first: of several transcodings in a
+            row, before the first one.
+        scale_dtype: safetensors dtype to which the scales were rounded then.
+        tensor_sha256: of that folder.
+    """
+
+    hub_id: str | None
+    revision: str | None
+    layout: LayoutName
+    weights: WeightFormat
+    scale_dtype: str
+    tensor_sha256: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBytes:
     """Bytes of all tensors together, of the source and of the folder; headers not counted."""
 
@@ -117,7 +136,10 @@ class QuantizedProvenance:
         input_scale_origin: where they came from; None = not said, "" = there are none.
         calibration_prompts: identities of the prompts that the run looked at, ascending: sha256 of
             their token ids, by which the gate knows them whatever they are called.
-        made_by: where the folder was repaired later, and `draftquant` and `argv` are the repair's.
+        made_by: where the folder was repaired or transcoded later: `draftquant` and `argv` are that
+            run's.
+        transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
+            carrier of this folder.
         repairs: in order.
         sha256: the seal, see `sealed`; "" until it is written.
     """
@@ -139,6 +161,7 @@ class QuantizedProvenance:
     calibration_prompts: tuple[str, ...] = ()
     made_by: MadeBy | None = None
     repairs: tuple[RepairRecord, ...] = ()
+    transcoded_from: TranscodedFrom | None = None
     sha256: str = ""
 
     @property
@@ -157,7 +180,10 @@ class QuantizedProvenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairedProvenance:
-    """Of a folder that something else made: it says nothing of how the codes were found."""
+    """Of a folder that something else made: it says nothing of how the codes were found.
+
+    It was repaired or transcoded here; `transcoded_from` as in `QuantizedProvenance`.
+    """
 
     format: Literal["draftquant-repaired"] = "draftquant-repaired"
     version: Literal[1] = 1
@@ -167,6 +193,7 @@ class RepairedProvenance:
     repairs: tuple[RepairRecord, ...]
     tensor_sha256: Mapping[str, str]
     made_by: MadeBy | None = None
+    transcoded_from: TranscodedFrom | None = None
     sha256: str = ""
 
 
@@ -243,20 +270,6 @@ def check_seal(folder: Path, provenance: Provenance | None) -> None:
             f"sha256: not that of the other keys: {provenance.sha256!r}",
             fix="the record was edited: copy or quantize the draft again",
         )
-
-
-def with_repairs(
-    recorded: Provenance, repairs: Sequence[RepairRecord], *, argv: Sequence[str]
-) -> Provenance:
-    """What a folder recorded of itself, and what is repaired in it by this command line."""
-    first = MadeBy(draftquant=recorded.draftquant, argv=recorded_argv(recorded.argv))
-    return dataclasses.replace(
-        recorded,
-        draftquant=package_version("draftquant"),
-        argv=recorded_argv(argv),
-        made_by=recorded.made_by or first,
-        repairs=(*recorded.repairs, *repairs),
-    )
 
 
 def package_version(name: str) -> str:

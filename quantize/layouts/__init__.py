@@ -29,9 +29,10 @@ def check_layout(recipe: Recipe) -> None:
     Raises:
         LayoutError: names the layouts that can.
     """
-    problem = get_layout(recipe.layout).problem(recipe)
+    stored = recipe.stored
+    problem = get_layout(recipe.layout).problem(stored)
     if problem is not None:
-        able = [name for name, other in _LAYOUTS.items() if other.problem(recipe) is None]
+        able = [name for name, other in _LAYOUTS.items() if other.problem(stored) is None]
         raise LayoutError(
             f"layout {recipe.layout}",
             f"{problem}: weights {recipe.weights}, activations {recipe.activations or 'none'}",

@@ -5,7 +5,7 @@ are stored with the constant zero point 8.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
@@ -26,6 +26,7 @@ class AwqLayout:
     name: LayoutName = "awq"
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("modules_to_not_convert",)
+    int4_scale_dtype: Literal["float16"] | None = "float16"
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""

@@ -7,7 +7,7 @@ Planning needs layouts too, so they import torch only where they encode.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
@@ -35,11 +35,13 @@ class Layout(Protocol):
     Attributes:
         exact_excludes: whether engines compare its excludes with whole names, layer number and all.
         exclude_keys: of a declaration, each with the same list of excludes.
+        int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
     """
 
     name: LayoutName
     exact_excludes: bool
     exclude_keys: tuple[str, ...]
+    int4_scale_dtype: Literal["float16"] | None
 
     def problem(self, recipe: Recipe) -> str | None:
         """Why this layout cannot express the recipe's formats, or None."""

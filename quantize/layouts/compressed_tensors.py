@@ -1,7 +1,7 @@
 """The compressed-tensors layout (version 0.20): INT4, FP8, NVFP4 and MXFP4."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
@@ -51,6 +51,7 @@ class CompressedTensorsLayout:
     name: LayoutName = "compressed-tensors"
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("ignore",)
+    int4_scale_dtype: Literal["float16"] | None = None
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""

@@ -4,7 +4,7 @@ Sources: vLLM 0.33 and SGLang 0.5.23 `fp8.py`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
@@ -25,6 +25,7 @@ class Fp8Layout:
     name: LayoutName = "fp8"
     exact_excludes = True
     exclude_keys: tuple[str, ...] = ("ignored_layers", "modules_to_not_convert")
+    int4_scale_dtype: Literal["float16"] | None = None
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""

@@ -1,7 +1,7 @@
 """NVIDIA ModelOpt's layout (0.47): FP8 per matrix, or per channel and token; NVFP4."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
@@ -34,6 +34,7 @@ class ModelOptLayout:
     name: LayoutName = "modelopt"
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("exclude_modules", "ignore")
+    int4_scale_dtype: Literal["float16"] | None = None
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""

@@ -1,7 +1,7 @@
 """AMD Quark's layout, as Quark 0.13 exports it (real_quantized, `reorder` packing)."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...recipes.formats import NUMBER_FORMATS
 from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
@@ -39,6 +39,7 @@ class QuarkLayout:
     name: LayoutName = "quark"
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("exclude",)
+    int4_scale_dtype: Literal["float16"] | None = None
 
     def problem(self, recipe: Recipe) -> str | None:
         """See `Layout.problem`."""

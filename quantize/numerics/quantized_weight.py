@@ -41,6 +41,20 @@ class QuantizedWeight:
         return code_values(self.codes) * scale
 
 
+def carried(block: QuantizedWeight) -> QuantizedWeight:
+    """INT4 codes and scales per channel as FP8 ones of the same values: nothing is rounded.
+
+    Args:
+        block: int8 codes in [-8, 7], scale [rows, 1].
+
+    Returns:
+        float8_e4m3fn codes, which hold every whole number up to 16, and float32 scales.
+    """
+    return QuantizedWeight(
+        codes=block.codes.float().to(torch.float8_e4m3fn), scale=block.scale.float()
+    )
+
+
 def code_values(codes: Tensor) -> Tensor:
     """The values that codes stand for, float32, codes' shape."""
     return fp4_values(codes) if codes.dtype == torch.uint8 else codes.float()

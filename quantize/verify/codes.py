@@ -5,10 +5,11 @@ scales must be is said by a rule: see `rules`.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...recipes.formats import WeightDtype
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
@@ -20,7 +21,7 @@ from .absmax import INT4_SMALLEST_SCALE, whole_scale
 from .compared import Compared, OnBytes, blocks_of
 from .foreign_codes import AboutNearest
 from .foreign_scales import about_absmax_faults
-from .judge import Buffers, Judge, Numbers
+from .judge import Buffers, CarriedNumbers, Judge, Numbers
 from .nearest import Nearest
 from .report import Fault, LinearFinding
 from .rules import Rule
@@ -40,12 +41,16 @@ class Expected:
         largest: magnitude that the one scale of the matrix must cover; None where it has none, or
             where the rule does not say what it must be.
         group: on-disk names of the linears that `largest` is of.
+        carried: the number format of the codes, where a wider one carries them; else None.
+        scale_dtype: to which INT4 scales were rounded; they may be stored in a wider one.
     """
 
     rule: Rule
     exponent: int = 0
     largest: np.float32 | None = None
     group: tuple[str, ...] = ()
+    carried: WeightDtype | None = None
+    scale_dtype: str = "F32"
 
 
 def compare_linear(
@@ -70,7 +75,9 @@ def compare_linear(
     module, rule = tensor.name.removesuffix(".weight"), expected.rule
     found = Compared()
     linear = StoredLinear(output, scheme, module, in_features=_width(tensor, scheme, rule))
-    bad = _no_scales(linear.scale, scheme)
+    # What the codes are, whatever carries them.
+    own = replace(scheme, weight_dtype=expected.carried) if expected.carried else scheme
+    bad = _no_scales(linear.scale, own)
     if bad is not None:
         where = f"{module}.{scale_suffix(scheme)}"
         found.faults.append(Fault(where=where, expected=bad[0], got=bad[1]))
@@ -82,7 +89,7 @@ def compare_linear(
         whole = whole_scale(scheme, expected.largest)
         whole = global_scale(output, module) if wrong else whole
     buffers = Buffers()
-    judge = _judge(output, scheme, module, linear, rule, whole, buffers)
+    judge = _judge(output, own, module, linear, expected, whole, buffers)
     errors = _Pass(scheme, linear, tensor, expected, judge, buffers)
     digests = hashlib.sha256(), hashlib.sha256()
     for rows in blocks_of(tensor.shape[0], max(1, _BLOCK // max(1, tensor.shape[1]))):
@@ -99,7 +106,7 @@ def compare_linear(
     found.output_sha256[stored] = digests[1].hexdigest()
     if bad is None:  # otherwise every element would be reported once more
         found.faults += judge.faults(stored) + errors.padding_faults(stored)
-        found.faults += _scale_faults(output, scheme, module, linear, errors.absmax, rule, whole)
+        found.faults += _scale_faults(output, own, module, linear, errors.absmax, expected, whole)
         found.linear = errors.finding(module)
         found.absmax = float(errors.absmax.max())
     return found
@@ -130,12 +137,13 @@ def _judge(
     scheme: DeclaredScheme,
     module: str,
     linear: StoredLinear,
-    rule: Rule,
+    expected: Expected,
     whole: np.float32 | None,
     buffers: Buffers,
 ) -> Judge:
+    rule, carried = expected.rule, expected.carried is not None
     if rule.codes == "numbers":
-        return Numbers()
+        return CarriedNumbers() if carried else Numbers()
     if rule.codes == "about-nearest":
         return AboutNearest(scheme, linear, buffers)
     scale, first = linear.scale, None
@@ -143,7 +151,7 @@ def _judge(
         scale, first = stored_scales(output, scheme, module), whole
     elif scheme.weight_dtype == "nvfp4" and whole is not None:
         scale = stored_scales(output, scheme, module) * whole
-    return Nearest(scheme, scale, first, buffers)
+    return Nearest(scheme, scale, first, buffers, carried=carried)
 
 
 def _scale_faults(
@@ -152,15 +160,17 @@ def _scale_faults(
     module: str,
     linear: StoredLinear,
     largest: Floats,
-    rule: Rule,
+    expected: Expected,
     whole: np.float32 | None,
 ) -> list[Fault]:
     """Scales of rows, groups or blocks that the rule does not give."""
+    rule = expected.rule
     if rule.scales == "positive" or scheme.granularity == "tensor":
         return []
     if rule.scales == "about-absmax":
         return about_absmax_faults(output, scheme, module, linear.scale, largest)
-    return scale_faults(output, scheme, module, largest, whole, rule.scales)
+    dtype = expected.scale_dtype if scheme.weight_dtype == "int4" and whole is None else None
+    return scale_faults(output, scheme, module, largest, whole, rule.scales, dtype=dtype)
 
 
 class _Pass:

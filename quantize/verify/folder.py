@@ -39,6 +39,7 @@ from .method import (
     input_scale_faults,
     recorded_faults,
 )
+from .origin import origin_of
 from .owned import own_files, side_file_faults, unowned_faults
 from .recorded import NO_RECORD, Record, read_record, record_faults
 from .report import Fault, LinearFinding, VerifyReport, unreadable
@@ -157,7 +158,8 @@ class _Verification:
         self._rule = rule
         self._config_file = config_file
         self._changes = config_changes(find_lints(draft))
-        self._sorting = sort_tensors(draft, output, scheme, method)
+        self._origin = origin_of(scheme, method, recorded)
+        self._sorting = sort_tensors(draft, output, scheme, method, self._origin.scale_dtype)
         if method is None and scheme is None and not self._sorting.quantized:
             raise CheckpointError(
                 output.folder,
@@ -227,7 +229,7 @@ class _Verification:
         recorded = self._provenance.method if self._provenance else method
         complete: list[Fault] = []
         if self._provenance and self._scheme and not self._provenance.repairs:
-            complete = complete_faults(method.recipe, self._scheme, self._output)
+            complete = complete_faults(method.recipe.stored, self._scheme, self._output)
         return [
             *recorded_faults(method, recorded),
             *declared_faults(method.recipe, self._scheme),
@@ -245,8 +247,14 @@ class _Verification:
         """
         scheme, quantized = self._scheme, self._sorting.quantized
         rows = {row.module: row.tensor for row in self._draft.linears() if row.module in quantized}
+        origin = self._origin
         expected = {
-            module: Expected(rule=self._rule, exponent=self._exponents.get(tensor.name, 0))
+            module: Expected(
+                rule=self._rule,
+                exponent=self._exponents.get(tensor.name, 0),
+                carried=origin.carried,
+                scale_dtype=origin.scale_dtype or tensor.dtype,
+            )
             for module, tensor in rows.items()
         }
         if scheme is None or not scheme.scales_whole_matrix or not self._rule.by_absmax:

@@ -39,7 +39,11 @@ class Sorting:
 
 
 def sort_tensors(
-    draft: Draft, output: Checkpoint, scheme: DeclaredScheme | None, method: Method | None
+    draft: Draft,
+    output: Checkpoint,
+    scheme: DeclaredScheme | None,
+    method: Method | None,
+    scale_dtype: str | None = None,
 ) -> Sorting:
     """Hold every tensor of the source against the header of the output, and the other way round.
 
@@ -49,6 +53,7 @@ def sort_tensors(
         scheme: what it declares.
         method: how it was made; None = by something else, which may store INT4 scales in another
             dtype.
+        scale_dtype: of INT4 scales; None = that of the weight.
     """
     modules = quantized_looking(output.tensors.values())
     kept, linears, quantized, complete = [], [], set(), set()
@@ -73,7 +78,8 @@ def sort_tensors(
         wide = scheme.layout.foreign_scale_dtypes if method is None else ()
         parts = stored_parts(scheme, rows, columns, source_dtypes=(row.tensor.dtype, *wide))
         if method is not None:
-            parts = own_parts(parts, method.recipe.weights, scheme, row.tensor.dtype)
+            scales = scale_dtype or row.tensor.dtype
+            parts = own_parts(parts, method.recipe.weights.stored, scheme, scales)
         claimed |= {f"{module}.{suffix}" for suffix in parts}
         found = {suffix: output.tensors.get(f"{module}.{suffix}") for suffix in parts}
         wrong = wrong_parts(module, parts, found, scheme)

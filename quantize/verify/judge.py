@@ -3,6 +3,7 @@
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ..stored.decode import Bytes, Floats
 from .report import Fault
@@ -52,19 +53,41 @@ class Numbers:
     def __init__(self) -> None:
         self.wrong = 0
         self.max_error: float | None = None
-        self._first = (0, 0)
+        self.first = (0, 0)
 
     def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
         """See `Judge.add`."""
         del w, stored
-        bad = np.argwhere(np.isnan(codes))
+        self._count(first_row, np.isnan(codes))
+
+    def _count(self, first_row: int, wrong: npt.NDArray[np.bool_]) -> None:
+        bad = np.argwhere(wrong)
         if len(bad) and not self.wrong:
-            self._first = first_row + int(bad[0, 0]), int(bad[0, 1])
+            self.first = first_row + int(bad[0, 0]), int(bad[0, 1])
         self.wrong += len(bad)
 
     def faults(self, name: str) -> list[Fault]:
         """See `Judge.faults`."""
-        if not self.wrong:
-            return []
-        got = f"{self.wrong} NaN(s), first at row {self._first[0]}, column {self._first[1]}"
-        return [Fault(where=name, expected="codes that are numbers", got=got)]
+        return _faults(name, "codes that are numbers", f"{self.wrong} NaN(s)", self)
+
+
+class CarriedNumbers(Numbers):
+    """Every F8_E4M3 code is one of INT4: a whole number from -8 to 7, and no -0."""
+
+    def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
+        """See `Judge.add`."""
+        del w, stored
+        good = (codes >= -8) & (codes <= 7) & (codes == np.rint(codes))
+        self._count(first_row, ~(good & ~((codes == 0) & np.signbit(codes))))
+
+    def faults(self, name: str) -> list[Fault]:
+        """See `Judge.faults`."""
+        return _faults(name, "whole numbers from -8 to 7", f"{self.wrong} other(s)", self)
+
+
+def _faults(name: str, expected: str, got: str, judge: Numbers) -> list[Fault]:
+    if not judge.wrong:
+        return []
+    row, column = judge.first
+    where = f"first at row {row}, column {column}"
+    return [Fault(where=name, expected=expected, got=f"{got}, {where}")]

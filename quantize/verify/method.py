@@ -38,7 +38,7 @@ def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None) -> list[Fault
     where, of = f"{CONFIG_FILE}: quantization_config", f"of recipe {recipe.name}"
     if scheme is None:
         return [Fault(where=where, expected=f"that {of}", got="none")]
-    weights = recipe.weights
+    weights = recipe.weights.stored
     pairs = {
         "layout": (recipe.layout, scheme.layout.name),
         "weights": (weights.dtype, scheme.weight_dtype),
@@ -94,11 +94,12 @@ def _quantizes(recipe: Recipe, row: Row) -> bool:
 
 
 def own_parts(
-    parts: Mapping[str, Part], weights: WeightFormat, scheme: DeclaredScheme, source_dtype: str
+    parts: Mapping[str, Part], weights: WeightFormat, scheme: DeclaredScheme, scale_dtype: str
 ) -> dict[str, Part]:
     """The stored tensors of a linear with the one dtype of each that this package writes.
 
-    Scales in floats are float32; INT4 in one stage has the recipe's dtype or the weight's.
+    Scales in floats are float32, those of INT4 in one stage float16 where the recipe says so, else
+    of `scale_dtype`.
     """
     exact = dict(parts)
     for suffix, part in parts.items():
@@ -106,7 +107,7 @@ def own_parts(
             continue
         dtype = "F32"
         if suffix == scale_suffix(scheme) and weights.dtype == "int4" and not weights.first_stage:
-            dtype = "F16" if weights.scale_dtype else source_dtype
+            dtype = "F16" if weights.scale_dtype else scale_dtype
         exact[suffix] = part._replace(dtypes=(dtype,))
     return exact
 

@@ -16,6 +16,7 @@ from .rounding import e2m1_rounded, e4m3_rounded
 INT4_MIN, INT4_MAX = np.float32(-8), np.float32(7)
 NEGATIVE_ZERO = 8
 """The code of -0 in FP4."""
+E4M3_NEGATIVE_ZERO = 0x80
 
 
 class Nearest:
@@ -27,6 +28,7 @@ class Nearest:
             of two stages, the second.
         first_scale: of a first stage of two, else None.
         buffers: shared with the caller, which may use "x" between two blocks.
+        carried: INT4 codes are stored as F8_E4M3, where -0 is no code.
     """
 
     def __init__(
@@ -35,7 +37,10 @@ class Nearest:
         scale: Floats,
         first_scale: np.float32 | None,
         buffers: Buffers,
+        *,
+        carried: bool = False,
     ) -> None:
+        self._carried = carried
         self.wrong = 0
         self.max_error: float | None = None
         self._scheme = scheme
@@ -54,6 +59,8 @@ class Nearest:
         fp8 = self._scheme.weight_dtype == "fp8_e4m3"
         # Bits tell -0 from 0, and no NaN is the nearest to anything.
         different = nearest.view(np.uint32) != codes.view(np.uint32) if fp8 else nearest != codes
+        if self._carried:
+            different |= stored.reshape(w.shape) == E4M3_NEGATIVE_ZERO
         if self._scheme.weight_dtype in ("nvfp4", "mxfp4"):
             different |= self._wrong_zeros(w, nearest, stored)
         count = int(np.count_nonzero(different))

@@ -74,6 +74,8 @@ def scale_faults(
     absmax: Floats,
     whole: np.float32 | None,
     rule: ScaleRule,
+    *,
+    dtype: str | None = None,
 ) -> list[Fault]:
     """Scales of rows, groups or blocks that the largest magnitudes do not give.
 
@@ -84,14 +86,15 @@ def scale_faults(
         absmax: [out_features, groups] of the source weight.
         whole: the scale of the matrix over them, else None.
         rule: "absmax": exactly these. "clipped": from a quarter of them on.
+        dtype: to which they were rounded; None = that in which they are stored.
     """
     tensor = output.tensors[f"{module}.{scale_suffix(scheme)}"]
     stored = stored_scales(output, scheme, module)
     size = scheme.group_size or 1 if scheme.granularity == "block" else 1
     largest = np.maximum.reduceat(absmax, np.arange(0, len(absmax), size), axis=0)
     with np.errstate(all="ignore"):  # what is not finite equals nothing, or is a fault before
-        wanted = absmax_scales(largest, scheme, tensor.dtype, whole)
-        least = smallest_scales(largest, scheme, tensor.dtype, whole)
+        wanted = absmax_scales(largest, scheme, dtype or tensor.dtype, whole)
+        least = smallest_scales(largest, scheme, dtype or tensor.dtype, whole)
     wrong = ~((stored >= least) & (stored <= wanted)) if rule == "clipped" else stored != wanted
     if not wrong.any():
         return []

@@ -5,12 +5,12 @@ With `--fix` it writes a repaired copy, and says what the engine will do with th
 
 import argparse
 import dataclasses
-import typing
 from pathlib import Path
 from typing import Any
 
 from ...quantize.engines import EngineCheck, check_draft
-from ...quantize.engines.contract import ENGINE_NAMES, Arch
+from ...quantize.engines.contract import ENGINE_NAMES
+from ...quantize.engines.hardware import architecture
 from ...quantize.files.hub import resolve_draft
 from ..console import print_json, print_table, stdout, table
 from .check_fix import add_fix_arguments, check_fix_arguments, fix, print_fix
@@ -32,7 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="decoder layers of the target, after which vLLM numbers the draft's",
     )
-    parser.add_argument("--arch", choices=typing.get_args(Arch), help="default: all must agree")
+    parser.add_argument(
+        "--arch",
+        metavar="GPU",
+        help="gfx942, sm90, sm100, or as people say it (mi325x, h100, b200); default: all must"
+        " agree",
+    )
     add_fix_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -40,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     check_fix_arguments(options)
+    options.arch = architecture(options.arch) if options.arch else None
     source = resolve_draft(options.draft)
     answer = _check(source.folder, options)
     if options.fix:

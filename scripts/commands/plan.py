@@ -5,6 +5,7 @@ import argparse
 from ...quantize.plan import Plan, make_plan
 from ..console import print_json, print_table, stdout, table
 from .common import add_recipe_arguments, chosen_recipe, open_draft
+from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +19,14 @@ def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     _, draft = open_draft(options.draft)
     plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
+    verdicts = verdicts_of(plan)
     if options.json:
-        print_json(plan.to_mapping())
+        print_json({**plan.to_mapping(), "engines": to_mapping(verdicts)})
     else:
         print_plan(plan)
+        for line in verdict_lines(verdicts):
+            stdout().line(line)
+    warn_if_nothing_loads(plan, verdicts)
     return 0
 
 

@@ -17,6 +17,7 @@ from .common import (
     open_draft,
     shared_tables,
 )
+from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loads
 
 if TYPE_CHECKING:
     from ...calibration.static_scales import StaticScales
@@ -62,6 +63,8 @@ def run(options: argparse.Namespace) -> int:
 
     source, draft = open_draft(options.draft)
     plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
+    verdicts = verdicts_of(plan)
+    warn_if_nothing_loads(plan, verdicts)
     static = _static_scales(plan, options)
     seconds = _Stopwatch()
     with progress_bar("quantize", plan.bytes_before) as bar:
@@ -85,9 +88,11 @@ def run(options: argparse.Namespace) -> int:
     seconds.start("")
     _print_lints(find_lints(draft), options)
     if options.json:
-        print_json(_mapping(report, seconds.spent))
+        print_json({**_mapping(report, seconds.spent), "engines": to_mapping(verdicts)})
     else:
         print_report(report, seconds.spent)
+        for line in verdict_lines(verdicts):
+            stdout().line(line)
     return 0
 
 

@@ -1,10 +1,16 @@
 """`draftquant recipes`: list the built-in ones, show one resolved, check a file."""
 
 import argparse
+import typing
 
 import yaml
 
+from ...quantize.drafts import FAMILIES
+from ...quantize.engines.contract import EngineName
+from ...quantize.engines.hardware import architecture
 from ...recipes import built_in_recipes, load_recipe, recipe_sha256, to_mapping
+from ...recipes.errors import RecipeError
+from ...recipes.schema import LoadsOn
 from ..console import print_document, print_json, print_table, stdout, table
 
 
@@ -13,6 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     listing = actions.add_parser("list", help="the built-in recipes")
     listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.add_argument(
+        "--engine", choices=typing.get_args(EngineName), help="whose results it loads"
+    )
+    listing.add_argument("--arch", metavar="GPU", help="on which: mi325x, h100, sm90, ...")
+    listing.add_argument("--family", metavar="F", help="for drafts of which: eagle3-mla, ...")
     show = actions.add_parser("show", help="one recipe, resolved: what is hashed and stored")
     show.add_argument("recipe", help="name or .yaml path")
     check = actions.add_parser("check", help="report every problem of a recipe file")
@@ -29,13 +40,23 @@ def run(options: argparse.Namespace) -> int:
         recipe = load_recipe(options.recipe)
         stdout().line(f"{options.recipe}: good ({recipe.name}, {len(recipe.rules)} rules)")
     else:
-        _list(as_json=getattr(options, "json", False))
+        _list(options)
     return 0
 
 
-def _list(*, as_json: bool) -> None:
-    recipes = [load_recipe(name) for name in built_in_recipes()]
-    if as_json:
+def _list(options: argparse.Namespace) -> None:
+    engine, gpu, family = (getattr(options, key, None) for key in ("engine", "arch", "family"))
+    arch = architecture(gpu) if gpu else None
+    names = [each.name for each in FAMILIES]
+    if family is not None and family not in names:
+        raise RecipeError("--family", f"no family {family!r}", fix=f"one of: {', '.join(names)}")
+    asked = engine or arch or family
+    recipes = [
+        recipe
+        for recipe in map(load_recipe, built_in_recipes())
+        if not asked or any(_loads(place, engine, arch, family) for place in recipe.loads_on)
+    ]
+    if getattr(options, "json", False):
         print_json([to_mapping(recipe) for recipe in recipes])
         return
     found = table("Recipes", "name", "weights", "activations", "layout", "backend", "loads on")
@@ -46,6 +67,15 @@ def _list(*, as_json: bool) -> None:
             str(recipe.activations or "none"),
             recipe.layout,
             recipe.backend,
-            recipe.loads_on,
+            "; ".join(map(str, recipe.loads_on)) or "no stock engine",
         )
     print_table(found)
+
+
+def _loads(place: LoadsOn, engine: str | None, arch: str | None, family: str | None) -> bool:
+    """True if the result loads there, as far as it is asked."""
+    return (
+        engine in (None, place.engine)
+        and (arch is None or arch in place.arch)
+        and (family is None or family in place.family)
+    )

@@ -22,6 +22,7 @@ from ...files.checkpoint import (
 )
 from ...files.command_line import recorded_argv
 from ...files.hub import DraftSource
+from ...files.later_runs import with_repairs
 from ...files.provenance import (
     Provenance,
     RepairedProvenance,
@@ -30,7 +31,6 @@ from ...files.provenance import (
     check_seal,
     package_version,
     read_provenance,
-    with_repairs,
 )
 from ...files.publish import publish
 from ...files.side_files import check_no_other_weights

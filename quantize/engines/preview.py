@@ -1,0 +1,71 @@
+"""What engines would do with the result of a plan, before anything is written."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
+from ..layouts import get_layout
+from ..plan import Plan
+from .check import check_checkpoint
+from .contract import EngineCheck
+from .registry import newest_engines
+
+
+def planned_checkpoint(plan: Plan) -> Checkpoint:
+    """The folder that a plan would write, as its headers and config.json will be.
+
+    Kept tensors lie where they lie in the source, so that what is read of them can be read; those
+    of quantized linears have names, dtypes and shapes, and no bytes.
+    """
+    source, recipe = plan.draft.checkpoint, plan.recipe.stored
+    declared = get_layout(recipe.layout).declare(recipe, plan.kept_modules())
+    tensors: dict[str, TensorInfo] = {}
+    for step in plan.steps:
+        if step.action != "quantize":
+            tensors[step.row.tensor.name] = step.row.tensor
+            continue
+        for part in step.stored:
+            tensors[part.name] = TensorInfo(
+                name=part.name,
+                dtype=part.dtype,
+                shape=part.shape,
+                file=step.row.tensor.file,
+                start=0,
+                stop=part.nbytes,
+            )
+    return replace(
+        source,
+        config={**source.config, "quantization_config": declared},
+        tensors=dict(sorted(tensors.items())),
+    )
+
+
+def planned_verdicts(
+    plan: Plan, *, tp: int = 1, target_layers: int | None = None
+) -> tuple[EngineCheck, ...]:
+    """What each known engine does with the result on each of its GPUs.
+
+    Args:
+        plan: what would be written.
+        tp: tensor-parallel shards.
+        target_layers: see `check_draft`.
+
+    Raises:
+        CheckpointError: `target_layers` is not what config.json says.
+    """
+    checkpoint, recipe = planned_checkpoint(plan), plan.recipe.stored
+    layout = get_layout(recipe.layout)
+    side_files: Mapping[str, object] = layout.side_files(checkpoint.config["quantization_config"])
+    return tuple(
+        check_checkpoint(
+            checkpoint,
+            engine=engine.name,
+            arch=arch,
+            tp=tp,
+            target_layers=target_layers,
+            has_side_file=bool(side_files),
+        )
+        for engine in newest_engines()
+        for arch in engine.archs
+    )

@@ -1,0 +1,85 @@
+"""What a later run adds to a record: a repair, or the same codes in another layout."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from ...recipes.schema import Recipe, recipe_sha256
+from .command_line import recorded_argv
+from .provenance import (
+    MadeBy,
+    Provenance,
+    QuantizedProvenance,
+    RepairedProvenance,
+    RepairRecord,
+    SourceFolder,
+    TranscodedFrom,
+    package_version,
+)
+
+
+def with_repairs(
+    recorded: Provenance, repairs: Sequence[RepairRecord], *, argv: Sequence[str]
+) -> Provenance:
+    """What a folder recorded of itself, and what is repaired in it by this command line."""
+    return dataclasses.replace(
+        recorded,
+        draftquant=package_version("draftquant"),
+        argv=recorded_argv(argv),
+        made_by=recorded.made_by or _first_maker(recorded),
+        repairs=(*recorded.repairs, *repairs),
+    )
+
+
+def transcoded(
+    recorded: Provenance | None,
+    recipe: Recipe,
+    origin: TranscodedFrom,
+    *,
+    tensor_sha256: Mapping[str, str],
+    bytes_after: int,
+    argv: Sequence[str],
+) -> QuantizedProvenance | RepairedProvenance:
+    """What a folder recorded of itself, its codes now written as `recipe` stores them.
+
+    Args:
+        recorded: of the folder whose codes these are; None where it has none.
+        recipe: with the layout and carrier of the new folder.
+        origin: that folder.
+        tensor_sha256: of the new one.
+        bytes_after: of all its tensors.
+        argv: the command line.
+    """
+    version, arguments = package_version("draftquant"), recorded_argv(argv)
+    if isinstance(recorded, QuantizedProvenance):
+        return dataclasses.replace(
+            recorded,
+            draftquant=version,
+            argv=arguments,
+            recipe=recipe,
+            recipe_sha256=recipe_sha256(recipe),
+            tensor_sha256=tensor_sha256,
+            tensor_bytes=dataclasses.replace(recorded.tensor_bytes, after=bytes_after),
+            made_by=recorded.made_by or _first_maker(recorded),
+            transcoded_from=origin,
+        )
+    if isinstance(recorded, RepairedProvenance):
+        return dataclasses.replace(
+            recorded,
+            draftquant=version,
+            argv=arguments,
+            tensor_sha256=tensor_sha256,
+            made_by=recorded.made_by or _first_maker(recorded),
+            transcoded_from=origin,
+        )
+    return RepairedProvenance(
+        draftquant=version,
+        argv=arguments,
+        source=SourceFolder(hub_id=origin.hub_id, revision=origin.revision),
+        repairs=(),
+        tensor_sha256=tensor_sha256,
+        transcoded_from=origin,
+    )
+
+
+def _first_maker(recorded: Provenance) -> MadeBy:
+    return MadeBy(draftquant=recorded.draftquant, argv=recorded_argv(recorded.argv))

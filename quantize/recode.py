@@ -1,0 +1,115 @@
+"""Stored codes and scales as the blocks that layouts encode: read, never computed."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..recipes.formats import NUMBER_FORMATS
+from ..recipes.schema import Recipe, WeightFormat
+from .drafts import Row
+from .errors import CheckpointError, LayoutError
+from .numerics.quantized_weight import QuantizedWeight, carried
+from .stored.draft import StoredDraft
+from .stored.linear import StoredLinear, global_scale
+from .stored.parts import INPUT_SCALES
+from .verify.companions import stored_scalar
+from .verify.scales import stored_scales
+
+_BLOCK = 2**21  # codes: a few float32 arrays of them are some tens of megabytes
+_ROWS = 128  # a block of rows has a multiple of them, see `layouts.base`
+_SCALE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+def recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[QuantizedWeight]:
+    """The codes and scales of a linear, block by block, as they would come from quantizing.
+
+    Args:
+        source: the quantized folder.
+        row: the linear; its dtype is that of its INT4 scales.
+        recipe: whose layout and carrier will store them.
+
+    Raises:
+        CheckpointError: a scale or zero point is not one.
+        LayoutError: a scale is not exact in the dtype that the layout stores.
+    """
+    weights, linear = recipe.weights, source.linear(row)
+    scale, over = _scales(source, row, recipe, linear), None
+    if NUMBER_FORMATS[weights.dtype].global_scale or weights.first_stage:
+        over = torch.tensor(global_scale(source.checkpoint, row.module))
+    out_features, in_features = row.tensor.shape
+    step = max(1, _BLOCK // in_features // _ROWS) * _ROWS
+    for first in range(0, out_features, step):
+        rows = range(first, min(first + step, out_features))
+        block = QuantizedWeight(
+            codes=_codes(linear, rows, weights),
+            scale=_of_rows(scale, rows, weights),
+            global_scale=over,
+            group_size=weights.group_size,
+        )
+        yield carried(block) if weights.carrier else block
+
+
+def stored_input_scale(source: StoredDraft, row: Row, recipe: Recipe) -> float | None:
+    """The static scale of a linear's input; None where the recipe has none.
+
+    Raises:
+        CheckpointError: there should be one.
+    """
+    if not recipe.needs_input_scales:
+        return None
+    for suffix in INPUT_SCALES:
+        tensor = source.checkpoint.tensors.get(f"{row.module}.{suffix}")
+        if tensor is not None:
+            value = stored_scalar(source.checkpoint, tensor)
+            return 1 / value if suffix.endswith("global_scale") else value
+    raise CheckpointError(
+        source.checkpoint.folder,
+        f"{row.module} has no stored input scale",
+        fix="run `draftquant verify`, then quantize the draft again",
+    )
+
+
+def _codes(linear: StoredLinear, rows: range, weights: WeightFormat) -> Tensor:
+    """Codes [rows, in_features] as `QuantizedWeight` has them; carried ones are INT4 again."""
+    stored = linear.bytes_of(rows)
+    if weights.dtype == "int4":
+        return torch.from_numpy(linear.codes(rows, stored)).to(torch.int8)
+    raw = torch.from_numpy(stored.reshape(len(rows), -1))
+    if weights.dtype == "fp8_e4m3":
+        return raw.view(torch.float8_e4m3fn)
+    return torch.stack((raw & 15, raw >> 4), dim=-1).flatten(1)
+
+
+def _of_rows(scale: Tensor, rows: range, weights: WeightFormat) -> Tensor:
+    """The scales of a block of rows."""
+    if weights.granularity == "tensor":
+        return scale
+    size = weights.group_size or 1 if weights.granularity == "block" else 1
+    return scale[rows.start // size : -(-rows.stop // size)]
+
+
+def _scales(source: StoredDraft, row: Row, recipe: Recipe, linear: StoredLinear) -> Tensor:
+    """All scales of a linear in the dtype that the layout stores, [rows or blocks, groups]."""
+    weights = recipe.weights
+    if weights.granularity == "tensor":
+        return torch.from_numpy(linear.scale)
+    if source.scheme is None:
+        raise ValueError(f"{row.tensor.name} is not stored quantized")
+    exact = torch.from_numpy(stored_scales(source.checkpoint, source.scheme, row.module))
+    if weights.dtype == "nvfp4":
+        return exact.to(torch.float8_e4m3fn)
+    if weights.dtype != "int4" or weights.carrier or weights.first_stage:
+        return exact
+    dtype = _SCALE_DTYPES["F16" if weights.scale_dtype else row.tensor.dtype]
+    scale = exact.to(dtype)
+    wrong = (scale.float() != exact).nonzero()
+    if len(wrong):
+        first = float(exact[tuple(wrong[0])])
+        raise LayoutError(
+            f"{row.module}: scales",
+            f"{len(wrong)} of {exact.numel()} are not exact in {dtype}, first {first:.9g}: layout"
+            f" {recipe.layout} cannot hold them",
+            fix="choose a layout that keeps their dtype, or quantize the BF16 draft for this one",
+        )
+    return scale

@@ -1,0 +1,346 @@
+"""`transcode_draft`: the same codes and scales in another layout or carrier, bit for bit.
+
+No weight is rounded anew and no source is needed: what was quantized once, and judged, is written
+as another engine wants it.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ..recipes.regular_file import open_regular
+from ..recipes.schema import (
+    Algorithm,
+    Expectation,
+    GateChoice,
+    LayoutName,
+    Recipe,
+    Rule,
+    WeightFormat,
+)
+from .drafts import Row
+from .drafts.runtime_names import excluded_modules, known_target_layers
+from .errors import CheckpointError, LayoutError
+from .execute import store_linear
+from .files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
+from .files.hub import DraftSource
+from .files.later_runs import transcoded
+from .files.provenance import (
+    Provenance,
+    QuantizedProvenance,
+    RepairedProvenance,
+    TranscodedFrom,
+    read_provenance,
+)
+from .files.publish import check_faults, publish
+from .files.safetensors_file import SafetensorsFile
+from .files.safetensors_header import StoredTensor
+from .files.side_files import check_no_other_weights, config_and_index
+from .layouts import check_layout, get_layout
+from .recode import recoded_blocks, stored_input_scale
+from .stored.declarations import raw_declaration
+from .stored.draft import StoredDraft
+from .stored.formats import activation_format, weight_format
+from .stored.parts import FLOAT_DTYPES, scale_suffix
+from .verify.dequantized import QUANTIZED_ONLY, check_unchanged
+from .verify.transcoded import TranscodedReport, verify_transcoded
+
+CarrierChoice = Literal["fp8_e4m3", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputTensors:
+    """What one row of the draft becomes.
+
+    Attributes:
+        row: the weight; of a linear stored as codes, its dtype is that of its INT4 scales.
+        stored: the tensors of the output.
+    """
+
+    row: Row
+    stored: tuple[StoredTensor, ...]
+    quantized: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscodePlan:
+    """What a quantized folder becomes.
+
+    Attributes:
+        source: the folder whose codes these are.
+        recipe: whose formats and layout the output has.
+        origin: the formats in which the codes were found, for provenance.
+        outputs: by name of the weight.
+        excludes: modules that stay floating-point.
+    """
+
+    source: StoredDraft
+    recipe: Recipe
+    origin: TranscodedFrom
+    outputs: tuple[OutputTensors, ...]
+    excludes: tuple[str, ...]
+
+    @property
+    def bytes_after(self) -> int:
+        """Tensor bytes of the output, headers not counted."""
+        return sum(tensor.nbytes for output in self.outputs for tensor in output.stored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscodeReport:
+    """What was written.
+
+    Attributes:
+        before, after: what the two folders declare.
+        linears: that are stored as codes. kept: tensors copied byte for byte.
+    """
+
+    out: Path
+    before: str
+    after: str
+    linears: int
+    kept: int
+    bytes_before: int
+    bytes_after: int
+
+
+def plan_transcoding(
+    source: DraftSource,
+    layout: LayoutName | None = None,
+    carrier: CarrierChoice | None = None,
+    *,
+    target_layers: int | None = None,
+) -> TranscodePlan:
+    """What a quantized folder becomes in another layout or carrier. Reads headers only.
+
+    Args:
+        source: the quantized folder.
+        layout: of the output; None = that of the folder.
+        carrier: of INT4 codes per channel; "none" for their own format, None = as in the folder.
+        target_layers: decoder layers of the target, for layouts whose excludes are whole names.
+
+    Raises:
+        CheckpointError: the folder is not quantized, or not as it declares.
+        VerifyError: its declaration is not understood.
+        LayoutError: the layout cannot hold these codes; names those that can.
+    """
+    checkpoint = Checkpoint.open(source.folder)
+    if raw_declaration(checkpoint) is None:
+        raise CheckpointError(
+            checkpoint.folder / CONFIG_FILE,
+            "declares no quantization_config: there are no codes",
+            fix="give the output folder of `draftquant quantize`, or another quantized draft",
+        )
+    stored = StoredDraft.read(checkpoint)
+    record = read_provenance(checkpoint.folder)
+    found = _recipe(stored, record)
+    origin = _origin(record, found, stored, source)
+    recipe = _wanted(found, origin, layout or found.layout, carrier)
+    check_layout(recipe)
+    rows = stored.draft.rows
+    kept = [row for row in stored.draft.linears() if row.module not in stored.modules]
+    exact = get_layout(recipe.layout).exact_excludes
+    layers = known_target_layers(checkpoint, target_layers) if exact else None
+    return TranscodePlan(
+        source=stored,
+        recipe=recipe,
+        origin=origin,
+        outputs=tuple(_output(stored, recipe, row, origin.scale_dtype) for row in rows),
+        excludes=excluded_modules(stored.draft, kept, target_layers=layers),
+    )
+
+
+def _recipe(stored: StoredDraft, record: Provenance | None) -> Recipe:
+    """The recipe of the folder; of another tool's, one that says no more than its formats."""
+    scheme = stored.scheme
+    if scheme is None or not stored.modules:
+        raise CheckpointError(
+            stored.checkpoint.folder / CONFIG_FILE,
+            "no linear is stored quantized: there are no codes",
+            fix="quantize the draft first",
+        )
+    if isinstance(record, QuantizedProvenance):
+        return record.recipe
+    weights = weight_format(stored, scheme)
+    if isinstance(record, RepairedProvenance) and record.transcoded_from is not None:
+        first = record.transcoded_from.weights
+        if first.dtype != weights.dtype:  # its codes are carried by what is declared
+            weights = replace(first, carrier="fp8_e4m3")
+    return Recipe(
+        schema_version=1,
+        name="of-another-tool",
+        summary="the formats of a folder that another tool made",
+        loads_on=(),
+        backend="torch",
+        layout=scheme.layout.name,
+        weights=weights,
+        activations=activation_format(scheme),
+        algorithm=Algorithm(scale="absmax", rounding="nearest"),
+        rules=(Rule(role=("attention", "mlp"), action="quantize"),),
+        expect=Expectation(quantized_per_layer=7),
+        gate=GateChoice(policy="release"),
+    )
+
+
+def _wanted(
+    found: Recipe, origin: TranscodedFrom, layout: LayoutName, carrier: CarrierChoice | None
+) -> Recipe:
+    """The same recipe in another layout or carrier.
+
+    Scales that the layout has in one dtype only are written only if they are exact in it.
+    """
+    only = get_layout(layout).int4_scale_dtype if found.weights.dtype == "int4" else None
+    scale_dtype = only or origin.weights.scale_dtype
+    weights = replace(found.weights, scale_dtype=scale_dtype)
+    if carrier is not None:
+        weights = replace(weights, carrier=None if carrier == "none" else carrier)
+    if problem := weights.problem():
+        raise LayoutError(f"layout {layout}", problem, fix="choose another layout or carrier")
+    return replace(found, layout=layout, weights=weights)
+
+
+def _origin(
+    record: Provenance | None, found: Recipe, stored: StoredDraft, source: DraftSource
+) -> TranscodedFrom:
+    before = None
+    if isinstance(record, QuantizedProvenance | RepairedProvenance):
+        before = record.transcoded_from
+    return TranscodedFrom(
+        hub_id=source.hub_id,
+        revision=source.revision,
+        layout=found.layout,
+        weights=before.weights if before else found.weights,
+        scale_dtype=before.scale_dtype if before else _scale_dtype(stored, found.weights),
+        tensor_sha256={},
+    )
+
+
+def _scale_dtype(stored: StoredDraft, weights: WeightFormat) -> str:
+    """To which dtype the scales were rounded: as stored, but for carried ones, which are wider."""
+    if weights.carrier:
+        floats = [row.tensor.dtype for row in stored.draft.rows if not stored.is_quantized(row)]
+        return "F16" if weights.scale_dtype else next(d for d in floats if d in FLOAT_DTYPES)
+    row = next(row for row in stored.draft.rows if stored.is_quantized(row))
+    suffix = scale_suffix(stored.scheme) if stored.scheme else ""
+    return stored.parts(row)[suffix].dtype
+
+
+def _output(stored: StoredDraft, recipe: Recipe, row: Row, scale_dtype: str) -> OutputTensors:
+    tensor = row.tensor
+    if not stored.is_quantized(row):
+        same = StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape)
+        return OutputTensors(row=row, stored=(same,), quantized=False)
+    row = replace(row, tensor=replace(tensor, dtype=scale_dtype))
+    tensors = get_layout(recipe.layout).stored(row.tensor, recipe.stored)
+    return OutputTensors(row=row, stored=tensors, quantized=True)
+
+
+def transcode_draft(
+    plan: TranscodePlan,
+    out: Path,
+    *,
+    argv: Sequence[str] = (),
+    on_progress: Callable[[int], None] = lambda _count: None,
+    on_stage: Callable[[str], None] = lambda _stage: None,
+) -> TranscodeReport:
+    """Write the same codes as another layout stores them: write, verify by re-reading, rename.
+
+    Args:
+        plan: from `plan_transcoding`.
+        out: folder to create.
+        argv: the command line, for provenance.
+        on_progress: called with the bytes of each tensor written.
+        on_stage: called with "write" and "verify" when they begin.
+
+    Raises:
+        LayoutError: a scale is not exact in the dtype that the layout stores.
+        CheckpointError: the source folder is not the one that its draftquant.json records.
+        DraftQuantError: of the stage that failed; nothing is left behind.
+    """
+    checkpoint = plan.source.checkpoint
+    side_files = [file for file in checkpoint.side_files() if file not in QUANTIZED_ONLY]
+    check_no_other_weights(checkpoint.folder, side_files, travel="unchanged", made="transcoded")
+    record = read_provenance(checkpoint.folder)
+
+    def verified(staging: Path) -> TranscodedReport:
+        found = verify_transcoded(plan.source, staging, config_file=UNVERIFIED_CONFIG_FILE)
+        check_faults(
+            out,
+            found.faults,
+            fix="these codes and scales are not exact in this layout: choose another one",
+        )
+        if record is not None:
+            check_unchanged(record.tensor_sha256, found.source_sha256, checkpoint.folder)
+        return found
+
+    found = publish(
+        out,
+        checkpoint,
+        tensor_bytes=plan.bytes_after,
+        write_tensors=lambda staging: _write(plan, staging, on_progress),
+        side_files=side_files,
+        documents=_documents(plan),
+        verify=verified,
+        provenance=lambda found: transcoded(
+            record,
+            plan.recipe,
+            replace(plan.origin, tensor_sha256=found.source_sha256),
+            tensor_sha256=found.output_sha256,
+            bytes_after=plan.bytes_after,
+            argv=argv,
+        ),
+        on_stage=on_stage,
+    )
+    return TranscodeReport(
+        out=out,
+        before=str(plan.source.scheme),
+        after=found.scheme,
+        linears=len(plan.source.modules),
+        kept=len(plan.outputs) - len(plan.source.modules),
+        bytes_before=checkpoint.nbytes,
+        bytes_after=plan.bytes_after,
+    )
+
+
+def _write(plan: TranscodePlan, staging: Path, on_progress: Callable[[int], None]) -> None:
+    """One tensor after the other, each file in the place of the source's."""
+    checkpoint = plan.source.checkpoint
+    files = sorted({output.row.tensor.file for output in plan.outputs})
+    with ExitStack() as stack:
+        inputs, targets = {}, {}
+        for file in files:
+            inputs[file] = open_regular(checkpoint.folder / file)
+            stack.callback(os.close, inputs[file])
+            stored = [t for o in plan.outputs if o.row.tensor.file == file for t in o.stored]
+            metadata = checkpoint.headers[file].metadata
+            targets[file] = stack.enter_context(SafetensorsFile(staging / file, stored, metadata))
+        for output in plan.outputs:
+            file = output.row.tensor.file
+            if output.quantized:
+                store_linear(
+                    recoded_blocks(plan.source, output.row, plan.recipe),
+                    output.row.tensor,
+                    plan.recipe.stored,
+                    targets[file],
+                    stored_input_scale(plan.source, output.row, plan.recipe),
+                )
+            else:
+                targets[file].copy(inputs[file], output.row.tensor)
+            on_progress(sum(tensor.nbytes for tensor in output.stored))
+
+
+def _documents(plan: TranscodePlan) -> dict[str, str]:
+    """The layout's own files, the index, and config.json with the new declaration."""
+    checkpoint, layout = plan.source.checkpoint, get_layout(plan.recipe.layout)
+    declared = layout.declare(plan.recipe.stored, plan.excludes)
+    own = {
+        file: json.dumps(content, indent=2) + "\n"
+        for file, content in layout.side_files(declared).items()
+    }
+    config = {**checkpoint.config, "quantization_config": declared}
+    files = {t.name: output.row.tensor.file for output in plan.outputs for t in output.stored}
+    return own | config_and_index(checkpoint, config, files, plan.bytes_after)

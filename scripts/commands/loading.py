@@ -1,0 +1,67 @@
+"""Where the result of a plan will load: what `plan` and `quantize` say before they write."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ...quantize.engines.contract import EngineCheck
+from ...quantize.engines.preview import planned_verdicts
+from ...quantize.plan import Plan, make_plan
+from ...recipes import built_in_recipes, load_recipe
+from ...recipes.errors import DraftQuantError
+from ..console import stderr
+
+_GPU_NAMES = {"gfx942": "MI300X, MI325X", "sm90": "H100, H200", "sm100": "B200"}
+
+
+def verdicts_of(plan: Plan) -> tuple[EngineCheck, ...]:
+    """What each known engine on each of its GPUs will do with the result."""
+    return planned_verdicts(plan, target_layers=plan.target_layers)
+
+
+def verdict_lines(verdicts: Iterable[EngineCheck]) -> list[str]:
+    """One line per engine: its verdict on each GPU."""
+    by_engine: dict[str, list[str]] = {}
+    for one in verdicts:
+        by_engine.setdefault(f"{one.engine} {one.version}", []).append(f"{one.arch} {one.verdict}")
+    return [f"{engine}: {', '.join(each)}" for engine, each in by_engine.items()]
+
+
+def to_mapping(verdicts: Iterable[EngineCheck]) -> list[dict[str, str | None]]:
+    """For JSON: engine, version, arch, verdict and the engine's error."""
+    keys = ("engine", "version", "arch", "verdict", "error", "remedy")
+    return [{key: getattr(one, key) for key in keys} for one in verdicts]
+
+
+def warn_if_nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> None:
+    """Say on stderr that no known engine loads the result, and which recipe's does on which GPU."""
+    if any(one.verdict == "LOADS" for one in verdicts):
+        return
+    out = stderr()
+    out.line(f"warning: no known engine loads what recipe {plan.recipe.name} makes of this draft:")
+    for line in verdict_lines(verdicts):
+        out.line(f"  {line}")
+    for arch, recipes in _alternatives(plan).items():
+        names = _GPU_NAMES.get(arch, arch)
+        out.line(f"  on {arch} ({names}) these load: {', '.join(recipes)}")
+
+
+def _alternatives(plan: Plan) -> Mapping[str, list[str]]:
+    """GPU -> built-in recipes whose result loads there; those of as many bits and inputs first."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(built_in_recipes(), key=lambda name: _distance(plan, name)):
+        try:
+            other = make_plan(load_recipe(name), plan.draft, target_layers=plan.target_layers)
+        except DraftQuantError:
+            continue  # a recipe that this draft cannot follow is no way out
+        for one in verdicts_of(other):
+            if one.arch and one.verdict == "LOADS" and name not in found.setdefault(one.arch, []):
+                found[one.arch].append(name)
+    return {arch: recipes for arch, recipes in found.items() if recipes}
+
+
+def _distance(plan: Plan, name: str) -> tuple[bool, bool, str]:
+    ours, other = plan.recipe, load_recipe(name)
+    return (
+        ours.weights.dtype != other.weights.dtype,
+        str(ours.activations) != str(other.activations),
+        name,
+    )

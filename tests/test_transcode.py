@@ -1,0 +1,272 @@
+"""Codes carried by FP8, and transcoding: the same codes and scales, whatever stores them."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import CheckpointError, LayoutError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.draft import StoredDraft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.transcode import CarrierChoice, plan_transcoding, transcode_draft
+from draftquant.quantize.verify.folder import verify
+from draftquant.recipes import Recipe, load_recipe
+from draftquant.recipes.schema import LayoutName
+from draftquant.scripts.cli import main
+from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_mla import tiny_eagle3_mla
+
+NEGATIVE_ZERO = 0x80
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_eagle3_llama(tmp_path_factory.mktemp("transcode") / "draft", sharded=True)
+
+
+def quantized(draft: Path, out: Path, by: str | Recipe) -> Path:
+    chosen = load_recipe(by) if isinstance(by, str) else by
+    recipe = dataclasses.replace(chosen, backend="torch")
+    plan = make_plan(recipe, read_draft(Checkpoint.open(draft)))
+    scales = {step.row.module: 0.375 for step in plan.quantized}
+    needed = scales if chosen.needs_input_scales else None
+    quantize_draft(plan, out, source=DraftSource(folder=draft), input_scales=needed)
+    return out
+
+
+def transcoded(
+    folder: Path, out: Path, layout: LayoutName | None = None, carrier: CarrierChoice | None = None
+) -> Path:
+    plan = plan_transcoding(DraftSource(folder=folder), layout, carrier, target_layers=4)
+    transcode_draft(plan, out)
+    return out
+
+
+def record(folder: Path) -> QuantizedProvenance:
+    found = read_provenance(folder)
+    assert isinstance(found, QuantizedProvenance)
+    return found
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    first, second = load_draft(a).weights, load_draft(b).weights
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def grouped(scale_dtype: str | None) -> Recipe:
+    recipe = load_recipe("int4-group128")
+    weights = dataclasses.replace(recipe.weights, group_size=32, scale_dtype=scale_dtype)
+    return dataclasses.replace(recipe, weights=weights)
+
+
+# ---- carried codes
+
+
+@pytest.mark.parametrize("make", [tiny_eagle3_llama, tiny_eagle3_mla])
+def test_carried_codes_are_those_of_int4(make: Any, tmp_path: Path) -> None:
+    source = make(tmp_path / "draft")
+    int4 = quantized(source, tmp_path / "int4", "mi325x-w4a8")
+    fp8 = quantized(source, tmp_path / "fp8", "mi325x-w4a8-fp8")
+    assert same_weights(int4, fp8)
+    before, after = read_tensors(int4), read_tensors(fp8)
+    for name, tensor in after.items():
+        if tensor.dtype != "F8_E4M3":
+            continue
+        scale = after[name.replace(".weight", ".weight_scale")]
+        assert (scale.dtype, scale.shape) == ("F32", tensor.shape[:1])
+        rounded = np.frombuffer(before[name.replace(".weight", ".weight_scale")].data, np.uint16)
+        assert np.array_equal(np.frombuffer(scale.data, np.uint32), rounded.astype(np.uint32) << 16)
+        codes = torch.frombuffer(bytearray(tensor.data), dtype=torch.float8_e4m3fn).float()
+        assert set(codes.tolist()) <= set(range(-8, 8))
+        assert NEGATIVE_ZERO not in tensor.data
+    assert verify(fp8, source).faults == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [(NEGATIVE_ZERO, "codes nearest"), (0x39, "codes nearest"), (0x51, "codes nearest")],
+    ids=["-0", "1.125", "9"],
+)
+def test_verify_sees_every_other_code(value: int, what: str, draft: Path, tmp_path: Path) -> None:
+    out = quantized(draft, tmp_path / "out", "mi325x-w4a8-fp8")
+    tensors = read_tensors(out)
+    name = next(name for name, t in tensors.items() if t.dtype == "F8_E4M3")
+    data = bytearray(tensors[name].data)
+    data[data.index(0)] = value
+    tensors[name] = Stored("F8_E4M3", tensors[name].shape, bytes(data))
+    write_tensors(out, tensors, sharded=True)
+    faults = [str(fault) for fault in verify(out, draft).faults]
+    assert any(what in fault and name in fault for fault in faults)
+
+
+def test_verify_sees_scales_that_are_not_those_of_int4(draft: Path, tmp_path: Path) -> None:
+    """Rounded otherwise than to the weight's BF16."""
+    out = quantized(draft, tmp_path / "out", "mi325x-w4a8-fp8")
+    tensors = read_tensors(out)
+    name = next(name for name, t in tensors.items() if t.dtype == "F8_E4M3")
+    scale = tensors[name.replace(".weight", ".weight_scale")]
+    nearer = np.frombuffer(scale.data, np.float32) * np.float32(1 + 2**-12)
+    tensors[name.replace(".weight", ".weight_scale")] = Stored("F32", scale.shape, nearer.tobytes())
+    write_tensors(out, tensors, sharded=True)
+    assert any("absmax / 7.5" in str(fault) for fault in verify(out, draft).faults)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"granularity": "group", "group_size": 32}, "only the codes of int4 per channel"),
+        ({"first_stage": "fp8_e4m3"}, "codes of two stages are not carried"),
+        ({"dtype": "fp8_e4m3"}, "only the codes of int4 per channel"),
+    ],
+)
+def test_what_is_not_carried(changes: dict[str, Any], problem: str) -> None:
+    weights = load_recipe("mi325x-w4a8-fp8").weights
+    found = dataclasses.replace(weights, **changes).problem()
+    assert found is not None
+    assert problem in found
+
+
+# ---- from one layout into another
+
+PAIRS: list[tuple[str | Recipe, LayoutName, CarrierChoice | None]] = [
+    ("mi325x-w4a8", "quark", "fp8_e4m3"),
+    ("mi325x-w4a8", "compressed-tensors", "fp8_e4m3"),
+    ("mi325x-w4a8-fp8", "quark", "none"),
+    ("mi325x-w4a8-fp8", "compressed-tensors", None),
+    ("int4-channel", "quark", None),
+    (grouped(None), "quark", None),
+    (grouped(None), "awq", None),
+    (grouped("float16"), "awq", None),
+    ("blackwell-fp8", "compressed-tensors", None),
+    ("blackwell-fp8", "quark", None),
+    ("blackwell-fp8", "fp8", None),
+    ("fp8-ptpc", "quark", None),
+]
+
+
+@pytest.mark.parametrize("case", PAIRS, ids=lambda c: f"{c[0]!s:.20}-{c[1]}-{c[2]}")
+def test_there_and_back(case: Any, draft: Path, tmp_path: Path) -> None:
+    """The weights, the record and verification stay; back in the first layout the bytes do too."""
+    recipe, layout, carrier = case
+    first = quantized(draft, tmp_path / "first", recipe)
+    second = transcoded(first, tmp_path / "second", layout, carrier)
+    assert same_weights(first, second)
+    report = verify(second, draft)
+    assert report.faults == ()
+    before, after = record(first), record(second)
+    assert after.transcoded_from is not None
+    assert after.transcoded_from.tensor_sha256 == before.tensor_sha256
+    assert after.source == before.source
+    weights = before.recipe.weights
+    int4 = weights.dtype == "int4" and weights.granularity == "channel"
+    back = (weights.carrier or "none") if int4 else None
+    third = transcoded(second, tmp_path / "third", before.recipe.layout, back)
+    assert read_tensors(third) == read_tensors(first)
+    config = json.loads((third / "config.json").read_text())
+    assert config == json.loads((first / "config.json").read_text())
+    assert verify(third, draft).faults == ()
+
+
+def test_without_a_record_codes_and_scales_are_the_same(draft: Path, tmp_path: Path) -> None:
+    first = quantized(draft, tmp_path / "first", "int4-channel")
+    (first / "draftquant.json").unlink()
+    second = transcoded(first, tmp_path / "second", "quark")
+    assert same_weights(first, second)
+    assert verify(second, draft).faults == ()
+    assert read_tensors(transcoded(second, tmp_path / "third", "compressed-tensors")) == (
+        read_tensors(first)
+    )
+
+
+def test_codes_of_another_tool_in_a_carrier(draft: Path, tmp_path: Path) -> None:
+    recipe = load_recipe("mi325x-w4a8")
+    first = quantized(draft, tmp_path / "first", recipe)
+    (first / "draftquant.json").unlink()
+    second = transcoded(first, tmp_path / "second", "compressed-tensors", "fp8_e4m3")
+    assert same_weights(first, second)
+    assert verify(second, draft).faults == ()
+    third = transcoded(second, tmp_path / "third", "quark", "none")
+    assert read_tensors(third) == read_tensors(first)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layout", "carrier", "message"),
+    [
+        ("int4-channel", "awq", None, "AWQ stores INT4 groups only.*\n  fix: use one of: quark"),
+        ("fp8-ptpc", "compressed-tensors", "fp8_e4m3", "only the codes of int4 per channel"),
+        ("blackwell-fp8", "awq", None, "AWQ stores INT4 groups only"),
+    ],
+)
+def test_a_layout_that_cannot_hold_the_codes(
+    recipe: str,
+    layout: LayoutName,
+    carrier: CarrierChoice,
+    message: str,
+    draft: Path,
+    tmp_path: Path,
+) -> None:
+    first = quantized(draft, tmp_path / "first", recipe)
+    with pytest.raises(LayoutError, match=message):
+        plan_transcoding(DraftSource(folder=first), layout, carrier)
+
+
+def test_scales_that_a_layout_would_round(draft: Path, tmp_path: Path) -> None:
+    """2^-30 is no float16: refused, nothing is left, and the tensor is named."""
+    first = quantized(draft, tmp_path / "first", grouped(None))
+    (first / "draftquant.json").unlink()
+    tensors = read_tensors(first)
+    name = next(name for name in tensors if name.endswith("q_proj.weight_scale"))
+    scale = bytearray(tensors[name].data)
+    scale[:2] = (0x3080).to_bytes(2, "little")  # 2^-30 in BF16
+    tensors[name] = Stored("BF16", tensors[name].shape, bytes(scale))
+    write_tensors(first, tensors, sharded=True)
+    with pytest.raises(
+        LayoutError, match=r"q_proj: scales: 1 of \d+ are not exact in torch.float16"
+    ):
+        transcoded(first, tmp_path / "second", "awq")
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_folder_that_is_not_what_it_records(draft: Path, tmp_path: Path) -> None:
+    first = quantized(draft, tmp_path / "first", "int4-channel")
+    tensors = read_tensors(first)
+    name = next(name for name in tensors if name.endswith("weight_packed"))
+    data = bytes([tensors[name].data[0] ^ 1]) + tensors[name].data[1:]
+    tensors[name] = Stored("I32", tensors[name].shape, data)
+    write_tensors(first, tensors, sharded=True)
+    with pytest.raises(CheckpointError, match=f"{name}: not the bytes whose sha256 was recorded"):
+        transcoded(first, tmp_path / "second", "quark")
+    assert not (tmp_path / "second").exists()
+
+
+def test_the_command(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = quantized(draft, tmp_path / "first", "mi325x-w4a8")
+    command = ["transcode", str(first), "--layout", "compressed-tensors", "--carrier", "fp8_e4m3"]
+    assert main([*command, "--out", str(tmp_path / "second")]) == 0
+    said = capsys.readouterr().out
+    assert "7 linears with the same codes and scales" in said
+    assert "-> compressed-tensors fp8_e4m3 per channel, activations token-dynamic" in said
+    assert main([*command, "--out", str(tmp_path / "second")]) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert main(["transcode", str(draft), "--layout", "quark", "--out", str(tmp_path / "x")]) == 2
+    assert "declares no quantization_config: there are no codes" in capsys.readouterr().err
+    assert main([*command, "--out", str(tmp_path / "third"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["linears"] == 7
+    shutil.rmtree(tmp_path / "third")
+    for engine, arch in (("sglang", "gfx942"), ("vllm", "sm90")):
+        check = ["check", str(tmp_path / "second"), "--engine", engine, "--arch", arch]
+        assert main(check) == 0
+    assert StoredDraft.read(Checkpoint.open(tmp_path / "second")).modules
