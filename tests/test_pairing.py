@@ -95,6 +95,16 @@ def test_an_edited_record_is_refused(work: Path, tmp_path: Path) -> None:
         DraftFolder.read(tmp_path / "edited")
 
 
+def test_a_declaration_that_is_not_the_records_is_refused(work: Path, tmp_path: Path) -> None:
+    """Without the rounding of activations the candidate would accept more than what is served."""
+    shutil.copytree(work / "fp8", tmp_path / "edited")
+    config = json.loads((tmp_path / "edited" / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = None
+    (tmp_path / "edited" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(GateError, match="expected activations token-dynamic .*, got none"):
+        DraftFolder.read(tmp_path / "edited")
+
+
 def test_a_record_of_other_tensors_is_refused(work: Path, tmp_path: Path) -> None:
     """The record of a good candidate, put beside another one's tensors."""
     shutil.copytree(work / "foreign-other", tmp_path / "forged")

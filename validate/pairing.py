@@ -8,7 +8,9 @@ baseline's, what it stores as codes points the same way.
 import dataclasses
 import hashlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,11 +26,13 @@ from ..quantize.files.provenance import (
 from ..quantize.stored.declarations import declared_scheme
 from ..quantize.stored.loading import LoadedDraft
 from ..quantize.verify.kept import hash_tensor
+from ..quantize.verify.method import declared_faults
 from .errors import GateError
 
 MIN_COSINE = 0.7
 """Between a weight and its codes: INT3 has 0.97, other weights of the same shape have about 0."""
 
+_WORKERS = 2  # hashing releases the interpreter lock
 _ON_PURPOSE = "two different drafts are compared with --unrelated"
 _UNRELATED = (
     "two different drafts are compared (--unrelated): the change is not that of quantization, and"
@@ -59,12 +63,15 @@ class DraftFolder:
         Raises:
             CheckpointError: it is no draft, or its draftquant.json is not readable or was edited.
             VerifyError: its declaration is not understood.
-            GateError: the hashes in its draftquant.json are not those of its tensors.
+            GateError: the hashes in its draftquant.json are not those of its tensors, or its recipe
+                is not what config.json declares.
         """
         checkpoint = Checkpoint.open(folder)
         record = read_provenance(folder)
         check_seal(folder, record)
-        hashes = {name: hash_tensor(checkpoint, t) for name, t in checkpoint.tensors.items()}
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            digests = pool.map(partial(hash_tensor, checkpoint), checkpoint.tensors.values())
+            hashes = dict(zip(checkpoint.tensors, digests, strict=True))
         if record is not None and record.tensor_sha256 != hashes:
             difference = _first(record.tensor_sha256, hashes)
             raise GateError(
@@ -73,6 +80,14 @@ class DraftFolder:
                 fix="run `draftquant verify`, and quantize the draft again",
             )
         scheme = declared_scheme(checkpoint)
+        if isinstance(record, QuantizedProvenance):
+            for fault in declared_faults(record.recipe, scheme):
+                raise GateError(
+                    folder,
+                    f"{fault.where} does not declare what it was quantized to: expected"
+                    f" {fault.expected}, got {fault.got}",
+                    fix="run `draftquant verify`, and quantize the draft again",
+                )
         return cls(folder=folder, tensor_sha256=hashes, quantized=scheme is not None, record=record)
 
     @property
