@@ -101,7 +101,7 @@ def test_a_declaration_that_is_not_the_records_is_refused(work: Path, tmp_path: 
     config = json.loads((tmp_path / "edited" / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = None
     (tmp_path / "edited" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(GateError, match="expected activations token-dynamic .*, got none"):
+    with pytest.raises(GateError, match=r"expected activations token-dynamic .*, got none"):
         DraftFolder.read(tmp_path / "edited")
 
 
