@@ -175,14 +175,15 @@ sys.exit(cli.main(["clean", sys.argv[1]]))
 
 
 def signalled(number: signal.Signals, folder: Path, *options: str, ignored: bool = False) -> int:
-    def ignore() -> None:
-        signal.signal(number, signal.SIG_IGN)
+    def inherit() -> None:
+        """Whatever the parent of the tests ignores, as nohup does."""
+        signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
 
     process = subprocess.Popen(
         [sys.executable, "-c", SLEEPER, str(folder), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        preexec_fn=ignore if ignored else None,
+        preexec_fn=inherit,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"staged\n"

@@ -186,6 +186,7 @@ ROWS = 128 + 64 + 64 + 128 + 256 + 256 + 128  # 1,024
 KEPT = 2 * (2 * 96 * 128 + 128 * 384 + 4 * 128)  # embedding and head, fc, four norms, in BF16
 OVERHEAD = {
     "mi325x-w4a8": {"weight_scale": 2 * ROWS, "weight_zero_point": ROWS // 2},
+    "mi325x-w4a8-fp8": {"weight_scale": 4 * ROWS},
     "mi325x-fp8": {"weight_scale": 4 * ROWS},
     "mi325x-int4-awq": {"scales": 2 * CODES // 128, "qzeros": CODES // 128 // 2},
     "mi355-mxfp4": {"weight_scale": CODES // 32},
@@ -206,7 +207,7 @@ def test_bytes_by_hand(name: str, tmp_path: Path) -> None:
     assert sum(rows * columns for rows, columns in LINEARS) == CODES
     assert sum(rows for rows, _ in LINEARS) == ROWS
     assert plan.bytes_before == KEPT + 2 * CODES == draft.checkpoint.nbytes
-    codes = CODES if plan.recipe.weights.dtype == "fp8_e4m3" else CODES // 2
+    codes = CODES if plan.recipe.weights.stored.dtype == "fp8_e4m3" else CODES // 2
     assert plan.overhead() == OVERHEAD[name]
     assert plan.bytes_after == KEPT + codes + sum(OVERHEAD[name].values())
 
@@ -273,7 +274,7 @@ def test_plan_as_plain_data(draft: Draft) -> None:
     [
         ["--help"],
         ["recipes"],
-        ["plan", "?", "--recipe", "mi325x-w4a8", "--json"],
+        ["plan", "?", "--recipe", "int4-channel", "--json"],
         ["inspect", "?"],
         ["verify", "OUT", "--against", "?"],
     ],

@@ -63,6 +63,7 @@ RECIPES = (
 )  # fmt: skip
 SAME_BYTES = {
     "mi325x-fp8": "fp8-ptpc",
+    "mi325x-w4a8-fp8": "fp8-ptpc",  # its codes are carried
     "blackwell-fp8-mla": "fp8-ptpc",
     "hopper-w4a8": "int4-group128",
 }
