@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..drafts import read_config
+from ..drafts import Family, read_config
 from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
@@ -128,6 +128,7 @@ def _check(
         return _answer(engine, arch, tp, [engine.refused_architectures[name]])
     if name not in engine.architectures:
         return _unknown(engine, arch, tp, f"architectures {declared!r}: never executed")
+    checkpoint = replace(checkpoint, config=engine.as_read(checkpoint.config))
     declaration = read_declaration(checkpoint)
     taken = declaration and engine.taken(declaration)
     if isinstance(taken, Finding):
@@ -148,6 +149,7 @@ def _check(
         tensor_names=frozenset(checkpoint.tensors),
         declaration=declaration,
         has_side_file=has_side_file,
+        head_rows=_rows(checkpoint, family, "lm_head.weight"),
         num_layers=geometry.num_layers,
         first_layer=first_layer,
         arch=arch,
@@ -168,6 +170,12 @@ def _check(
     return _answer(
         engine, arch, tp, [*([problem] if problem else []), *findings], layers, launch or None
     )
+
+
+def _rows(checkpoint: Checkpoint, family: Family, name: str) -> int | None:
+    """Rows of a stored table, by canonical name; None where the draft has none."""
+    named = (t for t in checkpoint.tensors.values() if family.canonical_name(t.name) == name)
+    return next((tensor.shape[0] for tensor in named if len(tensor.shape) == 2), None)
 
 
 def _method_problem(engine: Engine, declaration: Declaration | None) -> Finding | None:

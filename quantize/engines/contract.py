@@ -118,6 +118,7 @@ class Question:
     tensor_names: frozenset[str]
     declaration: Declaration | None
     has_side_file: bool
+    head_rows: int | None
     num_layers: int
     first_layer: int | None
     arch: str
@@ -162,6 +163,9 @@ class Engine:
         architectures: the names in config.json for which the loading was executed -> family.
         refused_architectures: names that it does not have -> its error.
         methods: every quant_method that it knows; another is refused with `unknown_method`.
+        aliases: other spellings of a quant_method that it takes -> the usual one.
+        other_keys: of config.json, where it looks for a declaration if there is no
+            quantization_config.
         no_method: its error for a quantization_config without quant_method; None where it goes on
             as if there were none.
         taken: what it makes of a declaration before it looks at any layer: the declaration as it
@@ -175,6 +179,12 @@ class Engine:
             drops it silently; the others raise (`refuses_unknown`), or are unknown.
         casts: families for which it stores a float weight in FP8 without a word.
         shares: families whose embedding and head are the target's, whatever the draft has.
+        later_norm: leaf under which layers of EAGLE-3 after the first have the norm that is used;
+            a norm of another name is loaded and never used. "" = not read.
+        embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab};
+            "" = not executed.
+        scale_shape: its error for scales [out] where it has [out, 1], or the other way round;
+            "" = not executed.
         launch: the command that serves a draft, given tokens per step and its folder, for a shell.
     """
 
@@ -185,6 +195,8 @@ class Engine:
     architectures: Mapping[str, str]
     refused_architectures: Mapping[str, Finding] = field(default_factory=dict)
     methods: frozenset[str]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    other_keys: tuple[str, ...] = ()
     unknown_method: str
     no_method: str | None
     schemes: Mapping[str, Mapping[str, Scheme]]
@@ -198,7 +210,21 @@ class Engine:
     refuses_unknown: frozenset[str] = frozenset()
     casts: frozenset[str] = frozenset()
     shares: frozenset[str] = frozenset()
+    later_norm: str = ""
+    embedding_rows: str = ""
+    scale_shape: str = ""
     launch: Callable[[Question, int, str], str]
+
+    def as_read(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """config.json as it looks for a declaration, under the usual key and quant_method."""
+        keys = ("quantization_config", *self.other_keys)
+        declared = next((config[key] for key in keys if config.get(key) is not None), None)
+        if not isinstance(declared, Mapping):
+            return config
+        method = declared.get("quant_method")
+        if isinstance(method, str) and method in self.aliases:
+            declared = {**declared, "quant_method": self.aliases[method]}
+        return {**config, "quantization_config": declared}
 
     def is_excluded(self, question: Question, module: Module) -> bool | Finding:
         """Whether it takes a module as floats by the declared excludes, or why it refuses them.

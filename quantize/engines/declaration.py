@@ -7,6 +7,7 @@ verdict of UNKNOWN, unless the engine refuses it by its quant_method.
 
 from dataclasses import dataclass
 
+from ...recipes.errors import short
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import (
@@ -66,10 +67,10 @@ def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
     if found is None:
         return None
     raw = found.value
-    if not isinstance(raw, dict) or not raw:
+    if not isinstance(raw, dict):
         raise CheckpointError(
             found.where,
-            f"quantization_config: expected an object with quant_method, got {raw!r}",
+            f"quantization_config: expected an object with quant_method, got {short(raw)}",
             fix="remove it, or quantize the draft again",
         )
     algorithm, producer = raw.get("quant_algo"), raw.get("producer")

@@ -4,6 +4,7 @@ Of each engine, its newest known version is asked.
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..drafts import read_config
@@ -55,6 +56,7 @@ def misread_excludes(
 
 def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None) -> Question | None:
     """None where the engine refuses the declaration, or reads none."""
+    checkpoint = replace(checkpoint, config=engine.as_read(checkpoint.config))
     declaration = read_declaration(checkpoint)
     taken = engine.taken(declaration) if declaration is not None else None
     if taken is None or isinstance(taken, Finding) or taken.scheme is None:
@@ -66,6 +68,7 @@ def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None)
         tensor_names=frozenset(checkpoint.tensors),
         declaration=taken,
         has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
+        head_rows=None,  # nor on the vocabulary
         num_layers=geometry.num_layers,
         first_layer=target_layers,
         arch=engine.archs[0],  # no rule for excludes depends on the GPU

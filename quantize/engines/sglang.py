@@ -205,9 +205,14 @@ def config_problem(question: Question) -> Finding | None:
             )
         if dtype != "float16":
             return Finding("unknown", "torch_dtype is missing: AWQ is served in float16", "add it")
+    if question.family == "eagle3-mla" and question.num_layers > 1:
+        return Finding(
+            "init",
+            "ValueError: EAGLE3 currently only supports 1 layer",
+            "serve it with vLLM, or train a draft of one layer",
+        )
     # A null key is there: the head is then the target's.
-    own_head = question.family == "eagle3-llama" and not config.get("tie_word_embeddings")
-    if own_head and "draft_vocab_size" not in config:
+    if question.family == "eagle3-llama" and "draft_vocab_size" not in config:
         return Finding(
             "init",
             "AttributeError: 'LlamaConfig' object has no attribute 'draft_vocab_size'",

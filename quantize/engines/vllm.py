@@ -214,6 +214,14 @@ def config_problem(question: Question) -> Finding | None:
                 " Eagle3LlamaForCausalLM.",
                 "add draft_vocab_size to config.json",
             )
+        rows, vocab = question.head_rows, question.config.get("vocab_size")
+        if rows is not None and rows != vocab:
+            return Finding(
+                "load",
+                "AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515: assert"
+                " loaded_weight.shape[output_dim] == self.org_vocab_size",
+                f"add draft_vocab_size {rows} to config.json, and the map d2t",
+            )
         return Finding("unknown", "draft_vocab_size is missing", "add it to config.json")
     return None
 

@@ -3,7 +3,6 @@
 Knows no engine. The order of what is found follows `contract.STAGES`.
 """
 
-import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE, stored_parts, weight_suffix
 from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
+from .folder import SHARED, Stored, folder_findings, no_such_name, stranger
 from .parameters import parameters
 
 _NOT_READ = (
@@ -25,17 +25,7 @@ _NOT_READ = (
     "weight_zero_point_2",
 )  # no kernel reads them: codes are symmetric
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
-_SPELLINGS = re.compile(
-    r"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens)\.|[dt]2[dt]$"
-)
-"""Names on disk with which loading was executed; other spellings of the families were not."""
-_TAKEN_ELSEWHERE = (".k_scale", ".v_scale", ".q_scale", ".inv_freq")
-"""Tensors that attention or rotary embeddings may take, or drop rightly: not executed."""
 _REQUANTIZE = "quantize the draft again"
-_SHARED = ("embed_tokens", "lm_head")
-
-Stored = Mapping[str, Mapping[str, TensorInfo]]
-"""Canonical module -> suffix -> tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +47,17 @@ class Walk:
         """Every linear, and everything that is not as the folder means it."""
         stored = self._stored()
         layers: list[Layer] = []
-        findings = list(self._strangers(stored))
+        findings = list(
+            folder_findings(
+                self.engine, self.question, self.checkpoint, self.specs, self.geometry, stored
+            )
+        )
         scheme = self._scheme(findings)
         if scheme is None and self.question.declaration is not None:
             return layers, findings  # how it takes any linear is not known
         for module in self.engine.modules(self.question):
             parts = {part: stored.get(part, {}) for part in module.parts}
-            if module.leaf in _SHARED and not any(parts.values()):
+            if module.leaf in SHARED and not any(parts.values()):
                 continue
             taken = scheme if scheme and self._is_quantized(module, findings) else None
             findings += (
@@ -141,7 +135,7 @@ class Walk:
         name = companions[0] if companions else f"{module.name}.weight"
         family = self.question.family
         if companions and family in self.engine.refuses_unknown:
-            return _no_such_name(name, remedy)
+            return no_such_name(name, remedy)
         if family in self.engine.casts and family in self.engine.drops_unknown:
             what = f"dropped: {name}" if companions else f"cast to floats: {name}"
             return Finding("wrong", f"{what}, for {module.name} is not quantized", remedy)
@@ -184,9 +178,18 @@ class Walk:
                 part.shape
             ):
                 yield _other_shape(tensor, part.shape)
+            elif len(tensor.shape) != len(part.shape) and tensor.numel > 1:
+                yield self._other_axes(tensor, part.shape)
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
-                yield self._stranger(tensor.name)
+                yield stranger(self.engine, self.question, tensor.name)
+
+    def _other_axes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
+        """Scales [out] where the layout has [out, 1], or the other way round."""
+        if not self.engine.scale_shape:
+            return _other_shape(tensor, shape)
+        remedy = f"store {tensor.name} as {list(shape)}, not {list(tensor.shape)}"
+        return Finding("load", self.engine.scale_shape, remedy)
 
     def _floats_into_codes(self, module: Module, weight: TensorInfo, mixed: bool) -> Finding:
         """A stored float weight where the engine expects codes: an exclude does not match."""
@@ -210,7 +213,7 @@ class Walk:
                 )
         elif weight_suffix(scheme) != "weight":
             if family in self.engine.refuses_unknown:
-                return _no_such_name(weight.name, remedy)
+                return no_such_name(weight.name, remedy)
             if family in self.engine.drops_unknown:
                 return Finding("wrong", f"dropped: {weight.name}; codes are never written", remedy)
         elif module.leaf == "lm_head" and family in self.engine.drops_unknown:  # FP4, in bytes
@@ -234,40 +237,6 @@ class Walk:
             yield Finding("after load", taken.own_global_scales, remedy)
         else:
             yield Finding("wrong", f"one scale for several: {module.name}", remedy)
-
-    def _strangers(self, stored: Stored) -> Iterator[Finding]:
-        """Tensors that are not the family's, and those of its that are absent or split badly."""
-        unusual = {name for name in self.checkpoint.tensors if not _SPELLINGS.match(name)}
-        for name in sorted(unusual):
-            text = f"{name}: loading of such a name was not executed"
-            yield Finding("unknown", text, "use the names of the published drafts")
-        for module, tensors in stored.items():
-            for suffix, tensor in tensors.items():
-                plain = f"{module}.{suffix}".lstrip(".") in self.specs
-                companion = suffix in COMPANIONS and f"{module}.weight" in self.specs
-                if not (plain or companion or tensor.name in unusual):
-                    yield self._stranger(tensor.name)
-        for name, spec in self.specs.items():
-            module, _, suffix = name.rpartition(".")
-            if spec.role == "norm" and suffix not in stored.get(module, {}):
-                yield Finding("wrong", f"never written: {name}", "export the draft again")
-        if self.question.family in self.engine.shares:
-            for module in _SHARED:
-                if module in stored:
-                    text = f"{module}: the target's is served, not the draft's own"
-                    yield Finding("unknown", text, f"compare {module} with the target's")
-        for key in ("num_attention_heads", "intermediate_size"):
-            if self.checkpoint.config.get(key, 0) % self.question.tp:
-                yield Finding("unknown", f"{key}: not whole in each shard", "use fewer shards")
-
-    def _stranger(self, name: str) -> Finding:
-        """A tensor for which there is no parameter; no engine minds a bias."""
-        remedy = f"remove {name}, or serve what it belongs to"
-        if name.endswith(_TAKEN_ELSEWHERE):
-            return Finding("unknown", f"{name}: loading of such a tensor was not executed", remedy)
-        if name.endswith(".bias") or self.question.family in self.engine.drops_unknown:
-            return Finding("wrong", f"dropped: {name}", remedy)
-        return _no_such_name(name, remedy)
 
     def _is_float(self, tensors: Mapping[str, TensorInfo]) -> bool:
         weight = tensors.get("weight")
@@ -323,12 +292,6 @@ def _dropped_scales(parts: Mapping[str, Mapping[str, TensorInfo]]) -> Finding:
         f"dropped: qzeros and scales of {name.rpartition('.')[0]}",
         "quantize with groups of 128, or serve on one GPU",
     )
-
-
-def _no_such_name(name: str, remedy: str) -> Finding:
-    loaded = name.replace("midlayer", "layers.0")
-    text = f"ValueError: There is no module or parameter named {loaded!r}"
-    return Finding("load", text, remedy)
 
 
 def _other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:

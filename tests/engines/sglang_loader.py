@@ -4,6 +4,7 @@ Usage: `VENV/bin/python sglang_loader.py --arch gfx942 --target TARGET DRAFT...`
 """
 
 import os
+import re
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import torch
 from loader import Engine, main
 from torch import nn
 from verdict import Subject, read_tensors
+
+_UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]input_layernorm[.]")
+"""Layers after the first of `llama_eagle3.py` build it, and use hidden_norm in its place."""
 
 
 def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
@@ -51,6 +55,7 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         load_folder=load_folder,
         tensors=read_tensors(draft),
         needs_gpu=sglang_platform.needs_gpu,
+        unused=_UNUSED,
     )
 
 

@@ -89,6 +89,7 @@ class Subject:
         needs_gpu: tells the exception of a stand-in for a kernel from the engine's own.
         context: in which all of this happens.
         last_steps: what follows the modules' own steps after loading: runtime module -> step.
+        unused: of a parameter's name: it is built, and no forward pass reads it.
     """
 
     build: Callable[[], nn.Module]
@@ -97,6 +98,7 @@ class Subject:
     needs_gpu: Callable[[Exception], bool]
     context: AbstractContextManager[object] = field(default_factory=nullcontext)
     last_steps: Callable[[nn.Module], Steps] = lambda _model: {}
+    unused: re.Pattern[str] = re.compile(r"(?!)")
 
 
 def examine(subject: Subject, outcome: Outcome) -> None:
@@ -113,7 +115,8 @@ def examine(subject: Subject, outcome: Outcome) -> None:
     _fill(model, 0x55)
     subject.load_folder(model)
     outcome.unread, outcome.cast = _unread_and_cast(model, subject.tensors)
-    outcome.unloaded = _unloaded(model, subject.tensors)
+    unloaded = _unloaded(model, subject.tensors)
+    outcome.unloaded = [name for name in unloaded if not subject.unused.search(name)]
     if outcome.unloaded and not _matters(subject, outcome.unloaded):
         outcome.unloaded = []
     if not (outcome.unloaded or outcome.unread or outcome.cast):

@@ -5,6 +5,7 @@ Usage: `VENV/bin/python vllm_loader.py --arch sm90 --target TARGET DRAFT...`.
 
 import json
 import os
+import re
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,9 @@ import vllm_platform
 from loader import Engine, main
 from torch import nn
 from verdict import Steps, Subject, read_tensors
+
+_UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]hidden_norm[.]")
+"""Layers after the first of `llama_eagle3.py` and `deepseek_eagle3.py` build and skip it."""
 
 
 def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
@@ -48,6 +52,7 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         load_folder=load_folder,
         tensors=read_tensors(draft),
         needs_gpu=vllm_platform.needs_gpu,
+        unused=_UNUSED,
         context=set_current_vllm_config(config),
         last_steps=lambda model: _attention_steps(model, draft_config.dtype),
     )

@@ -25,6 +25,8 @@ ENGINE = Engine(
         )
     },
     methods=sglang.METHODS,
+    aliases={"modelopt_fp8": "modelopt"},
+    other_keys=("compression_config",),
     unknown_method="ValueError: Unknown quantization method: {}.",
     no_method="ValueError: Unknown quantization method: .",
     taken=sglang.taken,
@@ -37,5 +39,10 @@ ENGINE = Engine(
     drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
     casts=frozenset({"eagle3-llama", "dflash"}),
     shares=frozenset({"dflash"}),
+    later_norm="hidden_norm",
+    embedding_rows="AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"
+    " loaded_weight.shape[output_dim]={rows}",
+    scale_shape="AssertionError: sglang/srt/layers/parameter.py:110: assert self.data.shape =="
+    " loaded_weight.shape",
     launch=sglang.launch,
 )

@@ -23,6 +23,8 @@ ENGINE = Engine(
         )
     },
     methods=vllm.METHODS,
+    aliases={"compressed_tensors": "compressed-tensors", "modelopt_fp8": "modelopt"},
+    other_keys=("compression_config",),
     unknown_method=vllm.UNKNOWN_METHOD,
     no_method=None,
     taken=vllm.taken,
@@ -34,5 +36,10 @@ ENGINE = Engine(
     module_problem=vllm.module_problem,
     refuses_unknown=_FAMILIES,
     casts=_FAMILIES,
+    later_norm="input_layernorm",
+    embedding_rows="AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515:"
+    " assert loaded_weight.shape[output_dim] == self.org_vocab_size",
+    scale_shape="AssertionError: vllm/model_executor/parameter.py:92: assert self.data.shape =="
+    " loaded_weight.shape or self._is_1d_and_scalar(",
     launch=vllm.launch,
 )

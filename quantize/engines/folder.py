@@ -1,0 +1,110 @@
+"""What of a folder belongs to no single linear: unknown names, norms, the vocabulary, shards."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..drafts.family import TensorSpec
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
+from ..stored.parts import COMPANIONS
+from .contract import Engine, Finding, Question
+
+_SPELLINGS = re.compile(
+    r"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens)\.|[dt]2[dt]$"
+)
+"""Names on disk with which loading was executed; other spellings of the families were not."""
+_TAKEN_ELSEWHERE = (".k_scale", ".v_scale", ".q_scale", ".inv_freq")
+"""Tensors that attention or rotary embeddings may take, or drop rightly: not executed."""
+SHARED = ("embed_tokens", "lm_head")
+
+Stored = Mapping[str, Mapping[str, TensorInfo]]
+"""Canonical module -> suffix -> tensor."""
+
+
+def folder_findings(
+    engine: Engine,
+    question: Question,
+    checkpoint: Checkpoint,
+    specs: Mapping[str, TensorSpec],
+    geometry: Any,
+    stored: Stored,
+) -> Iterator[Finding]:
+    """Tensors that are not the family's, and those of its that are absent or split badly."""
+    unusual = {name for name in checkpoint.tensors if not _SPELLINGS.match(name)}
+    for name in sorted(unusual):
+        text = f"{name}: loading of such a name was not executed"
+        yield Finding("unknown", text, "use the names of the published drafts")
+    for module, tensors in stored.items():
+        for suffix, tensor in tensors.items():
+            plain = f"{module}.{suffix}".lstrip(".") in specs
+            companion = suffix in COMPANIONS and f"{module}.weight" in specs
+            if not (plain or companion or tensor.name in unusual):
+                yield stranger(engine, question, tensor.name)
+    yield from _other_vocabulary(engine, question, geometry, stored)
+    yield from _later_norms(engine, question, stored)
+    for name, spec in specs.items():
+        module, _, suffix = name.rpartition(".")
+        if spec.role == "norm" and suffix not in stored.get(module, {}):
+            yield Finding("wrong", f"never written: {name}", "export the draft again")
+    if question.family in engine.shares:
+        for module in SHARED:
+            if module in stored:
+                text = f"{module}: the target's is served, not the draft's own"
+                yield Finding("unknown", text, f"compare {module} with the target's")
+    for key in ("num_attention_heads", "intermediate_size"):
+        if checkpoint.config.get(key, 0) % question.tp:
+            yield Finding("unknown", f"{key}: not whole in each shard", "use fewer shards")
+
+
+def _other_vocabulary(
+    engine: Engine, question: Question, geometry: Any, stored: Stored
+) -> Iterator[Finding]:
+    """An embedding of other rows than the vocabulary, and a pruned head without its map."""
+    vocab, own = geometry.vocab_size, geometry.draft_vocab_size
+    embedding = stored.get("embed_tokens", {}).get("weight")
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else vocab
+    served = question.family not in engine.shares
+    if rows != vocab and served and engine.embedding_rows:
+        text = engine.embedding_rows.format(rows=rows, vocab=vocab)
+        yield Finding("load", text, f"export the draft with its {vocab} embeddings")
+    if question.family != "dflash" and own != vocab and "d2t" not in stored.get("", {}):
+        yield Finding(
+            "wrong",
+            f"never written: the map d2t of the {own} tokens of the head: what it proposes is"
+            " taken for other tokens of the target",
+            "export the draft with d2t",
+        )
+
+
+def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
+    """EAGLE-3's layers after the first: engines use one of two norms, and build both."""
+    wanted = engine.later_norm
+    if question.family == "dflash" or not wanted:
+        return
+    for i in range(1, question.num_layers):
+        norm = stored.get(f"layers.{i}.input_layernorm", {}).get("weight")
+        if norm is not None and not norm.name.endswith(f".{wanted}.weight"):
+            yield Finding(
+                "wrong",
+                f"never written: model.layers.{i}.{wanted}.weight, for the norm is stored as"
+                f" {norm.name}",
+                f"rename it to {wanted} for {engine.name}",
+            )
+
+
+def stranger(engine: Engine, question: Question, name: str) -> Finding:
+    """A tensor for which there is no parameter; no engine minds a bias."""
+    remedy = f"remove {name}, or serve what it belongs to"
+    if name.endswith(_TAKEN_ELSEWHERE):
+        return Finding("unknown", f"{name}: loading of such a tensor was not executed", remedy)
+    if name.endswith(".bias") or question.family in engine.drops_unknown:
+        return Finding("wrong", f"dropped: {name}", remedy)
+    return no_such_name(name, remedy)
+
+
+def no_such_name(name: str, remedy: str) -> Finding:
+    """The error of an engine that refuses a tensor for which it has no parameter."""
+    loaded = name.replace("midlayer", "layers.0")
+    text = f"ValueError: There is no module or parameter named {loaded!r}"
+    return Finding("load", text, remedy)
