@@ -109,6 +109,7 @@ class Question:
         config: the parsed config.json. tensor_names: of the folder.
         declaration: None where nothing is declared.
         has_side_file: whether there is an hf_quant_config.json.
+        head_rows: of the stored lm_head; None where there is none.
         num_layers: of the draft. first_layer: its number among the target's and its own layers;
             None = not known.
     """
@@ -183,6 +184,8 @@ class Engine:
             a norm of another name is loaded and never used. "" = not read.
         embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab};
             "" = not executed.
+        uneven_heads: family -> its error for attention heads that are not whole in each shard, with
+            {heads} and {tp}; a family that is not there was not executed.
         scale_shape: its error for scales [out] where it has [out, 1], or the other way round;
             "" = not executed.
         launch: the command that serves a draft, given tokens per step and its folder, for a shell.
@@ -212,6 +215,7 @@ class Engine:
     shares: frozenset[str] = frozenset()
     later_norm: str = ""
     embedding_rows: str = ""
+    uneven_heads: Mapping[str, str] = field(default_factory=dict)
     scale_shape: str = ""
     launch: Callable[[Question, int, str], str]
 

@@ -52,8 +52,18 @@ def folder_findings(
             if module in stored:
                 text = f"{module}: the target's is served, not the draft's own"
                 yield Finding("unknown", text, f"compare {module} with the target's")
+    yield from _uneven_shards(engine, question)
+
+
+def _uneven_shards(engine: Engine, question: Question) -> Iterator[Finding]:
+    """Heads and inner widths that the shards cannot share."""
+    tp, heads = question.tp, question.config.get("num_attention_heads", 0)
+    if heads % tp and question.family in engine.uneven_heads:
+        text = engine.uneven_heads[question.family].format(heads=heads, tp=tp)
+        yield Finding("init", text, f"serve the draft with a number of shards that divides {heads}")
+        return
     for key in ("num_attention_heads", "intermediate_size"):
-        if checkpoint.config.get(key, 0) % question.tp:
+        if question.config.get(key, 0) % tp:
             yield Finding("unknown", f"{key}: not whole in each shard", "use fewer shards")
 
 

@@ -176,3 +176,57 @@ def global_scales(q: float, k: float, v: float) -> Edit:
 
 def pack_order(folder: Folder) -> None:
     folder.quantization["export"]["pack_method"] = "order"
+
+
+def input_norm_as(name: str) -> Edit:
+    """The norm before the attention of the layers after the first, under another name."""
+
+    def edit(folder: Folder) -> None:
+        for old in [n for n in folder.tensors if n.startswith("layers.1.input_layernorm")]:
+            new = old.replace("input_layernorm", name)
+            folder.tensors[new] = folder.tensors.pop(old)
+
+    return edit
+
+
+def without_tied_head(folder: Folder) -> None:
+    """Tied to the embedding, and no draft_vocab_size."""
+    folder.drop("lm_head", "d2t", "t2d")
+    folder.config["tie_word_embeddings"] = True
+    del folder.config["draft_vocab_size"]
+
+
+def other_vocabulary(folder: Folder) -> None:
+    """The embedding lacks the last eight tokens."""
+    table = folder.tensors["embed_tokens.weight"]
+    rows, width = table.shape
+    data = table.data[: (rows - 8) * width * 2]
+    folder.tensors["embed_tokens.weight"] = Stored(table.dtype, (rows - 8, width), data)
+
+
+def scales_with_axes(count: int) -> Edit:
+    """Scales per channel as [out] or [out, 1]."""
+
+    def edit(folder: Folder) -> None:
+        for name, scale in folder.tensors.items():
+            if name.endswith(".weight_scale"):
+                shape = (scale.shape[0],) if count == 1 else (scale.shape[0], 1)
+                folder.tensors[name] = Stored(scale.dtype, shape, scale.data)
+
+    return edit
+
+
+def under_another_key(folder: Folder) -> None:
+    folder.config["compression_config"] = folder.config.pop("quantization_config")
+
+
+def unquantized_with_empty_config(folder: Folder) -> None:
+    """The plain draft, with a quantization_config that says nothing."""
+    folder.tensors = dict(folder.source)
+    folder.config["quantization_config"] = {}
+
+
+def unquantized(folder: Folder) -> None:
+    """The plain draft: what is wrong with it is in its source."""
+    folder.tensors = dict(folder.source)
+    del folder.config["quantization_config"]

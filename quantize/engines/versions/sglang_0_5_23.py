@@ -42,6 +42,14 @@ ENGINE = Engine(
     later_norm="hidden_norm",
     embedding_rows="AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"
     " loaded_weight.shape[output_dim]={rows}",
+    uneven_heads={
+        "eagle3-llama": "AssertionError: sglang/srt/models/llama.py:183: assert"
+        " self.total_num_heads % tp_size == 0",
+        "eagle3-mla": "AssertionError: sglang/srt/models/deepseek_v2.py:2057: assert num_heads %"
+        " attn_tp_size == 0",
+        "dflash": "AssertionError: DFlashAttention requires total_num_heads divisible by tp_size."
+        " total_num_heads={heads}, tp_size={tp}.",
+    },
     scale_shape="AssertionError: sglang/srt/layers/parameter.py:110: assert self.data.shape =="
     " loaded_weight.shape",
     launch=sglang.launch,

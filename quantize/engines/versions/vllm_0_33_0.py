@@ -39,6 +39,14 @@ ENGINE = Engine(
     later_norm="input_layernorm",
     embedding_rows="AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515:"
     " assert loaded_weight.shape[output_dim] == self.org_vocab_size",
+    uneven_heads={
+        "eagle3-llama": "AssertionError: vllm/model_executor/models/llama.py:145: assert"
+        " self.total_num_heads % tp_size == 0",
+        "eagle3-mla": "AssertionError: vllm/model_executor/models/deepseek_v2.py:1041: assert"
+        " num_heads % tp_size == 0",
+        "dflash": "AssertionError: vllm/model_executor/models/qwen3_dflash.py:191: assert"
+        " self.total_num_heads % tp_size == 0",
+    },
     scale_shape="AssertionError: vllm/model_executor/parameter.py:92: assert self.data.shape =="
     " loaded_weight.shape or self._is_1d_and_scalar(",
     launch=vllm.launch,
