@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.engines import EngineCheck, check_draft
-from draftquant.quantize.engines.contract import ENGINE_NAMES, UnsureError
+from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineName, UnsureError
 from draftquant.quantize.engines.excludes import (
     dotted_path,
     exact_or_regex,
@@ -280,7 +280,7 @@ def test_launch_keeps_sglang_from_giving_a_quantized_draft_the_method_of_the_tar
     [
         ({"version": "0.99"}, "version 0.99"),
         ({"arch": "sm75"}, "never executed"),
-        ({"tp": 3}, "num_attention_heads"),
+        ({"arch": "gfx950"}, "never executed"),
     ],
 )
 def test_what_was_not_executed_is_unknown(tmp_path: Path, asked: dict[str, Any], why: str) -> None:
@@ -288,6 +288,34 @@ def test_what_was_not_executed_is_unknown(tmp_path: Path, asked: dict[str, Any],
     answer = check_draft(draft, engine="vllm", **asked)
     assert answer.verdict == "UNKNOWN"
     assert why in " ".join(finding.text for finding in answer.findings)
+
+
+@pytest.mark.parametrize("tp", [3, 8, 16])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_heads_that_the_shards_cannot_share_are_refused(
+    engine: EngineName, tp: int, tmp_path: Path
+) -> None:
+    """Executed with 3, 8 and 16 shards, three families and two engines: 57 of 57 are refused."""
+    draft = tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True)
+    answer = check_draft(draft, engine=engine, arch="sm90", tp=tp)
+    assert answer.verdict == "REFUSED"
+    assert "total_num_heads % tp_size == 0" in (answer.error or "")
+    assert "divides 4" in (answer.remedy or "")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_pruned_head_without_its_map_is_served_wrongly(
+    engine: EngineName, tmp_path: Path
+) -> None:
+    """SGLang loads it without a word: tokens of the head are then taken for the target's."""
+    draft = tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True)
+    tensors = read_tensors(draft)
+    write_tensors(
+        draft, {n: t for n, t in tensors.items() if n not in ("d2t", "t2d")}, sharded=False
+    )
+    answer = check_draft(draft, engine=engine, arch="sm90")
+    assert answer.verdict == "LOADS BUT WRONG"
+    assert "d2t" in (answer.error or "")
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,22 @@ RIGHT = {
     "o-proj-kept-modelopt",
     "o-proj-kept-regex",
     "qkv-kept-with-alias",
+    "ct-scales-without-axis",
+    "mla-two-layers",
+    "mla-two-layers-hidden-norm",
+    "plain-two-layers",
+    "quark-scales-with-axis",
+    "tied-head-no-draft-vocab",
+    "two-layers",
+    "two-layers-hidden-norm",
+    "two-layers-int4",
     "vocabulary-padded",
 }
 """Their JSON says what their tensors are: an engine may still have no use for them."""
 LEFT = {
     "awq-per-channel": "the declaration is not understood",
     "awq-without-config": "nothing declares how",
+    "embedding-of-another-vocabulary": "the tensors are not those of a draft",
     "dflash-o-proj-kept-layer-index": "no list is right for every engine",
     "dflash-o-proj-kept-modelopt": "no list is right for every engine",
     "fc-quantized": None,
@@ -75,6 +85,8 @@ LEFT = {
 """The fault is in the tensors, or cannot be said in the layout -> the note, if there is one."""
 NOT_SEEN = {
     "awq-nothing-excluded",
+    "ct-compression-config",
+    "modelopt-method-fp8",
     "modelopt-nested-dflash",
     "modelopt-side-file-disagrees",
     "modelopt-side-file-only",

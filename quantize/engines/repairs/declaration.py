@@ -18,7 +18,7 @@ from ...stored.draft import StoredDraft
 from ...stored.layouts import LAYOUTS, StoredLayout
 from ...stored.parts import COMPANIONS, stored_parts
 from ..registry import ENGINES
-from .repair import Outcome, Repair, with_declaration
+from .repair import Outcome, Repair, with_config, with_declaration
 
 _LAYOUTS: tuple[LayoutName, ...] = typing.get_args(LayoutName)
 
@@ -62,6 +62,9 @@ def repair_declaration(checkpoint: Checkpoint, stored: StoredDraft) -> Outcome:
     Raises:
         CheckpointError: the declaration is no object, or hf_quant_config.json is not JSON.
     """
+    spelled = _usual_spelling(checkpoint, stored)
+    if spelled is not None:
+        return spelled
     raw = raw_declaration(checkpoint)
     if raw is None:
         codes = f"{len(stored.modules)} linears are stored as codes, and nothing declares how"
@@ -83,6 +86,40 @@ def repair_declaration(checkpoint: Checkpoint, stored: StoredDraft) -> Outcome:
         note = f"the quant_method {method!r} is not understood here: nothing of it is repaired"
         return Outcome(checkpoint=checkpoint, notes=(note,))
     return _inferred(checkpoint, raw, stored)
+
+
+def _usual_spelling(checkpoint: Checkpoint, stored: StoredDraft) -> Outcome | None:
+    """A declaration under a key or a quant_method that only some read, or one that says nothing."""
+    config = checkpoint.config
+    declared, other = config.get("quantization_config"), config.get("compression_config")
+    if declared is None and isinstance(other, Mapping):
+        rest = {key: value for key, value in config.items() if key != "compression_config"}
+        found = Repair(
+            name="declaration",
+            wrong="the declaration stands under compression_config, where few look for it",
+            written="the same under quantization_config",
+        )
+        moved = with_config(checkpoint, {**rest, "quantization_config": other})
+        return Outcome(checkpoint=moved, repairs=(found,))
+    if declared == {} and not stored.modules:
+        rest = {key: value for key, value in config.items() if key != "quantization_config"}
+        found = Repair(
+            name="declaration",
+            wrong="quantization_config is empty, which SGLang refuses",
+            written="no quantization_config: no linear is stored as codes",
+        )
+        return Outcome(checkpoint=with_config(checkpoint, rest), repairs=(found,))
+    method = declared.get("quant_method") if isinstance(declared, Mapping) else None
+    usual = {name: to for engine in ENGINES.values() for name, to in engine.aliases.items()}
+    if isinstance(declared, Mapping) and isinstance(method, str) and method in usual:
+        found = Repair(
+            name="quant-method",
+            wrong=f"quant_method {method!r} is a spelling that only some engines take",
+            written=f"quant_method: {usual[method]!r}",
+        )
+        renamed = {**declared, "quant_method": usual[method]}
+        return Outcome(checkpoint=with_declaration(checkpoint, renamed), repairs=(found,))
+    return None
 
 
 def _flattened(checkpoint: Checkpoint, raw: RawDeclaration) -> Outcome:
