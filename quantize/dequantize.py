@@ -4,7 +4,6 @@ Engines without a kernel for a format can serve the result, and accept what the 
 make them accept. It holds weights only: the rounding of activations is not in it.
 """
 
-import os
 import typing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from ..recipes.regular_file import open_regular
 from .drafts import Row
 from .errors import CheckpointError
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
@@ -30,7 +28,7 @@ from .files.provenance import (
     read_provenance,
 )
 from .files.publish import check_faults, publish
-from .files.safetensors_file import SafetensorsFile
+from .files.safetensors_file import SafetensorsFile, open_files
 from .files.safetensors_header import FloatDtype, StoredTensor
 from .files.side_files import check_no_other_weights, config_and_index
 from .numerics.plain import rounded
@@ -273,14 +271,11 @@ def _write_tensors(plan: DequantizePlan, staging: Path, on_progress: Callable[[i
     """Two threads take tensors, the largest first; one core each."""
     checkpoint = plan.source.checkpoint
     with ExitStack() as stack:
-        inputs, targets = {}, {}
-        for file in plan.files:
-            inputs[file] = open_regular(checkpoint.folder / file)
-            stack.callback(os.close, inputs[file])
-            stored = [output.stored for output in plan.outputs if output.file == file]
-            metadata = checkpoint.headers[file].metadata
-            target = SafetensorsFile(staging / file, stored, metadata)
-            targets[file] = stack.enter_context(target)
+        stored = {
+            file: [output.stored for output in plan.outputs if output.file == file]
+            for file in plan.files
+        }
+        inputs, targets = open_files(stack, checkpoint, staging, stored)
 
         def write(output: OutputTensor) -> int:
             if output.quantized:

@@ -6,7 +6,6 @@ toolkit needs the whole weight. Where an algorithm must know the inputs of a lin
 each other in the order of the draft, and what they need is measured in between.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -16,14 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..recipes.regular_file import open_regular
 from ..recipes.schema import Recipe
 from .algorithms import Statistics
 from .algorithms.balance import divide_norm, multiply_columns
 from .backends import Backend
 from .errors import BackendError
 from .files.row_blocks import row_blocks
-from .files.safetensors_file import SafetensorsFile
+from .files.safetensors_file import SafetensorsFile, open_files
 from .files.safetensors_header import TensorInfo
 from .layouts import Columns, get_layout
 from .numerics.absmax import row_absmax
@@ -95,10 +93,11 @@ class _Execution:
         self._plan, self._backend, self._measured = plan, backend, measured
         self._allow_zero_rows = allow_zero_rows
         source = plan.draft.checkpoint
-        self._inputs = {file: _open(stack, source.folder / file) for file in source.headers}
-        self._outputs = {
-            file: stack.enter_context(_output_file(plan, folder, file)) for file in source.headers
+        stored = {
+            file: [t for step in plan.steps if step.row.tensor.file == file for t in step.stored]
+            for file in source.headers
         }
+        self._inputs, self._outputs = open_files(stack, source, folder, stored)
         self._pool = stack.enter_context(
             ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,))
         )
@@ -294,14 +293,3 @@ def _finish(futures: list[Future[Step]], on_progress: Callable[[Step], None]) ->
         done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
         for future in done:
             on_progress(future.result())
-
-
-def _open(stack: ExitStack, path: Path) -> int:
-    descriptor = open_regular(path)
-    stack.callback(os.close, descriptor)
-    return descriptor
-
-
-def _output_file(plan: Plan, folder: Path, file: str) -> SafetensorsFile:
-    stored = [t for step in plan.steps if step.row.tensor.file == file for t in step.stored]
-    return SafetensorsFile(folder / file, stored, plan.draft.checkpoint.headers[file].metadata)

@@ -5,14 +5,12 @@ as another engine wants it.
 """
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ..recipes.regular_file import open_regular
 from ..recipes.schema import (
     Algorithm,
     Expectation,
@@ -37,7 +35,7 @@ from .files.provenance import (
     read_provenance,
 )
 from .files.publish import check_faults, publish
-from .files.safetensors_file import SafetensorsFile
+from .files.safetensors_file import open_files
 from .files.safetensors_header import StoredTensor
 from .files.side_files import check_no_other_weights, config_and_index
 from .layouts import check_layout, get_layout
@@ -310,14 +308,12 @@ def _write(plan: TranscodePlan, staging: Path, on_progress: Callable[[int], None
     """One tensor after the other, each file in the place of the source's."""
     checkpoint = plan.source.checkpoint
     files = sorted({output.row.tensor.file for output in plan.outputs})
+    stored = {
+        file: [t for o in plan.outputs if o.row.tensor.file == file for t in o.stored]
+        for file in files
+    }
     with ExitStack() as stack:
-        inputs, targets = {}, {}
-        for file in files:
-            inputs[file] = open_regular(checkpoint.folder / file)
-            stack.callback(os.close, inputs[file])
-            stored = [t for o in plan.outputs if o.row.tensor.file == file for t in o.stored]
-            metadata = checkpoint.headers[file].metadata
-            targets[file] = stack.enter_context(SafetensorsFile(staging / file, stored, metadata))
+        inputs, targets = open_files(stack, checkpoint, staging, stored)
         for output in plan.outputs:
             file = output.row.tensor.file
             if output.quantized:

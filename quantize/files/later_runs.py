@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from ...recipes.schema import Recipe, recipe_sha256
 from .command_line import recorded_argv
@@ -16,18 +17,14 @@ from .provenance import (
     package_version,
 )
 
+ProvenanceT = TypeVar("ProvenanceT", bound=Provenance)
+
 
 def with_repairs(
     recorded: Provenance, repairs: Sequence[RepairRecord], *, argv: Sequence[str]
 ) -> Provenance:
     """What a folder recorded of itself, and what is repaired in it by this command line."""
-    return dataclasses.replace(
-        recorded,
-        draftquant=package_version("draftquant"),
-        argv=recorded_argv(argv),
-        made_by=recorded.made_by or _first_maker(recorded),
-        repairs=(*recorded.repairs, *repairs),
-    )
+    return dataclasses.replace(_by_this_run(recorded, argv), repairs=(*recorded.repairs, *repairs))
 
 
 def transcoded(
@@ -49,31 +46,22 @@ def transcoded(
         bytes_after: of all its tensors.
         argv: the command line.
     """
-    version, arguments = package_version("draftquant"), recorded_argv(argv)
     if isinstance(recorded, QuantizedProvenance):
         return dataclasses.replace(
-            recorded,
-            draftquant=version,
-            argv=arguments,
+            _by_this_run(recorded, argv),
             recipe=recipe,
             recipe_sha256=recipe_sha256(recipe),
             tensor_sha256=tensor_sha256,
             tensor_bytes=dataclasses.replace(recorded.tensor_bytes, after=bytes_after),
-            made_by=recorded.made_by or _first_maker(recorded),
             transcoded_from=origin,
         )
     if isinstance(recorded, RepairedProvenance):
         return dataclasses.replace(
-            recorded,
-            draftquant=version,
-            argv=arguments,
-            tensor_sha256=tensor_sha256,
-            made_by=recorded.made_by or _first_maker(recorded),
-            transcoded_from=origin,
+            _by_this_run(recorded, argv), tensor_sha256=tensor_sha256, transcoded_from=origin
         )
     return RepairedProvenance(
-        draftquant=version,
-        argv=arguments,
+        draftquant=package_version("draftquant"),
+        argv=recorded_argv(argv),
         source=SourceFolder(hub_id=origin.hub_id, revision=origin.revision),
         repairs=(),
         tensor_sha256=tensor_sha256,
@@ -81,5 +69,12 @@ def transcoded(
     )
 
 
-def _first_maker(recorded: Provenance) -> MadeBy:
-    return MadeBy(draftquant=recorded.draftquant, argv=recorded_argv(recorded.argv))
+def _by_this_run(recorded: ProvenanceT, argv: Sequence[str]) -> ProvenanceT:
+    """The record as this command line goes on with it; the first one stays in `made_by`."""
+    first = MadeBy(draftquant=recorded.draftquant, argv=recorded_argv(recorded.argv))
+    return dataclasses.replace(
+        recorded,
+        draftquant=package_version("draftquant"),
+        argv=recorded_argv(argv),
+        made_by=recorded.made_by or first,
+    )

@@ -9,12 +9,15 @@ import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ...recipes.regular_file import open_regular
 from ..errors import CheckpointError
+from .checkpoint import Checkpoint
 from .safetensors_header import DTYPE_BYTES, StoredTensor, TensorInfo
 
 COPY_BYTES = 16 << 20
@@ -101,3 +104,23 @@ class SafetensorsFile:
         done = 0
         while done < len(view):
             done += os.pwrite(self._descriptor, view[done:], offset + done)
+
+
+def open_files(
+    stack: ExitStack, source: Checkpoint, folder: Path, stored: Mapping[str, Sequence[StoredTensor]]
+) -> tuple[dict[str, int], dict[str, SafetensorsFile]]:
+    """Descriptors of files of `source`, and files of the same names being written; by file.
+
+    Args:
+        stack: closes them.
+        source: the folder that is read; the metadata of each file is kept.
+        folder: staging folder.
+        stored: file -> the tensors that it will hold.
+    """
+    inputs, outputs = {}, {}
+    for file, tensors in stored.items():
+        inputs[file] = open_regular(source.folder / file)
+        stack.callback(os.close, inputs[file])
+        written = SafetensorsFile(folder / file, tensors, source.headers[file].metadata)
+        outputs[file] = stack.enter_context(written)
+    return inputs, outputs
