@@ -32,6 +32,7 @@ from .files.provenance import (
     QuantizedProvenance,
     RepairedProvenance,
     TranscodedFrom,
+    check_seal,
     read_provenance,
 )
 from .files.publish import check_faults, publish
@@ -74,6 +75,7 @@ class TranscodePlan:
         origin: the formats in which the codes were found, for provenance.
         outputs: by name of the weight.
         excludes: modules that stay floating-point.
+        record: draftquant.json of the source; None where it has none.
     """
 
     source: StoredDraft
@@ -81,6 +83,7 @@ class TranscodePlan:
     origin: TranscodedFrom
     outputs: tuple[OutputTensors, ...]
     excludes: tuple[str, ...]
+    record: Provenance | None
 
     @property
     def bytes_after(self) -> int:
@@ -122,7 +125,8 @@ def plan_transcoding(
         target_layers: decoder layers of the target, for layouts whose excludes are whole names.
 
     Raises:
-        CheckpointError: the folder is not quantized, or not as it declares.
+        CheckpointError: the folder is not quantized, not as it declares, or its draftquant.json was
+            edited.
         VerifyError: its declaration is not understood.
         LayoutError: the layout cannot hold these codes; names those that can.
     """
@@ -135,6 +139,7 @@ def plan_transcoding(
         )
     stored = StoredDraft.read(checkpoint)
     record = read_provenance(checkpoint.folder)
+    check_seal(checkpoint.folder, record)
     found = _recipe(stored, record)
     origin = _origin(record, found, stored, source)
     recipe = _wanted(found, origin, layout or found.layout, carrier)
@@ -149,6 +154,7 @@ def plan_transcoding(
         origin=origin,
         outputs=tuple(_output(stored, recipe, row, origin.scale_dtype) for row in rows),
         excludes=excluded_modules(stored.draft, kept, target_layers=layers),
+        record=record,
     )
 
 
@@ -262,7 +268,6 @@ def transcode_draft(
     checkpoint = plan.source.checkpoint
     side_files = [file for file in checkpoint.side_files() if file not in QUANTIZED_ONLY]
     check_no_other_weights(checkpoint.folder, side_files, travel="unchanged", made="transcoded")
-    record = read_provenance(checkpoint.folder)
 
     def verified(staging: Path) -> TranscodedReport:
         found = verify_transcoded(plan.source, staging, config_file=UNVERIFIED_CONFIG_FILE)
@@ -271,8 +276,8 @@ def transcode_draft(
             found.faults,
             fix="these codes and scales are not exact in this layout: choose another one",
         )
-        if record is not None:
-            check_unchanged(record.tensor_sha256, found.source_sha256, checkpoint.folder)
+        if plan.record is not None:
+            check_unchanged(plan.record.tensor_sha256, found.source_sha256, checkpoint.folder)
         return found
 
     found = publish(
@@ -284,7 +289,7 @@ def transcode_draft(
         documents=_documents(plan),
         verify=verified,
         provenance=lambda found: transcoded(
-            record,
+            plan.record,
             plan.recipe,
             replace(plan.origin, tensor_sha256=found.source_sha256),
             tensor_sha256=found.output_sha256,

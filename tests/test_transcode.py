@@ -23,7 +23,7 @@ from draftquant.quantize.verify.folder import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
-from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_mla import tiny_eagle3_mla
 
 NEGATIVE_ZERO = 0x80
@@ -248,6 +248,15 @@ def test_a_folder_that_is_not_what_it_records(draft: Path, tmp_path: Path) -> No
     tensors[name] = Stored("I32", tensors[name].shape, data)
     write_tensors(first, tensors, sharded=True)
     with pytest.raises(CheckpointError, match=f"{name}: not the bytes whose sha256 was recorded"):
+        transcoded(first, tmp_path / "second", "quark")
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_record_that_was_edited(draft: Path, tmp_path: Path) -> None:
+    """A new record would otherwise seal what was edited."""
+    first = quantized(draft, tmp_path / "first", "int4-channel")
+    edit_json(first / "draftquant.json", backend_versions={"torch": "9"})
+    with pytest.raises(CheckpointError, match="sha256: not that of the other keys"):
         transcoded(first, tmp_path / "second", "quark")
     assert not (tmp_path / "second").exists()
 
