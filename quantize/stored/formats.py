@@ -18,6 +18,16 @@ _ACTIVATIONS: Mapping[Activations, ActivationFormat | None] = {
 }
 
 
+_NAMES: Mapping[ActivationFormat | None, Activations] = {
+    activations: name for name, activations in _ACTIVATIONS.items()
+}
+
+
+def declared_activations(activations: ActivationFormat | None) -> Activations:
+    """How every layout's declaration is read where a recipe has these activations."""
+    return _NAMES[activations]
+
+
 def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
     """The declared format of the weights; `scale_dtype` says that INT4 scales are float16."""
     int4 = scheme.weight_dtype == "int4" and scheme.first_stage is None

@@ -5,13 +5,13 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from ...recipes.schema import ActivationFormat, Recipe, WeightFormat
+from ...recipes.schema import Recipe, WeightFormat
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.provenance import Method
 from ..lints.concat import concat_linears
 from ..stored.declarations import DeclaredScheme
-from ..stored.layouts.scheme import Activations
+from ..stored.formats import declared_activations
 from ..stored.parts import FLOAT_DTYPES, INPUT_SCALES, Part, scale_suffix
 from .companions import stored_scalar
 from .report import Fault
@@ -45,27 +45,13 @@ def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None) -> list[Fault
         "granularity": (weights.granularity, scheme.granularity),
         "group size": (weights.group_size, scheme.group_size),
         "first stage": (weights.first_stage, scheme.first_stage),
-        "activations": (_declared(recipe.activations), scheme.activations),
+        "activations": (declared_activations(recipe.activations), scheme.activations),
     }
     return [
         Fault(where=where, expected=f"{key} {wanted} {of}", got=f"{found}")
         for key, (wanted, found) in pairs.items()
         if wanted != found
     ]
-
-
-def _declared(activations: ActivationFormat | None) -> Activations:
-    """How every layout's declaration is read where a recipe has these activations."""
-    if activations is None:
-        return "none"
-    if activations.dtype != "fp8_e4m3":
-        return activations.dtype
-    by_granularity: Mapping[str, Activations] = {
-        "token": "token-dynamic",
-        "tensor": "tensor-static",
-        "group": "group-dynamic",
-    }
-    return by_granularity[activations.granularity]
 
 
 def action_faults(recipe: Recipe, draft: Draft, quantized: Collection[str]) -> list[Fault]:
