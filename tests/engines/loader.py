@@ -42,7 +42,7 @@ def main(engine: Engine) -> None:
     """Read the arguments and load one draft after the other."""
     parser = argparse.ArgumentParser()
     parser.add_argument("drafts", nargs="+", type=Path)
-    parser.add_argument("--target", type=Path, required=True, help="folder with a config.json")
+    parser.add_argument("--target", type=Path, help="folder with a config.json; one for all drafts")
     parser.add_argument("--arch", choices=engine.archs, required=True)
     parser.add_argument("--tp", type=int, default=1, help="number of tensor-parallel shards")
     parser.add_argument("--debug", action="store_true", help="tracebacks on standard error")
@@ -50,8 +50,9 @@ def main(engine: Engine) -> None:
     torch.set_num_threads(1)  # the tensors are tiny; and processes are forked
     engine.install(arguments.arch)
     for draft in arguments.drafts:
+        target = arguments.target or draft.parent / "target"
         outcome = Outcome(
-            draft=draft.name,
+            draft=draft.name if arguments.target else f"{draft.parent.name}/{draft.name}",
             engine=engine.name,
             version=engine.version,
             arch=arguments.arch,
@@ -59,7 +60,7 @@ def main(engine: Engine) -> None:
         )
         sys.stdout.flush()
         if os.fork() == 0:  # engines cache configs and change classes: each draft starts afresh
-            _load_all_ranks(engine, draft, arguments.target, outcome, debug=arguments.debug)
+            _load_ranks(engine, draft, target, outcome, debug=arguments.debug)
             print(json.dumps(asdict(outcome)), flush=True)
             os._exit(0)
         _, status = os.wait()
@@ -67,12 +68,12 @@ def main(engine: Engine) -> None:
             raise RuntimeError(f"{engine.name} on {draft.name} ended with status {status}")
 
 
-def _load_all_ranks(
+def _load_ranks(
     engine: Engine, draft: Path, target: Path, outcome: Outcome, *, debug: bool
 ) -> None:
-    """The first rank that does not load decides."""
+    """The first rank that does not load decides; those between the first and the last are alike."""
     try:
-        for rank in range(outcome.tp):
+        for rank in dict.fromkeys((0, outcome.tp - 1)):
             outcome.stage = "config"
             subject = engine.subject(draft, target, outcome.tp, rank)
             with subject.context:

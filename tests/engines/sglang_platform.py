@@ -17,8 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 CUDA_CAPABILITIES = {"sm90": (9, 0), "sm100": (10, 0)}
-ARCHS = (*CUDA_CAPABILITIES, "gfx942")
-_CDNA3 = (9, 4)  # what ROCm answers for gfx942
+ROCM_CAPABILITIES = {"gfx942": (9, 4), "gfx950": (9, 5)}
+ARCHS = (*CUDA_CAPABILITIES, *ROCM_CAPABILITIES)
 # Packages of kernels: SGLang imports them on a GPU, and calls them when it serves.
 _KERNEL_PACKAGES = frozenset(
     {
@@ -247,7 +247,7 @@ def _freeze_what_transformers_found() -> None:
 
 def _claim_gpu(arch: str) -> None:
     """Replaces: what torch says of its build and of the device. Methods are chosen by these."""
-    capability = CUDA_CAPABILITIES.get(arch, _CDNA3)
+    capability = {**CUDA_CAPABILITIES, **ROCM_CAPABILITIES}[arch]
     if arch in CUDA_CAPABILITIES:
         torch.version.cuda = "13.0"
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-CAPABILITIES = {"sm90": (9, 0), "sm100": (10, 0)}
+CAPABILITIES = {"sm80": (8, 0), "sm90": (9, 0), "sm100": (10, 0)}
 _COMPILED = ("_C", "_moe_C", "_C_cache_ops")
 
 
@@ -61,7 +61,7 @@ def _claim_cuda(capability: tuple[int, int]) -> None:
 
         @classmethod
         def supports_fp8(cls) -> bool:
-            return True
+            return capability >= (8, 9)
 
         @classmethod
         def is_fp8_fnuz(cls) -> bool:

@@ -1,0 +1,126 @@
+"""Make folders with other tools, ask both engines, and hold `draftquant check` against them.
+
+Usage: `.venv/bin/python tests/engines/foreign.py --engines .venv-engines/bin/python --tools
+.venv-tools/bin/python`. Writes foreign.json and FOREIGN.md; `foreign/` makes the folders.
+
+Exit status 1: `check` is wrong somewhere, or says UNKNOWN of 5 % of the answers or more.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MAKERS = HERE / "foreign"
+sys.path[:0] = [str(HERE.parent), str(MAKERS)]  # tiny.py and its kin
+
+from drafts import NUM_TARGET_LAYERS, TARGET_FOLDER, write_drafts  # noqa: E402
+from foreign_results import Answer, is_good_enough, table, write_results  # noqa: E402
+
+from draftquant.quantize.engines import check_draft  # noqa: E402
+
+IN_TOOLS, IN_OURS = ("llmcompressor", "oneshot", "autoawq"), (
+    "compressed_tensors",
+    "modelopt",
+    "quark",
+)
+"""Makers, by the environment that their tool is in."""
+PLATFORMS = {
+    "vllm": ("sm80", "sm90", "sm100", "gfx942", "gfx950"),
+    "sglang": ("sm90", "sm100", "gfx942", "gfx950"),
+}
+SHARDS = {1: 1, 2: 2, 4: 4, 8: 5}
+"""Number of shards -> every how many folders are asked for in so many."""
+
+
+def main() -> int:
+    """Run everything; see the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engines", type=Path, required=True, help="python of .venv-engines")
+    parser.add_argument("--tools", type=Path, required=True, help="python of .venv-tools")
+    parser.add_argument("--work", type=Path, help="folder to keep folders and raw output in")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the result table")
+    parser.add_argument("--reuse", action="store_true", help="the folders that --work holds")
+    parser.add_argument("--reuse-answers", action="store_true", help="what engines said before")
+    parser.add_argument("--platform", nargs="*", help="only these, such as vllm-sm90")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = arguments.work or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        if not (arguments.reuse or arguments.reuse_answers):
+            _make(work, arguments.tools)
+        folders = sorted(
+            path.parent
+            for path in work.glob("drafts/*/*--*/config.json")
+        )
+        answers = []
+        for engine, archs in PLATFORMS.items():
+            for arch in archs:
+                platform = f"{engine}-{arch}"
+                if arguments.platform and platform not in arguments.platform:
+                    continue
+                if not arguments.reuse_answers:
+                    _ask(work, arguments.engines, folders, engine, arch)
+                answers += _compared(work, platform)
+        write_results(arguments.out, len(folders), answers)
+    print(table(answers))
+    return 0 if is_good_enough(answers) else 1
+
+
+def _make(work: Path, tools: Path) -> None:
+    """Every tool in its own process; what it refuses to quantize is left out."""
+    write_drafts(work / "drafts")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    bins = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"  # Quark wants ninja
+    for python, makers in ((tools, IN_TOOLS), (Path(sys.executable), IN_OURS)):
+        for maker in makers:
+            print(f"making folders with {maker}", file=sys.stderr)
+            script, result = MAKERS / f"by_{maker}.py", work / f"{maker}.jsonl"
+            with (work / f"{maker}.log").open("w") as log:
+                subprocess.run(
+                    [str(python), "-W", "ignore", str(script), str(work / "drafts"), str(result)],
+                    check=True,
+                    env=environment | {"PATH": bins},
+                    stdout=log,
+                    stderr=log,
+                )
+
+
+def _ask(work: Path, python: Path, folders: Sequence[Path], engine: str, arch: str) -> None:
+    """What one engine does on one GPU, in all numbers of shards; a file per number."""
+    for tp, every in SHARDS.items():
+        asked = folders[tp % every :: every]
+        command = [str(python), str(HERE / f"{engine}_loader.py"), "--arch", arch, "--tp", str(tp)]
+        done = subprocess.run(
+            [*command, *map(str, asked)], capture_output=True, text=True, check=False
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        print(f"{engine}-{arch}-tp{tp}: {len(lines)} of {len(asked)}", file=sys.stderr)
+        if done.returncode or len(lines) != len(asked):
+            raise RuntimeError(f"{engine} on {arch} did not answer:\n{done.stderr[-4000:]}")
+        (work / f"{engine}-{arch}-tp{tp}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def _compared(work: Path, platform: str) -> Iterator[Answer]:
+    """Each answer of an engine, and what `check` says of the same."""
+    for path in sorted(work.glob(f"{platform}-tp*.jsonl")):
+        for line in path.read_text().splitlines():
+            outcome = json.loads(line)
+            said = check_draft(
+                work / "drafts" / outcome["draft"],
+                engine=outcome["engine"],
+                version=outcome["version"],
+                arch=outcome["arch"],
+                tp=outcome["tp"],
+                target_layers=NUM_TARGET_LAYERS,
+            )
+            yield Answer(outcome, said.verdict, said.error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

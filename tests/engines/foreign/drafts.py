@@ -1,0 +1,129 @@
+"""Tiny drafts in other dimensions than those of `cases.py`, which other tools then quantize.
+
+Head counts, widths and groups that do not divide each other, one to three layers, whole and pruned
+vocabularies, and the architecture names that published drafts have.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiny import edit_json, tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
+from tiny_speculators import Sizes, tiny_speculators_dflash, tiny_speculators_eagle3
+
+NUM_TARGET_LAYERS = 8
+TARGET_FOLDER = "target"
+FLOAT16 = {"dtype": "F16", "config": {"torch_dtype": "float16"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One draft: a builder and its arguments.
+
+    Attributes:
+        changes: of config.json afterwards; None removes a key.
+    """
+
+    build: Callable[..., Path]
+    arguments: Mapping[str, Any]
+    changes: Mapping[str, Any] | None = None
+
+
+def _llama(hidden: int, intermediate: int, heads: int, kv_heads: int, **more: Any) -> Draft:
+    changes = more.pop("changes", None)
+    sizes = {"hidden": hidden, "intermediate": intermediate, "heads": heads, "kv_heads": kv_heads}
+    return Draft(tiny_eagle3_llama, {"vocab": 320, "head_dim": 64, **sizes, **more}, changes)
+
+
+def _mla(hidden: int, intermediate: int, heads: int, **more: Any) -> Draft:
+    ranks = {"q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 128, "v_head_dim": 128}
+    sizes = {"hidden": hidden, "intermediate": intermediate, "heads": heads, "vocab": 320}
+    return Draft(tiny_eagle3_mla, {**sizes, **ranks, "qk_rope_head_dim": 64, **more})
+
+
+def _dflash(hidden: int, intermediate: int, heads: int, kv_heads: int, **more: Any) -> Draft:
+    sizes = {"hidden": hidden, "intermediate": intermediate, "heads": heads, "kv_heads": kv_heads}
+    return Draft(tiny_dflash, {"vocab": 320, "head_dim": 64, **sizes, **more})
+
+
+_PRUNED = {"pruned_vocabulary": True}
+_QWEN3 = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}
+_ANGELSLIM = {"architectures": ["Eagle3LlamaForCausalLM"]}
+DRAFTS: Mapping[str, Draft] = {
+    "llama-384": _llama(384, 640, 6, 2, **_PRUNED),
+    "llama-512": _llama(512, 1408, 8, 8),
+    "llama-688": _llama(256, 688, 4, 2, prefix="layers.0.", **_PRUNED),
+    "llama-three": _llama(256, 768, 8, 2, head_dim=32, num_layers=3, **_PRUNED),
+    "llama-two": _llama(512, 1024, 8, 4, num_layers=2, vocab=512),
+    "llama-tied": _llama(256, 512, 8, 4, head=False, changes={"tie_word_embeddings": True}),
+    "llama-bare": _llama(512, 768, 16, 8, head_dim=32, embed=False, **_PRUNED),
+    "llama-angelslim": _llama(384, 768, 12, 4, changes=_ANGELSLIM, **_PRUNED),
+    "llama-float16": _llama(256, 1024, 8, 4, **_PRUNED, **FLOAT16),
+    "llama-sharded": _llama(1024, 2048, 16, 8, sharded=True, **_PRUNED),
+    "mla-384": _mla(384, 640, 4, **_PRUNED),
+    "mla-512": _mla(512, 1024, 8, architecture="Eagle3DeepseekV3ForCausalLM"),
+    "mla-modelopt": _mla(256, 896, 8, modelopt=True),
+    "mla-two": _mla(256, 768, 4, num_layers=2, **_PRUNED),
+    "dflash-384": _dflash(384, 640, 6, 2, num_layers=3),
+    "dflash-512": _dflash(512, 1408, 8, 4, num_layers=1),
+    "dflash-pruned": _dflash(256, 512, 8, 8, num_layers=2, head=True, **_PRUNED),
+    "dflash-float16": _dflash(256, 768, 16, 4, num_layers=2, **FLOAT16),
+    "speculators-llama": Draft(tiny_speculators_eagle3, {"sizes": Sizes(256, 640, 64)}),
+    "speculators-qwen3": Draft(
+        tiny_speculators_eagle3, {"sizes": Sizes(384, 1024, 96), "layer_type": "qwen3"}
+    ),
+    "speculators-dflash": Draft(tiny_speculators_dflash, {"sizes": Sizes(256, 768, 64)}),
+}
+
+
+def write_drafts(out: Path) -> None:
+    """Write every draft, and beside it the config.json of a target that it can draft for.
+
+    Args:
+        out: created; its parent must exist. Each draft is `out/NAME/draft`.
+    """
+    out.mkdir()
+    for name, draft in DRAFTS.items():
+        place = out / name
+        place.mkdir()
+        folder = draft.build(place / "draft", **draft.arguments)
+        if draft.changes:
+            edit_json(folder / "config.json", **draft.changes)
+        config = json.loads((folder / "config.json").read_text())
+        config |= config.get("transformer_layer_config", {})
+        write_target(place / TARGET_FOLDER, config["hidden_size"], config["vocab_size"])
+
+
+def write_target(folder: Path, hidden: int, vocab: int) -> None:
+    """A config.json of a target that drafts of all families fit: DeepSeek-V3's own."""
+    heads, nope, rope, value = 4, 128, 64, 128
+    config: Mapping[str, Any] = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "kv_lora_rank": 128,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": heads,
+        "num_hidden_layers": NUM_TARGET_LAYERS,
+        "num_key_value_heads": heads,
+        "q_lora_rank": 256,
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": rope,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "v_head_dim": value,
+        "vocab_size": vocab,
+        **MODELOPT_EXTRAS,
+        "head_dim": rope,
+        "n_routed_experts": 8,
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,99 @@
+"""foreign.json and FOREIGN.md: how often `check` is right of folders of other tools."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MOST_UNKNOWN = 0.05
+"""Of all answers."""
+SERVED = ("LOADS", "LOADS BUT WRONG")
+
+
+class Answer(NamedTuple):
+    """An outcome of a loader, and what `check` says of the same."""
+
+    outcome: Mapping[str, Any]
+    verdict: str
+    error: str | None
+
+    @property
+    def tool(self) -> str:
+        """Which tool made the folder."""
+        name: str = self.outcome["draft"].rpartition("/")[2]
+        return name.partition("--")[0]
+
+    @property
+    def kind(self) -> str:
+        """How good the answer is. What the fakes could not tell refutes nothing."""
+        told = self.outcome["verdict"]
+        if told == "UNKNOWN":
+            return "not told"
+        if self.verdict == "UNKNOWN":
+            return "unknown"
+        if self.verdict == told:
+            return "right"
+        return "wrong LOADS" if self.verdict == "LOADS" else f"wrong {self.verdict}"
+
+
+COLUMNS = (
+    "right",
+    "unknown",
+    "wrong LOADS",
+    "wrong REFUSED",
+    "wrong LOADS BUT WRONG",
+    "not told",
+)
+
+
+def is_good_enough(answers: Sequence[Answer]) -> bool:
+    """Nothing is wrong, and little is unknown."""
+    kinds = Counter(answer.kind for answer in answers)
+    wrong = sum(count for kind, count in kinds.items() if kind.startswith("wrong"))
+    return not wrong and kinds["unknown"] < MOST_UNKNOWN * len(answers)
+
+
+def table(answers: Sequence[Answer]) -> str:
+    """Right, unknown and wrong by tool and engine, as Markdown."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for answer in answers:
+        for key in ((answer.tool, answer.outcome["engine"]), ("all", "both")):
+            counts.setdefault(key, Counter())[answer.kind] += 1
+    rows = [f"| tool | engine | answers | {' | '.join(COLUMNS)} |", f"|{'---|' * 9}"]
+    for (tool, engine), kinds in sorted(counts.items(), key=lambda item: item[0][0] == "all"):
+        cells = " | ".join(str(kinds[column]) for column in COLUMNS)
+        rows.append(f"| {tool} | {engine} | {kinds.total()} | {cells} |")
+    return "\n".join(rows)
+
+
+_INTRODUCTION = """# What `draftquant check` says of folders of other tools
+
+Written by `./scripts/test --foreign`: {folders} folders, made by the tools' own code out of tiny
+drafts in other dimensions, with several layers and architecture names, and loaded by the engines'
+own classes on faked GPUs ({platforms}) in 1 to 8 shards.
+
+- **right**: `check` says what the engine did. **unknown**: it does not say.
+- **wrong LOADS**: it says LOADS, and the engine refuses the folder or loads it wrongly; the other
+  columns of wrong answers likewise.
+- **not told**: the stand-in for a kernel was called before the folder was loaded, so the engine did
+  not answer.
+
+"""
+
+
+def write_results(out: Path, folders: int, answers: Sequence[Answer]) -> None:
+    """Write both files into the folder `out`."""
+    platforms = ", ".join(
+        dict.fromkeys(f"{a.outcome['engine']} {a.outcome['arch']}" for a in answers)
+    )
+    text = _INTRODUCTION.format(folders=folders, platforms=platforms) + table(answers) + "\n"
+    (out / "FOREIGN.md").write_text(text)
+    kinds = Counter(
+        (a.tool, a.outcome["engine"], a.outcome["arch"], a.outcome["tp"], a.kind) for a in answers
+    )
+    rows = [json.dumps([*key, count]) for key, count in sorted(kinds.items())]
+    columns = json.dumps(["tool", "engine", "arch", "tp", "answer", "count"])
+    (out / "foreign.json").write_text(
+        f'{{"folders": {folders}, "columns": {columns}, "rows": [\n' + ",\n".join(rows) + "\n]}\n"
+    )
