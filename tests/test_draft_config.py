@@ -28,7 +28,7 @@ def draft(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("architectures", "what"),
     [
-        (["LlamaForCausalLM"], "'LlamaForCausalLM' is no draft family"),
+        (["GPT2LMHeadModel"], "'GPT2LMHeadModel' is no draft family"),
         ([7], "7 is no draft family"),
         ([["LlamaForCausalLMEagle3"]], "['LlamaForCausalLMEagle3'] is no draft family"),
         ([], "expected a list of one name, got []"),
@@ -40,6 +40,26 @@ def draft(tmp_path: Path) -> Path:
 def test_architectures(architectures: object, what: str, draft: Path) -> None:
     edit_json(draft / "config.json", architectures=architectures)
     refused(draft, f"architectures: {what}")
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Eagle3LlamaForCausalLM"])
+def test_other_names_of_the_same_draft(name: str, draft: Path) -> None:
+    plain = read_draft(Checkpoint.open(draft))
+    edit_json(draft / "config.json", architectures=[name])
+    named = read_draft(Checkpoint.open(draft))
+    assert (named.family, named.geometry, named.rows) == (
+        plain.family,
+        plain.geometry,
+        plain.rows,
+    )
+
+
+def test_an_ordinary_model_is_no_draft_whatever_engines_call_theirs(draft: Path) -> None:
+    tensors = read_tensors(draft)
+    del tensors["fc.weight"]
+    write_tensors(draft, tensors)
+    edit_json(draft / "config.json", architectures=["LlamaForCausalLM"])
+    refused(draft, "architectures: 'LlamaForCausalLM' is no draft family")
 
 
 def test_tensors_without_the_marks_of_any_family(draft: Path) -> None:

@@ -33,8 +33,8 @@ ENGINE = replace(
     version="VERSION",
     evidence="made up for a test",
     schemes={{**BEFORE.schemes, "quark int4 channel none": {{"*": Scheme("QuarkW4A16Int4")}}}},
-    architectures={{**BEFORE.architectures, "{TENSORRT_LLM_NAME}": "eagle3-llama"}},
-    refused_architectures={{}},
+    architectures=BEFORE.architectures | {{"{TENSORRT_LLM_NAME}"}},
+    architecture_problem=lambda _name: None,
 )
 '''
 

@@ -39,6 +39,9 @@ PLATFORMS = (
     ("sglang", "gfx942"),
 )
 RIGHT = {
+    "architecture-eagle3-llama",
+    "architecture-of-llama",
+    "architecture-of-llama-unpruned",
     "awq-bfloat16",
     "ct-fp8-block-small-heads",
     "ct-fp8-block-split-rows",
@@ -46,10 +49,16 @@ RIGHT = {
     "fp8-block-split-inputs",
     "group-splits-shard",
     "kv-head-in-each-shard",
+    "mla-architecture-of-deepseek-v2",
+    "mla-architecture-of-deepseek-v3",
+    "mla-architecture-v3",
     "nvfp4-global-scale-shared",
     "o-proj-kept-modelopt",
     "o-proj-kept-regex",
     "qkv-kept-with-alias",
+    "qwen3",
+    "qwen3-ordinary",
+    "qwen3-qkv-kept",
     "ct-scales-without-axis",
     "mla-two-layers",
     "mla-two-layers-hidden-norm",
@@ -63,9 +72,11 @@ RIGHT = {
 }
 """Their JSON says what their tensors are: an engine may still have no use for them."""
 LEFT = {
+    "architecture-qwen3-eagle3": "is no draft family",
     "awq-per-channel": "the declaration is not understood",
     "awq-without-config": "nothing declares how",
     "embedding-of-another-vocabulary": "the tensors are not those of a draft",
+    "dflash-architecture-qwen3": "is no draft family",
     "dflash-o-proj-kept-layer-index": "no list is right for every engine",
     "dflash-o-proj-kept-modelopt": "no list is right for every engine",
     "fc-quantized": None,
@@ -74,10 +85,13 @@ LEFT = {
     "input-scale-missing": None,
     "int4-without-config": "nothing declares how",
     "linear-missing": "the tensors are not those of a draft",
+    "mla-architecture-eagle3": "is no draft family",
     "mla-kv-b-quantized": None,
     "mla-q-a-alone-kept": "no list is right for every engine",
+    "norms-of-heads": "the tensors are not those of a draft",
     "nvfp4-global-scales-differ": None,
     "q-proj-alone-kept": "no list is right for every engine",
+    "qwen3-without-norms": "the tensors are not those of a draft",
     "quark-pack-label": "is not proven",
     "stray-bias": None,
     "weight-scale-missing": None,
@@ -313,11 +327,11 @@ def test_a_method_is_not_inferred_from_tensors_of_another_shape(
 
 def test_a_folder_that_is_no_draft_is_left(workshop: Workshop, tmp_path: Path) -> None:
     def rename(folder: Any) -> None:
-        folder.config["architectures"] = ["LlamaForCausalLM"]
+        folder.config["architectures"] = ["GPT2LMHeadModel"]
 
     plan = Case(workshop, general("target", CT_FP8, rename, "eagle3-llama"), tmp_path).plan()
     assert plan.repairs == ()
-    assert "'LlamaForCausalLM' is no draft family" in plan.notes[0]
+    assert "'GPT2LMHeadModel' is no draft family" in plan.notes[0]
 
 
 def test_a_method_that_only_engines_know_is_left(workshop: Workshop, tmp_path: Path) -> None:

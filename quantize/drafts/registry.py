@@ -10,6 +10,7 @@ from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
 from . import families
+from .architectures import with_family_name
 from .family import Draft, Family, Geometry, Row, TensorSpec
 from .speculators import LAYER_CONFIG, plain_config
 
@@ -68,7 +69,8 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
             more layers than tensors.
     """
     where = checkpoint.folder / CONFIG_FILE
-    config = plain_config(checkpoint.config, where)
+    spelled = plain_config(checkpoint.config, where)
+    config = with_family_name(spelled, checkpoint.tensors)
     declared = config.get("architectures")
     if not isinstance(declared, list) or len(declared) != 1:
         raise CheckpointError(
@@ -84,7 +86,7 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
             f"architectures: {short(declared[0])} is no draft family",
             fix=f"supported: {', '.join(known)}",
         )
-    sizes = where if config is checkpoint.config else f"{where}: {LAYER_CONFIG}"
+    sizes = where if spelled is checkpoint.config else f"{where}: {LAYER_CONFIG}"
     geometry = by_config[0].read_geometry(config, sizes)
     if geometry.num_layers > len(checkpoint.tensors):  # before a table of that many layers is made
         raise CheckpointError(

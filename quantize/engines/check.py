@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..drafts import Family, read_config
+from ..drafts.architectures import declared_architecture
 from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
@@ -24,12 +25,6 @@ from .contract import (
 from .declaration import Declaration, read_declaration
 from .registry import choose, known_versions
 from .walk import Walk
-
-OTHER_NAMES = {
-    "EAGLE3LlamaForCausalLM": "LlamaForCausalLMEagle3",
-    "Eagle3DeepSeekV3ForCausalLM": "Eagle3DeepseekV3ForCausalLM",
-}
-"""TensorRT-LLM's names of architectures -> those that the families read."""
 
 
 def check_draft(
@@ -122,11 +117,12 @@ def _check(
     first_layer: int | None,
     has_side_file: bool,
 ) -> EngineCheck:
-    declared = checkpoint.config.get("architectures")
-    name = str(declared[0]) if isinstance(declared, list) and len(declared) == 1 else ""
-    if name in engine.refused_architectures:
-        return _answer(engine, arch, tp, [engine.refused_architectures[name]])
+    name = declared_architecture(checkpoint.config)
+    problem = engine.architecture_problem(name)
+    if problem is not None:
+        return _answer(engine, arch, tp, [problem])
     if name not in engine.architectures:
+        declared = checkpoint.config.get("architectures")
         return _unknown(engine, arch, tp, f"architectures {declared!r}: never executed")
     checkpoint = replace(checkpoint, config=engine.as_read(checkpoint.config))
     declaration = read_declaration(checkpoint)
@@ -139,10 +135,7 @@ def _check(
         return _answer(engine, arch, tp, [refused])
     if declaration is not None and declaration.method is None:
         declaration = None  # the engine goes on as if nothing was declared
-    known = replace(
-        checkpoint, config={**checkpoint.config, "architectures": [OTHER_NAMES.get(name, name)]}
-    )
-    family, geometry = read_config(known)
+    family, geometry = read_config(checkpoint)
     question = Question(
         family=family.name,
         config=checkpoint.config,
@@ -152,6 +145,7 @@ def _check(
         head_rows=_rows(checkpoint, family, "lm_head.weight"),
         num_layers=geometry.num_layers,
         first_layer=first_layer,
+        normed_heads=getattr(geometry, "qk_norm", False),
         arch=arch,
         tp=tp,
     )

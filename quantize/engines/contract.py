@@ -112,6 +112,7 @@ class Question:
         head_rows: of the stored lm_head; None where there is none.
         num_layers: of the draft. first_layer: its number among the target's and its own layers;
             None = not known.
+        normed_heads: each head's query and key is normed, as in layers of Qwen3.
     """
 
     family: str
@@ -122,6 +123,7 @@ class Question:
     head_rows: int | None
     num_layers: int
     first_layer: int | None
+    normed_heads: bool
     arch: str
     tp: int
 
@@ -161,8 +163,9 @@ class Engine:
     Attributes:
         version: as the engine's package calls it.
         evidence: how its tables came about.
-        architectures: the names in config.json for which the loading was executed -> family.
-        refused_architectures: names that it does not have -> its error.
+        architectures: the names in config.json for which the loading was executed.
+        architecture_problem: its error for a name that it does not have; None for those that it
+            has, and for those of which nothing is known.
         methods: every quant_method that it knows; another is refused with `unknown_method`.
         aliases: other spellings of a quant_method that it takes -> the usual one.
         other_keys: of config.json, where it looks for a declaration if there is no
@@ -195,8 +198,8 @@ class Engine:
     version: str
     evidence: str
     archs: tuple[str, ...]
-    architectures: Mapping[str, str]
-    refused_architectures: Mapping[str, Finding] = field(default_factory=dict)
+    architectures: frozenset[str]
+    architecture_problem: Callable[[str], Finding | None] = lambda _name: None
     methods: frozenset[str]
     aliases: Mapping[str, str] = field(default_factory=dict)
     other_keys: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ from .contract import ExcludeRule, Finding, Module, Question
 from .declaration import Declaration
 from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
 from .linears import layer_linears
+from .sglang_config import ordinary_model_problem
 from .sglang_schemes import CONCATENATED
 
 METHODS = frozenset(
@@ -205,6 +206,9 @@ def config_problem(question: Question) -> Finding | None:
             )
         if dtype != "float16":
             return Finding("unknown", "torch_dtype is missing: AWQ is served in float16", "add it")
+    ordinary = ordinary_model_problem(question)
+    if ordinary is not None:
+        return ordinary
     if question.family == "eagle3-mla" and question.num_layers > 1:
         return Finding(
             "init",

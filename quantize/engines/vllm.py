@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...recipes.schema import LayoutName
+from ..drafts.fused import QKV
 from .blocks import BLOCK, block_problem, group_problem
 from .contract import (
     UNKNOWN_FIRST_LAYER,
@@ -24,6 +25,7 @@ from .contract import (
 from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
 from .linears import layer_linears
+from .vllm_config import INVALID, UNSUPPORTED
 
 METHODS = frozenset(
     [
@@ -59,9 +61,7 @@ METHODS = frozenset(
         "mxfp8",
     ]
 )
-_INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
-UNKNOWN_METHOD = _INVALID.format("Unknown quantization method: {}.")
-UNSUPPORTED = _INVALID.format("Model architectures ['{}'] are not supported for now.")
+UNKNOWN_METHOD = INVALID.format("Unknown quantization method: {}.")
 _NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
 _QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
@@ -90,7 +90,7 @@ def taken(declaration: Declaration) -> Declaration | Finding:
     if algorithm.upper() not in _NESTED_ALGORITHMS:
         return Finding(
             "config",
-            _INVALID.format(f"Unknown ModelOpt quant algo: {algorithm}"),
+            INVALID.format(f"Unknown ModelOpt quant algo: {algorithm}"),
             "write quantization_config of config.json in ModelOpt's flat form",
         )
     return replace(declaration, method="modelopt")
@@ -100,7 +100,12 @@ def modules(question: Question) -> tuple[Module, ...]:
     """Parameters count the draft's layers from 0, excludes are held against target's + own."""
     first = question.first_layer or UNKNOWN_FIRST_LAYER
     layers = [
-        Module(f"model.layers.{i}.{path}", f"model.layers.{first + i}.{path}", parts, sharding)
+        Module(
+            f"model.layers.{i}.{path}",
+            f"model.layers.{first + i}.{_excluded_as(question, path)}",
+            parts,
+            sharding,
+        )
         for i in range(question.num_layers)
         for path, parts, sharding in layer_linears(
             question.family, f"layers.{i}", lambda fused: fused.vllm
@@ -111,6 +116,12 @@ def modules(question: Question) -> tuple[Module, ...]:
         Module("model.fc", "model.fc", ("fc",), "replicated"),
         Module("lm_head", "lm_head", ("lm_head",), "column"),
     )
+
+
+def _excluded_as(question: Question, path: str) -> str:
+    """`qwen3_eagle3.py` builds qkv_proj again, and forgets that it is part of self_attn."""
+    forgets = question.family == "eagle3-llama" and question.normed_heads
+    return QKV.vllm if forgets and path.endswith(QKV.vllm) else path
 
 
 def plain(question: Question) -> frozenset[str]:

@@ -3,6 +3,7 @@
 Each is a folder that draftquant wrote, with its config.json or tensors edited. Data only.
 """
 
+from broken_configs import CONFIGS
 from edits import (
     DOWN_PROJ,
     O_PROJ,
@@ -512,4 +513,5 @@ BROKEN = (
         source={"num_layers": 2},
         edit=unquantized,
     ),
+    *CONFIGS,
 )

@@ -1,23 +1,22 @@
 """Keys of config.json without which the draft itself is not read: its name, its vocabulary."""
 
 from ...drafts import read_config
+from ...drafts.architectures import OTHER_NAMES, declared_architecture
 from ...drafts.speculators import is_speculators
 from ...files.checkpoint import Checkpoint
-from ..check import OTHER_NAMES
 from ..contract import Engine
 from .repair import Outcome, Repair, with_config
 
 
 def repair_architecture(checkpoint: Checkpoint, engine: Engine) -> Outcome:
-    """Another engine's name of the architecture becomes the one that `engine` has."""
-    declared = checkpoint.config.get("architectures")
-    name = str(declared[0]) if isinstance(declared, list) and len(declared) == 1 else ""
-    if name not in engine.refused_architectures or name not in OTHER_NAMES:
+    """A name of the architecture that `engine` has not becomes the one that it has."""
+    name = declared_architecture(checkpoint.config)
+    wanted = OTHER_NAMES.get(name)
+    if wanted not in engine.architectures or name in engine.architectures:
         return Outcome(checkpoint=checkpoint)
-    wanted = OTHER_NAMES[name]
     found = Repair(
         name="architecture",
-        wrong=f"{engine.name} has no architecture {name}, which is TensorRT-LLM's name of it",
+        wrong=f"{engine.name} has no architecture {name}, which is another engine's name of it",
         written=f"architectures: {[wanted]}",
     )
     config = {**checkpoint.config, "architectures": [wanted]}

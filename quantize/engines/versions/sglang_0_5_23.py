@@ -1,7 +1,7 @@
 """SGLang 0.5.23."""
 
-from .. import sglang
-from ..contract import Engine, Finding
+from .. import sglang, sglang_config
+from ..contract import Engine
 from ..sglang_schemes import SCHEMES
 
 ENGINE = Engine(
@@ -9,21 +9,8 @@ ENGINE = Engine(
     version="0.5.23",
     evidence="loading executed on a CPU with SGLang 0.5.23's own classes; no kernel was run",
     archs=("sm90", "sm100", "gfx942"),
-    architectures={
-        "LlamaForCausalLMEagle3": "eagle3-llama",
-        "Eagle3DeepseekV2ForCausalLM": "eagle3-mla",
-        "DFlashDraftModel": "dflash",
-    },
-    refused_architectures={
-        "EAGLE3LlamaForCausalLM": Finding(
-            "config",
-            "ValueError: Cannot find model module. 'EAGLE3LlamaForCausalLM' is not a registered"
-            " model in the Transformers library (only relevant if the model is meant to be in"
-            " Transformers) and 'AutoModel' is not present in the model config's 'auto_map'"
-            " (relevant if the model is custom).",
-            "set architectures to LlamaForCausalLMEagle3",
-        )
-    },
+    architectures=sglang_config.ARCHITECTURES,
+    architecture_problem=sglang_config.architecture_problem,
     methods=sglang.METHODS,
     aliases={"modelopt_fp8": "modelopt"},
     other_keys=("compression_config",),

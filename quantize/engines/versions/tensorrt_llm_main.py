@@ -8,13 +8,15 @@ ENGINE = Engine(
     version="main at 008e0af8",
     evidence="its public source was read, in parts; never executed",
     archs=("sm90", "sm100"),
-    architectures={
-        "LlamaForCausalLMEagle3": "eagle3-llama",
-        "EAGLE3LlamaForCausalLM": "eagle3-llama",
-        "Eagle3DeepseekV2ForCausalLM": "eagle3-mla",
-        "Eagle3DeepSeekV3ForCausalLM": "eagle3-mla",
-        "DFlashDraftModel": "dflash",
-    },
+    architectures=frozenset(
+        {
+            "LlamaForCausalLMEagle3",
+            "EAGLE3LlamaForCausalLM",
+            "Eagle3DeepseekV2ForCausalLM",
+            "Eagle3DeepSeekV3ForCausalLM",
+            "DFlashDraftModel",
+        }
+    ),
     methods=frozenset({"quark", "compressed-tensors", "modelopt", "fp8", "awq", "gptq"}),
     unknown_method="",
     no_method=None,

@@ -1,7 +1,7 @@
 """vLLM 0.33.0."""
 
-from .. import vllm
-from ..contract import Engine, Finding
+from .. import vllm, vllm_config
+from ..contract import Engine
 from ..vllm_schemes import SCHEMES
 
 _FAMILIES = frozenset({"eagle3-llama", "eagle3-mla", "dflash"})
@@ -10,18 +10,8 @@ ENGINE = Engine(
     version="0.33.0",
     evidence="loading executed on a CPU with vLLM 0.33.0's own classes; no kernel was run",
     archs=("sm90", "sm100"),
-    architectures={
-        "LlamaForCausalLMEagle3": "eagle3-llama",
-        "Eagle3DeepseekV2ForCausalLM": "eagle3-mla",
-        "DFlashDraftModel": "dflash",
-    },
-    refused_architectures={
-        "EAGLE3LlamaForCausalLM": Finding(
-            "config",
-            vllm.UNSUPPORTED.format("EAGLE3LlamaForCausalLM"),
-            "set architectures to LlamaForCausalLMEagle3",
-        )
-    },
+    architectures=vllm_config.ARCHITECTURES,
+    architecture_problem=vllm_config.architecture_problem,
     methods=vllm.METHODS,
     aliases={"compressed_tensors": "compressed-tensors", "modelopt_fp8": "modelopt"},
     other_keys=("compression_config",),

@@ -1,0 +1,47 @@
+"""Names of architectures that mean the same draft.
+
+Sources: `models/registry.py` of vLLM 0.33.0, and its `EAGLEConfig`, which puts "Eagle3" before the
+name of an ordinary model; `EntryClass` of SGLang 0.5.23; TensorRT-LLM.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+_OF_DRAFTS: Mapping[str, str] = {
+    "EAGLE3LlamaForCausalLM": "LlamaForCausalLMEagle3",  # TensorRT-LLM
+    "Eagle3LlamaForCausalLM": "LlamaForCausalLMEagle3",
+    "Eagle3MiniMaxM2ForCausalLM": "LlamaForCausalLMEagle3",
+    "Eagle3Qwen2_5vlForCausalLM": "LlamaForCausalLMEagle3",
+    "Eagle3Qwen3vlForCausalLM": "LlamaForCausalLMEagle3",
+    "Eagle3DeepSeekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",  # TensorRT-LLM
+    "Eagle3DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
+}
+_OF_MODELS: Mapping[str, str] = {
+    "LlamaForCausalLM": "LlamaForCausalLMEagle3",
+    "Qwen3ForCausalLM": "Eagle3Qwen3ForCausalLM",
+    "DeepseekV2ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
+}
+OTHER_NAMES: Mapping[str, str] = {**_OF_DRAFTS, **_OF_MODELS}
+"""Of drafts -> the one that the families read, and that most engines have."""
+
+
+def declared_architecture(config: Mapping[str, Any]) -> str:
+    """The one name in architectures of a config.json; "" where there is not exactly one."""
+    declared = config.get("architectures")
+    one = isinstance(declared, list) and len(declared) == 1 and isinstance(declared[0], str)
+    return declared[0] if one else ""
+
+
+def with_family_name(config: Mapping[str, Any], tensors: Collection[str]) -> Mapping[str, Any]:
+    """A config.json under the name that the families read, where it has another one.
+
+    Args:
+        config: the parsed config.json.
+        tensors: names in the folder: of models that are no drafts, none joins features (fc).
+    """
+    name = declared_architecture(config)
+    ordinary = name in _OF_MODELS and not any(t.endswith("fc.weight") for t in tensors)
+    if name not in OTHER_NAMES or ordinary:
+        return config
+    return {**config, "architectures": [OTHER_NAMES[name]]}

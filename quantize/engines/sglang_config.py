@@ -1,0 +1,76 @@
+"""How SGLang 0.5.23 reads config.json before anything else: names of architectures.
+
+Source: `models/registry.py` and `configs/model_config.py`, executed (`tests/engines/RESULTS.md`),
+whose error texts these are.
+"""
+
+import re
+
+from ..drafts.architectures import OTHER_NAMES, declared_architecture
+from .contract import Finding, Question, Stage
+
+_ORDINARY = frozenset(
+    {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
+)
+"""Names of whole models, as which it loads a draft that has them; vLLM reads them as drafts."""
+_CONFIGS = {"kimi_k2": "_KimiK2ConfigAlias", "deepseek_v3": "DeepseekV3Config"}
+"""model_type -> the class of its config."""
+ARCHITECTURES = frozenset(
+    {"LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM", "DFlashDraftModel", *_ORDINARY}
+)
+_NOT_EXECUTED = frozenset(
+    {
+        "DFlashLagunaForCausalLM",
+        "DFlash2DraftModel",
+        "DFlash2BeamDraftModel",
+        "MiniMaxDFlash2DraftModel",
+        "LiLiCorrDraftModel",
+        "DSparkDraftModel",
+        "DSparkMiniMaxDraftModel",
+        "Lfm2DSparkDraftModel",
+        "LlamaForCausalLMEagle",
+        "Qwen2ForCausalLMEagle",
+        "Eagle2_5_VLForConditionalGeneration",
+    }
+)
+"""Other names of drafts that are registered."""
+_OF_DRAFTS = re.compile(r"(?!Mistral).*(eagle|dflash|speculator|draft)", re.IGNORECASE)
+"""Names that only drafts have; another one may be a model of Transformers."""
+
+
+def architecture_problem(name: str) -> Finding | None:
+    """The error for a name that is not registered, if it is one of drafts."""
+    if name in ARCHITECTURES or name in _NOT_EXECUTED or not _OF_DRAFTS.match(name):
+        return None
+    wanted = OTHER_NAMES.get(name)
+    return Finding(
+        "config",
+        f"ValueError: Cannot find model module. {name!r} is not a registered"
+        " model in the Transformers library (only relevant if the model is meant to be in"
+        " Transformers) and 'AutoModel' is not present in the model config's 'auto_map'"
+        " (relevant if the model is custom).",
+        f"set architectures to {wanted}"
+        if wanted in ARCHITECTURES
+        else "serve it with vLLM, if that has the architecture: SGLang has none for it",
+    )
+
+
+def ordinary_model_problem(question: Question) -> Finding | None:
+    """What loading as a whole model comes to, whose tensors have other names and shapes."""
+    name = declared_architecture(question.config)
+    if name not in _ORDINARY:
+        return None
+    remedy = f"set architectures to {OTHER_NAMES[name]}"
+    if name == "DeepseekV3ForCausalLM":
+        config = _CONFIGS.get(str(question.config.get("model_type")), "config")
+        text = f"AttributeError: {config!r} object has no attribute 'topk_method'"
+        stage: Stage = "unknown" if "topk_method" in question.config else "init"
+        return Finding(stage, text, remedy)
+    rows, vocab = question.head_rows, question.config.get("vocab_size")
+    if rows not in (None, vocab) and name != "DeepseekV2ForCausalLM":
+        text = f"AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"
+        return Finding("load", f"{text} loaded_weight.shape[output_dim]={rows}", remedy)
+    if name == "LlamaForCausalLM" or "hidden_norm.weight" in question.tensor_names:
+        what = f"dropped: fc.weight, for SGLang loads the draft as a whole model, {name}"
+        return Finding("wrong", what, remedy)
+    return Finding("load", "KeyError: 'midlayer.mlp.gate_up_proj.weight'", remedy)

@@ -1,0 +1,102 @@
+"""Folders whose config.json says what other tools say: names of architectures."""
+
+from config_edits import both, named
+from edits import QKV, Broken, kept
+
+CT_FP8 = ("compressed-tensors", "fp8-channel", "fp8-token")
+
+CONFIGS = (
+    Broken(
+        name="architecture-of-llama",
+        what="the architecture of a whole Llama model",
+        formats=CT_FP8,
+        edit=named("LlamaForCausalLM"),
+    ),
+    Broken(
+        name="architecture-of-llama-unpruned",
+        what="the architecture of a whole Llama model, and the whole vocabulary",
+        formats=CT_FP8,
+        edit=named("LlamaForCausalLM"),
+        source={"pruned_vocabulary": False},
+    ),
+    Broken(
+        name="architecture-eagle3-llama",
+        what="the architecture as AngelSlim calls it: Eagle3LlamaForCausalLM",
+        formats=CT_FP8,
+        edit=named("Eagle3LlamaForCausalLM"),
+    ),
+    Broken(
+        name="architecture-qwen3-eagle3",
+        what="Qwen3ForCausalLMEagle3, a name that no engine has",
+        formats=CT_FP8,
+        edit=named("Qwen3ForCausalLMEagle3"),
+    ),
+    Broken(
+        name="qwen3",
+        what="Eagle3Qwen3ForCausalLM, with normed queries and keys",
+        formats=CT_FP8,
+        edit=named("Eagle3Qwen3ForCausalLM", normed_heads=True, model_type="qwen3"),
+    ),
+    Broken(
+        name="qwen3-ordinary",
+        what="the architecture of a whole Qwen3 model, with normed queries and keys",
+        formats=CT_FP8,
+        edit=named("Qwen3ForCausalLM", normed_heads=True, model_type="qwen3"),
+    ),
+    Broken(
+        name="qwen3-without-norms",
+        what="Eagle3Qwen3ForCausalLM, and no norms of queries and keys",
+        formats=CT_FP8,
+        edit=named("Eagle3Qwen3ForCausalLM"),
+    ),
+    Broken(
+        name="qwen3-qkv-kept",
+        what="q, k and v of Qwen3 in BF16, ignored by their own names and as qkv_proj",
+        formats=CT_FP8,
+        edit=both(
+            kept(*QKV, exclude=["re:.*[.][qkv]_proj$", "re:.*[.]qkv_proj$"]),
+            named("Eagle3Qwen3ForCausalLM", normed_heads=True),
+        ),
+    ),
+    Broken(
+        name="norms-of-heads",
+        what="a Llama draft with the norms of queries and keys of Qwen3",
+        formats=CT_FP8,
+        edit=named("LlamaForCausalLMEagle3", normed_heads=True),
+    ),
+    Broken(
+        name="mla-architecture-v3",
+        what="Eagle3DeepseekV3ForCausalLM",
+        formats=CT_FP8,
+        family="eagle3-mla",
+        edit=named("Eagle3DeepseekV3ForCausalLM"),
+    ),
+    Broken(
+        name="mla-architecture-of-deepseek-v3",
+        what="the architecture of a whole DeepSeek-V3 model",
+        formats=CT_FP8,
+        family="eagle3-mla",
+        edit=named("DeepseekV3ForCausalLM"),
+    ),
+    Broken(
+        name="mla-architecture-of-deepseek-v2",
+        what="the architecture of a whole DeepSeek-V2 model",
+        formats=CT_FP8,
+        family="eagle3-mla",
+        edit=named("DeepseekV2ForCausalLM"),
+    ),
+    Broken(
+        name="mla-architecture-eagle3",
+        what="DeepseekV3ForCausalLMEagle3, a name that no engine has",
+        formats=CT_FP8,
+        family="eagle3-mla",
+        edit=named("DeepseekV3ForCausalLMEagle3"),
+    ),
+    Broken(
+        name="dflash-architecture-qwen3",
+        what="DFlashQwen3ForCausalLM, vLLM's name of the class",
+        formats=CT_FP8,
+        family="dflash",
+        edit=named("DFlashQwen3ForCausalLM"),
+    ),
+)

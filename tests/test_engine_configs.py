@@ -1,0 +1,73 @@
+"""`check` on config.json as other tools write it: names of architectures."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from draftquant.quantize.engines import check_draft
+
+ENGINES_FOLDER = Path(__file__).parent / "engines"
+sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
+
+from broken import CT_FP8  # noqa: E402
+from cases import NUM_TARGET_LAYERS, Workshop, break_folder  # noqa: E402
+from config_edits import both, named  # noqa: E402
+from edits import QKV, Edit, kept  # noqa: E402
+from formats import FamilyName, format_recipe  # noqa: E402
+
+
+class Maker:
+    """Makes folders that are edited, of CT_FP8."""
+
+    def __init__(self, out: Path) -> None:
+        self.workshop = Workshop(out)
+        self.count = 0
+
+    def __call__(self, edit: Edit, family: FamilyName = "eagle3-llama") -> Path:
+        self.count += 1
+        source = self.workshop.source(family)
+        out = self.workshop.quantize(source, format_recipe(*CT_FP8), f"draft-{self.count}")
+        break_folder(out, source, edit)
+        return out
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Maker:
+    return Maker(tmp_path)
+
+
+def test_vllm_excludes_qkv_proj_of_qwen3_under_a_name_without_self_attn(make: Maker) -> None:
+    """Executed with vLLM 0.33.0: the exclude that says self_attn misses it, the other does not."""
+    verdicts = {}
+    for exclude in ("re:.*self_attn[.]qkv_proj$", "re:model[.]layers[.]8[.]qkv_proj$"):
+        edit = both(
+            kept(*QKV, exclude=[exclude]), named("Eagle3Qwen3ForCausalLM", normed_heads=True)
+        )
+        answer = check_draft(
+            make(edit), engine="vllm", arch="sm90", target_layers=NUM_TARGET_LAYERS
+        )
+        verdicts[exclude] = answer.verdict
+    assert list(verdicts.values()) == ["LOADS BUT WRONG", "LOADS"]
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "remedy"),
+    [
+        ("Qwen3ForCausalLMEagle3", "vllm", "the one of its family"),
+        ("EAGLE3LlamaForCausalLM", "vllm", "set architectures to LlamaForCausalLMEagle3"),
+        ("Eagle3LlamaForCausalLM", "sglang", "set architectures to LlamaForCausalLMEagle3"),
+        ("Eagle3Qwen3ForCausalLM", "sglang", "serve it with vLLM"),
+    ],
+)
+def test_a_name_that_an_engine_has_not(name: str, engine: str, remedy: str, make: Maker) -> None:
+    answer = check_draft(make(named(name)), engine=engine, arch="sm90")  # type: ignore[arg-type]
+    assert answer.verdict == "REFUSED"
+    assert name in (answer.error or "")
+    assert remedy in (answer.remedy or "")
+
+
+@pytest.mark.parametrize("name", ["DFlash2DraftModel", "Qwen3DSparkModel", "GPT2LMHeadModel"])
+def test_a_name_of_which_nothing_is_known_is_unknown(name: str, make: Maker) -> None:
+    answer = check_draft(make(named(name)), engine="sglang", arch="sm90")
+    assert answer.verdict == "UNKNOWN"
+    assert answer.error == f"architectures [{name!r}]: never executed"
