@@ -7,6 +7,7 @@ and shards that are no whole blocks of 128 x 128; INT4 executed with shards of h
 from collections.abc import Mapping
 
 from .contract import Finding, Module, Question
+from .linear_scheme import LinearScheme
 
 BLOCK = 128
 
@@ -27,20 +28,19 @@ def block_problem(
 
 
 def group_problem(
-    question: Question, module: Module, columns: int, errors: Mapping[str, str]
+    module: Module, scheme: LinearScheme, columns: int, errors: Mapping[str, str]
 ) -> Finding | None:
     """Why an engine refuses to build a module in groups.
 
     Args:
-        question: what is asked.
         module: the linear.
+        scheme: as which it is taken.
         columns: its inputs in one shard.
         errors: "layout dtype" -> the engine's error; others were not executed.
     """
-    scheme = question.scheme
     if scheme.granularity != "group" or columns % (scheme.group_size or 1) == 0:
         return None
-    text = errors.get(f"{scheme.layout.name} {scheme.weight_dtype}")
+    text = errors.get(f"{scheme.layout} {scheme.weight_dtype}")
     if text is None:
         return Finding("unknown", f"{module.name}: groups are split by shards", "use fewer")
     said = text.format(columns=columns, prefix=module.prefix, group_size=scheme.group_size)

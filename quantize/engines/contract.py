@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from ...recipes.schema import LayoutName
-from ..stored.declarations import DeclaredScheme
 from .declaration import Declaration
+from .linear_scheme import LinearScheme
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
@@ -137,13 +137,6 @@ class Question:
         """The declared scheme as a key of the tables; "" where it is none, or not understood."""
         return (self.declaration.signature if self.declaration else None) or ""
 
-    @property
-    def scheme(self) -> DeclaredScheme:
-        """The declared scheme: asked for about quantized modules only, which have one."""
-        if self.declaration is None or self.declaration.scheme is None:
-            raise ValueError("no module is quantized without a scheme that is understood")
-        return self.declaration.scheme
-
 
 class UnsureError(Exception):
     """An engine's rule says nothing certain here; the message says why."""
@@ -179,6 +172,8 @@ class Engine:
         exclude_rules: layout of the declaration -> its rule for excludes.
         config_problem: its rules for config.json, None = nothing to say.
         module_problem: its rules for one quantized module, stored in rows and columns.
+        no_target: its error for a module that no group of the declaration is meant for, with
+            {prefix}; "" = it takes it as floats.
         drops_unknown: what it does with a tensor that has no parameter: families for which it
             drops it silently; the others raise (`refuses_unknown`), or are unknown.
         casts: families for which it stores a float weight in FP8 without a word.
@@ -210,7 +205,10 @@ class Engine:
     plain: Callable[[Question], frozenset[str]]
     exclude_rules: Mapping[LayoutName, ExcludeRule]
     config_problem: Callable[[Question], Finding | None]
-    module_problem: Callable[[Question, Module, list[tuple[int, int]]], Finding | None]
+    module_problem: Callable[
+        [Question, Module, LinearScheme, list[tuple[int, int]]], Finding | None
+    ]
+    no_target: str = ""
     taken: Callable[[Declaration], Declaration | Finding | None] = lambda declaration: declaration
     drops_unknown: frozenset[str] = frozenset()
     refuses_unknown: frozenset[str] = frozenset()
@@ -233,14 +231,21 @@ class Engine:
             declared = {**declared, "quant_method": self.aliases[method]}
         return {**config, "quantization_config": declared}
 
+    def row(self, signature: str, arch: str) -> Scheme | None:
+        """What becomes of a declared scheme; None where that is not known."""
+        rows = self.schemes.get(signature, {})
+        return rows.get(arch, rows.get("*"))
+
     def is_excluded(self, question: Question, module: Module) -> bool | Finding:
         """Whether it takes a module as floats by the declared excludes, or why it refuses them.
 
         Raises:
             UnsureError: that is not certain.
         """
-        scheme = question.scheme
-        return self.exclude_rules[scheme.layout.name](question, module, scheme.excludes)
+        declared = question.declaration
+        if declared is None or declared.layout is None:
+            raise ValueError("no module is quantized without a scheme that is understood")
+        return self.exclude_rules[declared.layout](question, module, declared.excludes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

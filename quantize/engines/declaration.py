@@ -1,23 +1,23 @@
 """What a folder declares, as engines read it: raw, so that no declaration is an error here.
 
 `stored.declarations` understands a declaration or rejects it. An engine does neither: it takes the
-keys that it knows. So a declaration that the strict reader rejects has no scheme here, and a
-verdict of UNKNOWN, unless the engine refuses it by its quant_method.
+keys that it knows. So what the strict reader rejects is read again as engines do (`declared`); what
+that does not know either has a verdict of UNKNOWN, unless the engine refuses its quant_method.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...recipes.errors import short
+from ...recipes.schema import LayoutName
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import Checkpoint
-from ..stored.declarations import (
-    DeclaredScheme,
-    Form,
-    RawDeclaration,
-    raw_declaration,
-    read_scheme,
-)
+from ..stored.declarations import Form, RawDeclaration, raw_declaration, read_scheme
 from ..stored.layouts import LAYOUTS
+from ..stored.layouts.reader import ObjectReader
+from .declared import READERS
+from .declared.reading import NotReadError
+from .linear_scheme import EVERY_LINEAR, Group, of_declared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,9 @@ class Declaration:
             it for ModelOpt's: see `Engine.taken`.
         form: how it is written. algorithm: ModelOpt's quant_algo. by_modelopt: it names ModelOpt as
             its producer.
-        scheme: None where it is not understood; `problem` says why.
+        layout: by whose rule excludes are held against names; None where it is not understood.
+        groups: which linears are stored how; none where it is not understood: `problem` says why.
+        excludes: the patterns as written.
         lists_excludes: whether it has a list of excludes at all.
         exclude_remedy: what to do about excludes where the engine reads none of them.
     """
@@ -38,22 +40,21 @@ class Declaration:
     form: Form
     algorithm: str | None
     by_modelopt: bool
-    scheme: DeclaredScheme | None
+    layout: LayoutName | None
+    groups: tuple[Group, ...]
+    excludes: tuple[str, ...]
     problem: str | None
     lists_excludes: bool
     exclude_remedy: str | None = None
 
     @property
     def signature(self) -> str | None:
-        """The scheme as a key of the engines' tables, such as "quark int4 group128 none"."""
-        if self.scheme is None:
-            return None
-        s = self.scheme
-        parts = [s.layout.name, s.weight_dtype.removesuffix("_e4m3")]
-        if s.weight_dtype in ("int4", "fp8_e4m3"):
-            size = s.group_size if s.granularity == "group" else None
-            parts.append(f"{s.granularity}{size or ''}{'+fp8' if s.first_stage else ''}")
-        return " ".join([*parts, s.activations])
+        """The scheme as a key of the engines' tables, such as "quark int4 group128 none".
+
+        None where it is not understood, and where there are several.
+        """
+        found = {group.scheme.signature for group in self.groups}
+        return found.pop() if len(found) == 1 else None
 
 
 def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
@@ -76,21 +77,41 @@ def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
     algorithm, producer = raw.get("quant_algo"), raw.get("producer")
     method = raw.get("quant_method") if found.has_method else None
     lists = any(raw.get(key) for key in ("exclude", "ignore", "modules_to_not_convert"))
-    try:
-        scheme, problem = _read(found, method or ("modelopt" if algorithm else None)), None
-    except VerifyError as exc:
-        scheme, problem = None, " ".join(str(exc).split())
+    said = _understood(found, method or ("modelopt" if algorithm else None))
     return Declaration(
         method=None if method is None else str(method),
         form=found.form,
         algorithm=None if algorithm is None else str(algorithm),
         by_modelopt=isinstance(producer, dict) and producer.get("name") == "modelopt",
-        scheme=scheme,
-        problem=problem,
+        layout=said.layout,
+        groups=said.groups,
+        excludes=said.excludes,
+        problem=said.problem,
         lists_excludes=lists,
     )
 
 
-def _read(found: RawDeclaration, method: object) -> DeclaredScheme | None:
+class _Understood(NamedTuple):
+    layout: LayoutName | None = None
+    groups: tuple[Group, ...] = ()
+    excludes: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def _understood(found: RawDeclaration, method: object) -> _Understood:
+    """As this package decodes it, else as engines take it besides."""
     layout = LAYOUTS.get(method) if isinstance(method, str) else None
-    return None if layout is None else read_scheme(found, layout=layout, strictness="engine")
+    if layout is None:
+        return _Understood()
+    try:
+        scheme = read_scheme(found, layout=layout, strictness="engine")
+        groups = (Group(EVERY_LINEAR, of_declared(scheme)),)
+        return _Understood(layout.name, groups, scheme.excludes)
+    except VerifyError as exc:
+        problem = " ".join(str(exc).split())
+    try:
+        keys = ObjectReader.of(found.value, found.where, found.key, strictness="engine")
+        excludes = layout.excludes(keys)
+        return _Understood(layout.name, READERS[layout.name](found.value), excludes)
+    except (KeyError, NotReadError, VerifyError):
+        return _Understood(problem=problem)

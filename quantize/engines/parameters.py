@@ -8,9 +8,8 @@ SGLang 0.5.23 (`tests/engines/run.py` compares every shape).
 from collections.abc import Mapping, Sequence
 
 from ..files.safetensors_header import TensorInfo
-from ..stored.declarations import DeclaredScheme
-from ..stored.parts import stored_parts
 from .contract import Module, Parameter
+from .linear_scheme import LinearScheme
 
 VOCAB_PADDING = 64
 """Rows of a head are filled up to a multiple of this before they are split."""
@@ -20,7 +19,7 @@ def parameters(
     module: Module,
     parts: Mapping[str, Mapping[str, TensorInfo]],
     shapes: Sequence[tuple[int, int]],
-    scheme: DeclaredScheme | None,
+    scheme: LinearScheme | None,
     tp: int,
 ) -> tuple[Parameter, ...]:
     """Name and shape of each parameter in one shard, and the stored tensors that fill it.
@@ -39,7 +38,7 @@ def parameters(
     if scheme is not None:
         expected = {
             suffix: part.shape if part.shape not in ((), (1,)) else (len(parts),)
-            for suffix, part in stored_parts(scheme, rows, columns).items()
+            for suffix, part in scheme.parts(rows, columns).items()
         }
     return tuple(
         Parameter(

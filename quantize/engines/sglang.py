@@ -14,6 +14,7 @@ from .blocks import block_problem, group_problem
 from .contract import ExcludeRule, Finding, Module, Question
 from .declaration import Declaration
 from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
+from .linear_scheme import LinearScheme
 from .linears import layer_linears
 from .sglang_config import ordinary_model_problem
 from .sglang_schemes import CONCATENATED
@@ -73,11 +74,11 @@ def taken(declaration: Declaration) -> Declaration | None:
         return None
     if declaration.method is None and known:
         declaration = replace(declaration, method="modelopt")
-    if declaration.form != "nested" or declaration.scheme is None:
+    if declaration.form != "nested" or not declaration.groups:
         return declaration
     return replace(
         declaration,
-        scheme=replace(declaration.scheme, excludes=()),
+        excludes=(),
         exclude_remedy="write quantization_config in ModelOpt's flat form: SGLang reads no excludes"
         " of the nested one",
     )
@@ -226,10 +227,10 @@ def config_problem(question: Question) -> Finding | None:
 
 
 def module_problem(
-    question: Question, module: Module, shapes: list[tuple[int, int]]
+    question: Question, module: Module, scheme: LinearScheme, shapes: list[tuple[int, int]]
 ) -> Finding | None:
     """What loading of one quantized module, `shapes` per shard, asks of it."""
-    scheme, columns = question.scheme, shapes[0][1]
+    columns = shapes[0][1]
     if module.leaf == "kv_b_proj":
         return Finding(
             "load",
@@ -240,11 +241,11 @@ def module_problem(
     if module.leaf == MLA_DOWN.sglang and scheme.first_stage:
         what = "use FP8 per channel with dynamic tokens"
         return Finding("init", "TypeError: unhashable type: 'dict'", what)
-    if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(question.signature)):
+    if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(scheme.signature)):
         return Finding("load", text, "use FP8 per channel with dynamic tokens, or FP8 blocks")
     if scheme.granularity == "block" and module.sharding != "replicated":
         return block_problem(question, module, shapes)
-    return group_problem(question, module, columns, _SPLIT_GROUPS)
+    return group_problem(module, scheme, columns, _SPLIT_GROUPS)
 
 
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:

@@ -24,6 +24,7 @@ from .contract import (
 )
 from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
+from .linear_scheme import LinearScheme
 from .linears import layer_linears
 from .vllm_config import INVALID, UNSUPPORTED
 
@@ -239,11 +240,11 @@ def config_problem(question: Question) -> Finding | None:
 
 
 def module_problem(
-    question: Question, module: Module, shapes: list[tuple[int, int]]
+    question: Question, module: Module, scheme: LinearScheme, shapes: list[tuple[int, int]]
 ) -> Finding | None:
     """What the kernels of one quantized module, `shapes` per shard, ask of its shape."""
-    scheme, (rows, columns) = question.scheme, (sum(r for r, _ in shapes), shapes[0][1])
-    tiles = (question.signature, question.arch) in _TILES_OF_128
+    rows, columns = sum(count for count, _ in shapes), shapes[0][1]
+    tiles = (scheme.signature, question.arch) in _TILES_OF_128
     if tiles and (rows % 128 or columns % 128):
         return Finding(
             "init",
@@ -253,16 +254,16 @@ def module_problem(
             f"keep {module.leaf} in BF16, or quantize to FP8",
         )
     if scheme.granularity == "block":
-        return _block_problem(question, module, shapes)
-    return group_problem(question, module, columns, _SPLIT_GROUPS[question.arch])
+        return _block_problem(question, module, scheme, shapes)
+    return group_problem(module, scheme, columns, _SPLIT_GROUPS.get(question.arch, {}))
 
 
 def _block_problem(
-    question: Question, module: Module, shapes: list[tuple[int, int]]
+    question: Question, module: Module, scheme: LinearScheme, shapes: list[tuple[int, int]]
 ) -> Finding | None:
     """Fused linears that are let through have too few rows of scales then."""
     parts = [rows for rows, _ in shapes]
-    let_through = question.scheme.layout.name in _PARTS_OF_BLOCKS and len(parts) > 1
+    let_through = scheme.layout in _PARTS_OF_BLOCKS and len(parts) > 1
     if not let_through or not any(rows % BLOCK for rows in parts):
         return block_problem(question, module, shapes)
     if not any(rows % BLOCK for rows in parts[:-1]):

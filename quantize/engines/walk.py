@@ -14,16 +14,13 @@ from ..drafts.family import TensorSpec
 from ..drafts.fused import MLA_DOWN
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.parts import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE, stored_parts, weight_suffix
+from ..stored.parts import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE
 from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
 from .folder import SHARED, Stored, folder_findings, no_such_name, stranger
+from .linear_scheme import LinearScheme
 from .parameters import parameters
+from .targets import scheme_of
 
-_NOT_READ = (
-    "weight_shape",
-    "weight_zero_point",
-    "weight_zero_point_2",
-)  # no kernel reads them: codes are symmetric
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 _REQUANTIZE = "quantize the draft again"
 
@@ -52,31 +49,39 @@ class Walk:
                 self.engine, self.question, self.checkpoint, self.specs, self.geometry, stored
             )
         )
-        scheme = self._scheme(findings)
-        if scheme is None and self.question.declaration is not None:
+        declared = self.question.declaration
+        if declared is not None and not declared.groups:
+            findings.append(_not_executed(declared.problem or f"quant_method {declared.method}"))
             return layers, findings  # how it takes any linear is not known
+        rows = self._rows(findings)
+        built: list[Scheme] = []
         for module in self.engine.modules(self.question):
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
                 continue
-            taken = scheme if scheme and self._is_quantized(module, findings) else None
+            scheme = self._scheme(module, findings)
+            row = rows.get(scheme.signature) if scheme else None
+            if scheme is not None and row is None:
+                continue  # how it takes this linear is not known
             findings += (
-                self._quantized(module, parts, taken) if taken else self._plain(module, parts)
+                self._quantized(module, parts, scheme, row)
+                if scheme is not None and row is not None
+                else self._plain(module, parts)
             )
-            declared = self.question.scheme if taken else None
+            built += [row] if row else []
             shards = [self._shard(module, part) for part in parts]
             layers.append(
                 Layer(
                     module=module.name,
-                    parameters=parameters(module, parts, shards, declared, self.question.tp),
-                    scheme=taken.name if taken else None,
-                    quantized=taken is not None,
+                    parameters=parameters(module, parts, shards, scheme, self.question.tp),
+                    scheme=row.name if row else None,
+                    quantized=row is not None,
                 )
             )
-        if scheme is not None and scheme.problem is not None:
-            built = any(layer.quantized for layer in layers)
-            if built or scheme.problem.stage == "config":
-                findings.append(scheme.problem)
+        for row in dict.fromkeys(rows.values()):
+            problem = row.problem
+            if problem is not None and (row in built or problem.stage == "config"):
+                findings.append(problem)
         return layers, findings
 
     def _stored(self) -> Stored:
@@ -86,34 +91,37 @@ class Walk:
             found.setdefault(module, {})[suffix] = tensor
         return found
 
-    def _scheme(self, findings: list[Finding]) -> Scheme | None:
-        """The row of the engine's table; None where nothing is declared or it is not known."""
+    def _rows(self, findings: list[Finding]) -> dict[str, Scheme]:
+        """Of every scheme that is declared, its row of the engine's table."""
+        found: dict[str, Scheme] = {}
         declared = self.question.declaration
-        if declared is None:
-            return None
-        signature = declared.signature
-        rows = self.engine.schemes.get(signature or "", {})
-        row = rows.get(self.question.arch, rows.get("*"))
-        if row is None:
-            what = signature or declared.problem or f"quant_method {declared.method}"
-            findings.append(
-                Finding("unknown", f"not in the table of what was executed: {what}", _REQUANTIZE)
-            )
-        return row
+        for group in declared.groups if declared else ():
+            row = self.engine.row(group.scheme.signature, self.question.arch)
+            if row is None:
+                findings.append(_not_executed(group.scheme.signature))
+            else:
+                found[group.scheme.signature] = row
+        return found
 
-    def _is_quantized(self, module: Module, findings: list[Finding]) -> bool:
-        """Whether the engine builds a module as quantized."""
-        if module.leaf in self.engine.plain(self.question):
-            return False
+    def _scheme(self, module: Module, findings: list[Finding]) -> LinearScheme | None:
+        """As what the engine builds a module; None = as floats."""
+        if self.question.declaration is None or module.leaf in self.engine.plain(self.question):
+            return None
+        scheme = None
         try:
             excluded = self.engine.is_excluded(self.question, module)
+            scheme = scheme_of(self.question, module)
         except UnsureError as exc:
             findings.append(Finding("unknown", str(exc), "write excludes without layer numbers"))
-            return True
+            return self.question.declaration.groups[0].scheme
         if isinstance(excluded, Finding):
             findings.append(excluded)
-            return True
-        return not excluded
+        elif excluded:
+            return None
+        elif scheme is None and self.engine.no_target:
+            text = self.engine.no_target.format(prefix=module.prefix)
+            findings.append(Finding("init", text, f"target {module.leaf}, or exclude it"))
+        return scheme
 
     def _plain(
         self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
@@ -142,37 +150,45 @@ class Walk:
         return Finding("unknown", f"codes in {name}, which is served as floats", remedy)
 
     def _quantized(
-        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]], taken: Scheme
+        self,
+        module: Module,
+        parts: Mapping[str, Mapping[str, TensorInfo]],
+        scheme: LinearScheme,
+        row: Scheme,
     ) -> Iterator[Finding]:
         """A module that the engine takes as quantized: each part stored so, nothing absent."""
         shapes = [self._shape(part) for part in parts]
         problem = self.engine.module_problem(
-            self.question, module, [self._shard(module, part) for part in parts]
+            self.question, module, scheme, [self._shard(module, part) for part in parts]
         )
         if problem is not None:
             yield problem
         mixed = {self._is_float(tensors) for tensors in parts.values() if tensors}
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
             if not tensors:
-                yield _never_written(module, f"{part}.{weight_suffix(self.question.scheme)}")
+                yield _never_written(module, f"{part}.{scheme.suffix}")
             elif self._is_float(tensors):
-                yield self._floats_into_codes(module, tensors["weight"], len(mixed) > 1)
+                yield self._floats_into_codes(module, scheme, tensors["weight"], len(mixed) > 1)
             else:
-                yield from self._parts(module, tensors, shape)
-        if len(parts) > 1 and self.question.scheme.weight_dtype == "nvfp4":
-            yield from self._one_global_scale(module, parts, taken)
-        if taken.whole_rows and module.sharding == "row" and self.question.tp > 1:
+                yield from self._parts(module, scheme, tensors, shape)
+        if len(parts) > 1 and scheme.weight_dtype == "nvfp4":
+            yield from self._one_global_scale(module, parts, row)
+        if row.whole_rows and module.sharding == "row" and self.question.tp > 1:
             yield _dropped_scales(parts)
 
     def _parts(
-        self, module: Module, tensors: Mapping[str, TensorInfo], shape: tuple[int, int]
+        self,
+        module: Module,
+        scheme: LinearScheme,
+        tensors: Mapping[str, TensorInfo],
+        shape: tuple[int, int],
     ) -> Iterator[Finding]:
         """The stored tensors of one quantized linear, against its declaration."""
-        expected = stored_parts(self.question.scheme, *shape)
+        expected = scheme.parts(*shape)
         for suffix, part in expected.items():
             tensor = tensors.get(suffix)
             if tensor is None:
-                if suffix not in _NOT_READ:
+                if suffix not in scheme.not_read:
                     yield _never_written(module, suffix)
             elif tensor.dtype not in part.dtypes or _without_ones(tensor.shape) != _without_ones(
                 part.shape
@@ -191,9 +207,11 @@ class Walk:
         remedy = f"store {tensor.name} as {list(shape)}, not {list(tensor.shape)}"
         return Finding("load", self.engine.scale_shape, remedy)
 
-    def _floats_into_codes(self, module: Module, weight: TensorInfo, mixed: bool) -> Finding:
+    def _floats_into_codes(
+        self, module: Module, scheme: LinearScheme, weight: TensorInfo, mixed: bool
+    ) -> Finding:
         """A stored float weight where the engine expects codes: an exclude does not match."""
-        scheme, family = self.question.scheme, self.question.family
+        family = self.question.family
         unread = self.question.declaration and self.question.declaration.exclude_remedy
         remedy = unread or (
             f"exclude {module.leaf} so that {self.engine.name} matches it as {module.prefix!r}"
@@ -211,7 +229,7 @@ class Walk:
                     " promote BFloat16 and Float8_e4m3fn",
                     remedy,
                 )
-        elif weight_suffix(scheme) != "weight":
+        elif scheme.suffix != "weight":
             if family in self.engine.refuses_unknown:
                 return no_such_name(weight.name, remedy)
             if family in self.engine.drops_unknown:
@@ -262,6 +280,10 @@ class Walk:
         with open_stream(self.checkpoint.folder / tensor.file) as stream:
             stream.seek(tensor.start)
             return float(struct.unpack("<f", stream.read(4))[0])
+
+
+def _not_executed(what: str) -> Finding:
+    return Finding("unknown", f"not in the table of what was executed: {what}", _REQUANTIZE)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

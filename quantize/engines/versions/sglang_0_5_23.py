@@ -23,6 +23,8 @@ ENGINE = Engine(
     exclude_rules=sglang.EXCLUDE_RULES,
     config_problem=sglang.config_problem,
     module_problem=sglang.module_problem,
+    no_target="ValueError: Unable to find matching target for {prefix} in the compressed-tensors"
+    " config.",
     drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
     casts=frozenset({"eagle3-llama", "dflash"}),
     shares=frozenset({"dflash"}),

@@ -25,6 +25,6 @@ ENGINE = Engine(
     plain=lambda _question: frozenset(),
     exclude_rules={},
     config_problem=tensorrt_llm.config_problem,
-    module_problem=lambda _question, _module, _shapes: None,
+    module_problem=lambda _question, _module, _scheme, _shapes: None,
     launch=tensorrt_llm.launch,
 )

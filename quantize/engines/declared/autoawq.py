@@ -1,0 +1,31 @@
+"""AutoAWQ: 4 bits in groups of any size, with zero points or without; whatever its version is.
+
+Source: `AutoAWQConfig.from_config` of vLLM 0.33.0 and `AWQConfig` of SGLang 0.5.23, which do not
+read `version`: files of GEMV are loaded as those of GEMM are.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...stored.layouts.scheme import FLOAT_DTYPES, Part, Parts
+from ..linear_scheme import EVERY_LINEAR, Group
+from .reading import count, linear_scheme, not_read, words
+
+
+def groups(declared: Mapping[str, Any]) -> tuple[Group, ...]:
+    """One for every linear."""
+    bits, size = declared.get("bits"), declared.get("group_size")
+    if bits != 4 or type(size) is not int:
+        not_read("bits, group_size", (bits, size))
+
+    def parts(rows: int, columns: int) -> Parts:
+        groups = count(columns, size)
+        return {
+            "qweight": Part(("I32",), (columns, words(rows, 4))),
+            "qzeros": Part(("I32",), (groups, words(rows, 4))),
+            "scales": Part(FLOAT_DTYPES, (groups, rows)),
+        }
+
+    dtype = "int4" if declared.get("zero_point") else "int4="
+    scheme = linear_scheme("awq", dtype, "group", size, "none", "qweight", parts)
+    return (Group(EVERY_LINEAR, scheme),)

@@ -1,0 +1,142 @@
+"""compressed-tensors: groups of any name, each with targets and a format of its own.
+
+Source: `_quantization_scheme_map_from_config` and `_get_scheme_from_parts` of vLLM 0.33.0, and
+their like in SGLang 0.5.23. Keys that neither reads (observer, scale_dtype of floats, version,
+kv_cache_scheme of a draft without scales) say nothing here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, Part, Parts
+from ..linear_scheme import Group, LinearScheme
+from .reading import count, linear_scheme, not_read, words
+
+Args = Mapping[str, Any]
+_FLOAT, _ONE = FLOAT_DTYPES, (1,)
+
+
+def groups(declared: Mapping[str, Any]) -> tuple[Group, ...]:
+    """One per entry of config_groups, in order."""
+    if declared.get("sparsity_config") or declared.get("transform_config"):
+        not_read("sparsity_config or transform_config of", "compressed-tensors")
+    found = declared.get("config_groups")
+    if not isinstance(found, Mapping) or not found:
+        not_read("config_groups", found)
+    return tuple(_group(group, declared.get("format")) for group in found.values())
+
+
+def _group(group: Args, usual_format: object) -> Group:
+    targets = group.get("targets")
+    if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
+        not_read("targets", targets)
+    if group.get("output_activations") or not group.get("weights"):
+        not_read("output_activations", group.get("output_activations"))
+    form = group.get("format") or usual_format
+    return Group(tuple(targets), _scheme(group["weights"], group.get("input_activations"), form))
+
+
+def _scheme(weights: Args, inputs: Args | None, form: object) -> LinearScheme:
+    bits, kind, size = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+    strategy, activations = str(weights.get("strategy")), _activations(inputs)
+    if weights.get("dynamic") or weights.get("actorder") in ("group", "dynamic"):
+        not_read("actorder", weights.get("actorder"))
+    symmetric = weights.get("symmetric", True)
+    dtype = _dtype(weights)
+    if kind == "int" and bits in (4, 8):
+        return _integers(dtype, bits, strategy, size, activations, symmetric, form)
+    if not symmetric or dtype not in ("fp8", "nvfp4", "mxfp4", "mxfp8"):
+        not_read("weights", dict(weights))
+    if dtype == "fp8" and strategy == "block" and weights.get("block_structure") != [128, 128]:
+        not_read("block_structure", weights.get("block_structure"))
+
+    def parts(rows: int, columns: int) -> Parts:
+        return _float_parts(dtype, strategy, activations, rows, columns)
+
+    suffix = "weight_packed" if dtype in ("nvfp4", "mxfp4") else "weight"
+    return linear_scheme("compressed-tensors", dtype, strategy, None, activations, suffix, parts)
+
+
+def _dtype(args: Args) -> str:
+    bits, kind, strategy = args.get("num_bits"), args.get("type"), args.get("strategy")
+    size = args.get("group_size")
+    if kind == "int":
+        return f"int{bits}"
+    if bits == 4:
+        forms = {("tensor_group", 16): "nvfp4", ("group", 32): "mxfp4"}
+        return forms.get((strategy, size), "fp4")
+    powers = strategy == "group" and size == 32 and "uint8" in str(args.get("scale_dtype"))
+    return "mxfp8" if powers else "fp8"
+
+
+def _activations(inputs: Args | None) -> str:
+    """As in signatures: "token-dynamic" is FP8, other formats are named."""
+    if not inputs:
+        return "none"
+    dtype = _dtype(inputs)
+    if dtype in ("nvfp4", "mxfp4", "mxfp8"):
+        return dtype
+    how = "dynamic" if inputs.get("dynamic") else "static"
+    named = f"{inputs.get('strategy')}-{how}"
+    return named if dtype == "fp8" else f"{dtype}-{named}"
+
+
+def _integers(
+    dtype: str, bits: int, strategy: str, size: Any, activations: str, symmetric: bool, form: object
+) -> LinearScheme:
+    """Packed into words, or a byte for each code."""
+    if strategy not in ("group", "channel", "tensor"):
+        not_read("strategy", strategy)
+    if form not in ("pack-quantized", "int-quantized"):
+        not_read("format", form)
+    packed = form == "pack-quantized"
+
+    def parts(rows: int, columns: int) -> Parts:
+        scales = _ONE if strategy == "tensor" else (rows, count(columns, size))
+        found: Parts = {"weight_scale": Part(_FLOAT, scales)}
+        if packed:
+            found["weight_packed"] = Part(("I32",), (rows, words(columns, bits)))
+            found["weight_shape"] = Part(("I64",), (2,))
+        else:
+            found["weight"] = Part(("I8",), (rows, columns))
+        if not symmetric:
+            zeros = (words(rows, bits), scales[-1])
+            found["weight_zero_point"] = Part(("I32",) if packed else ("I8",), zeros)
+        if activations.endswith("static"):
+            found["input_scale"] = Part(_FLOAT, _ONE)
+        return found
+
+    spelled = dtype + ("" if symmetric else "+") + ("" if packed else "@")
+    suffix = "weight_packed" if packed else "weight"
+    return linear_scheme(
+        "compressed-tensors", spelled, strategy, size, activations, suffix, parts
+    )
+
+
+def _float_parts(dtype: str, strategy: str, activations: str, rows: int, columns: int) -> Parts:
+    found: Parts = {}
+    if dtype == "nvfp4":
+        found["weight_packed"] = Part(("U8",), (rows, columns // 2))
+        found["weight_scale"] = Part((FP8_DTYPE,), (rows, columns // 16))
+        found["weight_global_scale"] = Part(("F32",), _ONE)
+        if activations == "nvfp4":
+            found["input_global_scale"] = Part(("F32",), _ONE)
+    elif dtype == "mxfp4":
+        found["weight_packed"] = Part(("U8",), (rows, columns // 2))
+        found["weight_scale"] = Part(("U8",), (rows, columns // 32))
+    elif dtype == "mxfp8":
+        found["weight"] = Part((FP8_DTYPE,), (rows, columns))
+        found["weight_scale"] = Part(("U8",), (rows, columns // 32))
+    else:
+        scales = {
+            "tensor": _ONE,
+            "channel": (rows, 1),
+            "block": (-(-rows // 128), -(-columns // 128)),
+        }
+        if strategy not in scales:
+            not_read("strategy", strategy)
+        found["weight"] = Part((FP8_DTYPE,), (rows, columns))
+        found["weight_scale"] = Part(_FLOAT, scales[strategy])
+        if activations == "tensor-static":
+            found["input_scale"] = Part(_FLOAT, _ONE)
+    return found

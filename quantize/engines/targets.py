@@ -1,0 +1,25 @@
+"""Which group of a declaration a module belongs to.
+
+Source: `find_matched_target` of compressed-tensors' configs in vLLM 0.33.0 and SGLang 0.5.23; other
+declarations have one group.
+"""
+
+from .contract import Module, Question
+from .excludes import exact_or_regex
+from .linear_scheme import EVERY_LINEAR, LinearScheme
+
+
+def scheme_of(question: Question, module: Module) -> LinearScheme | None:
+    """How a module is stored if it is not excluded; None where no group is meant for it.
+
+    Names decide before classes, all of which are called something with "Linear".
+
+    Raises:
+        UnsureError: a target is no regular expression that is understood.
+    """
+    groups = question.declaration.groups if question.declaration else ()
+    for group in groups:
+        if any(exact_or_regex(target, module.prefix) for target in group.targets):
+            return group.scheme
+    every = (group.scheme for group in groups if set(EVERY_LINEAR) & set(group.targets))
+    return next(every, None)
