@@ -67,7 +67,31 @@ _W4A16_FP4 = {
     "gfx942": Scheme("CompressedTensorsW4A16Fp4", _NO_MARLIN, _ONE_GLOBAL_SCALE),
 }
 
+_AWQ = {"*": Scheme("AWQMarlinLinearScheme"), "gfx942": Scheme("AWQLinearScheme")}
+_INT8 = {"*": Scheme("CompressedTensorsW8A8Int8")}
+_GROUPS = ("group32", "group64", "group128")
+_INTEGERS = ("int4", "int4+", "int8", "int8+")
 SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
+    **{
+        f"compressed-tensors {dtype} {size} none": _WNA16
+        for dtype in _INTEGERS
+        for size in ("channel", *_GROUPS)
+    },
+    **{
+        f"compressed-tensors int8@ {size} int8-{how}": _INT8
+        for size in ("channel", "tensor")
+        for how in ("token-dynamic", "tensor-static")
+    },
+    "compressed-tensors int4@ group128 int8-token-dynamic": _NOT_CT,
+    "compressed-tensors int4@ group128 token-dynamic": _NOT_CT,
+    "compressed-tensors mxfp4 mxfp4": _NOT_CT,
+    "compressed-tensors mxfp8 mxfp8": _NOT_CT,
+    "compressed-tensors fp8 tensor tensor-dynamic": _CT_W8A8,
+    **{f"quark {dtype} {size} none": _NOT_QUARK for dtype in ("int4", "uint4") for size in _GROUPS},
+    "quark int8 tensor int8-tensor-static": _NOT_QUARK,
+    "quark nvfp4 nvfp4": _TWO_STAGES,
+    **{f"awq int4 {size} none": _AWQ for size in _GROUPS},
+    **{f"awq int4= {size} none": {"*": Scheme("AWQLinearScheme")} for size in _GROUPS},
     "quark int4 channel none": _NOT_QUARK,
     "quark int4 channel token-dynamic": _NOT_QUARK,
     "quark int4 channel tensor-static": _NOT_QUARK,
@@ -80,8 +104,6 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
         ),
         _TWO_STAGES,
     ),
-    "quark int4 group32 none": _NOT_QUARK,
-    "quark int4 group128 none": _NOT_QUARK,
     "quark int4 group128 token-dynamic": _NOT_QUARK,
     "quark int4 group128 tensor-static": _NOT_QUARK,
     "quark fp8 channel none": _NOT_QUARK,
@@ -101,8 +123,6 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     },
     "modelopt nvfp4 none": _modelopt("ModelOptNvFp4A16LinearMethod", "modelopt_fp4"),
     "modelopt nvfp4 nvfp4": _modelopt("ModelOptFp4LinearMethod", "modelopt_fp4"),
-    "compressed-tensors int4 channel none": _WNA16,
-    "compressed-tensors int4 group128 none": _WNA16,
     "compressed-tensors int4 channel token-dynamic": _NOT_CT,
     "compressed-tensors int4 group128 token-dynamic": _NOT_CT,
     "compressed-tensors fp8 channel none": _W8A16,
@@ -121,10 +141,6 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "fp8 fp8 tensor token-dynamic": _FP8,
     "fp8 fp8 tensor tensor-static": _FP8,
     "fp8 fp8 block group-dynamic": _FP8,
-    "awq int4 group128 none": {
-        "*": Scheme("AWQMarlinLinearScheme"),
-        "gfx942": Scheme("AWQLinearScheme"),
-    },
     "awq int4 channel none": {
         "*": Scheme("AWQMarlinLinearScheme", whole_rows=True),
         "gfx942": Scheme("AWQLinearScheme", _NEGATIVE, whole_rows=True),
@@ -151,8 +167,12 @@ CONCATENATED: Mapping[str, str] = {
     "modelopt fp8 tensor tensor-static": _ZERO_DIM,
     "modelopt nvfp4 none": _DROPPED,
     "modelopt nvfp4 nvfp4": _DROPPED,
-    "compressed-tensors int4 channel none": _SHAPES,
-    "compressed-tensors int4 group128 none": _SHAPES,
+    **{
+        f"compressed-tensors {dtype} {size} none": _SHAPES
+        for dtype in _INTEGERS
+        for size in ("channel", *_GROUPS)
+    },
+    "compressed-tensors fp8 tensor tensor-dynamic": _ONE_DIM,
     "compressed-tensors fp8 channel tensor-static": _ONE_DIM,
     "compressed-tensors fp8 tensor none": _ONE_DIM,
     "compressed-tensors fp8 tensor token-dynamic": _ONE_DIM,
@@ -161,7 +181,7 @@ CONCATENATED: Mapping[str, str] = {
     "compressed-tensors nvfp4 nvfp4": _ONE_DIM,
     "fp8 fp8 tensor token-dynamic": _ZERO_DIM,
     "fp8 fp8 tensor tensor-static": _ZERO_DIM,
-    "awq int4 group128 none": _COLUMNS,
+    **{f"awq {dtype} {size} none": _COLUMNS for dtype in ("int4", "int4=") for size in _GROUPS},
 }
 """The MLA draft puts q_a and kv_a together along rows, whatever the tensor (`kimi_k25_eagle3.py`,
 line 480): signature -> the error where one of the tensors has no such rows."""

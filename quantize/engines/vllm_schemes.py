@@ -48,8 +48,48 @@ _INT4 = {"*": Scheme("QuarkW4A16Int4")}
 _MODELOPT = {"*": Scheme("ModelOptLinearMethod")}
 _FP8 = {"*": Scheme("Fp8LinearMethod")}
 _AWQ = {"*": Scheme("AutoAWQMarlinLinearMethod")}
+_NO_W4A8 = Finding(
+    "init",
+    "ValueError: Failed to find a kernel that can implement the WNA16 linear layer.",
+    _USE_CT,
+)
+_BYTES_FOR_WORDS = Finding(
+    "load",
+    "ValueError: There is no module or parameter named 'weight': 4 bits in a byte each are declared,"
+    " and words of eight are expected",
+    _USE_CT,
+)
+_GROUPS = ("channel", "group32", "group64", "group128")
+_GROUPS_ALONE = ("group32", "group64", "group128")
 
 SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
+    **{
+        f"compressed-tensors {dtype} {size} none": _WNA16
+        for dtype in ("int4", "int4+", "int8", "int8+")
+        for size in _GROUPS
+    },
+    **{
+        f"compressed-tensors int8@ {size} int8-{how}": {"*": Scheme("CompressedTensorsW8A8Int8")}
+        for size in ("channel", "tensor")
+        for how in ("token-dynamic", "tensor-static")
+    },
+    "compressed-tensors int4@ group128 int8-token-dynamic": {
+        "*": Scheme("CompressedTensorsW4A8Int", _NO_W4A8)
+    },
+    "compressed-tensors int4@ group128 token-dynamic": {
+        "sm90": Scheme("CompressedTensorsW4A8Fp8", _BYTES_FOR_WORDS),
+        "*": Scheme("CompressedTensors", _NO_CT),
+    },
+    "compressed-tensors mxfp4 mxfp4": {"*": Scheme("CompressedTensorsW4A4Mxfp4")},
+    "compressed-tensors mxfp8 mxfp8": {"*": Scheme("CompressedTensorsW8A8Mxfp8")},
+    "compressed-tensors mxfp8 none": {"*": Scheme("CompressedTensorsW8A8Mxfp8")},
+    "compressed-tensors fp8 tensor tensor-dynamic": _CT_W8A8,
+    **{f"quark {dtype} {size} none": _INT4 for dtype in ("int4", "uint4") for size in _GROUPS_ALONE},
+    "quark int8 tensor int8-tensor-static": {"*": Scheme("QuarkW8A8Int8")},
+    "quark nvfp4 nvfp4": {"*": Scheme("QuarkNVFP4")},
+    "modelopt fp8 block none": _MODELOPT,
+    "modelopt mxfp8 mxfp8": _MODELOPT,
+    **{f"awq {dtype} {size} none": _AWQ for dtype in ("int4", "int4=") for size in _GROUPS_ALONE},
     "quark int4 channel none": {"*": Scheme("QuarkW4A16Int4", _NO_GROUP)},
     "quark int4 channel token-dynamic": _NOT_QUARK,
     "quark int4 channel tensor-static": _NOT_QUARK,
@@ -62,8 +102,6 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
         ),
         _TWO_STAGES,
     ),
-    "quark int4 group32 none": _INT4,
-    "quark int4 group128 none": _INT4,
     "quark int4 group128 token-dynamic": _NOT_QUARK,
     "quark int4 group128 tensor-static": _NOT_QUARK,
     "quark fp8 channel none": _NOT_QUARK,
@@ -80,12 +118,10 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "modelopt fp8 channel token-dynamic": _MODELOPT,
     "modelopt nvfp4 none": _MODELOPT,
     "modelopt nvfp4 nvfp4": _MODELOPT,
-    "compressed-tensors int4 channel none": _WNA16,
-    "compressed-tensors int4 group128 none": _WNA16,
     "compressed-tensors int4 channel token-dynamic": {"*": Scheme("CompressedTensors", _NO_CT)},
     "compressed-tensors int4 group128 token-dynamic": {
         "sm90": Scheme("CompressedTensorsW4A8Fp8"),
-        "sm100": Scheme("CompressedTensors", _NO_CT),
+        "*": Scheme("CompressedTensors", _NO_CT),
     },
     "compressed-tensors fp8 channel none": _CT_W8A16,
     "compressed-tensors fp8 channel token-dynamic": _CT_W8A8,
@@ -100,6 +136,5 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "fp8 fp8 tensor token-dynamic": _FP8,
     "fp8 fp8 tensor tensor-static": _FP8,
     "fp8 fp8 block group-dynamic": _FP8,
-    "awq int4 group128 none": _AWQ,
     "awq int4 channel none": {"*": Scheme("AutoAWQMarlinLinearMethod", whole_rows=True)},
 }
