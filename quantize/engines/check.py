@@ -126,7 +126,7 @@ def _check(
         return _unknown(engine, arch, tp, f"architectures {declared!r}: never executed")
     checkpoint = replace(checkpoint, config=engine.as_read(checkpoint.config))
     declaration = read_declaration(checkpoint)
-    taken = declaration and engine.taken(declaration)
+    taken = declaration and engine.taken(declaration, arch)
     if isinstance(taken, Finding):
         return _answer(engine, arch, tp, [taken])
     declaration = taken

@@ -165,8 +165,8 @@ class Engine:
             quantization_config.
         no_method: its error for a quantization_config without quant_method; None where it goes on
             as if there were none.
-        taken: what it makes of a declaration before it looks at any layer: the declaration as it
-            understands it, None as if there were none, or why it refuses it.
+        taken: what it makes of a declaration on a GPU before it looks at any layer: the declaration
+            as it understands it, None as if there were none, or why it refuses it.
         schemes: signature of a declaration -> arch, or "*" -> what becomes of it.
         modules: the linears of the draft. plain: leaves of modules that it never quantizes.
         exclude_rules: layout of the declaration -> its rule for excludes.
@@ -184,6 +184,7 @@ class Engine:
             "" = not executed.
         uneven_heads: family -> its error for attention heads that are not whole in each shard, with
             {heads} and {tp}; a family that is not there was not executed.
+        checks_shapes: it refuses a tensor that does not fit into its parameter.
         scale_shape: its error for scales [out] where it has [out, 1], or the other way round;
             "" = not executed.
         launch: the command that serves a draft, given tokens per step and its folder, for a shell.
@@ -209,7 +210,7 @@ class Engine:
         [Question, Module, LinearScheme, list[tuple[int, int]]], Finding | None
     ]
     no_target: str = ""
-    taken: Callable[[Declaration], Declaration | Finding | None] = lambda declaration: declaration
+    taken: Callable[[Declaration, str], Declaration | Finding | None] = lambda said, _arch: said
     drops_unknown: frozenset[str] = frozenset()
     refuses_unknown: frozenset[str] = frozenset()
     casts: frozenset[str] = frozenset()
@@ -217,6 +218,7 @@ class Engine:
     later_norm: str = ""
     embedding_rows: str = ""
     uneven_heads: Mapping[str, str] = field(default_factory=dict)
+    checks_shapes: bool = False
     scale_shape: str = ""
     launch: Callable[[Question, int, str], str]
 

@@ -16,6 +16,7 @@ _SPELLINGS = re.compile(
 """Names on disk with which loading was executed; other spellings of the families were not."""
 _TAKEN_ELSEWHERE = (".k_scale", ".v_scale", ".q_scale", ".inv_freq")
 """Tensors that attention or rotary embeddings may take, or drop rightly: not executed."""
+_BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point"}
 SHARED = ("embed_tokens", "lm_head")
 
 Stored = Mapping[str, Mapping[str, TensorInfo]]
@@ -38,7 +39,7 @@ def folder_findings(
     for module, tensors in stored.items():
         for suffix, tensor in tensors.items():
             plain = f"{module}.{suffix}".lstrip(".") in specs
-            companion = suffix in COMPANIONS and f"{module}.weight" in specs
+            companion = suffix in _BESIDE_CODES and f"{module}.weight" in specs
             if not (plain or companion or tensor.name in unusual):
                 yield stranger(engine, question, tensor.name)
     yield from _other_vocabulary(engine, question, geometry, stored)
@@ -48,8 +49,12 @@ def folder_findings(
         if spec.role == "norm" and suffix not in stored.get(module, {}):
             yield Finding("wrong", f"never written: {name}", "export the draft again")
     if question.family in engine.shares:
+        pruned = "d2t" in stored.get("", {})
+        if pruned:
+            text = "dropped: d2t and lm_head: tokens of the whole vocabulary are proposed"
+            yield Finding("wrong", text, "train the draft with the whole vocabulary")
         for module in SHARED:
-            if module in stored:
+            if module in stored and not pruned:
                 text = f"{module}: the target's is served, not the draft's own"
                 yield Finding("unknown", text, f"compare {module} with the target's")
     yield from _uneven_shards(engine, question)
@@ -108,7 +113,7 @@ def stranger(engine: Engine, question: Question, name: str) -> Finding:
     remedy = f"remove {name}, or serve what it belongs to"
     if name.endswith(_TAKEN_ELSEWHERE):
         return Finding("unknown", f"{name}: loading of such a tensor was not executed", remedy)
-    if name.endswith(".bias") or question.family in engine.drops_unknown:
+    if name.endswith((".bias", ".input_zero_point")) or question.family in engine.drops_unknown:
         return Finding("wrong", f"dropped: {name}", remedy)
     return no_such_name(name, remedy)
 

@@ -58,7 +58,7 @@ def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None)
     """None where the engine refuses the declaration, or reads none."""
     checkpoint = replace(checkpoint, config=engine.as_read(checkpoint.config))
     declaration = read_declaration(checkpoint)
-    taken = engine.taken(declaration) if declaration is not None else None
+    taken = engine.taken(declaration, engine.archs[0]) if declaration is not None else None
     if taken is None or isinstance(taken, Finding) or not taken.groups:
         return None
     family, geometry = read_config(checkpoint)

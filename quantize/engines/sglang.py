@@ -17,7 +17,7 @@ from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_rege
 from .linear_scheme import LinearScheme
 from .linears import layer_linears
 from .sglang_config import ordinary_model_problem
-from .sglang_schemes import CONCATENATED
+from .sglang_schemes import CONCATENATED, algorithm_problem
 
 METHODS = frozenset(
     [
@@ -55,25 +55,26 @@ METHODS = frozenset(
 )
 _QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
 """(quant_method, family) of drafts whose head is quantized."""
-_FLOAT16 = frozenset({("awq", "gfx942")})
-"""(quant_method, GPU) that take no other dtype."""
+_ROCM = ("gfx942", "gfx950")
 _SPLIT_GROUPS: Mapping[str, str] = {
     "compressed-tensors int4": "AssertionError: sglang/srt/layers/quantization/compressed_tensors/"
     "schemes/compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
 }
 
 
-def taken(declaration: Declaration) -> Declaration | None:
-    """`_parse_modelopt_quant_config`: FP8 and FP4 of ModelOpt, whatever the form.
+def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
+    """`_parse_modelopt_quant_config`: algorithms by name, whatever the form.
 
     What it finds replaces the nested form in config.json, whose excludes are then not read.
     """
     algorithm = declaration.algorithm or ""
-    known = algorithm == "FP8" or "FP4" in algorithm
+    known = algorithm in ("FP8", "MXFP8", "MIXED_PRECISION") or "FP4" in algorithm
     if declaration.form == "side file" and not known:
         return None
     if declaration.method is None and known:
         declaration = replace(declaration, method="modelopt")
+    if declaration.method == "modelopt" and (problem := algorithm_problem(algorithm, arch)):
+        return problem
     if declaration.form != "nested" or not declaration.groups:
         return declaration
     return replace(
@@ -105,7 +106,7 @@ def _names(family: str, layer: int, path: str) -> tuple[str, str]:
     """Name and prefix of one linear of a layer."""
     leaf = path.rpartition(".")[2]
     if family == "eagle3-mla":
-        return f"model.midlayer.{path}", f"model.midlayer.{path}"
+        return f"model.midlayer.{path}", f"model.{path}"
     if family == "dflash":
         return f"layers.{layer}.{path}", leaf
     inner = path if leaf == "o_proj" else leaf
@@ -193,10 +194,16 @@ def _names_latent(pattern: str, module: Module) -> bool:
     )
 
 
+def is_float16_only(question: Question) -> bool:
+    """AWQ in kernels of its own, where Marlin takes it not; without torch_dtype it is float16."""
+    marlin = question.arch not in _ROCM and "int4=" not in question.signature
+    return question.method == "awq" and not marlin
+
+
 def config_problem(question: Question) -> Finding | None:
     """Rules for config.json."""
     config = question.config
-    if (question.method, question.arch) in _FLOAT16:
+    if is_float16_only(question):
         dtype = config.get("torch_dtype", config.get("dtype"))
         if dtype == "bfloat16":
             return Finding(
@@ -205,8 +212,6 @@ def config_problem(question: Question) -> Finding | None:
                 f" {question.method}. Supported dtypes: [torch.float16]",
                 "set torch_dtype to float16, or serve with --dtype float16",
             )
-        if dtype != "float16":
-            return Finding("unknown", "torch_dtype is missing: AWQ is served in float16", "add it")
     ordinary = ordinary_model_problem(question)
     if ordinary is not None:
         return ordinary
@@ -265,6 +270,6 @@ def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
             f" --speculative-num-draft-tokens {num_draft_tokens + 1}"
         )
     parts.append("--speculative-draft-model-quantization unquant")
-    if (question.method, question.arch) in _FLOAT16:
+    if is_float16_only(question):
         parts.append("--dtype float16")
     return " ".join(parts)

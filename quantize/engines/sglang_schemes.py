@@ -15,18 +15,42 @@ _NO_CT = Finding(
 )
 _NO_MARLIN = Finding("after load", "NameError: name 'gptq_marlin_repack' is not defined", _USE)
 _ROCM = "ValueError: {} quantization is currently not supported in ROCm."
-_NO_PCPT = Finding(
-    "config",
-    "ValueError: ModelOptFp8Config only supports regular FP8 quantization, but found"
-    " 'FP8_PER_CHANNEL_PER_TOKEN'. Use the native 'mxfp8' quantization method for MXFP8 or"
-    " ModelOptFp4Config for FP4.",
-    "store it in layout compressed-tensors or quark",
+_ONLY_REGULAR = (
+    "ValueError: ModelOptFp8Config only supports regular FP8 quantization, but found {!r}. Use the"
+    " native 'mxfp8' quantization method for MXFP8 or ModelOptFp4Config for FP4."
 )
-_NO_PCPT_ROCM = Finding(
-    "config",
-    "ValueError: Cannot find any of ['quantization'] in the model's quantization config.",
-    "store it in layout compressed-tensors or quark",
+_ONLY_FP4 = (
+    "ValueError: ModelOpt currently only supports: FP8, NVFP4, NVFP4_AWQ, W4A16_NVFP4 quantizations"
+    " in sglang. Please check the quantization config for your model's configuration."
 )
+_NO_SECTION = "ValueError: Cannot find any of ['quantization'] in the model's quantization config."
+_TOO_OLD = (
+    "ValueError: The quantization method mxfp8 is not supported for the current GPU. Minimum"
+    " capability: 100. Current capability: 90."
+)
+_STORE = "store it in layout compressed-tensors or quark"
+_ALGORITHMS = ("FP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
+_SCALE_INV = Finding(
+    "wrong",
+    "dropped: weight_scale, for the linears have a weight_scale_inv, which is never written",
+    _STORE,
+)
+
+
+def algorithm_problem(algorithm: str, arch: str) -> Finding | None:
+    """Why SGLang refuses an algorithm of ModelOpt by its name."""
+    rocm = arch.startswith("gfx")
+    if algorithm == "MXFP8":
+        return Finding("config", _TOO_OLD, _STORE) if arch == "sm90" else None
+    if algorithm in _ALGORITHMS:
+        return None  # on ROCm the row of the scheme says it
+    if "FP4" in algorithm:
+        text = _ROCM.format("modelopt_fp4") if rocm else _ONLY_FP4
+    else:
+        text = _NO_SECTION if rocm else _ONLY_REGULAR.format(algorithm)
+    return Finding("config", text, _STORE)
+
+
 _NEGATIVE = Finding(
     "init",
     "RuntimeError: Trying to create tensor with negative dimension -256: [-256, 128]",
@@ -117,9 +141,11 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "quark mxfp4 tensor-static": _NOT_QUARK,
     "quark mxfp4 mxfp4": {"*": Scheme("QuarkW4A4MXFP4")},
     "modelopt fp8 tensor tensor-static": _modelopt("ModelOptFp8LinearMethod", "modelopt_fp8"),
-    "modelopt fp8 channel token-dynamic": {
-        "*": Scheme("ModelOptFp8LinearMethod", _NO_PCPT),
-        "gfx942": Scheme("ModelOptFp8LinearMethod", _NO_PCPT_ROCM),
+    "modelopt mxfp8 mxfp8": {"*": Scheme("Fp8LinearMethod", _SCALE_INV)},
+    "modelopt mixed": {
+        "gfx942": Scheme(
+            "ModelOptMixed", Finding("config", _ROCM.format("modelopt_mixed"), _STORE)
+        )
     },
     "modelopt nvfp4 none": _modelopt("ModelOptNvFp4A16LinearMethod", "modelopt_fp4"),
     "modelopt nvfp4 nvfp4": _modelopt("ModelOptFp4LinearMethod", "modelopt_fp4"),

@@ -64,6 +64,15 @@ METHODS = frozenset(
 )
 UNKNOWN_METHOD = INVALID.format("Unknown quantization method: {}.")
 _NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
+_ALGORITHMS = (
+    "FP8",
+    "FP8_PER_CHANNEL_PER_TOKEN",
+    "FP8_PB_WO",
+    "NVFP4",
+    "W4A16_NVFP4",
+    "MXFP8",
+    "MIXED_PRECISION",
+)
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
 _QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
 """(quant_method, family): only the Llama draft hands its head its config, only ModelOpt uses it."""
@@ -83,9 +92,13 @@ _SPLIT_GROUPS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def taken(declaration: Declaration) -> Declaration | Finding:
+def taken(declaration: Declaration, _arch: str) -> Declaration | Finding:
     """`_normalize_quantization_config`: ModelOpt's nested form needs no quant_method."""
     if declaration.form == "flat" or not declaration.by_modelopt:
+        algorithm = (declaration.algorithm or "").upper()
+        if declaration.method == "modelopt" and algorithm and algorithm not in _ALGORITHMS:
+            text = f"ValueError: ModelOpt currently only supports: {list(_ALGORITHMS)}"
+            return Finding("init", text, "store it in layout compressed-tensors or quark")
         return declaration
     algorithm = declaration.algorithm or ""
     if algorithm.upper() not in _NESTED_ALGORITHMS:
@@ -234,8 +247,6 @@ def config_problem(question: Question) -> Finding | None:
                 " loaded_weight.shape[output_dim] == self.org_vocab_size",
                 f"add draft_vocab_size {rows} to config.json, and the map d2t",
             )
-        if question.family != "eagle3-llama":
-            return Finding("unknown", "draft_vocab_size is missing", "add it to config.json")
     return None
 
 
@@ -253,9 +264,35 @@ def module_problem(
             f" divisible by 128, got {(columns, rows)}",
             f"keep {module.leaf} in BF16, or quantize to FP8",
         )
+    if scheme.granularity == "block" and scheme.layout == "modelopt":
+        return _modelopt_block_problem(module, columns)
+    problem = _mxfp4_problem(module, scheme)
+    if problem is not None:
+        return problem
     if scheme.granularity == "block":
         return _block_problem(question, module, scheme, shapes)
     return group_problem(module, scheme, columns, _SPLIT_GROUPS.get(question.arch, {}))
+
+
+def _modelopt_block_problem(module: Module, columns: int) -> Finding | None:
+    """Rows are padded to whole blocks, columns are not."""
+    if columns % BLOCK == 0:
+        return None
+    text = f"ValueError: FP8_PB_WO requires in divisible by {BLOCK}, got {columns}"
+    return Finding("init", text, f"keep {module.leaf} in BF16")
+
+
+def _mxfp4_problem(module: Module, scheme: LinearScheme) -> Finding | None:
+    """Steps after loading of Quark's MXFP4 that want what a linear has not, or Quark itself."""
+    if scheme.layout != "quark" or scheme.weight_dtype != "mxfp4":
+        return None
+    if module.leaf == "kv_b_proj":
+        text = "ImportError: The package `amd-quark` is required to use MX-FP4 models."
+        return Finding("after load", text, "exclude kv_b_proj, or install amd-quark")
+    if module.sharding == "replicated" and not scheme.signature.endswith("tensor-static"):
+        text = "'ReplicatedLinear' object has no attribute 'output_size_per_partition'"
+        return Finding("after load", f"AttributeError: {text}", f"exclude {module.leaf}")
+    return None
 
 
 def _block_problem(

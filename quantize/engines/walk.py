@@ -134,12 +134,20 @@ class Walk:
             if not tensors:
                 yield _never_written(module, f"{part}.weight")
             elif companions or codes:
-                yield self._codes_into_floats(module, companions)
+                yield self._codes_into_floats(module, companions, weight, self._shape(part))
             elif weight is not None and weight.shape != self._shape(part):
                 yield _other_shape(weight, self._shape(part))
 
-    def _codes_into_floats(self, module: Module, companions: list[str]) -> Finding:
+    def _codes_into_floats(
+        self,
+        module: Module,
+        companions: list[str],
+        weight: TensorInfo | None,
+        shape: tuple[int, int],
+    ) -> Finding:
         remedy = f"declare {module.leaf} as quantized: {_why_plain(self, module)}"
+        if weight is not None and weight.shape != shape and self.engine.checks_shapes:
+            return _refused_shape(weight, shape, remedy)
         name = companions[0] if companions else f"{module.name}.weight"
         family = self.question.family
         if companions and family in self.engine.refuses_unknown:
@@ -168,7 +176,9 @@ class Walk:
             if not tensors:
                 yield _never_written(module, f"{part}.{scheme.suffix}")
             elif self._is_float(tensors):
-                yield self._floats_into_codes(module, scheme, tensors["weight"], len(mixed) > 1)
+                yield self._floats_into_codes(
+                    module, scheme, tensors["weight"], shape, len(mixed) > 1
+                )
             else:
                 yield from self._parts(module, scheme, tensors, shape)
         if len(parts) > 1 and scheme.weight_dtype == "nvfp4":
@@ -193,7 +203,12 @@ class Walk:
             elif tensor.dtype not in part.dtypes or _without_ones(tensor.shape) != _without_ones(
                 part.shape
             ):
-                yield _other_shape(tensor, part.shape)
+                wrong_shape = self.engine.checks_shapes and _never_fits(tensor.shape, part.shape)
+                yield (
+                    _refused_shape(tensor, part.shape, _REQUANTIZE)
+                    if wrong_shape
+                    else _other_shape(tensor, part.shape)
+                )
             elif len(tensor.shape) != len(part.shape) and tensor.numel > 1:
                 yield self._other_axes(tensor, part.shape)
         for suffix, tensor in tensors.items():
@@ -208,7 +223,12 @@ class Walk:
         return Finding("load", self.engine.scale_shape, remedy)
 
     def _floats_into_codes(
-        self, module: Module, scheme: LinearScheme, weight: TensorInfo, mixed: bool
+        self,
+        module: Module,
+        scheme: LinearScheme,
+        weight: TensorInfo,
+        shape: tuple[int, int],
+        mixed: bool,
     ) -> Finding:
         """A stored float weight where the engine expects codes: an exclude does not match."""
         family = self.question.family
@@ -218,9 +238,10 @@ class Walk:
             if not mixed
             else f"quantize all parts of {module.leaf} or none: they are fused"
         )
-        if scheme.weight_dtype == "fp8_e4m3":
+        codes = scheme.parts(*shape).get("weight")
+        if scheme.weight_dtype in ("fp8_e4m3", "mxfp8", "int8") and codes is not None:
             if family in self.engine.casts:
-                what = f"cast: {weight.name}: {weight.dtype} -> {FP8_DTYPE}"
+                what = f"cast: {weight.name}: {weight.dtype} -> {codes.dtypes[0]}"
                 return Finding("wrong", f"{what}; its scale is never written", remedy)
             if mixed and module.leaf in MLA_DOWN.names:
                 return Finding(
@@ -241,6 +262,8 @@ class Walk:
         elif scheme.weight_dtype == "int4" and family in self.engine.refuses_unknown:
             text = f"AssertionError: Tried to load weights of size torch.Size({list(weight.shape)})"
             return Finding("load", text, remedy)
+        elif codes is not None and codes.shape != weight.shape and self.engine.checks_shapes:
+            return _refused_shape(weight, codes.shape, remedy)
         return Finding("unknown", f"{weight.name} is stored as {weight.dtype}", remedy)
 
     def _one_global_scale(
@@ -314,6 +337,19 @@ def _dropped_scales(parts: Mapping[str, Mapping[str, TensorInfo]]) -> Finding:
         f"dropped: qzeros and scales of {name.rpartition('.')[0]}",
         "quantize with groups of 128, or serve on one GPU",
     )
+
+
+def _never_fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """An engine may cut a part out of a larger tensor, and stretch a single number."""
+    stored, expected = _without_ones(stored), _without_ones(expected)
+    return len(stored) != len(expected) or any(
+        there < wanted for there, wanted in zip(stored, expected, strict=True)
+    )
+
+
+def _refused_shape(tensor: TensorInfo, shape: tuple[int, ...], remedy: str) -> Finding:
+    text = f"AssertionError: {tensor.name} is {list(tensor.shape)}, its parameter {list(shape)}"
+    return Finding("load", text, remedy)
 
 
 def _other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:

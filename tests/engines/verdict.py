@@ -38,8 +38,8 @@ _KEEPS_ITS_DEFAULT = re.compile(
     r"[.](prob|[qkv])_(scale|zero_point)$"  # of the KV cache, which drafts do not quantize
     r"|[.]weight_shape$"
 )
-_MAY_BE_ABSENT = ("embed_tokens.weight", "lm_head.weight", "mask_embedding")
-"""Without the first two the engine shares the target's; without the third it embeds the mask."""
+_MAY_BE_ABSENT = ("embed_tokens", "lm_head", "mask_embedding")
+"""Without the first two the whole module is the target's; without the third it embeds the mask."""
 _ONE_PER_LINEAR = ("weight_scale_2", "weight_global_scale")
 """The global scale of NVFP4. Kernels take one for a whole fused linear: both engines give them the
 largest and leave the codes as they are (vLLM 0.33 `modelopt.py:2085`, SGLang 0.5.23
@@ -164,13 +164,13 @@ def _unloaded(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
         _fill(model, byte)
         model.load_weights(_copies(tensors))
         states.append({name: value.detach().clone() for name, value in model.named_parameters()})
-    absent = tuple(n for n in _MAY_BE_ABSENT if not any(t.endswith(n) for t in tensors))
+    absent = [n for n in _MAY_BE_ABSENT if not any(n in t.split(".") for t in tensors)]
     return [
         name
         for name in states[0]
         if not _same(states[0][name], states[1][name])
         and not _KEEPS_ITS_DEFAULT.search(name)
-        and not (absent and name.endswith(absent))
+        and not any(module in name.split(".") for module in absent)
     ]
 
 

@@ -14,6 +14,8 @@ from .reading import linear_scheme, not_read
 def groups(declared: Mapping[str, Any]) -> tuple[Group, ...]:
     """One for every linear."""
     algorithm = str(declared.get("quant_algo")).upper()
+    if algorithm == "MIXED_PRECISION":
+        return (Group(EVERY_LINEAR, linear_scheme("modelopt", "mixed", "", None, "", "", _none)),)
     if algorithm not in _FORMS:
         not_read("quant_algo", declared.get("quant_algo"))
     dtype, granularity, activations, parts = _FORMS[algorithm]
@@ -34,6 +36,11 @@ def _powers(rows: int, columns: int) -> Parts:
         "weight": Part((FP8_DTYPE,), (rows, columns)),
         "weight_scale": Part(("U8",), (rows, columns // 32)),
     }
+
+
+def _none(_rows: int, _columns: int) -> Parts:
+    """Which of its layers have which scheme is known to no table."""
+    return {}
 
 
 _FORMS = {

@@ -8,7 +8,7 @@ from ...stored.layouts.scheme import Parts
 from ..linear_scheme import LinearScheme
 
 
-_ONE_GRANULARITY = ("nvfp4", "mxfp4", "mxfp8")
+_ONE_GRANULARITY = ("nvfp4", "mxfp4", "mxfp8", "mixed")
 
 
 class NotReadError(Exception):
@@ -47,7 +47,7 @@ def linear_scheme(
     names = [layout, dtype, *([f"{granularity}{group_size or ''}"] if own else []), activations]
     return LinearScheme(
         layout=layout,
-        signature=" ".join(names),
+        signature=" ".join(name for name in names if name),
         weight_dtype={"fp8": "fp8_e4m3"}.get(dtype, dtype.rstrip("+@")),
         granularity=granularity if own else "group",
         group_size=group_size,

@@ -41,5 +41,6 @@ ENGINE = Engine(
     },
     scale_shape="AssertionError: sglang/srt/layers/parameter.py:110: assert self.data.shape =="
     " loaded_weight.shape",
+    checks_shapes=True,
     launch=sglang.launch,
 )
