@@ -289,7 +289,7 @@ def _mxfp4_problem(module: Module, scheme: LinearScheme) -> Finding | None:
     if module.leaf == "kv_b_proj":
         text = "ImportError: The package `amd-quark` is required to use MX-FP4 models."
         return Finding("after load", text, "exclude kv_b_proj, or install amd-quark")
-    if module.sharding == "replicated" and not scheme.signature.endswith("tensor-static"):
+    if module.leaf == "fc" and not scheme.signature.endswith("tensor-static"):
         text = "'ReplicatedLinear' object has no attribute 'output_size_per_partition'"
         return Finding("after load", f"AttributeError: {text}", f"exclude {module.leaf}")
     return None
