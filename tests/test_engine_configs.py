@@ -1,4 +1,4 @@
-"""`check` on config.json as other tools write it: names of architectures."""
+"""`check` on config.json as other tools write it: names of architectures, speculators."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 from broken import CT_FP8  # noqa: E402
 from cases import NUM_TARGET_LAYERS, Workshop, break_folder  # noqa: E402
-from config_edits import both, named  # noqa: E402
+from config_edits import both, named, speculators  # noqa: E402
 from edits import QKV, Edit, kept  # noqa: E402
 from formats import FamilyName, format_recipe  # noqa: E402
 
@@ -71,3 +71,37 @@ def test_a_name_of_which_nothing_is_known_is_unknown(name: str, make: Maker) -> 
     answer = check_draft(make(named(name)), engine="sglang", arch="sm90")
     assert answer.verdict == "UNKNOWN"
     assert answer.error == f"architectures [{name!r}]: never executed"
+
+
+def changed(**keys: object) -> Edit:
+    return lambda folder: folder.config.update(keys)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "error"),
+    [
+        ({}, "LOADS", None),
+        ({"model_type": "speculators"}, "LOADS", None),
+        ({"speculators_model_type": None}, "REFUSED", "Expected one of"),
+        ({"speculators_model_type": "peagle"}, "UNKNOWN", "peagle: never executed"),
+        ({"transformer_layer_config": None}, "REFUSED", "no attribute 'vocab_size'"),
+        ({"aux_hidden_state_layer_ids": None}, "REFUSED", "TypeError: 'NoneType' object"),
+        ({"aux_hidden_state_layer_ids": ["2"]}, "REFUSED", "TypeError"),
+    ],
+)
+def test_dflash_of_speculators_in_vllm(
+    change: dict[str, object], verdict: str, error: str | None, make: Maker
+) -> None:
+    folder = make(both(speculators("qwen3"), changed(**change)), "dflash")
+    answer = check_draft(folder, engine="vllm", arch="sm90")
+    assert answer.verdict == verdict
+    assert (answer.error is None) if error is None else error in (answer.error or "")
+
+
+@pytest.mark.parametrize("model_type", [None, "speculators", "speculator_model"])
+def test_sglang_reads_no_speculators(model_type: str | None, make: Maker) -> None:
+    folder = make(both(speculators(), changed(model_type=model_type)))
+    answer = check_draft(folder, engine="sglang", arch="sm90")
+    assert answer.verdict == "REFUSED"
+    assert "model" in (answer.error or "")
+    assert "serve a draft of speculators with vLLM" in (answer.remedy or "")

@@ -26,6 +26,8 @@ from .declaration import Declaration, read_declaration
 from .registry import choose, known_versions
 from .walk import Walk
 
+_ROPE = ("rope_theta", "rope_parameters", "rope_scaling")
+
 
 def check_draft(
     folder: Path,
@@ -117,7 +119,11 @@ def _check(
     first_layer: int | None,
     has_side_file: bool,
 ) -> EngineCheck:
-    name = declared_architecture(checkpoint.config)
+    config = engine.plain_config(checkpoint.config)
+    if isinstance(config, Finding):
+        return _answer(engine, arch, tp, [config])
+    checkpoint = replace(checkpoint, config=config)
+    name = declared_architecture(config)
     problem = engine.architecture_problem(name)
     if problem is not None:
         return _answer(engine, arch, tp, [problem])
@@ -135,7 +141,7 @@ def _check(
         return _answer(engine, arch, tp, [refused])
     if declaration is not None and declaration.method is None:
         declaration = None  # the engine goes on as if nothing was declared
-    family, geometry = read_config(checkpoint)
+    family, geometry = read_config(_with_rope(checkpoint))
     question = Question(
         family=family.name,
         config=checkpoint.config,
@@ -164,6 +170,13 @@ def _check(
     return _answer(
         engine, arch, tp, [*([problem] if problem else []), *findings], layers, launch or None
     )
+
+
+def _with_rope(checkpoint: Checkpoint) -> Checkpoint:
+    """Engines rotate by a base of 10000 where config.json says nothing of it."""
+    if any(checkpoint.config.get(key) is not None for key in _ROPE):
+        return checkpoint
+    return replace(checkpoint, config={**checkpoint.config, "rope_theta": 10000.0})
 
 
 def _rows(checkpoint: Checkpoint, family: Family, name: str) -> int | None:

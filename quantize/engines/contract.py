@@ -159,6 +159,8 @@ class Engine:
         architectures: the names in config.json for which the loading was executed.
         architecture_problem: its error for a name that it does not have; None for those that it
             has, and for those of which nothing is known.
+        plain_config: a config.json of any layout as the ordinary one that it takes it for, or why
+            it refuses it.
         methods: every quant_method that it knows; another is refused with `unknown_method`.
         aliases: other spellings of a quant_method that it takes -> the usual one.
         other_keys: of config.json, where it looks for a declaration if there is no
@@ -196,6 +198,7 @@ class Engine:
     archs: tuple[str, ...]
     architectures: frozenset[str]
     architecture_problem: Callable[[str], Finding | None] = lambda _name: None
+    plain_config: Callable[[Mapping[str, Any]], Mapping[str, Any] | Finding] = lambda config: config
     methods: frozenset[str]
     aliases: Mapping[str, str] = field(default_factory=dict)
     other_keys: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..drafts import read_config
+from ..drafts.architectures import declared_architecture
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import HF_QUANT_CONFIG
 from .contract import Engine, Finding, Module, Question, UnsureError, shown
@@ -55,8 +56,11 @@ def misread_excludes(
 
 
 def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None) -> Question | None:
-    """None where the engine refuses the declaration, or reads none."""
-    checkpoint = replace(checkpoint, config=engine.as_read(checkpoint.config))
+    """None where the engine refuses config.json or the declaration, or reads none."""
+    config = engine.plain_config(checkpoint.config)
+    if isinstance(config, Finding) or engine.architecture_problem(declared_architecture(config)):
+        return None
+    checkpoint = replace(checkpoint, config=engine.as_read(config))
     declaration = read_declaration(checkpoint)
     taken = engine.taken(declaration, engine.archs[0]) if declaration is not None else None
     if taken is None or isinstance(taken, Finding) or not taken.groups:

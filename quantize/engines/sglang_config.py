@@ -5,6 +5,8 @@ whose error texts these are.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from ..drafts.architectures import OTHER_NAMES, declared_architecture
 from .contract import Finding, Question, Stage
@@ -34,8 +36,21 @@ _NOT_EXECUTED = frozenset(
     }
 )
 """Other names of drafts that are registered."""
+_PLAIN = "write an ordinary config.json, or serve a draft of speculators with vLLM"
 _OF_DRAFTS = re.compile(r"(?!Mistral).*(eagle|dflash|speculator|draft)", re.IGNORECASE)
 """Names that only drafts have; another one may be a model of Transformers."""
+
+
+def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
+    """Every config.json needs a model_type; the layout of speculators is none that it knows."""
+    model_type = config.get("model_type")
+    if model_type is None:
+        text = "ValueError: Unrecognized model in DRAFT. Should have a `model_type` key in its"
+        return Finding("config", f"{text} config.json.", _PLAIN)
+    if str(model_type).startswith("speculator"):
+        text = f"ValueError: The checkpoint you are trying to load has model type `{model_type}`"
+        return Finding("config", f"{text} but Transformers does not recognize this", _PLAIN)
+    return config
 
 
 def architecture_problem(name: str) -> Finding | None:

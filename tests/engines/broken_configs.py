@@ -1,9 +1,10 @@
-"""Folders whose config.json says what other tools say: names of architectures."""
+"""Folders whose config.json says what other tools say: names, speculators, keys left out."""
 
-from config_edits import both, named
-from edits import QKV, Broken, kept
+from config_edits import add_head_norms, both, named, speculators, without_key
+from edits import QKV, Broken, kept, unquantized
 
 CT_FP8 = ("compressed-tensors", "fp8-channel", "fp8-token")
+CT_INT4 = ("compressed-tensors", "int4-group128", "weights-only")
 
 CONFIGS = (
     Broken(
@@ -98,5 +99,80 @@ CONFIGS = (
         formats=CT_FP8,
         family="dflash",
         edit=named("DFlashQwen3ForCausalLM"),
+    ),
+    Broken(
+        name="speculators",
+        what="the layout of speculators",
+        formats=CT_FP8,
+        edit=speculators(),
+    ),
+    Broken(
+        name="speculators-declared-inside",
+        what="the layout of speculators, the declaration beside the keys of the layers",
+        formats=CT_INT4,
+        edit=speculators(inside=True),
+    ),
+    Broken(
+        name="speculators-qwen3",
+        what="the layout of speculators with layers of Qwen3",
+        formats=CT_FP8,
+        edit=both(add_head_norms, speculators("qwen3")),
+    ),
+    Broken(
+        name="speculators-plain",
+        what="the layout of speculators, not quantized",
+        formats=CT_FP8,
+        edit=both(unquantized, speculators()),
+    ),
+    Broken(
+        name="speculators-mistral",
+        what="the layout of speculators with layers of Mistral",
+        formats=CT_FP8,
+        edit=speculators("mistral"),
+    ),
+    Broken(
+        name="speculators-without-config",
+        what="the layout of speculators without speculators_config",
+        formats=CT_FP8,
+        edit=speculators(without="speculators_config"),
+    ),
+    Broken(
+        name="speculators-without-activation",
+        what="the layout of speculators without hidden_act",
+        formats=CT_FP8,
+        edit=speculators(without="hidden_act"),
+    ),
+    Broken(
+        name="speculators-dflash",
+        what="the layout of speculators",
+        formats=CT_FP8,
+        family="dflash",
+        edit=speculators("qwen3"),
+    ),
+    Broken(
+        name="speculators-dflash-without-positions",
+        what="the layout of speculators without max_position_embeddings",
+        formats=CT_FP8,
+        family="dflash",
+        edit=speculators("qwen3", without="max_position_embeddings"),
+    ),
+    Broken(
+        name="speculators-dflash-without-mask",
+        what="the layout of speculators without mask_token_id",
+        formats=CT_FP8,
+        family="dflash",
+        edit=speculators("qwen3", without="mask_token_id"),
+    ),
+    Broken(
+        name="model-type-missing",
+        what="config.json without model_type",
+        formats=CT_FP8,
+        edit=without_key("model_type"),
+    ),
+    Broken(
+        name="rope-missing",
+        what="config.json without rope_theta",
+        formats=CT_FP8,
+        edit=without_key("rope_theta"),
     ),
 )

@@ -1,5 +1,7 @@
 """What other tools write into config.json, and the tensors that go with it; one edit each."""
 
+from typing import Any
+
 from edits import LAYER, Edit, Folder
 from tiny import Stored
 
@@ -33,3 +35,70 @@ def both(*edits: Edit) -> Edit:
             each(folder)
 
     return edit
+
+
+_OF_LAYERS = (
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "vocab_size",
+)
+
+
+def speculators(model_type: str = "llama", *, inside: bool = False, without: str = "") -> Edit:
+    """The same draft in the layout of speculators 0.9.0.
+
+    Args:
+        model_type: of its layers; of DFlash, "qwen3".
+        inside: the declaration stands beside the keys of the layers.
+        without: a key to leave out, at the top or of the layers.
+    """
+
+    def edit(folder: Folder) -> None:
+        config = dict(folder.config)
+        kind = "dflash" if "dflash_config" in config else "eagle3"
+        layers = {key: config[key] for key in _OF_LAYERS} | {
+            "model_type": model_type,
+            "hidden_act": "silu",
+            "max_position_embeddings": 512,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+            "tie_word_embeddings": False,
+        }
+        method = {"proposal_type": "greedy", "speculative_tokens": 3}
+        own: dict[str, Any] = {
+            "architectures": [f"{'DFlash' if kind == 'dflash' else 'Eagle3'}Speculator"],
+            "draft_vocab_size": config.get("draft_vocab_size"),
+            "dtype": "bfloat16",
+            "speculators_config": {
+                "algorithm": kind,
+                "proposal_methods": [method],
+                "verifier": {"architectures": [], "name_or_path": "owner/target"},
+            },
+            "speculators_model_type": kind,
+            "target_hidden_size": None,
+            "transformer_layer_config": layers,
+        }
+        if kind == "dflash":
+            nested = config["dflash_config"]
+            own["aux_hidden_state_layer_ids"] = [i + 1 for i in nested["target_layer_ids"]]
+            own["mask_token_id"] = nested["mask_token_id"]
+            own["block_size"] = nested.get("block_size", config.get("block_size"))
+        else:
+            own |= {"eagle_aux_hidden_state_layer_ids": [2, 4, 5], "norm_before_residual": True}
+        if "quantization_config" in config:
+            where = layers if inside else own
+            where["quantization_config"] = config["quantization_config"]
+        own.pop(without, None)
+        layers.pop(without, None)
+        folder.config.clear()
+        folder.config.update(own)
+
+    return edit
+
+
+def without_key(key: str) -> Edit:
+    return lambda folder: folder.config.pop(key)

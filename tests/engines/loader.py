@@ -83,7 +83,7 @@ def _load_ranks(
     except Exception as exc:  # noqa: BLE001  whatever an engine raises is its answer
         # A kernel that was called too early is the fake's limit, not the engine's answer.
         outcome.verdict = "UNKNOWN" if engine.needs_gpu(exc) else "REFUSED"
-        outcome.error = _text(exc)
+        outcome.error = _text(exc).replace(str(draft), "DRAFT")
         if debug:
             print(f"--- {draft.name}", file=sys.stderr)
             traceback.print_exception(exc, file=sys.stderr)

@@ -11,6 +11,7 @@ ENGINE = Engine(
     archs=("sm90", "sm100", "gfx942"),
     architectures=sglang_config.ARCHITECTURES,
     architecture_problem=sglang_config.architecture_problem,
+    plain_config=sglang_config.plain_config,
     methods=sglang.METHODS,
     aliases={"modelopt_fp8": "modelopt"},
     other_keys=("compression_config",),

@@ -1,6 +1,6 @@
 """vLLM 0.33.0."""
 
-from .. import vllm, vllm_config
+from .. import vllm, vllm_config, vllm_speculators
 from ..contract import Engine
 from ..vllm_schemes import SCHEMES
 
@@ -12,6 +12,7 @@ ENGINE = Engine(
     archs=("sm90", "sm100"),
     architectures=vllm_config.ARCHITECTURES,
     architecture_problem=vllm_config.architecture_problem,
+    plain_config=vllm_speculators.plain_config,
     methods=vllm.METHODS,
     aliases={"compressed_tensors": "compressed-tensors", "modelopt_fp8": "modelopt"},
     other_keys=("compression_config",),

@@ -1,0 +1,92 @@
+"""How vLLM 0.33.0 reads a config.json in the layout of speculators: as an ordinary one.
+
+Source: `SpeculatorsConfig` and `algos.py` of `vllm/transformers_utils/configs/speculators`, and
+`get_config`; executed with keys left out (`tests/engines/RESULTS.md`), whose error texts these are.
+Unlike the configs of ordinary drafts, this one has no defaults.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..drafts.speculators import LAYER_CONFIG
+from .contract import Finding
+from .vllm_config import INVALID
+
+_ATTRIBUTE = "AttributeError: 'SpeculatorsConfig' object has no attribute '{}'"
+_SAVE = "save the draft again with the speculators package"
+_EAGLE3 = {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"}
+_NEEDED = ("intermediate_size", "hidden_act", "rms_norm_eps")
+_NEEDED_BY_QWEN3 = ("max_position_embeddings", "num_key_value_heads")
+_BLOCK = 8
+"""Tokens of a block where nothing says how many: vLLM asks the command that serves the draft."""
+_DFLASH_KEYS = ("aux_hidden_state_layer_ids", "mask_token_id")
+
+
+def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
+    """The ordinary config.json as which vLLM reads one, or its error."""
+    model_type = config.get("model_type")
+    if model_type is None and config.get("speculators_config") is None:
+        text = INVALID.format(
+            "Unrecognized model in DRAFT. Should have a `model_type` key in its config.json."
+        )
+        return Finding("config", text, "add model_type, or speculators_config")
+    if model_type not in (None, "speculators"):
+        return config
+    kind = config.get("speculators_model_type")
+    if kind not in ("eagle3", "dflash"):
+        if isinstance(kind, str):
+            return Finding("unknown", f"speculators_model_type {kind}: never executed", "try it")
+        return Finding("config", INVALID.format("Expected one of: "), "add speculators_model_type")
+    layers = config.get(LAYER_CONFIG)
+    if not isinstance(layers, Mapping):
+        return Finding("init", _ATTRIBUTE.format("vocab_size"), _SAVE)
+    qwen3 = kind == "dflash" or layers.get("model_type") == "qwen3"
+    needed = (*(_NEEDED_BY_QWEN3 if qwen3 else ()), *_NEEDED)
+    absent = next((key for key in needed if key not in layers), None)
+    own = _dflash(config) if kind == "dflash" else _eagle3(config, layers)
+    if isinstance(own, Finding):
+        return own
+    if absent is not None:
+        return Finding("init", _ATTRIBUTE.format(absent), f"add {absent!r} to {LAYER_CONFIG}")
+    shared = {
+        "draft_vocab_size": config.get("draft_vocab_size"),
+        "quantization_config": config.get("quantization_config")
+        or layers.get("quantization_config"),
+    }
+    if config.get("target_hidden_size") is not None:
+        shared["target_hidden_size"] = config["target_hidden_size"]
+    return {**layers, **shared, **own}
+
+
+def _eagle3(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any] | Finding:
+    model_type = layers.get("model_type", "llama")
+    if model_type not in tuple(_EAGLE3):  # of any JSON type
+        text = INVALID.format(f"Unsupported model_type {model_type} for Eagle3 speculator")
+        return Finding("config", text, "serve a draft with layers of Llama or Qwen3")
+    return {
+        "architectures": [_EAGLE3[model_type]],
+        "norm_before_residual": config.get("norm_before_residual", True),
+        "norm_before_fc": config.get("norm_before_fc", False),
+        "fc_norm": config.get("fc_norm", False),
+        "norm_output": config.get("norm_output", False),
+        "eagle_aux_hidden_state_layer_ids": config.get("eagle_aux_hidden_state_layer_ids"),
+    }
+
+
+def _dflash(config: Mapping[str, Any]) -> dict[str, Any] | Finding:
+    for key in _DFLASH_KEYS:
+        if key not in config:
+            return Finding("config", f"KeyError: {key!r}", f"add {key!r}, as it was trained")
+    ids = config["aux_hidden_state_layer_ids"]
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+        text = f"TypeError: '{type(ids).__name__}' object is no list of layers"
+        return Finding("config", text, "correct 'aux_hidden_state_layer_ids'")
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": {
+            "mask_token_id": config["mask_token_id"],
+            "target_layer_ids": [i - 1 for i in ids],
+            "causal": not config.get("sliding_window_non_causal", True),
+        },
+        "block_size": config.get("block_size") or _BLOCK,
+    }
