@@ -174,6 +174,8 @@ class Engine:
         exclude_rules: layout of the declaration -> its rule for excludes.
         config_problem: its rules for config.json, None = nothing to say.
         module_problem: its rules for one quantized module, stored in rows and columns.
+        targets_on_disk: (quant_method, family) of drafts whose layers it finds by the names that
+            the parts have on disk.
         no_target: its error for a module that no group of the declaration is meant for, with
             {prefix}; "" = it takes it as floats.
         drops_unknown: what it does with a tensor that has no parameter: families for which it
@@ -212,6 +214,7 @@ class Engine:
     module_problem: Callable[
         [Question, Module, LinearScheme, list[tuple[int, int]]], Finding | None
     ]
+    targets_on_disk: frozenset[tuple[str, str]] = frozenset()
     no_target: str = ""
     taken: Callable[[Declaration, str], Declaration | Finding | None] = lambda said, _arch: said
     drops_unknown: frozenset[str] = frozenset()

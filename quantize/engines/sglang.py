@@ -57,9 +57,16 @@ _QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
 """(quant_method, family) of drafts whose head is quantized."""
 _ROCM = ("gfx942", "gfx950")
 _SPLIT_GROUPS: Mapping[str, str] = {
-    "compressed-tensors int4": "AssertionError: sglang/srt/layers/quantization/compressed_tensors/"
-    "schemes/compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
+    **dict.fromkeys(
+        ("compressed-tensors int4", "compressed-tensors int8"),
+        "AssertionError: sglang/srt/layers/quantization/compressed_tensors/schemes/"
+        "compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
+    ),
+    "awq int4": "ValueError: The input size is not aligned with the quantized weight shape. This can"
+    " be caused by too large tensor parallel size.",
 }
+_MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
+"""Of a shard, in which Marlin takes AWQ."""
 
 
 def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
@@ -248,9 +255,23 @@ def module_problem(
         return Finding("init", "TypeError: unhashable type: 'dict'", what)
     if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(scheme.signature)):
         return Finding("load", text, "use FP8 per channel with dynamic tokens, or FP8 blocks")
+    if scheme.layout == "awq" and not is_float16_only(question):
+        problem = _marlin_problem(module, sum(rows for rows, _ in shapes), columns)
+        if problem is not None:
+            return problem
     if scheme.granularity == "block" and module.sharding != "replicated":
         return block_problem(question, module, shapes)
     return group_problem(module, scheme, columns, _SPLIT_GROUPS)
+
+
+def _marlin_problem(module: Module, rows: int, columns: int) -> Finding | None:
+    if columns % _MARLIN_COLUMNS:
+        text = f"input_size_per_partition = {columns} is not divisible by min_thread_k = 128."
+    elif rows % _MARLIN_ROWS:
+        text = f"output_size_per_partition = {rows} is not divisible by  min_thread_n = 64."
+    else:
+        return None
+    return Finding("init", f"ValueError: Weight {text}", f"use fewer shards, or keep {module.leaf}")
 
 
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:

@@ -42,6 +42,8 @@ def algorithm_problem(algorithm: str, arch: str) -> Finding | None:
     rocm = arch.startswith("gfx")
     if algorithm == "MXFP8":
         return Finding("config", _TOO_OLD, _STORE) if arch == "sm90" else None
+    if algorithm == "MIXED_PRECISION" and rocm:
+        return Finding("config", _ROCM.format("modelopt_mixed"), _STORE)
     if algorithm in _ALGORITHMS:
         return None  # on ROCm the row of the scheme says it
     if "FP4" in algorithm:
@@ -142,11 +144,6 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "quark mxfp4 mxfp4": {"*": Scheme("QuarkW4A4MXFP4")},
     "modelopt fp8 tensor tensor-static": _modelopt("ModelOptFp8LinearMethod", "modelopt_fp8"),
     "modelopt mxfp8 mxfp8": {"*": Scheme("Fp8LinearMethod", _SCALE_INV)},
-    "modelopt mixed": {
-        "gfx942": Scheme(
-            "ModelOptMixed", Finding("config", _ROCM.format("modelopt_mixed"), _STORE)
-        )
-    },
     "modelopt nvfp4 none": _modelopt("ModelOptNvFp4A16LinearMethod", "modelopt_fp4"),
     "modelopt nvfp4 nvfp4": _modelopt("ModelOptFp4LinearMethod", "modelopt_fp4"),
     "compressed-tensors int4 channel token-dynamic": _NOT_CT,

@@ -4,12 +4,12 @@ Source: `find_matched_target` of compressed-tensors' configs in vLLM 0.33.0 and 
 declarations have one group.
 """
 
-from .contract import Module, Question
+from .contract import Engine, Module, Question
 from .excludes import exact_or_regex
 from .linear_scheme import EVERY_LINEAR, LinearScheme
 
 
-def scheme_of(question: Question, module: Module) -> LinearScheme | None:
+def scheme_of(engine: Engine, question: Question, module: Module) -> LinearScheme | None:
     """How a module is stored if it is not excluded; None where no group is meant for it.
 
     Names decide before classes, all of which are called something with "Linear".
@@ -18,7 +18,10 @@ def scheme_of(question: Question, module: Module) -> LinearScheme | None:
         UnsureError: a target is no regular expression that is understood.
     """
     groups = question.declaration.groups if question.declaration else ()
+    on_disk = (question.method, question.family) in engine.targets_on_disk
     for group in groups:
+        if on_disk and set(module.parts) <= set(group.targets):
+            return group.scheme
         if any(exact_or_regex(target, module.prefix) for target in group.targets):
             return group.scheme
     every = (group.scheme for group in groups if set(EVERY_LINEAR) & set(group.targets))

@@ -80,16 +80,20 @@ _PARTS_OF_BLOCKS = frozenset({"fp8"})
 """Layouts whose fused linears are built although their parts are no whole blocks."""
 _TILES_OF_128 = frozenset({("compressed-tensors int4 group128 token-dynamic", "sm90")})
 """(signature, GPU) whose only kernel takes weights that are whole tiles."""
-_SPLIT_GROUPS: Mapping[str, Mapping[str, str]] = {
-    "sm90": {
-        "compressed-tensors int4": "ValueError: Weight input_size_per_partition={columns} for"
-        " layer '{prefix}' is not divisible by group_size={group_size}."
-    },
-    "sm100": {
-        "compressed-tensors int4": "ValueError: Failed to find a kernel that can implement the"
-        " WNA16 linear layer."
-    },
-}
+_NOT_ALIGNED = (
+    "ValueError: The input size is not aligned with the quantized weight shape. This can be caused"
+    " by too large tensor parallel size."
+)
+_UNALIGNED = dict.fromkeys(("awq int4", "quark int4", "quark uint4"), _NOT_ALIGNED)
+_SPLIT_GROUPS: Mapping[str, str] = _UNALIGNED | dict.fromkeys(
+    ("compressed-tensors int4", "compressed-tensors int8"),
+    "ValueError: Weight input_size_per_partition={columns} for layer '{prefix}' is not divisible by"
+    " group_size={group_size}.",
+)
+_SPLIT_GROUPS_SM100: Mapping[str, str] = _UNALIGNED | dict.fromkeys(
+    ("compressed-tensors int4", "compressed-tensors int8"),
+    "ValueError: Failed to find a kernel that can implement the WNA16 linear layer.",
+)
 
 
 def taken(declaration: Declaration, _arch: str) -> Declaration | Finding:
@@ -265,19 +269,20 @@ def module_problem(
             f"keep {module.leaf} in BF16, or quantize to FP8",
         )
     if scheme.granularity == "block" and scheme.layout == "modelopt":
-        return _modelopt_block_problem(module, columns)
+        return _modelopt_block_problem(module, [count for count, _ in shapes], columns)
     problem = _mxfp4_problem(module, scheme)
     if problem is not None:
         return problem
     if scheme.granularity == "block":
         return _block_problem(question, module, scheme, shapes)
-    return group_problem(module, scheme, columns, _SPLIT_GROUPS.get(question.arch, {}))
+    errors = _SPLIT_GROUPS_SM100 if question.arch == "sm100" else _SPLIT_GROUPS
+    return group_problem(module, scheme, columns, errors)
 
 
-def _modelopt_block_problem(module: Module, columns: int) -> Finding | None:
+def _modelopt_block_problem(module: Module, parts: list[int], columns: int) -> Finding | None:
     """Rows are padded to whole blocks, columns are not."""
     if columns % BLOCK == 0:
-        return None
+        return _parts_problem(module, parts)
     text = f"ValueError: FP8_PB_WO requires in divisible by {BLOCK}, got {columns}"
     return Finding("init", text, f"keep {module.leaf} in BF16")
 
@@ -303,6 +308,11 @@ def _block_problem(
     let_through = scheme.layout in _PARTS_OF_BLOCKS and len(parts) > 1
     if not let_through or not any(rows % BLOCK for rows in parts):
         return block_problem(question, module, shapes)
+    return _parts_problem(module, parts)
+
+
+def _parts_problem(module: Module, parts: list[int]) -> Finding | None:
+    """Scales of a fused linear whose parts end in the middle of blocks."""
     if not any(rows % BLOCK for rows in parts[:-1]):
         return None
     start, size = (-(-count // BLOCK) for count in (sum(parts[:-1]), sum(parts)))

@@ -110,7 +110,7 @@ class Walk:
         scheme = None
         try:
             excluded = self.engine.is_excluded(self.question, module)
-            scheme = scheme_of(self.question, module)
+            scheme = scheme_of(self.engine, self.question, module)
         except UnsureError as exc:
             findings.append(Finding("unknown", str(exc), "write excludes without layer numbers"))
             return self.question.declaration.groups[0].scheme
@@ -118,10 +118,14 @@ class Walk:
             findings.append(excluded)
         elif excluded:
             return None
-        elif scheme is None and self.engine.no_target:
+        elif scheme is None and self.engine.no_target and self._targets_matter():
             text = self.engine.no_target.format(prefix=module.prefix)
             findings.append(Finding("init", text, f"target {module.leaf}, or exclude it"))
         return scheme
+
+    def _targets_matter(self) -> bool:
+        declared = self.question.declaration
+        return declared is not None and declared.layout == "compressed-tensors"
 
     def _plain(
         self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]

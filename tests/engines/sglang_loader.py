@@ -56,6 +56,7 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         tensors=read_tensors(draft),
         needs_gpu=sglang_platform.needs_gpu,
         unused=_UNUSED,
+        first=rank == 0,
     )
 
 

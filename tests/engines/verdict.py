@@ -40,6 +40,7 @@ _KEEPS_ITS_DEFAULT = re.compile(
 )
 _MAY_BE_ABSENT = ("embed_tokens", "lm_head", "mask_embedding")
 """Without the first two the whole module is the target's; without the third it embeds the mask."""
+_VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 _ONE_PER_LINEAR = ("weight_scale_2", "weight_global_scale")
 """The global scale of NVFP4. Kernels take one for a whole fused linear: both engines give them the
 largest and leave the codes as they are (vLLM 0.33 `modelopt.py:2085`, SGLang 0.5.23
@@ -90,6 +91,7 @@ class Subject:
         context: in which all of this happens.
         last_steps: what follows the modules' own steps after loading: runtime module -> step.
         unused: of a parameter's name: it is built, and no forward pass reads it.
+        first: the first shard; a later one may hold nothing but the padding of a vocabulary.
     """
 
     build: Callable[[], nn.Module]
@@ -99,6 +101,7 @@ class Subject:
     context: AbstractContextManager[object] = field(default_factory=nullcontext)
     last_steps: Callable[[nn.Module], Steps] = lambda _model: {}
     unused: re.Pattern[str] = re.compile(r"(?!)")
+    first: bool = True
 
 
 def examine(subject: Subject, outcome: Outcome) -> None:
@@ -114,7 +117,8 @@ def examine(subject: Subject, outcome: Outcome) -> None:
     outcome.stage = "load"
     _fill(model, 0x55)
     subject.load_folder(model)
-    outcome.unread, outcome.cast = _unread_and_cast(model, subject.tensors)
+    unread, outcome.cast = _unread_and_cast(model, subject.tensors)
+    outcome.unread = [n for n in unread if subject.first or not n.endswith(_VOCABULARY)]
     unloaded = _unloaded(model, subject.tensors)
     outcome.unloaded = [name for name in unloaded if not subject.unused.search(name)]
     if outcome.unloaded and not _matters(subject, outcome.unloaded):

@@ -53,6 +53,7 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         tensors=read_tensors(draft),
         needs_gpu=vllm_platform.needs_gpu,
         unused=_UNUSED,
+        first=rank == 0,
         context=set_current_vllm_config(config),
         last_steps=lambda model: _attention_steps(model, draft_config.dtype),
     )

@@ -7,20 +7,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...stored.layouts.scheme import FP8_DTYPE, Part, Parts
-from ..linear_scheme import EVERY_LINEAR, Group
+from ..linear_scheme import EVERY_LINEAR, Group, LinearScheme
 from .reading import linear_scheme, not_read
 
 
 def groups(declared: Mapping[str, Any]) -> tuple[Group, ...]:
-    """One for every linear."""
+    """One for every linear; of MIXED_PRECISION, one per algorithm, for layers by name on disk."""
     algorithm = str(declared.get("quant_algo")).upper()
-    if algorithm == "MIXED_PRECISION":
-        return (Group(EVERY_LINEAR, linear_scheme("modelopt", "mixed", "", None, "", "", _none)),)
+    if algorithm != "MIXED_PRECISION":
+        return (Group(EVERY_LINEAR, _scheme(algorithm)),)
+    layers = declared.get("quantized_layers")
+    if not isinstance(layers, Mapping):
+        not_read("quantized_layers", layers)
+    names: dict[str, list[str]] = {}
+    for name, said in layers.items():
+        algorithm = str(said.get("quant_algo") if isinstance(said, Mapping) else said).upper()
+        names.setdefault(algorithm, []).append(name)
+    return tuple(Group(tuple(found), _scheme(each)) for each, found in names.items())
+
+
+def _scheme(algorithm: str) -> LinearScheme:
     if algorithm not in _FORMS:
-        not_read("quant_algo", declared.get("quant_algo"))
+        not_read("quant_algo", algorithm)
     dtype, granularity, activations, parts = _FORMS[algorithm]
-    scheme = linear_scheme("modelopt", dtype, granularity, None, activations, "weight", parts)
-    return (Group(EVERY_LINEAR, scheme),)
+    return linear_scheme("modelopt", dtype, granularity, None, activations, "weight", parts)
 
 
 def _blocks(rows: int, columns: int) -> Parts:
@@ -38,12 +48,28 @@ def _powers(rows: int, columns: int) -> Parts:
     }
 
 
-def _none(_rows: int, _columns: int) -> Parts:
-    """Which of its layers have which scheme is known to no table."""
-    return {}
+def _static(rows: int, columns: int) -> Parts:
+    one = Part(("F32",), ())
+    return {
+        "weight": Part((FP8_DTYPE,), (rows, columns)),
+        "weight_scale": one,
+        "input_scale": one,
+    }
+
+
+def _nvfp4(rows: int, columns: int) -> Parts:
+    one = Part(("F32",), ())
+    return {
+        "weight": Part(("U8",), (rows, columns // 2)),
+        "weight_scale": Part((FP8_DTYPE,), (rows, columns // 16)),
+        "weight_scale_2": one,
+        "input_scale": one,
+    }
 
 
 _FORMS = {
+    "FP8": ("fp8", "tensor", "tensor-static", _static),
+    "NVFP4": ("nvfp4", "", "nvfp4", _nvfp4),
     "FP8_PB_WO": ("fp8", "block", "none", _blocks),
     "MXFP8": ("mxfp8", "", "mxfp8", _powers),
 }

@@ -8,7 +8,7 @@ from ...stored.layouts.scheme import Parts
 from ..linear_scheme import LinearScheme
 
 
-_ONE_GRANULARITY = ("nvfp4", "mxfp4", "mxfp8", "mixed")
+_ONE_GRANULARITY = ("nvfp4", "mxfp4", "mxfp8")
 
 
 class NotReadError(Exception):
@@ -35,7 +35,8 @@ def linear_scheme(
 
     Args:
         layout: of the declaration.
-        dtype: of the codes; "+" after it: with zero points, "@": a whole byte for each code.
+        dtype: of the codes; "+" after it: with zero points, "=": of AWQ, without, "@": a whole
+            byte for each code.
         granularity: "" of formats that have one only.
         group_size: None where there are no groups.
         activations: as in signatures.
@@ -48,7 +49,7 @@ def linear_scheme(
     return LinearScheme(
         layout=layout,
         signature=" ".join(name for name in names if name),
-        weight_dtype={"fp8": "fp8_e4m3"}.get(dtype, dtype.rstrip("+@")),
+        weight_dtype={"fp8": "fp8_e4m3"}.get(dtype, dtype.rstrip("+@=")),
         granularity=granularity if own else "group",
         group_size=group_size,
         suffix=suffix,

@@ -40,6 +40,7 @@ ENGINE = Engine(
     },
     scale_shape="AssertionError: vllm/model_executor/parameter.py:92: assert self.data.shape =="
     " loaded_weight.shape or self._is_1d_and_scalar(",
+    targets_on_disk=frozenset({("modelopt", "dflash")}),
     checks_shapes=True,
     launch=vllm.launch,
 )
