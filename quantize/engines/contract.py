@@ -16,7 +16,7 @@ from .linear_scheme import LinearScheme
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
-Arch = Literal["gfx942", "sm90", "sm100"]
+Arch = Literal["gfx942", "gfx950", "sm80", "sm90", "sm100"]
 Verdict = Literal["LOADS", "LOADS BUT WRONG", "REFUSED", "UNKNOWN"]
 Stage = Literal["config", "init", "load", "unknown", "wrong", "after load"]
 Sharding = Literal["column", "row", "replicated"]
@@ -35,6 +35,8 @@ VERDICTS: Mapping[Stage, Verdict] = {
 
 UNKNOWN_FIRST_LAYER = 10**6
 """Stands for the number of the target's layers in names, where it is not known."""
+_LIKE = {"gfx950": "gfx942"}
+"""GPUs on which the same was executed, but for what has a row of its own."""
 _NUMBER = re.compile(rf"\blayers\.({UNKNOWN_FIRST_LAYER // 100}\d\d)\b")
 
 
@@ -242,7 +244,7 @@ class Engine:
     def row(self, signature: str, arch: str) -> Scheme | None:
         """What becomes of a declared scheme; None where that is not known."""
         rows = self.schemes.get(signature, {})
-        return rows.get(arch, rows.get("*"))
+        return rows.get(arch) or rows.get(_LIKE.get(arch, "")) or rows.get("*")
 
     def is_excluded(self, question: Question, module: Module) -> bool | Finding:
         """Whether it takes a module as floats by the declared excludes, or why it refuses them.

@@ -114,7 +114,7 @@ if __name__ == "__main__":
         Engine(
             name="vllm",
             version=version("vllm"),
-            archs=tuple(vllm_platform.CAPABILITIES),
+            archs=vllm_platform.ARCHS,
             install=vllm_platform.install,
             subject=subject,
             needs_gpu=vllm_platform.needs_gpu,

@@ -1,21 +1,28 @@
-"""vLLM 0.33 made to believe that it runs on an NVIDIA GPU, in an environment without one.
+"""vLLM 0.33 made to believe that it runs on a GPU, in an environment without one.
 
 Every fake says what it replaces and why loading does not notice. Kernels are never run.
 """
 
+import sys
 import tempfile
+import types
 from pathlib import Path
+from typing import Any
 
 import torch
 
 CAPABILITIES = {"sm80": (8, 0), "sm90": (9, 0), "sm100": (10, 0)}
+ARCHS = (*CAPABILITIES, "gfx942", "gfx950")
 _COMPILED = ("_C", "_moe_C", "_C_cache_ops")
 
 
 def install(arch: str) -> None:
     """Fake the platform for the rest of the process."""
     _import_models()
-    _claim_cuda(CAPABILITIES[arch])
+    if arch in CAPABILITIES:
+        _claim_cuda(CAPABILITIES[arch])
+    else:
+        _claim_rocm(arch)
     _stand_in_for_compiled_ops()
     _start_one_process_group()
 
@@ -72,6 +79,52 @@ def _claim_cuda(capability: tuple[int, int]) -> None:
             return torch.float8_e4m3fn
 
     current_platform.__class__ = FakedCuda
+
+
+def _claim_rocm(arch: str) -> None:
+    """Replaces: AMD's library of GPUs, of which vLLM's own platform of ROCm asks the name only."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
+
+    prefill = MLAPrefillBackendEnum.CPU.get_class()  # kernels as well
+    library = types.ModuleType("amdsmi")
+    answers: dict[str, Any] = {
+        "amdsmi_get_gpu_asic_info": {"target_graphics_version": arch},
+        "amdsmi_get_processor_handles": [0],
+        "amdsmi_get_gpu_memory_total": 256 << 30,
+    }
+    for name in ("init", "shut_down", "topo_get_link_type", "topo_get_numa_node_number"):
+        answers[f"amdsmi_{name}"] = None
+    answers["amdsmi_get_gpu_device_uuid"] = "0"
+    for name, answer in answers.items():
+        setattr(library, name, lambda *_arguments, answer=answer: answer)
+    library.AmdSmiException, library.AmdSmiMemoryType = Exception, types.SimpleNamespace(VRAM=0)
+    sys.modules["amdsmi"] = library
+    from vllm.platforms.rocm import RocmPlatform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    class FakedRocm(RocmPlatform):
+        @classmethod
+        def get_attn_backend_cls(
+            cls, selected_backend: object, attn_selector_config: Any, num_heads: int | None = None
+        ) -> str:
+            """Kernels of attention, of which one is imported before the others are asked for."""
+            backends = AttentionBackendEnum
+            del selected_backend, num_heads
+            chosen = backends.TRITON_MLA if attn_selector_config.use_mla else backends.TRITON_ATTN
+            return chosen.get_path()
+
+        @classmethod
+        def get_mla_prefill_backend_cls(cls, mla_selector_config: object) -> Any:
+            del mla_selector_config
+            return prefill
+
+        @classmethod
+        def num_compute_units(cls, device_id: int = 0) -> int:
+            del device_id
+            return 304
+
+    current_platform.__class__ = FakedRocm
 
 
 class CompiledOpCalledError(NotImplementedError):
