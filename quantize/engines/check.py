@@ -97,7 +97,7 @@ def check_checkpoint(
             _check(checkpoint, known, each, tp, first, has_side_file) for each in known.archs
         ]
         return _agreed(known, answers, tp)
-    if arch not in known.archs:
+    if arch not in (*known.archs, *known.other_archs):
         return _unknown(known, arch, tp, f"{engine} on {arch}: never executed")
     return _check(checkpoint, known, arch, tp, first, has_side_file)
 
@@ -227,7 +227,8 @@ def _answer(
 
 
 def _unknown(engine: Engine, arch: str | None, tp: int, why: str) -> EngineCheck:
-    remedy = f"known: {engine.name} {engine.version} on {', '.join(engine.archs)}"
+    archs = ", ".join((*engine.archs, *engine.other_archs))
+    remedy = f"known: {engine.name} {engine.version} on {archs}"
     return _answer(engine, arch, tp, [Finding("unknown", why, remedy)])
 
 

@@ -158,6 +158,8 @@ class Engine:
     Attributes:
         version: as the engine's package calls it.
         evidence: how its tables came about.
+        archs: GPUs that are asked for where none is named.
+        other_archs: those that it is known on besides.
         architectures: the names in config.json for which the loading was executed.
         architecture_problem: its error for a name that it does not have; None for those that it
             has, and for those of which nothing is known.
@@ -200,6 +202,7 @@ class Engine:
     version: str
     evidence: str
     archs: tuple[str, ...]
+    other_archs: tuple[str, ...] = ()
     architectures: frozenset[str]
     architecture_problem: Callable[[str], Finding | None] = lambda _name: None
     plain_config: Callable[[Mapping[str, Any]], Mapping[str, Any] | Finding] = lambda config: config

@@ -10,6 +10,7 @@ GPUS: Mapping[str, str] = {
     "mi325x": "gfx942",
     "mi350x": "gfx950",
     "mi355x": "gfx950",
+    "a100": "sm80",
     "h100": "sm90",
     "h200": "sm90",
     "gh200": "sm90",

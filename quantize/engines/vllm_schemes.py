@@ -38,7 +38,13 @@ _TWO_STAGES = {
         ),
     )
 }
-_W8A8 = {"*": Scheme("QuarkW8A8Fp8")}
+_TOO_OLD = Finding(
+    "init",
+    "RuntimeError: Quantization scheme is not supported for the current GPU. Min capability: 89."
+    " Current capability: 80.",
+    "store it in layout compressed-tensors or modelopt, which have kernels without FP8 as well",
+)
+_W8A8 = {"*": Scheme("QuarkW8A8Fp8"), "sm80": Scheme("QuarkW8A8Fp8", _TOO_OLD)}
 _NOT_QUARK = {"*": Scheme("QuarkLinearMethod", _NO_QUARK)}
 _CT_W8A8 = {"*": Scheme("CompressedTensorsW8A8Fp8")}
 _CT_W8A16 = {"*": Scheme("CompressedTensorsW8A16Fp8")}

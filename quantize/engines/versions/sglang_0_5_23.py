@@ -9,6 +9,7 @@ ENGINE = Engine(
     version="0.5.23",
     evidence="loading executed on a CPU with SGLang 0.5.23's own classes; no kernel was run",
     archs=("sm90", "sm100", "gfx942"),
+    other_archs=("gfx950",),
     architectures=sglang_config.ARCHITECTURES,
     architecture_problem=sglang_config.architecture_problem,
     plain_config=sglang_config.plain_config,

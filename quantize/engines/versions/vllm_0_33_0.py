@@ -10,6 +10,7 @@ ENGINE = Engine(
     version="0.33.0",
     evidence="loading executed on a CPU with vLLM 0.33.0's own classes; no kernel was run",
     archs=("sm90", "sm100"),
+    other_archs=("sm80", "gfx942", "gfx950"),
     architectures=vllm_config.ARCHITECTURES,
     architecture_problem=vllm_config.architecture_problem,
     plain_config=vllm_speculators.plain_config,
