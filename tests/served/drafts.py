@@ -1,6 +1,7 @@
 """The drafts that are served: the shipped pairs, as they are, by every recipe, and transcoded."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -61,12 +62,28 @@ class Draft:
     plugin: bool = False
 
 
-def record(pair: Pair, prompts: Path, out: Path, *options: str) -> TraceFolder:
+def prompt_lengths(prompts: Path) -> list[int]:
+    """Tokens of each prompt of a file."""
+    return [len(json.loads(line)["token_ids"]) for line in prompts.read_text().splitlines()]
+
+
+def write_texts(prompts: Path, continuations: Sequence[Sequence[int]], out: Path) -> Path:
+    """The same prompts, each with its continuation behind it."""
+    lines = [json.loads(line) for line in prompts.read_text().splitlines()]
+    for line, continuation in zip(lines, continuations, strict=True):
+        line["token_ids"] += continuation
+    out.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return out
+
+
+def record(
+    pair: Pair, prompts: Path, out: Path, *options: str, max_new_tokens: int = MAX_NEW_TOKENS
+) -> TraceFolder:
     """Traces of the pair's target on a file of prompts, with its tables."""
     _run(
         "record",
         *("--target", pair.folder / "target", "--draft", pair.folder / "draft", "--tables"),
-        *("--prompts", prompts, "--max-new-tokens", MAX_NEW_TOKENS, *options),
+        *("--prompts", prompts, "--max-new-tokens", max_new_tokens, *options),
         *("--out", out),
     )
     return TraceFolder.open(out)

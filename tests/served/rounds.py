@@ -1,18 +1,19 @@
 """Rounds of speculative decoding, counted by an engine and by replay, one beside the other.
 
-A round with n tokens of the continuation behind it drafts tokens n to n + K - 1. Replay says of
-every n what would be accepted, so each round of the engine is compared at its own n, whatever went
-before. Compared are rounds whose drafted tokens lie in the text that both targets wrote: the
-engine's and the traces' part where two tokens are nearly equal in one of them.
+The traces are of the text that the engine wrote without a draft: the target in transformers reads
+it, and what it captures on the way is replayed. A round with n tokens of the continuation behind it
+drafts tokens n to n + K - 1. Replay says of every n what would be accepted, so each round of the
+engine is compared at its own n, whatever went before, as long as the engine with the draft writes
+the same text as without.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from draftquant.calibration.draft_inputs import first_hidden
 from draftquant.calibration.predictions import draft_predictions
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.traces import PromptTrace, TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft
 from draftquant.validate.replay import accepted_by_row, rounds
 
@@ -25,7 +26,7 @@ class Rounds:
         served: accepted tokens of every round of the engine.
         replayed: of every round of replay, over the whole traces.
         compared: of the engine's rounds that replay can judge: (served, replayed).
-        num_same_text: prompts that both targets continued alike. num_prompts: all.
+        num_same_text: prompts that the engine continued as without a draft. num_prompts: all.
     """
 
     served: tuple[int, ...]
@@ -45,8 +46,16 @@ def acceptance_length(accepted: Sequence[int]) -> float:
     return 1 + sum(accepted) / len(accepted)
 
 
+def continuations(traces: TraceFolder, prompt_lengths: Sequence[int]) -> list[PromptTrace]:
+    """Traces that were recorded as prompts only, of which so many tokens are the prompt."""
+    return [
+        replace(trace, prompt_length=length)
+        for trace, length in zip(traces, prompt_lengths, strict=True)
+    ]
+
+
 def replayed_by_position(
-    draft: LoadedDraft, traces: TraceFolder, num_draft_tokens: int
+    draft: LoadedDraft, traces: TraceFolder, texts: Sequence[PromptTrace], num_draft_tokens: int
 ) -> list[list[int]]:
     """Per prompt, what is accepted of a round that starts behind each token of the continuation.
 
@@ -64,14 +73,14 @@ def replayed_by_position(
                 num_draft_tokens=num_draft_tokens,
             ),
         )
-        for trace in traces
+        for trace in texts
     ]
 
 
 def compare(
     texts: Sequence[Sequence[int]],
     accepted: Sequence[Sequence[int]],
-    traces: TraceFolder,
+    traces: Sequence[PromptTrace],
     by_position: Sequence[Sequence[int]],
     num_draft_tokens: int,
 ) -> Rounds:
@@ -89,7 +98,7 @@ def compare(
     for text, steps, trace, here in zip(texts, accepted, traces, by_position, strict=True):
         pairs = zip(text, trace.continuation, strict=False)
         common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        num_same_text += common == min(len(text), len(trace.continuation))
+        num_same_text += common == len(text)
         written = 1
         for step in steps:
             if written + num_draft_tokens <= common:

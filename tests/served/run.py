@@ -17,13 +17,21 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent))
 
-from draftquant.calibration.traces import TraceFolder  # noqa: E402
 from draftquant.quantize.stored.loading import load_draft  # noqa: E402
-from drafts import MAX_NEW_TOKENS, SERVED_PAIRS, Draft, Pair, drafts, record  # noqa: E402
-from results import Served, write_results  # noqa: E402
-from rounds import acceptance_length, compare, replayed_by_position  # noqa: E402
+from served.drafts import (  # noqa: E402
+    MAX_NEW_TOKENS,
+    SERVED_PAIRS,
+    Draft,
+    Pair,
+    drafts,
+    prompt_lengths,
+    record,
+    write_texts,
+)
+from served.results import Served, read_results, write_results, write_tables  # noqa: E402
+from served.rounds import compare, continuations, replayed_by_position  # noqa: E402
 
 MAX_DIFFERENCE = 0.02
 """Of acceptance lengths over the same rounds, relative: they part at near ties only."""
@@ -32,11 +40,15 @@ MAX_DIFFERENCE = 0.02
 def main() -> int:
     """Run everything; see the module."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--python", type=Path, required=True, help="of the engine's environment")
+    parser.add_argument("--python", type=Path, help="of the engine's environment")
+    parser.add_argument("--tables", action="store_true", help="only write the tables anew")
     parser.add_argument("--work", type=Path, help="folder to keep drafts and traces in")
     parser.add_argument("--jobs", type=int, default=2, help="engines at a time")
     parser.add_argument("--only", nargs="*", metavar="DRAFT", help="these drafts; writes no table")
     options = parser.parse_args()
+    if options.tables:
+        write_tables(read_results())
+        return 0
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         served = [
@@ -55,18 +67,26 @@ def main() -> int:
 def _serve_pair(
     python: Path, pair: Pair, work: Path, only: Sequence[str] | None, jobs: int
 ) -> Iterator[Served]:
+    """The engine on every draft of a pair, and replay of the text that it wrote."""
     folder = work / pair.family
     folder.mkdir(parents=True)
     prompts = pair.write_prompts(folder / "prompts.jsonl")
-    traces = record(pair, prompts, folder / "traces", "--dtype", "bfloat16")
     calibration = record(pair, pair.folder / "calibration.jsonl", folder / "calibration")
-    alone = _ask(python, pair, prompts)["token_ids"]
+    written = write_texts(prompts, _ask(python, pair, prompts)["token_ids"], folder / "texts.jsonl")
+    traces = record(pair, written, folder / "traces", "--dtype", "bfloat16", max_new_tokens=1)
+    texts = continuations(traces, prompt_lengths(prompts))
 
     def serve(named: tuple[str, Draft]) -> Served:
         name, draft = named
-        out = folder / name
-        answer = _ask(python, pair, prompts, out, *(["--plugin"] if draft.plugin else []))
-        return _served(pair, name, answer, out, traces, alone)
+        answer = _ask(python, pair, prompts, folder / name, *(["--plugin"] if draft.plugin else []))
+        if "error" in answer:
+            return Served(family=pair.family, draft=name, error=answer["error"])
+        loaded = load_draft(folder / name, shared=traces.tables())
+        by_position = replayed_by_position(loaded, traces, texts, pair.num_draft_tokens)
+        found = compare(
+            answer["token_ids"], answer["accepted"], texts, by_position, pair.num_draft_tokens
+        )
+        return Served.of(found, family=pair.family, draft=name, version=answer["vllm"])
 
     chosen = {
         name: draft
@@ -79,37 +99,6 @@ def _serve_pair(
         for served in pool.map(serve, chosen.items()):
             print(json.dumps(dataclasses.asdict(served)), file=sys.stderr, flush=True)
             yield served
-
-
-def _served(
-    pair: Pair,
-    name: str,
-    answer: dict[str, Any],
-    draft: Path,
-    traces: TraceFolder,
-    alone: Sequence[Sequence[int]],
-) -> Served:
-    """What the engine's answer says, beside replay."""
-    if "error" in answer:
-        return Served(family=pair.family, draft=name, error=answer["error"])
-    texts, k = answer["token_ids"], pair.num_draft_tokens
-    by_position = replayed_by_position(load_draft(draft, shared=traces.tables()), traces, k)
-    found = compare(texts, answer["accepted"], traces, by_position, k)
-    return Served(
-        family=pair.family,
-        draft=name,
-        version=answer["vllm"],
-        acceptance_length=acceptance_length(found.served),
-        replayed=acceptance_length(found.replayed),
-        num_rounds=len(found.served),
-        num_compared=len(found.compared),
-        num_equal=found.num_equal,
-        served_where_compared=acceptance_length([served for served, _ in found.compared]),
-        replayed_where_compared=acceptance_length([replayed for _, replayed in found.compared]),
-        num_same_text=found.num_same_text,
-        num_same_as_alone=sum(map(list.__eq__, texts, alone)),
-        num_prompts=found.num_prompts,
-    )
 
 
 def _ask(
