@@ -10,7 +10,7 @@ from pathlib import Path
 from test_packaging import MODULES, imported_names, imports, parsed
 
 FLOORS = (
-    ("errors",),
+    ("errors", "plugins"),
     ("files",),
     ("drafts", "numerics"),
     ("stored", "layouts"),

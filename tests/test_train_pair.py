@@ -165,6 +165,7 @@ def test_llama_draft_config(pair: Path) -> None:
     config = json.loads((pair / "draft" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
     head_rows = config["num_key_value_heads"] * config["head_dim"]
     key_weight = load_file(pair / "draft" / "model.safetensors")["midlayer.self_attn.k_proj.weight"]
     assert key_weight.shape == (head_rows, 2 * config["hidden_size"])

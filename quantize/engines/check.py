@@ -10,6 +10,7 @@ from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import HF_QUANT_CONFIG
+from .captured import REMEDY, misread_layers
 from .contract import (
     ENGINE_NAMES,
     STAGES,
@@ -165,11 +166,17 @@ def _check(
         specs=family.tensor_specs(geometry),
     )
     layers, findings = walk.layers_and_findings()
+    captures = engine.captures(question.config)
+    misread = [misread_layers(each, geometry.aux_layer_ids, first_layer) for each in captures]
+    if misread and misread[0] is not None:
+        findings = [*findings, Finding("wrong", misread[0], REMEDY)]
     count = geometry.block_size - 1 if geometry.block_size else 3
     launch = engine.launch(question, count, str(checkpoint.folder))
-    return _answer(
+    answer = _answer(
         engine, arch, tp, [*([problem] if problem else []), *findings], layers, launch or None
     )
+    notes = tuple(f"{text}: {REMEDY}" for text in misread[1:] if text is not None)
+    return replace(answer, captures=captures, notes=notes)
 
 
 def _with_rope(checkpoint: Checkpoint) -> Checkpoint:

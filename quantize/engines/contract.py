@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from ...recipes.schema import LayoutName
+from .captured import Captures
 from .declaration import Declaration
 from .linear_scheme import LinearScheme
 
@@ -177,6 +178,7 @@ class Engine:
         modules: the linears of the draft. plain: leaves of modules that it never quantizes.
         exclude_rules: layout of the declaration -> its rule for excludes.
         config_problem: its rules for config.json, None = nothing to say.
+        captures: the target's layers that it hands to a draft with this config.json.
         module_problem: its rules for one quantized module, stored in rows and columns.
         targets_on_disk: (quant_method, family) of drafts whose layers it finds by the names that
             the parts have on disk.
@@ -216,6 +218,7 @@ class Engine:
     plain: Callable[[Question], frozenset[str]]
     exclude_rules: Mapping[LayoutName, ExcludeRule]
     config_problem: Callable[[Question], Finding | None]
+    captures: Callable[[Mapping[str, Any]], Captures] = lambda _config: ()
     module_problem: Callable[
         [Question, Module, LinearScheme, list[tuple[int, int]]], Finding | None
     ]
@@ -303,6 +306,8 @@ class EngineCheck:
         layers: empty where the engine never gets to build them.
         launch: the command that serves the draft.
         findings: everything that was found, the deciding one first.
+        captures: the target's layers that it hands to the draft, by its default runner first.
+        notes: what another runner of it makes of the draft; the verdict is the default one's.
     """
 
     engine: EngineName
@@ -316,3 +321,5 @@ class EngineCheck:
     layers: tuple[Layer, ...] = ()
     launch: str | None = None
     findings: tuple[Finding, ...] = ()
+    captures: Captures = ()
+    notes: tuple[str, ...] = ()

@@ -100,6 +100,8 @@ def _print(answer: EngineCheck) -> None:
     for finding in answer.findings:
         out.line(f"  {finding.stage}: {finding.text}")
         out.line(f"    remedy: {finding.remedy}")
+    for note in answer.notes:
+        out.line(f"  note: {note}")
     if answer.launch and answer.verdict in ("LOADS", "UNKNOWN"):
         why = "serve it:" if answer.verdict == "LOADS" else "to try it:"
         out.line(f"{why} {answer.launch}")

@@ -11,7 +11,8 @@ _TOKENS = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": END_OF_TEXT_ID}
 
 
 def _eagle3_llama(target: TargetSize) -> dict[str, Any]:
-    """One layer with grouped-query attention; ids name the layer whose output is read."""
+    """One layer with grouped-query attention; its ids stand there twice, see `_eagle3_mla`."""
+    aux_layer_ids = [0, 1, 2]
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -35,8 +36,9 @@ def _eagle3_llama(target: TargetSize) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "use_cache": True,
         "torch_dtype": "bfloat16",
+        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in aux_layer_ids],
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+            "eagle_aux_hidden_state_layer_ids": aux_layer_ids,
             "use_aux_hidden_state": True,
         },
     }

@@ -1,6 +1,7 @@
 """The command line of both loaders: one JSON object per draft on standard output."""
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import torch
 from verdict import Outcome, Subject, examine
 
+_PLUGINS = Path(__file__).resolve().parents[2] / "quantize" / "plugins"
 _TAIL = re.compile(
     r" The available parameters| Weight config:|: dict_keys| Must be one of|, weight_quant="
 )
@@ -45,10 +47,14 @@ def main(engine: Engine) -> None:
     parser.add_argument("--target", type=Path, help="folder with a config.json; one for all drafts")
     parser.add_argument("--arch", choices=engine.archs, required=True)
     parser.add_argument("--tp", type=int, default=1, help="number of tensor-parallel shards")
+    parser.add_argument("--plugin", action="store_true", help="with draftquant's plugin")
     parser.add_argument("--debug", action="store_true", help="tracebacks on standard error")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the tensors are tiny; and processes are forked
     engine.install(arguments.arch)
+    if arguments.plugin:  # draftquant is not installed here, and the plugin needs nothing of it
+        sys.path.append(str(_PLUGINS.parent))
+        importlib.import_module(f"{_PLUGINS.name}.{engine.name}").register()
     for draft in arguments.drafts:
         target = arguments.target or draft.parent / "target"
         outcome = Outcome(

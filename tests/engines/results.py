@@ -83,7 +83,7 @@ def with_linears(outcome: Outcome) -> Outcome:
         module, _, parameter = name.rpartition(".")
         if not _NO_LINEAR.search(module):
             linears.setdefault(module, {})[parameter] = json.loads(form.split(" ", 1)[1])
-    others = {key: value for key, value in outcome.items() if key != "parameters"}
+    others = {k: value for k, value in outcome.items() if k not in ("parameters", "served")}
     return {**others, "linears": linears}
 
 

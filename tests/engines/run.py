@@ -15,12 +15,14 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # tiny.py and its kin
 
-from cases import TARGET_FOLDER, Case, read_cases, write_cases  # noqa: E402
+from cases import FAMILIES, TARGET_FOLDER, Case, read_cases, write_cases  # noqa: E402
+from plugin import plugin_faults  # noqa: E402
 from predictions import find_mismatches  # noqa: E402
 from results import Outcome, with_linears, write_results  # noqa: E402
 
@@ -66,27 +68,32 @@ def main() -> int:
         outcomes = _ask_engines(arguments.python, folders, cases)
         write_results(arguments.out, cases, outcomes)
         mismatches = find_mismatches(folders, outcomes)
-    for mismatch in mismatches:
-        print(mismatch)
+        faults = plugin_faults(partial(_ask, arguments.python, folders), PLATFORMS)
+    for line in (*mismatches, *faults):
+        print(line)
     print(f"{len(mismatches)} of {len(outcomes)} predictions of `draftquant check` are wrong")
-    return 1 if mismatches else 0
+    print(f"{len(faults)} of {len(FAMILIES) * len(PLATFORMS)} drafts are wrong with the plugin")
+    return 1 if mismatches or faults else 0
 
 
 def _ask_engines(python: Path, folders: Path, cases: Sequence[Case]) -> list[Outcome]:
     """Every platform in its own process, as many at a time as there are cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        answers = pool.map(lambda platform: _ask(python, folders, cases, platform), PLATFORMS)
-        return [outcome for answer in answers for outcome in answer]
+        answers = pool.map(lambda on: _ask(python, folders, _names(cases, on), on), PLATFORMS)
+        return [with_linears(outcome) for answer in answers for outcome in answer]
 
 
-def _ask(python: Path, folders: Path, cases: Sequence[Case], platform: Platform) -> list[Outcome]:
-    drafts = [
-        str(folders / case.name)
-        for case in cases
-        if case.refused is None and platform.tp in case.tp
-    ]
+def _names(cases: Sequence[Case], platform: Platform) -> list[str]:
+    return [case.name for case in cases if case.refused is None and platform.tp in case.tp]
+
+
+def _ask(
+    python: Path, folders: Path, names: Sequence[str], platform: Platform, *options: str
+) -> list[Outcome]:
+    """The loader's lines; `options` are those of its command line."""
+    drafts = [str(folders / name) for name in names]
     script = HERE / f"{platform.engine}_loader.py"
-    options = ["--target", str(folders / TARGET_FOLDER), "--arch", platform.arch]
+    options = ("--target", str(folders / TARGET_FOLDER), "--arch", platform.arch, *options)
     command = [str(python), str(script), *options, "--tp", str(platform.tp), "--debug", *drafts]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     (folders.parent / f"{platform}.log").write_text(done.stderr)
@@ -94,7 +101,7 @@ def _ask(python: Path, folders: Path, cases: Sequence[Case], platform: Platform)
     print(f"{platform}: {len(lines)} of {len(drafts)} drafts", file=sys.stderr)
     if done.returncode or len(lines) != len(drafts):
         raise RuntimeError(f"{platform} did not answer for every draft:\n{done.stderr[-4000:]}")
-    return [with_linears(json.loads(line)) for line in lines]
+    return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ it still depends on what was there before loading, and a tensor reached a parame
 tensor changes the parameter.
 """
 
+import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -60,6 +61,8 @@ class Outcome:
             different values became one.
         parameters: of the built model, before loading: name -> dtype and shape.
         not_run: modules whose step after loading needs a kernel -> that kernel.
+        served: sha256 over the draft's parameters after the step after loading, as they are
+            served; "" where that was not reached.
     """
 
     draft: str
@@ -77,6 +80,7 @@ class Outcome:
     merged: list[str] = field(default_factory=list)
     parameters: dict[str, str] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
+    served: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,7 @@ def examine(subject: Subject, outcome: Outcome) -> None:
         model = subject.build()
         subject.load_folder(model)
         outcome.not_run, outcome.merged = _finish(model, subject)
+        outcome.served = _sha256(model, _absent(subject.tensors))
     outcome.stage = "loaded"
     wrong = outcome.unloaded or outcome.unread or outcome.cast or outcome.merged
     outcome.verdict = "LOADS BUT WRONG" if wrong else "LOADS"
@@ -152,6 +157,17 @@ def describe_parameters(model: nn.Module) -> dict[str, str]:
     }
 
 
+def _sha256(model: nn.Module, absent: tuple[str, ...]) -> str:
+    """Over name, dtype, shape and bytes of every parameter that is the draft's own."""
+    state = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if any(module in name.split(".") for module in absent):
+            continue
+        state.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
+        state.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Every tensor of every safetensors file of a folder."""
     tensors = {}
@@ -161,6 +177,11 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def _absent(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Ends of the names of parameters that the folder rightly says nothing of."""
+    return tuple(n for n in _MAY_BE_ABSENT if not any(n in t.split(".") for t in tensors))
+
+
 def _unloaded(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
     """Parameters with a byte that is what it was before loading, whatever it was."""
     states = []
@@ -168,7 +189,7 @@ def _unloaded(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
         _fill(model, byte)
         model.load_weights(_copies(tensors))
         states.append({name: value.detach().clone() for name, value in model.named_parameters()})
-    absent = [n for n in _MAY_BE_ABSENT if not any(n in t.split(".") for t in tensors)]
+    absent = _absent(tensors)
     return [
         name
         for name in states[0]

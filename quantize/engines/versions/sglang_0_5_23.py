@@ -1,6 +1,7 @@
 """SGLang 0.5.23."""
 
 from .. import sglang, sglang_config
+from ..captured import sglang_captures
 from ..contract import Engine
 from ..sglang_schemes import SCHEMES
 
@@ -24,6 +25,7 @@ ENGINE = Engine(
     plain=sglang.plain,
     exclude_rules=sglang.EXCLUDE_RULES,
     config_problem=sglang.config_problem,
+    captures=sglang_captures,
     module_problem=sglang.module_problem,
     no_target="ValueError: Unable to find matching target for {prefix} in the compressed-tensors"
     " config.",

@@ -1,6 +1,7 @@
 """vLLM 0.33.0."""
 
 from .. import vllm, vllm_config, vllm_speculators
+from ..captured import vllm_captures
 from ..contract import Engine
 from ..vllm_schemes import SCHEMES
 
@@ -25,6 +26,7 @@ ENGINE = Engine(
     plain=vllm.plain,
     exclude_rules=vllm.EXCLUDE_RULES,
     config_problem=vllm.config_problem,
+    captures=vllm_captures,
     module_problem=vllm.module_problem,
     refuses_unknown=_FAMILIES,
     casts=_FAMILIES,

@@ -1,0 +1,39 @@
+"""SGLang's plugin: drafts that Quark stored as INT4 per channel with FP8 activations (W4A8).
+
+SGLang has no scheme for them: "No quark compatible scheme was found". Registered as
+`sglang.srt.plugins`; switched off by SGLANG_PLUGINS, as any. Loading was executed with 0.5.23.
+"""
+
+from typing import Any
+
+from sglang.srt.layers.parameter import PackedColumnParameter, PackedvLLMParameter
+from sglang.srt.layers.quantization import QUANTIZATION_METHODS
+from sglang.srt.layers.quantization.quark.quark import QuarkConfig, QuarkLinearMethod
+
+from .int4 import UnpackedInt4, as_fp8, is_int4_per_channel
+
+
+class Int4QuarkConfig(QuarkConfig):
+    """SGLang's own, which takes INT4 per channel for the FP8 that it is unpacked to."""
+
+    def _get_scheme_from_config(self, config: dict[str, Any]) -> Any:
+        return super()._get_scheme_from_config(as_fp8(config))
+
+    def get_quant_method(self, layer: Any, prefix: str) -> Any:
+        """See SGLang's `QuantizationConfig`."""
+        method = super().get_quant_method(layer, prefix)
+        if isinstance(method, QuarkLinearMethod) and is_int4_per_channel(
+            self._find_matched_config(prefix, layer)
+        ):
+            layer.scheme = UnpackedInt4(
+                layer.scheme,
+                reordered=self.pack_method == "reorder",
+                packed=PackedvLLMParameter,
+                packed_rows=PackedColumnParameter,
+            )
+        return method
+
+
+def register() -> None:
+    """Called by SGLang in each of its processes, before it reads a config."""
+    QUANTIZATION_METHODS["quark"] = Int4QuarkConfig

@@ -1,0 +1,40 @@
+"""vLLM's plugin: drafts that Quark stored as INT4 per channel with FP8 activations (W4A8).
+
+vLLM has no scheme for them: "No quark compatible scheme was found". Registered as
+`vllm.general_plugins`; switched off by VLLM_PLUGINS, as any. Executed with 0.32 and 0.33, whose
+`quark.py` is one and the same.
+"""
+
+from typing import Any
+
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.quark.quark import QuarkConfig, QuarkLinearMethod
+from vllm.model_executor.parameter import PackedColumnParameter, PackedvLLMParameter
+
+from .int4 import UnpackedInt4, as_fp8, is_int4_per_channel
+
+
+class Int4QuarkConfig(QuarkConfig):
+    """vLLM's own, which takes INT4 per channel for the FP8 that it is unpacked to."""
+
+    def _get_scheme_cls_from_config(self, config: dict[str, Any]) -> Any:
+        return super()._get_scheme_cls_from_config(as_fp8(config))
+
+    def get_quant_method(self, layer: Any, prefix: str) -> Any:
+        """See vLLM's `QuantizationConfig`."""
+        method = super().get_quant_method(layer, prefix)
+        if isinstance(method, QuarkLinearMethod) and is_int4_per_channel(
+            self._find_matched_config(prefix, type(layer))
+        ):
+            layer.scheme = UnpackedInt4(
+                layer.scheme,
+                reordered=self.pack_method == "reorder",
+                packed=PackedvLLMParameter,
+                packed_rows=PackedColumnParameter,
+            )
+        return method
+
+
+def register() -> None:
+    """Called by vLLM in each of its processes, at any time and more than once."""
+    register_quantization_config("quark")(Int4QuarkConfig)

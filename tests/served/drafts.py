@@ -1,0 +1,131 @@
+"""The drafts that are served: the shipped pairs, as they are, by every recipe, and transcoded."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+from draftquant.calibration.traces import TraceFolder
+from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.scripts.cli import main as draftquant
+
+PAIRS = Path(__file__).resolve().parents[1] / "pairs"
+NUM_PROMPTS = 16
+MAX_NEW_TOKENS = 64
+"""Few of both: vLLM's FP8 product on a CPU takes 10 ms per token and linear of these drafts."""
+W4A8 = "mi325x-w4a8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A shipped pair that vLLM's CPU backend runs.
+
+    Attributes:
+        method: vLLM's name of the way of drafting. num_draft_tokens: K.
+    """
+
+    family: str
+    method: str
+    num_draft_tokens: int
+
+    @property
+    def folder(self) -> Path:
+        """With target/, draft/ and prompts.jsonl."""
+        return PAIRS / self.family
+
+    def write_prompts(self, out: Path) -> Path:
+        """The first prompts of the gate."""
+        lines = (self.folder / "prompts.jsonl").read_text().splitlines(keepends=True)
+        out.write_text("".join(lines[:NUM_PROMPTS]))
+        return out
+
+
+SERVED_PAIRS = (
+    Pair(family="eagle3-llama", method="eagle3", num_draft_tokens=3),
+    Pair(family="dflash", method="dflash", num_draft_tokens=7),
+)
+
+UNQUANTIZED = "BF16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """One draft to serve.
+
+    Attributes:
+        make: writes it into the folder that it is given. plugin: whether vLLM loads draftquant's.
+    """
+
+    make: Callable[[Path], None]
+    plugin: bool = False
+
+
+def prompt_lengths(prompts: Path) -> list[int]:
+    """Tokens of each prompt of a file."""
+    return [len(json.loads(line)["token_ids"]) for line in prompts.read_text().splitlines()]
+
+
+def write_texts(prompts: Path, continuations: Sequence[Sequence[int]], out: Path) -> Path:
+    """The same prompts, each with its continuation behind it."""
+    lines = [json.loads(line) for line in prompts.read_text().splitlines()]
+    for line, continuation in zip(lines, continuations, strict=True):
+        line["token_ids"] += continuation
+    out.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return out
+
+
+def record(
+    pair: Pair, prompts: Path, out: Path, *options: str, max_new_tokens: int = MAX_NEW_TOKENS
+) -> TraceFolder:
+    """Traces of the pair's target on a file of prompts, with its tables."""
+    _run(
+        "record",
+        *("--target", pair.folder / "target", "--draft", pair.folder / "draft", "--tables"),
+        *("--prompts", prompts, "--max-new-tokens", max_new_tokens, *options),
+        *("--out", out),
+    )
+    return TraceFolder.open(out)
+
+
+def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
+    """Every draft to serve, by name: as it was trained, by every recipe, and W4A8 in two more ways.
+
+    Args:
+        pair: whose draft is quantized.
+        calibration: traces for static activation scales.
+    """
+
+    source = pair.folder / "draft"
+
+    def quantized(recipe: str) -> Callable[[Path], None]:
+        scales = load_recipe(recipe).needs_input_scales
+        given = ("--traces", calibration.folder) if scales else ()
+        return lambda out: _run("quantize", source, "--recipe", recipe, *given, "--out", out)
+
+    def transcoded(out: Path) -> None:
+        codes = out.with_name(f"{out.name} codes")
+        quantized(W4A8)(codes)
+        layout = ("--layout", "compressed-tensors", "--carrier", "fp8_e4m3")
+        _run("transcode", codes, *layout, "--out", out)
+
+    return {
+        UNQUANTIZED: Draft(make=lambda out: out.symlink_to(source)),
+        **{recipe: Draft(make=quantized(recipe)) for recipe in built_in_recipes()},
+        f"{W4A8}, transcoded": Draft(make=transcoded),
+        f"{W4A8}, with the plugin": Draft(make=quantized(W4A8), plugin=True),
+    }
+
+
+def _run(*arguments: object) -> None:
+    """One `draftquant` command, quietly.
+
+    Raises:
+        RuntimeError: it did not end with 0; the message has what it said.
+    """
+    said = StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        code = draftquant([str(argument) for argument in arguments])
+    if code:
+        raise RuntimeError(f"draftquant {arguments[0]} ended with {code}: {said.getvalue()}")

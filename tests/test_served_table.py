@@ -1,0 +1,94 @@
+"""The README's table of served drafts is what results.json holds; and how rounds are compared."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.calibration.traces import PromptTrace
+from served import results
+from served.drafts import SERVED_PAIRS, UNQUANTIZED
+from served.rounds import Rounds, compare
+
+K = 2
+PROMPT = 3
+
+
+def trace(*continuation: int) -> PromptTrace:
+    tokens = torch.tensor([7] * PROMPT + list(continuation))
+    return PromptTrace(
+        id="a",
+        category="a",
+        prompt_length=PROMPT,
+        token_ids=tokens,
+        features=torch.zeros(len(tokens) - 1, 1),
+        target_top1=tokens[1:],
+    )
+
+
+def compared(text: list[int], steps: list[int], here: list[int], *continuation: int) -> Rounds:
+    return compare([text], [steps], [trace(*continuation)], [here], K)
+
+
+def test_every_round_is_held_against_replay_at_its_own_place() -> None:
+    text = [1, 2, 3, 4, 5, 6]
+    found = compared(text, [1, 0, 2], [1, 9, 0, 2], *text)
+    assert found.compared == ((1, 1), (0, 0), (2, 2))
+    assert found.num_equal == 3
+    assert found.replayed == (1, 0, 2)
+    assert found.num_same_text == 1
+
+
+def test_a_differing_round_does_not_shift_the_next() -> None:
+    text = [1, 2, 3, 4, 5, 6]
+    found = compared(text, [0, 0, 2], [1, 0, 2, 0], *text)
+    assert found.compared == ((0, 1), (0, 0), (2, 2))
+    assert found.num_equal == 2
+
+
+def test_rounds_beyond_the_common_text_are_left_out() -> None:
+    found = compared([1, 2, 3, 9, 9, 9], [1, 1, 1], [1, 0, 0, 0], 1, 2, 3, 4, 5, 6)
+    assert found.compared == ((1, 1),)
+    assert found.num_same_text == 0
+    assert found.served == (1, 1, 1)
+
+
+def test_the_readme_has_the_table_of_today() -> None:
+    text = results.README.read_text()
+    again = "run: python tests/served/run.py --tables"
+    assert results.with_table(text, results.table(results.read_results())) == text, again
+
+
+def test_every_recipe_was_served_on_both_pairs() -> None:
+    recipes = {path.stem for path in Path(__file__).parents[1].glob("recipes/*.yaml")}
+    for pair in SERVED_PAIRS:
+        drafts = {row.draft for row in results.read_results() if row.family == pair.family}
+        assert recipes | {UNQUANTIZED} < drafts
+
+
+def test_served_and_replayed_agree() -> None:
+    for row in results.read_results():
+        if row.error is None:
+            assert row.difference < 0.02, row
+            assert row.num_equal >= 0.9 * row.num_compared, row
+
+
+def test_the_three_ways_of_w4a8_are_one_arithmetic() -> None:
+    rows = [row for row in results.read_results() if row.draft.startswith("mi325x-w4a8")]
+    for family in {row.family for row in rows}:
+        loaded = [row for row in rows if row.family == family and row.error is None]
+        assert len(loaded) == 3
+        figures = {dataclasses.replace(row, draft="") for row in loaded}
+        assert len(figures) == 1, figures
+
+
+def test_a_refusal_is_given_in_the_engines_words() -> None:
+    refused = [row for row in results.read_results() if row.error is not None]
+    assert refused
+    for row in refused:
+        assert row.error in results.table([row, *results.read_results()])
+
+
+def test_a_readme_without_marks_is_an_error() -> None:
+    with pytest.raises(ValueError, match="expected the marks"):
+        results.with_table("# draftquant", "")
