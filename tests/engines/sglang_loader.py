@@ -3,6 +3,7 @@
 Usage: `VENV/bin/python sglang_loader.py --arch gfx942 --target TARGET DRAFT...`.
 """
 
+import json
 import os
 import re
 from importlib.metadata import version
@@ -12,6 +13,7 @@ os.environ.update(HF_HUB_OFFLINE="1", SGLANG_LOG_LEVEL="error")
 
 import sglang_platform
 import torch
+from captures import sglang_captures
 from loader import Engine, main
 from torch import nn
 from verdict import Subject, read_tensors
@@ -23,13 +25,14 @@ _UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]input_layernorm[.]")
 def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     """One shard of the draft, as a server with default arguments builds it.
 
-    SGLang looks at the draft alone here; the dtype is the one that its config.json says.
+    SGLang looks at the draft alone here, but for the layers that it captures; the dtype is the one
+    that the draft's config.json says.
     """
-    del target
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.model_loader import loader
 
+    num_target_layers = json.loads((target / "config.json").read_text())["num_hidden_layers"]
     sglang_platform.publish_server_arguments(tp)
     sglang_platform.become_rank(tp, rank)
     config = ModelConfig(str(draft), is_draft_model=True, quantization=None, dtype="auto")
@@ -57,6 +60,7 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         needs_gpu=sglang_platform.needs_gpu,
         unused=_UNUSED,
         first=rank == 0,
+        captures=lambda: sglang_captures(draft, config, num_target_layers),
     )
 
 

@@ -61,6 +61,7 @@ class Outcome:
             different values became one.
         parameters: of the built model, before loading: name -> dtype and shape.
         not_run: modules whose step after loading needs a kernel -> that kernel.
+        captures: runner -> layers of the target that it captures; None = its default.
         served: sha256 over the draft's parameters after the step after loading, as they are
             served; "" where that was not reached.
     """
@@ -80,6 +81,7 @@ class Outcome:
     merged: list[str] = field(default_factory=list)
     parameters: dict[str, str] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
+    captures: dict[str, list[int] | None] = field(default_factory=dict)
     served: str = ""
 
 
@@ -93,6 +95,7 @@ class Subject:
         tensors: of the draft's folder.
         needs_gpu: tells the exception of a stand-in for a kernel from the engine's own.
         context: in which all of this happens.
+        captures: see `Outcome`.
         last_steps: what follows the modules' own steps after loading: runtime module -> step.
         unused: of a parameter's name: it is built, and no forward pass reads it.
         first: the first shard; a later one may hold nothing but the padding of a vocabulary.
@@ -103,6 +106,7 @@ class Subject:
     tensors: Mapping[str, Tensor]
     needs_gpu: Callable[[Exception], bool]
     context: AbstractContextManager[object] = field(default_factory=nullcontext)
+    captures: Callable[[], dict[str, list[int] | None]] = dict
     last_steps: Callable[[nn.Module], Steps] = lambda _model: {}
     unused: re.Pattern[str] = re.compile(r"(?!)")
     first: bool = True
@@ -134,6 +138,7 @@ def examine(subject: Subject, outcome: Outcome) -> None:
         outcome.not_run, outcome.merged = _finish(model, subject)
         outcome.served = _sha256(model, _absent(subject.tensors))
     outcome.stage = "loaded"
+    outcome.captures = subject.captures()
     wrong = outcome.unloaded or outcome.unread or outcome.cast or outcome.merged
     outcome.verdict = "LOADS BUT WRONG" if wrong else "LOADS"
 

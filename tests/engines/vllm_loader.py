@@ -20,6 +20,7 @@ os.environ.update(
 
 import torch
 import vllm_platform
+from captures import vllm_captures
 from loader import Engine, main
 from torch import nn
 from verdict import Steps, Subject, read_tensors
@@ -54,6 +55,7 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         needs_gpu=vllm_platform.needs_gpu,
         unused=_UNUSED,
         first=rank == 0,
+        captures=lambda: vllm_captures(config.speculative_config),
         context=set_current_vllm_config(config),
         last_steps=lambda model: _attention_steps(model, draft_config.dtype),
     )
