@@ -4,6 +4,7 @@ Each is a folder that draftquant wrote, with its config.json or tensors edited. 
 """
 
 from broken_configs import CONFIGS
+from broken_layers import LAYERS
 from edits import (
     DOWN_PROJ,
     O_PROJ,
@@ -52,6 +53,7 @@ NVFP4_WEIGHTS = ("modelopt", "nvfp4", "weights-only")
 AWQ = ("awq", "int4-group128-float16", "weights-only")
 
 BROKEN = (
+    *LAYERS,
     Broken(
         name="quark-exclude-bare",
         what="Quark's own spelling of the excludes: fc and lm_head without a prefix",

@@ -51,6 +51,12 @@ _SOURCES: dict[FamilyName, tuple[Callable[..., Path], dict[str, Any]]] = {
     "dflash": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2}),
 }
 FAMILIES = tuple(_SOURCES)
+READS: dict[FamilyName, tuple[int, ...]] = {
+    "eagle3-llama": (2, 4, 5),
+    "eagle3-mla": (2, 4, 5),
+    "dflash": (2, 4, 6),
+}
+"""The target's layers whose inputs the drafts read; of EAGLE-3 the default for 8 layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,7 @@ class Case:
         what: one line; of a broken folder, what was done to it.
         recipe: what it was quantized with; None = not quantized.
         tp: numbers of tensor-parallel shards to load it in.
+        reads: the target's layers whose inputs the draft reads.
         refused: why draftquant itself does not write this folder; then there is none.
     """
 
@@ -73,6 +80,7 @@ class Case:
     what: str
     recipe: str | None = None
     tp: tuple[int, ...] = (1, 2)
+    reads: tuple[int, ...] = ()
     refused: str | None = None
 
 
@@ -133,7 +141,15 @@ def recipe_cases(workshop: Workshop) -> list[Case]:
     for family in FAMILIES:
         name = f"{family}--unquantized"
         shutil.copytree(workshop.source(family), workshop.out / name)
-        cases.append(Case(name=name, kind="recipe", family=family, what="BF16, as it was trained"))
+        cases.append(
+            Case(
+                name=name,
+                kind="recipe",
+                family=family,
+                what="BF16, as it was trained",
+                reads=READS[family],
+            )
+        )
     recipes = [load_recipe(name) for name in built_in_recipes()]
     return cases + [
         _quantized(workshop, "recipe", family, recipe) for family in FAMILIES for recipe in recipes
@@ -156,7 +172,14 @@ def _quantized(
     workshop: Workshop, kind: Literal["recipe", "format"], family: FamilyName, recipe: Recipe
 ) -> Case:
     name = f"{family}--{recipe.name}"
-    case = Case(name=name, kind=kind, family=family, recipe=recipe.name, what=recipe.summary)
+    case = Case(
+        name=name,
+        kind=kind,
+        family=family,
+        recipe=recipe.name,
+        what=recipe.summary,
+        reads=READS[family],
+    )
     # AWQ stores float16: its drafts are made from float16 ones, and served in float16.
     dtype = "F16" if recipe.layout == "awq" else "BF16"
     source = workshop.source(family, dtype=dtype, config={"torch_dtype": DTYPES[dtype]})
@@ -177,7 +200,8 @@ def _broken(workshop: Workshop, broken: Broken) -> Case:
     source = workshop.source(broken.family, **broken.source)
     out = workshop.quantize(source, format_recipe(*broken.formats), name)
     break_folder(out, source, broken.edit)
-    return Case(name=name, kind="broken", family=broken.family, what=broken.what)
+    reads = broken.reads or READS[broken.family]
+    return Case(name=name, kind="broken", family=broken.family, what=broken.what, reads=reads)
 
 
 def break_folder(out: Path, source: Path, edit: Edit) -> None:
@@ -218,4 +242,7 @@ def write_target(folder: Path) -> None:
 def read_cases(out: Path) -> list[Case]:
     """The index that `write_cases` left."""
     index = json.loads((out / INDEX_FILE).read_text())
-    return [Case(**{**entry, "tp": tuple(entry["tp"])}) for entry in index]
+    return [
+        Case(**{**entry, "tp": tuple(entry["tp"]), "reads": tuple(entry["reads"])})
+        for entry in index
+    ]

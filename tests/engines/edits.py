@@ -69,7 +69,10 @@ Edit = Callable[[Folder], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """A folder to make: a draft of `family` in these formats, then edited."""
+    """A folder to make: a draft of `family` in these formats, then edited.
+
+    `reads`: the target's layers whose inputs it then reads, where that is not what `READS` says.
+    """
 
     name: str
     what: str
@@ -77,6 +80,7 @@ class Broken:
     edit: Edit
     family: FamilyName = "eagle3-llama"
     source: dict[str, Any] = field(default_factory=dict)
+    reads: tuple[int, ...] | None = None
 
 
 def excludes(*names: str) -> Edit:

@@ -59,6 +59,15 @@ def parameter_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:
     ]
 
 
+def capture_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:
+    """Layers of the target that the engine captures, and `check` does not say."""
+    executed = list(outcome["captures"].values())
+    said = [None if each.inputs is None else list(each.inputs) for each in answer.captures]
+    if outcome["verdict"] not in _SERVED or executed == said:
+        return []
+    return [f"{_where(answer)}, {outcome['draft']}: captures {said} in check, {executed}"]
+
+
 def find_mismatches(folders: Path, outcomes: Iterable[Outcome]) -> list[str]:
     """Every prediction that is not what the engine did.
 
@@ -74,6 +83,7 @@ def find_mismatches(folders: Path, outcomes: Iterable[Outcome]) -> list[str]:
                 f" the engine {outcome['verdict']} {outcome['error'] or ''}".rstrip()
             )
         mismatches += parameter_mismatches(outcome, answer)
+        mismatches += capture_mismatches(outcome, answer)
     return mismatches
 
 

@@ -10,6 +10,8 @@ from cases import Case
 
 Outcome = Mapping[str, Any]
 JSON_FILE = Path(__file__).resolve().parent / "results.json"
+_DEFAULT_LAYERS = [2, 4, 5]
+"""Of a target of 8 layers, as both engines say."""
 _NO_LINEAR = re.compile(r"(^|\bmodel|embed_tokens|attn|attn_m[hq]a|norm)$")
 """Modules with parameters that are no linears."""
 COLUMNS = (
@@ -85,6 +87,16 @@ def with_linears(outcome: Outcome) -> Outcome:
             linears.setdefault(module, {})[parameter] = json.loads(form.split(" ", 1)[1])
     others = {k: value for k, value in outcome.items() if k not in ("parameters", "served")}
     return {**others, "linears": linears}
+
+
+def judged(outcome: Outcome, reads: Sequence[int]) -> Outcome:
+    """An outcome with what the default runner captures: other layers than are read are wrong."""
+    if outcome["verdict"] != "LOADS":
+        return outcome
+    captured = next(iter(outcome["captures"].values())) or _DEFAULT_LAYERS
+    if sorted(set(captured)) == list(reads):
+        return outcome
+    return {**outcome, "verdict": "LOADS BUT WRONG", "captured": captured}
 
 
 class _Table:
@@ -187,13 +199,14 @@ def _reason(outcome: Outcome) -> str:
         ("dropped", outcome["unread"]),
         ("cast", outcome["cast"]),
         ("one scale for several", outcome["merged"]),
+        ("the target's layers captured", [str(layer) for layer in outcome.get("captured", ())]),
     )
     return "; ".join(f"{what}: {_some(names)}" for what, names in found if names)
 
 
 def _some(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(f"`{name}`" for name in names[:2]) + rest
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f"`{name}`" for name in names[:3]) + rest
 
 
 def _number(reason: str, reasons: dict[str, int]) -> int:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parent))  # tiny.py and its kin
 from cases import FAMILIES, TARGET_FOLDER, Case, read_cases, write_cases  # noqa: E402
 from plugin import plugin_faults  # noqa: E402
 from predictions import find_mismatches  # noqa: E402
-from results import Outcome, with_linears, write_results  # noqa: E402
+from results import Outcome, judged, with_linears, write_results  # noqa: E402
 
 ARCHS = {"vllm": ("sm90", "sm100"), "sglang": ("sm90", "sm100", "gfx942")}
 
@@ -80,7 +80,9 @@ def _ask_engines(python: Path, folders: Path, cases: Sequence[Case]) -> list[Out
     """Every platform in its own process, as many at a time as there are cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         answers = pool.map(lambda on: _ask(python, folders, _names(cases, on), on), PLATFORMS)
-        return [with_linears(outcome) for answer in answers for outcome in answer]
+        outcomes = [with_linears(outcome) for answer in answers for outcome in answer]
+    reads = {case.name: case.reads for case in cases}
+    return [judged(outcome, reads[outcome["draft"]]) for outcome in outcomes]
 
 
 def _names(cases: Sequence[Case], platform: Platform) -> list[str]:
