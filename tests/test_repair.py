@@ -38,7 +38,11 @@ PLATFORMS = (
     ("sglang", "sm100"),
     ("sglang", "gfx942"),
 )
+LAYERS = {"layers-nested-only", "layers-at-the-top-only", "layers-as-inputs"}
+"""One place names the target's layers, or in one convention only: a lint writes both."""
 RIGHT = {
+    "layers-in-both-places",
+    "layers-nowhere",
     "architecture-eagle3-llama",
     "architecture-of-llama",
     "architecture-of-llama-unpruned",
@@ -187,6 +191,10 @@ def test_broken_folders(workshop: Workshop, tmp_path: Path, broken: Broken) -> N
     if broken.name in RIGHT:
         assert names(plan) == []
         assert (after, plan.notes) == (before, ())
+    elif broken.name in LAYERS:
+        assert [repair.name for repair in plan.repairs] == ["aux-layer-ids"]
+        assert "LOADS BUT WRONG" in before
+        assert set(after) == {"LOADS"}
     elif broken.name in LEFT:
         note = LEFT[broken.name]
         assert names(plan) == []
