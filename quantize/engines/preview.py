@@ -6,15 +6,17 @@ from dataclasses import replace
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..layouts import get_layout
+from ..lints import config_changes, find_lints, fixed_config
 from ..plan import Plan
 from .check import check_checkpoint
 from .contract import EngineCheck
 from .registry import newest_engines
 
 
-def planned_checkpoint(plan: Plan) -> Checkpoint:
+def planned_checkpoint(plan: Plan, *, fix_config: bool = False) -> Checkpoint:
     """The folder that a plan would write, as its headers and config.json will be.
 
+    With `fix_config` the lints of the draft have corrected config.json, as `quantize_draft` does.
     Kept tensors lie where they lie in the source, so that what is read of them can be read; those
     of quantized linears have names, dtypes and shapes, and no bytes.
     """
@@ -34,15 +36,16 @@ def planned_checkpoint(plan: Plan) -> Checkpoint:
                 start=0,
                 stop=part.nbytes,
             )
+    changes = config_changes(find_lints(plan.draft)) if fix_config else {}
     return replace(
         source,
-        config={**source.config, "quantization_config": declared},
+        config={**fixed_config(source.config, changes), "quantization_config": declared},
         tensors=dict(sorted(tensors.items())),
     )
 
 
 def planned_verdicts(
-    plan: Plan, *, tp: int = 1, target_layers: int | None = None
+    plan: Plan, *, tp: int = 1, target_layers: int | None = None, fix_config: bool = False
 ) -> tuple[EngineCheck, ...]:
     """What each known engine does with the result on each of its GPUs.
 
@@ -50,11 +53,13 @@ def planned_verdicts(
         plan: what would be written.
         tp: tensor-parallel shards.
         target_layers: see `check_draft`.
+        fix_config: see `planned_checkpoint`.
 
     Raises:
         CheckpointError: `target_layers` is not what config.json says.
     """
-    checkpoint, recipe = planned_checkpoint(plan), plan.recipe.stored
+    checkpoint = planned_checkpoint(plan, fix_config=fix_config)
+    recipe = plan.recipe.stored
     layout = get_layout(recipe.layout)
     side_files: Mapping[str, object] = layout.side_files(checkpoint.config["quantization_config"])
     return tuple(

@@ -5,16 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from ...quantize.engines.contract import EngineCheck
 from ...quantize.engines.preview import planned_verdicts
 from ...quantize.plan import Plan, make_plan
-from ...recipes import built_in_recipes, load_recipe
+from ...recipes import Recipe, built_in_recipes, load_recipe
 from ...recipes.errors import DraftQuantError
 from ..console import stderr
 
 _GPU_NAMES = {"gfx942": "MI300X, MI325X", "sm90": "H100, H200", "sm100": "B200"}
 
 
-def verdicts_of(plan: Plan) -> tuple[EngineCheck, ...]:
+def verdicts_of(plan: Plan, *, fix_config: bool = False) -> tuple[EngineCheck, ...]:
     """What each known engine on each of its GPUs will do with the result."""
-    return planned_verdicts(plan, target_layers=plan.target_layers)
+    return planned_verdicts(plan, target_layers=plan.target_layers, fix_config=fix_config)
 
 
 def verdict_lines(verdicts: Iterable[EngineCheck]) -> list[str]:
@@ -39,9 +39,25 @@ def warn_if_nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> None:
     out.line(f"warning: no known engine loads what recipe {plan.recipe.name} makes of this draft:")
     for line in verdict_lines(verdicts):
         out.line(f"  {line}")
+    for reason in dict.fromkeys(f"{one.engine}: {one.error}" for one in verdicts):
+        out.line(f"  {reason}")
+    if _is_for_the_plugin(plan.recipe):
+        out.line("  with draftquant installed beside them (its plugin), vllm and sglang load it")
     for arch, recipes in _alternatives(plan).items():
         names = _GPU_NAMES.get(arch, arch)
         out.line(f"  on {arch} ({names}) these load: {', '.join(recipes)}")
+
+
+def _is_for_the_plugin(recipe: Recipe) -> bool:
+    """See `quantize/plugins`."""
+    weights, inputs = recipe.weights, recipe.activations
+    return (
+        recipe.layout == "quark"
+        and (weights.dtype, weights.granularity, weights.carrier) == ("int4", "channel", None)
+        and weights.first_stage is None
+        and inputs is not None
+        and inputs.dtype == "fp8_e4m3"
+    )
 
 
 def _alternatives(plan: Plan) -> Mapping[str, list[str]]:

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
     source, draft = open_draft(options.draft)
     plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
-    verdicts = verdicts_of(plan)
+    verdicts = verdicts_of(plan, fix_config=options.fix_config)
     warn_if_nothing_loads(plan, verdicts)
     static = _static_scales(plan, options)
     seconds = _Stopwatch()
