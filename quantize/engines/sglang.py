@@ -62,8 +62,8 @@ _SPLIT_GROUPS: Mapping[str, str] = {
         "AssertionError: sglang/srt/layers/quantization/compressed_tensors/schemes/"
         "compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
     ),
-    "awq int4": "ValueError: The input size is not aligned with the quantized weight shape. This can"
-    " be caused by too large tensor parallel size.",
+    "awq int4": "ValueError: The input size is not aligned with the quantized weight shape. This"
+    " can be caused by too large tensor parallel size.",
 }
 _MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
 """Of a shard, in which Marlin takes AWQ."""

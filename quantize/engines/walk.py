@@ -14,7 +14,7 @@ from ..drafts.family import TensorSpec
 from ..drafts.fused import MLA_DOWN
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.parts import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE
+from ..stored.parts import COMPANIONS, FLOAT_DTYPES
 from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
 from .folder import SHARED, Stored, folder_findings, no_such_name, stranger
 from .linear_scheme import LinearScheme

@@ -108,9 +108,7 @@ def _integers(
 
     spelled = dtype + ("" if symmetric else "+") + ("" if packed else "@")
     suffix = "weight_packed" if packed else "weight"
-    return linear_scheme(
-        "compressed-tensors", spelled, strategy, size, activations, suffix, parts
-    )
+    return linear_scheme("compressed-tensors", spelled, strategy, size, activations, suffix, parts)
 
 
 def _float_parts(dtype: str, strategy: str, activations: str, rows: int, columns: int) -> Parts:
