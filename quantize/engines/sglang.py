@@ -56,10 +56,30 @@ _QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
 """(quant_method, family) of drafts whose head is quantized."""
 _FLOAT16 = frozenset({("awq", "gfx942")})
 """(quant_method, GPU) that take no other dtype."""
-_SPLIT_GROUPS: Mapping[str, str] = {
-    "compressed-tensors int4": "AssertionError: sglang/srt/layers/quantization/compressed_tensors/"
-    "schemes/compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
+_CT_SPLIT = (
+    "AssertionError: sglang/srt/layers/quantization/compressed_tensors/schemes/"
+    "compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0"
+)
+_CUDA_SPLIT: Mapping[str, str] = {
+    "compressed-tensors int4": _CT_SPLIT,
+    "awq int4": "ValueError: Weight input_size_per_partition = {columns} is not divisible by"
+    " min_thread_k = 128. Consider reducing tensor_parallel_size or running with --quantization"
+    " gptq.",
+    "modelopt nvfp4 nvfp4": "ValueError: Unsupported model when in features size is not multiple"
+    " of 16",
+    "modelopt nvfp4 none": "ValueError: Unsupported model when input feature size is not a"
+    " multiple of 16",
 }
+_SPLIT_GROUPS: Mapping[str, Mapping[str, str]] = {
+    "sm90": _CUDA_SPLIT,
+    "sm100": _CUDA_SPLIT,
+    "gfx942": {
+        "compressed-tensors int4": _CT_SPLIT,
+        "awq int4": "ValueError: The input size is not aligned with the quantized weight shape."
+        " This can be caused by too large tensor parallel size.",
+    },
+}
+_DROPPED_GROUPS = frozenset({"quark mxfp4"})
 
 
 def taken(declaration: Declaration) -> Declaration | None:
@@ -244,7 +264,8 @@ def module_problem(
         return Finding("load", text, "use FP8 per channel with dynamic tokens, or FP8 blocks")
     if scheme.granularity == "block" and module.sharding != "replicated":
         return block_problem(question, module, shapes)
-    return group_problem(question, module, columns, _SPLIT_GROUPS)
+    errors = _SPLIT_GROUPS.get(question.arch, {})
+    return group_problem(question, module, columns, errors, _DROPPED_GROUPS)
 
 
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:

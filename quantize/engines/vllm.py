@@ -70,16 +70,31 @@ _PARTS_OF_BLOCKS = frozenset({"fp8"})
 """Layouts whose fused linears are built although their parts are no whole blocks."""
 _TILES_OF_128 = frozenset({("compressed-tensors int4 group128 token-dynamic", "sm90")})
 """(signature, GPU) whose only kernel takes weights that are whole tiles."""
+_NOT_ALIGNED = (
+    "ValueError: The input size is not aligned with the quantized weight shape. This can be caused"
+    " by too large tensor parallel size."
+)
+_SPLIT_GROUPS_ANYWHERE: Mapping[str, str] = {
+    "quark int4": f"{_NOT_ALIGNED} input_size_per_partition={{columns}},"
+    " group_size={group_size}.",
+    "awq int4": _NOT_ALIGNED,
+    "modelopt nvfp4": "ValueError: Unsupported model when in features size is not multiple of 16",
+    "quark mxfp4": "ValueError: OCP MX linear layer '{prefix}' has an input size per partition of"
+    " {columns}, which must be divisible by the OCP MX group size 32.",
+}
 _SPLIT_GROUPS: Mapping[str, Mapping[str, str]] = {
     "sm90": {
+        **_SPLIT_GROUPS_ANYWHERE,
         "compressed-tensors int4": "ValueError: Weight input_size_per_partition={columns} for"
-        " layer '{prefix}' is not divisible by group_size={group_size}."
+        " layer '{prefix}' is not divisible by group_size={group_size}.",
     },
     "sm100": {
+        **_SPLIT_GROUPS_ANYWHERE,
         "compressed-tensors int4": "ValueError: Failed to find a kernel that can implement the"
-        " WNA16 linear layer."
+        " WNA16 linear layer.",
     },
 }
+_DROPPED_GROUPS = frozenset({"compressed-tensors mxfp4"})
 
 
 def taken(declaration: Declaration) -> Declaration | Finding:
@@ -254,7 +269,8 @@ def module_problem(
         )
     if scheme.granularity == "block":
         return _block_problem(question, module, shapes)
-    return group_problem(question, module, columns, _SPLIT_GROUPS[question.arch])
+    errors = _SPLIT_GROUPS[question.arch]
+    return group_problem(question, module, columns, errors, _DROPPED_GROUPS)
 
 
 def _block_problem(

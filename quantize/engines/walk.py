@@ -146,11 +146,11 @@ class Walk:
     ) -> Iterator[Finding]:
         """A module that the engine takes as quantized: each part stored so, nothing absent."""
         shapes = [self._shape(part) for part in parts]
-        problem = self.engine.module_problem(
-            self.question, module, [self._shard(module, part) for part in parts]
-        )
-        if problem is not None:
-            yield problem
+        if taken.problem is None or taken.problem.stage not in ("config", "init"):  # it comes here
+            shards = [self._shard(module, part) for part in parts]
+            problem = self.engine.module_problem(self.question, module, shards)
+            if problem is not None:
+                yield problem
         mixed = {self._is_float(tensors) for tensors in parts.values() if tensors}
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
             if not tensors:
