@@ -170,11 +170,11 @@ class Walk:
     ) -> Iterator[Finding]:
         """A module that the engine takes as quantized: each part stored so, nothing absent."""
         shapes = [self._shape(part) for part in parts]
-        problem = self.engine.module_problem(
-            self.question, module, scheme, [self._shard(module, part) for part in parts]
-        )
-        if problem is not None:
-            yield problem
+        if row.problem is None or row.problem.stage not in ("config", "init"):  # it comes here
+            shards = [self._shard(module, part) for part in parts]
+            problem = self.engine.module_problem(self.question, module, scheme, shards)
+            if problem is not None:
+                yield problem
         mixed = {self._is_float(tensors) for tensors in parts.values() if tensors}
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
             if not tensors:

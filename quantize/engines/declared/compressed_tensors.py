@@ -54,7 +54,10 @@ def _scheme(weights: Args, inputs: Args | None, form: object) -> LinearScheme:
         return _float_parts(dtype, strategy, activations, rows, columns)
 
     suffix = "weight_packed" if dtype in ("nvfp4", "mxfp4") else "weight"
-    return linear_scheme("compressed-tensors", dtype, strategy, None, activations, suffix, parts)
+    group_size = None if dtype == "fp8" else size
+    return linear_scheme(
+        "compressed-tensors", dtype, strategy, group_size, activations, suffix, parts
+    )
 
 
 def _dtype(args: Args) -> str:
