@@ -94,21 +94,14 @@ _SPLIT_ANYWHERE: Mapping[str, str] = {
     "quark mxfp4": "ValueError: OCP MX linear layer '{prefix}' has an input size per partition of"
     " {columns}, which must be divisible by the OCP MX group size 32.",
 }
-_SPLIT_GROUPS: Mapping[str, str] = {
-    **_SPLIT_ANYWHERE,
-    **dict.fromkeys(
-        ("compressed-tensors int4", "compressed-tensors int8"),
-        "ValueError: Weight input_size_per_partition={columns} for layer '{prefix}' is not"
-        " divisible by group_size={group_size}.",
-    ),
-}
-_SPLIT_GROUPS_SM100: Mapping[str, str] = {
-    **_SPLIT_ANYWHERE,
-    **dict.fromkeys(
-        ("compressed-tensors int4", "compressed-tensors int8"),
-        "ValueError: Failed to find a kernel that can implement the WNA16 linear layer.",
-    ),
-}
+_CT_INTEGERS = ("compressed-tensors int4", "compressed-tensors int8")
+_NO_WHOLE_GROUPS = (
+    "ValueError: Weight input_size_per_partition={columns} for layer '{prefix}' is not divisible by"
+    " group_size={group_size}."
+)
+_NO_KERNEL = "ValueError: Failed to find a kernel that can implement the WNA16 linear layer."
+_SPLIT_GROUPS = {**_SPLIT_ANYWHERE, **dict.fromkeys(_CT_INTEGERS, _NO_WHOLE_GROUPS)}
+_SPLIT_GROUPS_SM100 = {**_SPLIT_ANYWHERE, **dict.fromkeys(_CT_INTEGERS, _NO_KERNEL)}
 _DROPPED_GROUPS = frozenset({"compressed-tensors mxfp4"})
 
 

@@ -66,8 +66,9 @@ def _dtype(args: Args) -> str:
     if kind == "int":
         return f"int{bits}"
     if bits == 4:
-        forms = {("tensor_group", 16): "nvfp4", ("group", 32): "mxfp4"}
-        return forms.get((strategy, size), "fp4")
+        return {("tensor_group", 16): "nvfp4", ("group", 32): "mxfp4"}.get(
+            (str(strategy), int(size or 0)), "fp4"
+        )
     powers = strategy == "group" and size == 32 and "uint8" in str(args.get("scale_dtype"))
     return "mxfp8" if powers else "fp8"
 
