@@ -59,6 +59,7 @@ class Walk:
         for module in self.engine.modules(self.question):
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
+                findings += self._absent(module)
                 continue
             scheme = self._scheme(module, findings)
             row = rows.get(scheme.signature) if scheme else None
@@ -123,6 +124,12 @@ class Walk:
             text = self.engine.no_target.format(prefix=module.prefix)
             findings.append(Finding("init", text, f"target {module.leaf}, or exclude it"))
         return scheme
+
+    def _absent(self, module: Module) -> Iterator[Finding]:
+        """A head that is the target's, and whose scales are looked for before it is."""
+        scheme = self._scheme(module, []) if self.engine.absent_head else None
+        if scheme is not None and (scheme.layout, scheme.weight_dtype) == ("modelopt", "nvfp4"):
+            yield Finding("after load", self.engine.absent_head, f"exclude {module.leaf}")
 
     def _targets_matter(self) -> bool:
         declared = self.question.declaration
