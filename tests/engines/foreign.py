@@ -39,7 +39,6 @@ PLATFORMS = {
     ("vllm", "sm90"): 1,
     ("vllm", "sm100"): 2,
     ("vllm", "gfx942"): 2,
-    ("vllm", "gfx950"): 3,
     ("sglang", "sm90"): 1,
     ("sglang", "sm100"): 3,
     ("sglang", "gfx942"): 1,
