@@ -1,15 +1,17 @@
 """What both engines ask of blocks and groups: whole ones in every part and shard.
 
 Source: `validate_fp8_block_shape`, the same in vLLM 0.33.0 and SGLang 0.5.23, executed with parts
-and shards that are no whole blocks of 128 x 128; INT4 executed with shards of half a group.
+and shards that are no whole blocks of 128 x 128; INT4 and FP4 executed with shards that are no
+whole groups.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from .contract import Finding, Module, Question
 from .linear_scheme import LinearScheme
 
 BLOCK = 128
+_FEWER = "use fewer tensor-parallel shards, or smaller groups"
 
 
 def block_problem(
@@ -28,7 +30,11 @@ def block_problem(
 
 
 def group_problem(
-    module: Module, scheme: LinearScheme, columns: int, errors: Mapping[str, str]
+    module: Module,
+    scheme: LinearScheme,
+    columns: int,
+    errors: Mapping[str, str],
+    dropped: Collection[str] = (),
 ) -> Finding | None:
     """Why an engine refuses to build a module in groups.
 
@@ -36,15 +42,21 @@ def group_problem(
         module: the linear.
         scheme: as which it is taken.
         columns: its inputs in one shard.
-        errors: "layout dtype" -> the engine's error; others were not executed.
+        errors: signature, or "layout dtype" -> the engine's error; others were not executed.
+        dropped: "layout dtype" of which it builds no scale for a shard of less than one group, and
+            drops the stored ones.
     """
-    if scheme.granularity != "group" or columns % (scheme.group_size or 1) == 0:
+    size = scheme.group_size or 1
+    if scheme.granularity != "group" or columns % size == 0:
         return None
-    text = errors.get(f"{scheme.layout} {scheme.weight_dtype}")
-    if text is None:
-        return Finding("unknown", f"{module.name}: groups are split by shards", "use fewer")
-    said = text.format(columns=columns, prefix=module.prefix, group_size=scheme.group_size)
-    return Finding("init", said, "use fewer tensor-parallel shards, or smaller groups")
+    kind, remedy = f"{scheme.layout} {scheme.weight_dtype}", _FEWER
+    text = errors.get(scheme.signature, errors.get(kind))
+    if text is not None:
+        said = text.format(columns=columns, prefix=module.prefix, group_size=size)
+        return Finding("init", said, remedy)
+    if kind in dropped and columns < size:
+        return Finding("wrong", f"dropped: the scales of {module.name}", remedy)
+    return Finding("unknown", f"{module.name}: groups are split by shards", remedy)
 
 
 def _refused(module: Module, size: str, side: str) -> Finding:

@@ -194,6 +194,7 @@ class Engine:
             "" = not executed.
         uneven_heads: family -> its error for attention heads that are not whole in each shard, with
             {heads} and {tp}; a family that is not there was not executed.
+        absent_head: its error for NVFP4 of ModelOpt without a head, which is not excluded.
         checks_shapes: it refuses a tensor that does not fit into its parameter.
         scale_shape: its error for scales [out] where it has [out, 1], or the other way round;
             "" = not executed.
@@ -232,6 +233,7 @@ class Engine:
     later_norm: str = ""
     embedding_rows: str = ""
     uneven_heads: Mapping[str, str] = field(default_factory=dict)
+    absent_head: str = ""
     checks_shapes: bool = False
     scale_shape: str = ""
     launch: Callable[[Question, int, str], str]

@@ -56,15 +56,27 @@ METHODS = frozenset(
 _QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
 """(quant_method, family) of drafts whose head is quantized."""
 _ROCM = ("gfx942", "gfx950")
-_SPLIT_GROUPS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("compressed-tensors int4", "compressed-tensors int8"),
-        "AssertionError: sglang/srt/layers/quantization/compressed_tensors/schemes/"
-        "compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
-    ),
-    "awq int4": "ValueError: The input size is not aligned with the quantized weight shape. This can"
-    " be caused by too large tensor parallel size.",
+_CT_SPLIT = dict.fromkeys(
+    ("compressed-tensors int4", "compressed-tensors int8"),
+    "AssertionError: sglang/srt/layers/quantization/compressed_tensors/schemes/"
+    "compressed_tensors_wNa16.py:128: assert input_size_per_partition % group_size == 0",
+)
+_CUDA_SPLIT: Mapping[str, str] = {
+    **_CT_SPLIT,
+    "awq int4": "ValueError: Weight input_size_per_partition = {columns} is not divisible by"
+    " min_thread_k = 128. Consider reducing tensor_parallel_size or running with --quantization"
+    " gptq.",
+    "modelopt nvfp4 nvfp4": "ValueError: Unsupported model when in features size is not multiple"
+    " of 16",
+    "modelopt nvfp4 none": "ValueError: Unsupported model when input feature size is not a"
+    " multiple of 16",
 }
+_ROCM_SPLIT: Mapping[str, str] = {
+    **_CT_SPLIT,
+    "awq int4": "ValueError: The input size is not aligned with the quantized weight shape."
+    " This can be caused by too large tensor parallel size.",
+}
+_DROPPED_GROUPS = frozenset({"quark mxfp4"})
 _MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
 """Of a shard, in which Marlin takes AWQ."""
 
@@ -261,7 +273,8 @@ def module_problem(
             return problem
     if scheme.granularity == "block" and module.sharding != "replicated":
         return block_problem(question, module, shapes)
-    return group_problem(module, scheme, columns, _SPLIT_GROUPS)
+    errors = _ROCM_SPLIT if question.arch in _ROCM else _CUDA_SPLIT
+    return group_problem(module, scheme, columns, errors, _DROPPED_GROUPS)
 
 
 def _marlin_problem(module: Module, rows: int, columns: int) -> Finding | None:

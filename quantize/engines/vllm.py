@@ -84,16 +84,25 @@ _NOT_ALIGNED = (
     "ValueError: The input size is not aligned with the quantized weight shape. This can be caused"
     " by too large tensor parallel size."
 )
-_UNALIGNED = dict.fromkeys(("awq int4", "quark int4", "quark uint4"), _NOT_ALIGNED)
-_SPLIT_GROUPS: Mapping[str, str] = _UNALIGNED | dict.fromkeys(
-    ("compressed-tensors int4", "compressed-tensors int8"),
-    "ValueError: Weight input_size_per_partition={columns} for layer '{prefix}' is not divisible by"
+_SPLIT_ANYWHERE: Mapping[str, str] = {
+    "awq int4": _NOT_ALIGNED,
+    "modelopt nvfp4": "ValueError: Unsupported model when in features size is not multiple of 16",
+    "quark int4": f"{_NOT_ALIGNED} input_size_per_partition={{columns}},"
     " group_size={group_size}.",
+    "quark uint4": f"{_NOT_ALIGNED} input_size_per_partition={{columns}},"
+    " group_size={group_size}.",
+    "quark mxfp4": "ValueError: OCP MX linear layer '{prefix}' has an input size per partition of"
+    " {columns}, which must be divisible by the OCP MX group size 32.",
+}
+_CT_INTEGERS = ("compressed-tensors int4", "compressed-tensors int8")
+_NO_WHOLE_GROUPS = (
+    "ValueError: Weight input_size_per_partition={columns} for layer '{prefix}' is not divisible by"
+    " group_size={group_size}."
 )
-_SPLIT_GROUPS_SM100: Mapping[str, str] = _UNALIGNED | dict.fromkeys(
-    ("compressed-tensors int4", "compressed-tensors int8"),
-    "ValueError: Failed to find a kernel that can implement the WNA16 linear layer.",
-)
+_NO_KERNEL = "ValueError: Failed to find a kernel that can implement the WNA16 linear layer."
+_SPLIT_GROUPS = {**_SPLIT_ANYWHERE, **dict.fromkeys(_CT_INTEGERS, _NO_WHOLE_GROUPS)}
+_SPLIT_GROUPS_SM100 = {**_SPLIT_ANYWHERE, **dict.fromkeys(_CT_INTEGERS, _NO_KERNEL)}
+_DROPPED_GROUPS = frozenset({"compressed-tensors mxfp4"})
 
 
 def taken(declaration: Declaration, _arch: str) -> Declaration | Finding:
@@ -276,7 +285,7 @@ def module_problem(
     if scheme.granularity == "block":
         return _block_problem(question, module, scheme, shapes)
     errors = _SPLIT_GROUPS_SM100 if question.arch == "sm100" else _SPLIT_GROUPS
-    return group_problem(module, scheme, columns, errors)
+    return group_problem(module, scheme, columns, errors, _DROPPED_GROUPS)
 
 
 def _modelopt_block_problem(module: Module, parts: list[int], columns: int) -> Finding | None:

@@ -47,9 +47,25 @@ _TOO_OLD = Finding(
 _W8A8 = {"*": Scheme("QuarkW8A8Fp8"), "sm80": Scheme("QuarkW8A8Fp8", _TOO_OLD)}
 _NOT_QUARK = {"*": Scheme("QuarkLinearMethod", _NO_QUARK)}
 _CT_W8A8 = {"*": Scheme("CompressedTensorsW8A8Fp8")}
-_CT_W8A16 = {"*": Scheme("CompressedTensorsW8A16Fp8")}
+_NO_KERNEL = "ValueError: Failed to find a kernel that can implement the {} linear layer."
+_NO_MARLIN = Finding(
+    "init",
+    "ValueError: Forced NVFP4 kernel MarlinNvFp4LinearKernel is not supported: Marlin FP4 not"
+    " available",
+    _USE_CT,
+)
+
+
+def _not_on_rocm(name: str, kind: str) -> dict[str, Scheme]:
+    refused = Finding("init", _NO_KERNEL.format(kind), _USE_CT)
+    return {"*": Scheme(name), "gfx942": Scheme(name, refused)}
+
+
+_CT_W8A16 = _not_on_rocm("CompressedTensorsW8A16Fp8", "ScaledMM")
 _CT_NVFP4 = {"*": Scheme("CompressedTensorsW4A4Fp4")}
 _WNA16 = {"*": Scheme("CompressedTensorsWNA16")}
+_W8A16 = _not_on_rocm("CompressedTensorsWNA16", "WNA16")
+_CT_MXFP4 = _not_on_rocm("CompressedTensorsW4A4Mxfp4", "MXFP4")
 _INT4 = {"*": Scheme("QuarkW4A16Int4")}
 _MODELOPT = {"*": Scheme("ModelOptLinearMethod")}
 _FP8 = {"*": Scheme("Fp8LinearMethod")}
@@ -61,8 +77,8 @@ _NO_W4A8 = Finding(
 )
 _BYTES_FOR_WORDS = Finding(
     "load",
-    "ValueError: There is no module or parameter named 'weight': 4 bits in a byte each are declared,"
-    " and words of eight are expected",
+    "ValueError: There is no module or parameter named 'weight': 4 bits in a byte each are"
+    " declared, and words of eight are expected",
     _USE_CT,
 )
 _GROUPS = ("channel", "group32", "group64", "group128")
@@ -70,7 +86,7 @@ _GROUPS_ALONE = ("group32", "group64", "group128")
 
 SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     **{
-        f"compressed-tensors {dtype} {size} none": _WNA16
+        f"compressed-tensors {dtype} {size} none": _WNA16 if "int4" in dtype else _W8A16
         for dtype in ("int4", "int4+", "int8", "int8+")
         for size in _GROUPS
     },
@@ -86,11 +102,13 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
         "sm90": Scheme("CompressedTensorsW4A8Fp8", _BYTES_FOR_WORDS),
         "*": Scheme("CompressedTensors", _NO_CT),
     },
-    "compressed-tensors mxfp4 mxfp4": {"*": Scheme("CompressedTensorsW4A4Mxfp4")},
+    "compressed-tensors mxfp4 mxfp4": _CT_MXFP4,
     "compressed-tensors mxfp8 mxfp8": {"*": Scheme("CompressedTensorsW8A8Mxfp8")},
     "compressed-tensors mxfp8 none": {"*": Scheme("CompressedTensorsW8A8Mxfp8")},
     "compressed-tensors fp8 tensor tensor-dynamic": _CT_W8A8,
-    **{f"quark {dtype} {size} none": _INT4 for dtype in ("int4", "uint4") for size in _GROUPS_ALONE},
+    **{
+        f"quark {dtype} {size} none": _INT4 for dtype in ("int4", "uint4") for size in _GROUPS_ALONE
+    },
     "quark int8 tensor int8-tensor-static": {"*": Scheme("QuarkW8A8Int8")},
     "quark nvfp4 nvfp4": {"*": Scheme("QuarkNVFP4")},
     "modelopt fp8 block none": _MODELOPT,
@@ -122,7 +140,7 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "quark mxfp4 mxfp4": {"*": Scheme("QuarkOCP_MX")},
     "modelopt fp8 tensor tensor-static": _MODELOPT,
     "modelopt fp8 channel token-dynamic": _MODELOPT,
-    "modelopt nvfp4 none": _MODELOPT,
+    "modelopt nvfp4 none": {**_MODELOPT, "gfx942": Scheme("ModelOptLinearMethod", _NO_MARLIN)},
     "modelopt nvfp4 nvfp4": _MODELOPT,
     "compressed-tensors int4 channel token-dynamic": {"*": Scheme("CompressedTensors", _NO_CT)},
     "compressed-tensors int4 group128 token-dynamic": {
@@ -136,9 +154,12 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
     "compressed-tensors fp8 tensor token-dynamic": _CT_W8A8,
     "compressed-tensors fp8 tensor tensor-static": _CT_W8A8,
     "compressed-tensors fp8 block group-dynamic": _CT_W8A8,
-    "compressed-tensors nvfp4 none": _CT_NVFP4,
+    "compressed-tensors nvfp4 none": {
+        **_CT_NVFP4,
+        "gfx942": Scheme("CompressedTensorsW4A4Fp4", _NO_MARLIN),
+    },
     "compressed-tensors nvfp4 nvfp4": _CT_NVFP4,
-    "compressed-tensors mxfp4 none": {"*": Scheme("CompressedTensorsW4A4Mxfp4")},
+    "compressed-tensors mxfp4 none": _CT_MXFP4,
     "fp8 fp8 tensor token-dynamic": _FP8,
     "fp8 fp8 tensor tensor-static": _FP8,
     "fp8 fp8 block group-dynamic": _FP8,

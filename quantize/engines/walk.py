@@ -14,11 +14,12 @@ from ..drafts.family import TensorSpec
 from ..drafts.fused import MLA_DOWN
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.parts import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE
+from ..stored.parts import COMPANIONS, FLOAT_DTYPES
 from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
 from .folder import SHARED, Stored, folder_findings, no_such_name, stranger
 from .linear_scheme import LinearScheme
 from .parameters import parameters
+from .shapes import never_fits, other_shape, refused_shape, without_ones
 from .targets import scheme_of
 
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
@@ -58,6 +59,7 @@ class Walk:
         for module in self.engine.modules(self.question):
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
+                findings += self._absent(module)
                 continue
             scheme = self._scheme(module, findings)
             row = rows.get(scheme.signature) if scheme else None
@@ -123,6 +125,12 @@ class Walk:
             findings.append(Finding("init", text, f"target {module.leaf}, or exclude it"))
         return scheme
 
+    def _absent(self, module: Module) -> Iterator[Finding]:
+        """A head that is the target's, and whose scales are looked for before it is."""
+        scheme = self._scheme(module, []) if self.engine.absent_head else None
+        if scheme is not None and (scheme.layout, scheme.weight_dtype) == ("modelopt", "nvfp4"):
+            yield Finding("after load", self.engine.absent_head, f"exclude {module.leaf}")
+
     def _targets_matter(self) -> bool:
         declared = self.question.declaration
         return declared is not None and declared.layout == "compressed-tensors"
@@ -140,7 +148,7 @@ class Walk:
             elif companions or codes:
                 yield self._codes_into_floats(module, companions, weight, self._shape(part))
             elif weight is not None and weight.shape != self._shape(part):
-                yield _other_shape(weight, self._shape(part))
+                yield other_shape(weight, self._shape(part))
 
     def _codes_into_floats(
         self,
@@ -151,7 +159,7 @@ class Walk:
     ) -> Finding:
         remedy = f"declare {module.leaf} as quantized: {_why_plain(self, module)}"
         if weight is not None and weight.shape != shape and self.engine.checks_shapes:
-            return _refused_shape(weight, shape, remedy)
+            return refused_shape(weight, shape, remedy)
         name = companions[0] if companions else f"{module.name}.weight"
         family = self.question.family
         if companions and family in self.engine.refuses_unknown:
@@ -170,11 +178,11 @@ class Walk:
     ) -> Iterator[Finding]:
         """A module that the engine takes as quantized: each part stored so, nothing absent."""
         shapes = [self._shape(part) for part in parts]
-        problem = self.engine.module_problem(
-            self.question, module, scheme, [self._shard(module, part) for part in parts]
-        )
-        if problem is not None:
-            yield problem
+        if row.problem is None or row.problem.stage not in ("config", "init"):  # it comes here
+            shards = [self._shard(module, part) for part in parts]
+            problem = self.engine.module_problem(self.question, module, scheme, shards)
+            if problem is not None:
+                yield problem
         mixed = {self._is_float(tensors) for tensors in parts.values() if tensors}
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
             if not tensors:
@@ -204,14 +212,14 @@ class Walk:
             if tensor is None:
                 if suffix not in scheme.not_read:
                     yield _never_written(module, suffix)
-            elif tensor.dtype not in part.dtypes or _without_ones(tensor.shape) != _without_ones(
+            elif tensor.dtype not in part.dtypes or without_ones(tensor.shape) != without_ones(
                 part.shape
             ):
-                wrong_shape = self.engine.checks_shapes and _never_fits(tensor.shape, part.shape)
+                wrong_shape = self.engine.checks_shapes and never_fits(tensor.shape, part.shape)
                 yield (
-                    _refused_shape(tensor, part.shape, _REQUANTIZE)
+                    refused_shape(tensor, part.shape, _REQUANTIZE)
                     if wrong_shape
-                    else _other_shape(tensor, part.shape)
+                    else other_shape(tensor, part.shape)
                 )
             elif len(tensor.shape) != len(part.shape) and tensor.numel > 1:
                 yield self._other_axes(tensor, part.shape)
@@ -222,7 +230,7 @@ class Walk:
     def _other_axes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
         """Scales [out] where the layout has [out, 1], or the other way round."""
         if not self.engine.scale_shape:
-            return _other_shape(tensor, shape)
+            return other_shape(tensor, shape)
         remedy = f"store {tensor.name} as {list(shape)}, not {list(tensor.shape)}"
         return Finding("load", self.engine.scale_shape, remedy)
 
@@ -267,7 +275,7 @@ class Walk:
             text = f"AssertionError: Tried to load weights of size torch.Size({list(weight.shape)})"
             return Finding("load", text, remedy)
         elif codes is not None and codes.shape != weight.shape and self.engine.checks_shapes:
-            return _refused_shape(weight, codes.shape, remedy)
+            return refused_shape(weight, codes.shape, remedy)
         return Finding("unknown", f"{weight.name} is stored as {weight.dtype}", remedy)
 
     def _one_global_scale(
@@ -313,13 +321,6 @@ def _not_executed(what: str) -> Finding:
     return Finding("unknown", f"not in the table of what was executed: {what}", _REQUANTIZE)
 
 
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without trailing ones: engines load a column of scales as [out] or [out, 1]."""
-    while shape and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
-
-
 def _why_plain(walk: Walk, module: Module) -> str:
     if walk.question.declaration is None:
         return "there is no quantization_config that is read"
@@ -341,21 +342,3 @@ def _dropped_scales(parts: Mapping[str, Mapping[str, TensorInfo]]) -> Finding:
         f"dropped: qzeros and scales of {name.rpartition('.')[0]}",
         "quantize with groups of 128, or serve on one GPU",
     )
-
-
-def _never_fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """An engine may cut a part out of a larger tensor, and stretch a single number."""
-    stored, expected = _without_ones(stored), _without_ones(expected)
-    return len(stored) != len(expected) or any(
-        there < wanted for there, wanted in zip(stored, expected, strict=True)
-    )
-
-
-def _refused_shape(tensor: TensorInfo, shape: tuple[int, ...], remedy: str) -> Finding:
-    text = f"AssertionError: {tensor.name} is {list(tensor.shape)}, its parameter {list(shape)}"
-    return Finding("load", text, remedy)
-
-
-def _other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
-    text = f"{tensor.name}: {tensor.dtype} {list(tensor.shape)}, expected shape {list(shape)}"
-    return Finding("unknown", text, "the tensors are not those of the declaration or of the config")

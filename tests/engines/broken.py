@@ -360,6 +360,27 @@ BROKEN = (
         source={"intermediate": 384},
     ),
     Broken(
+        name="group-splits-shard-quark",
+        what="the same in Quark's layout",
+        formats=QUARK_INT4,
+        edit=lambda _folder: None,
+        source={"intermediate": 384},
+    ),
+    Broken(
+        name="group-splits-shard-awq",
+        what="the same in AWQ",
+        formats=AWQ,
+        edit=lambda _folder: None,
+        source={"intermediate": 384, "dtype": "F16"},
+    ),
+    Broken(
+        name="group-splits-shard-nvfp4",
+        what="336 inputs of down_proj in groups of 16: not whole groups in two shards",
+        formats=NVFP4,
+        edit=lambda _folder: None,
+        source={"intermediate": 336},
+    ),
+    Broken(
         name="kv-head-in-each-shard",
         what="one head of k and of v, which each of two shards has whole: right",
         formats=CT_FP8,

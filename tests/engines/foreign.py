@@ -1,7 +1,8 @@
 """Make folders with other tools, ask both engines, and hold `draftquant check` against them.
 
 Usage: `.venv/bin/python tests/engines/foreign.py --engines .venv-engines/bin/python --tools
-.venv-tools/bin/python`. Writes foreign.json and FOREIGN.md; `foreign/` makes the folders.
+.venv-tools/bin/python`. Writes foreign.json, FOREIGN.md and foreign_sample.json; `foreign/` makes
+the folders.
 
 Exit status 1: `check` is wrong somewhere, or says UNKNOWN of 5 % of the answers or more.
 """
@@ -19,15 +20,18 @@ HERE = Path(__file__).resolve().parent
 MAKERS = HERE / "foreign"
 sys.path[:0] = [str(HERE.parent), str(MAKERS)]  # tiny.py and its kin
 
-from drafts import NUM_TARGET_LAYERS, TARGET_FOLDER, write_drafts  # noqa: E402
-from foreign_results import Answer, is_good_enough, table, write_results  # noqa: E402
-
 from draftquant.quantize.engines import check_draft  # noqa: E402
+from drafts import write_drafts  # noqa: E402
+from foreign_results import Answer, is_good_enough, table, write_results  # noqa: E402
+from foreign_sample import NUM_TARGET_LAYERS, write_sample  # noqa: E402
 
-IN_TOOLS, IN_OURS = ("llmcompressor", "oneshot", "autoawq"), (
-    "compressed_tensors",
-    "modelopt",
-    "quark",
+IN_TOOLS, IN_OURS = (
+    ("llmcompressor", "oneshot", "autoawq"),
+    (
+        "compressed_tensors",
+        "modelopt",
+        "quark",
+    ),
 )
 """Makers, by the environment that their tool is in."""
 PLATFORMS = {
@@ -35,7 +39,6 @@ PLATFORMS = {
     ("vllm", "sm90"): 1,
     ("vllm", "sm100"): 2,
     ("vllm", "gfx942"): 2,
-    ("vllm", "gfx950"): 3,
     ("sglang", "sm90"): 1,
     ("sglang", "sm100"): 3,
     ("sglang", "gfx942"): 1,
@@ -53,6 +56,7 @@ def main() -> int:
     parser.add_argument("--tools", type=Path, required=True, help="python of .venv-tools")
     parser.add_argument("--work", type=Path, help="folder to keep folders and raw output in")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the result table")
+    parser.add_argument("--turn", type=int, default=0, help="which drafts each scheme is put on")
     parser.add_argument("--reuse", action="store_true", help="the folders that --work holds")
     parser.add_argument("--reuse-answers", action="store_true", help="what engines said before")
     parser.add_argument("--platform", nargs="*", help="only these, such as vllm-sm90")
@@ -61,11 +65,8 @@ def main() -> int:
         work = arguments.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
         if not (arguments.reuse or arguments.reuse_answers):
-            _make(work, arguments.tools)
-        folders = sorted(
-            path.parent
-            for path in work.glob("drafts/*/*--*/config.json")
-        )
+            _make(work, arguments.tools, arguments.turn)
+        folders = sorted(path.parent for path in work.glob("drafts/*/*--*/config.json"))
         answers = []
         for (engine, arch), every in PLATFORMS.items():
             platform = f"{engine}-{arch}"
@@ -76,11 +77,12 @@ def main() -> int:
                 _ask(work, arguments.engines, asked, engine, arch)
             answers += _compared(work, platform)
         write_results(arguments.out, len(folders), answers)
+        write_sample(arguments.out, work / "drafts", [answer.outcome for answer in answers])
     print(table(answers))
     return 0 if is_good_enough(answers) else 1
 
 
-def _make(work: Path, tools: Path) -> None:
+def _make(work: Path, tools: Path, turn: int) -> None:
     """Every tool in its own process; what it refuses to quantize is left out."""
     write_drafts(work / "drafts")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -90,8 +92,9 @@ def _make(work: Path, tools: Path) -> None:
             print(f"making folders with {maker}", file=sys.stderr)
             script, result = MAKERS / f"by_{maker}.py", work / f"{maker}.jsonl"
             with (work / f"{maker}.log").open("w") as log:
+                made = [str(work / "drafts"), str(result), str(turn)]
                 subprocess.run(
-                    [str(python), "-W", "ignore", str(script), str(work / "drafts"), str(result)],
+                    [str(python), "-W", "ignore", str(script), *made],
                     check=True,
                     env=environment | {"PATH": bins},
                     stdout=log,

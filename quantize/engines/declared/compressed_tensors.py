@@ -54,7 +54,10 @@ def _scheme(weights: Args, inputs: Args | None, form: object) -> LinearScheme:
         return _float_parts(dtype, strategy, activations, rows, columns)
 
     suffix = "weight_packed" if dtype in ("nvfp4", "mxfp4") else "weight"
-    return linear_scheme("compressed-tensors", dtype, strategy, None, activations, suffix, parts)
+    group_size = None if dtype == "fp8" else size
+    return linear_scheme(
+        "compressed-tensors", dtype, strategy, group_size, activations, suffix, parts
+    )
 
 
 def _dtype(args: Args) -> str:
@@ -63,8 +66,9 @@ def _dtype(args: Args) -> str:
     if kind == "int":
         return f"int{bits}"
     if bits == 4:
-        forms = {("tensor_group", 16): "nvfp4", ("group", 32): "mxfp4"}
-        return forms.get((strategy, size), "fp4")
+        return {("tensor_group", 16): "nvfp4", ("group", 32): "mxfp4"}.get(
+            (str(strategy), int(size or 0)), "fp4"
+        )
     powers = strategy == "group" and size == 32 and "uint8" in str(args.get("scale_dtype"))
     return "mxfp8" if powers else "fp8"
 
@@ -108,9 +112,7 @@ def _integers(
 
     spelled = dtype + ("" if symmetric else "+") + ("" if packed else "@")
     suffix = "weight_packed" if packed else "weight"
-    return linear_scheme(
-        "compressed-tensors", spelled, strategy, size, activations, suffix, parts
-    )
+    return linear_scheme("compressed-tensors", spelled, strategy, size, activations, suffix, parts)
 
 
 def _float_parts(dtype: str, strategy: str, activations: str, rows: int, columns: int) -> Parts:

@@ -7,7 +7,6 @@ from ....recipes.schema import LayoutName
 from ...stored.layouts.scheme import Parts
 from ..linear_scheme import LinearScheme
 
-
 _ONE_GRANULARITY = ("nvfp4", "mxfp4", "mxfp8")
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 os.environ["QUARK_DISABLE_COMPILE"] = "1"
 
-from draftquant.quantize.backends.quark import _quark_process_state  # noqa: E402
-from maker import main  # noqa: E402
-from torch import Tensor  # noqa: E402
-from transformers import LlamaConfig, PreTrainedModel  # noqa: E402
-from tree import module_tree, read_tensors, run_linears, write_folder  # noqa: E402
+from draftquant.quantize.backends.quark import _quark_process_state
+from maker import main
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedModel
+from tree import module_tree, read_tensors, run_linears, write_folder
 
 EXCLUDES = (
     ["*lm_head*", "*embed_tokens*"],

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foreign_sample import NUM_TARGET_LAYERS
 from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
 from tiny_speculators import Sizes, tiny_speculators_dflash, tiny_speculators_eagle3
 
-NUM_TARGET_LAYERS = 8
 TARGET_FOLDER = "target"
 FLOAT16 = {"dtype": "F16", "config": {"torch_dtype": "float16"}}
 

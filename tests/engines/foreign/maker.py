@@ -1,7 +1,7 @@
 """The command line of every `by_TOOL.py`: its schemes on the drafts, one JSON line per folder.
 
-Usage: `PYTHON by_TOOL.py DRAFTS RESULT`, with the folder that `drafts.write_drafts` made; tools
-write what they like on standard output.
+Usage: `PYTHON by_TOOL.py DRAFTS RESULT TURN`, with the folder that `drafts.write_drafts` made.
+Tools write what they like on standard output. Another turn puts every scheme on other drafts.
 """
 
 import json
@@ -28,14 +28,15 @@ def main(tool: str, schemes: Sequence[str], make: Make, *, every: int, only: str
         only: part of the names of the drafts that the tool is given at all.
     """
     warnings.simplefilter("ignore")
+    turn = int(sys.argv[3])
     drafts = [path for path in sorted(Path(sys.argv[1]).iterdir()) if only in path.name]
     pairs = [
         (i, scheme, j, place)
         for i, scheme in enumerate(schemes)
         for j, place in enumerate(drafts)
-        if (i + j) % every == 0
+        if (i + j + turn) % every == 0
     ]
-    lines = []
+    lines: list[str] = []
     for i, scheme, j, place in pairs:
         name = f"{tool}--{scheme}"
         refused = None
