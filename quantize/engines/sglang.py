@@ -104,7 +104,7 @@ def taken(declaration: Declaration) -> Declaration | None:
 
 
 def modules(question: Question) -> tuple[Module, ...]:
-    """Excludes are held against names without the layer, except for MLA."""
+    """Excludes are held against names without the layer."""
     found = []
     for i in range(question.num_layers):
         linears = layer_linears(question.family, f"layers.{i}", lambda fused: fused.sglang)
@@ -124,7 +124,7 @@ def _names(family: str, layer: int, path: str) -> tuple[str, str]:
     """Name and prefix of one linear of a layer."""
     leaf = path.rpartition(".")[2]
     if family == "eagle3-mla":
-        return f"model.midlayer.{path}", f"model.midlayer.{path}"
+        return f"model.midlayer.{path}", f"model.{path}"
     if family == "dflash":
         return f"layers.{layer}.{path}", leaf
     inner = path if leaf == "o_proj" else leaf

@@ -136,7 +136,8 @@ class Walk:
         family = self.question.family
         if companions and family in self.engine.refuses_unknown:
             return no_such_name(name, remedy)
-        if family in self.engine.casts and family in self.engine.drops_unknown:
+        casts = self.engine.casts | self.engine.refuses_casts  # which refuses the other direction
+        if family in casts and family in self.engine.drops_unknown:
             what = f"dropped: {name}" if companions else f"cast to floats: {name}"
             return Finding("wrong", f"{what}, for {module.name} is not quantized", remedy)
         return Finding("unknown", f"codes in {name}, which is served as floats", remedy)
@@ -146,11 +147,6 @@ class Walk:
     ) -> Iterator[Finding]:
         """A module that the engine takes as quantized: each part stored so, nothing absent."""
         shapes = [self._shape(part) for part in parts]
-        if taken.problem is None or taken.problem.stage not in ("config", "init"):  # it comes here
-            shards = [self._shard(module, part) for part in parts]
-            problem = self.engine.module_problem(self.question, module, shards)
-            if problem is not None:
-                yield problem
         mixed = {self._is_float(tensors) for tensors in parts.values() if tensors}
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
             if not tensors:
@@ -159,6 +155,10 @@ class Walk:
                 yield self._floats_into_codes(module, tensors["weight"], len(mixed) > 1)
             else:
                 yield from self._parts(module, tensors, shape)
+        shards = [self._shard(module, part) for part in parts]
+        problem = self.engine.module_problem(self.question, module, shards)
+        if problem is not None:
+            yield problem
         if len(parts) > 1 and self.question.scheme.weight_dtype == "nvfp4":
             yield from self._one_global_scale(module, parts, taken)
         if taken.whole_rows and module.sharding == "row" and self.question.tp > 1:
@@ -211,6 +211,9 @@ class Walk:
                     " promote BFloat16 and Float8_e4m3fn",
                     remedy,
                 )
+            if family in self.engine.refuses_casts:
+                text = "ValueError: Downcasting not allowed: target.dtype=torch.float8_e4m3fn,"
+                return Finding("load", f"{text} loaded_weight.dtype=torch.bfloat16", remedy)
         elif weight_suffix(scheme) != "weight":
             if family in self.engine.refuses_unknown:
                 return no_such_name(weight.name, remedy)
