@@ -4,15 +4,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.engines import check_draft
+from draftquant.quantize.engines import EngineName, check_draft
 
 ENGINES_FOLDER = Path(__file__).parent / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 from broken import CT_FP8  # noqa: E402
 from cases import NUM_TARGET_LAYERS, Workshop, break_folder  # noqa: E402
-from config_edits import both, named, speculators  # noqa: E402
-from edits import QKV, Edit, kept  # noqa: E402
+from config_edits import both, named, plain_norms, quantized, speculators  # noqa: E402
+from edits import QKV, SHARED, Edit, Folder, configure, excludes, kept  # noqa: E402
 from formats import FamilyName, format_recipe  # noqa: E402
 
 
@@ -105,3 +105,52 @@ def test_sglang_reads_no_speculators(model_type: str | None, make: Maker) -> Non
     assert answer.verdict == "REFUSED"
     assert "model" in (answer.error or "")
     assert "serve a draft of speculators with vLLM" in (answer.remedy or "")
+
+
+def verdict(folder: Path, engine: EngineName) -> str:
+    return check_draft(folder, engine=engine, arch="sm90", target_layers=8).verdict
+
+
+@pytest.mark.parametrize(
+    ("edit", "family", "vllm", "sglang"),
+    [
+        (quantized("embed_tokens"), "eagle3-llama", "REFUSED", "LOADS BUT WRONG"),
+        (quantized("embed_tokens"), "eagle3-mla", "REFUSED", "LOADS BUT WRONG"),
+        (
+            both(quantized("embed_tokens"), lambda f: f.drop("embed_tokens.weight_scale")),
+            "eagle3-llama",
+            "LOADS BUT WRONG",
+            "LOADS BUT WRONG",
+        ),
+        (excludes(*SHARED, "midlayer.self_attn.kv_b_proj"), "eagle3-mla", "LOADS BUT WRONG",
+         "REFUSED"),
+        (excludes("re:.*fc$", "lm_head", "self_attn.kv_b_proj"), "eagle3-mla", "LOADS BUT WRONG",
+         "LOADS"),
+    ],
+)  # fmt: skip
+def test_codes_and_floats_where_the_other_is_expected(
+    edit: Edit, family: FamilyName, vllm: str, sglang: str, make: Maker
+) -> None:
+    folder = make(edit, family)
+    assert (verdict(folder, "vllm"), verdict(folder, "sglang")) == (vllm, sglang)
+
+
+@pytest.mark.parametrize(
+    ("key", "nested", "family", "vllm", "sglang"),
+    [
+        (True, None, "eagle3-llama", "LOADS", "LOADS"),
+        (False, True, "eagle3-llama", "LOADS", "LOADS"),
+        (True, False, "eagle3-llama", "LOADS BUT WRONG", "LOADS BUT WRONG"),
+        (True, None, "eagle3-mla", "REFUSED", "LOADS BUT WRONG"),
+    ],
+)
+def test_norm_before_fc_is_asked_for_in_eagle_config_first(
+    key: bool, nested: bool | None, family: FamilyName, vllm: str, sglang: str, make: Maker
+) -> None:
+    def inside(folder: Folder) -> None:
+        if nested is not None:
+            folder.config["eagle_config"]["norm_before_fc"] = nested
+
+    norm = plain_norms("input_norm", width=3)
+    folder = make(both(norm, configure("norm_before_fc", key), inside), family)
+    assert (verdict(folder, "vllm"), verdict(folder, "sglang")) == (vllm, sglang)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ sys.path.append(str(Path(__file__).parent / "engines"))  # its modules stand alo
 
 from broken import BROKEN, CT_FP8, FP8, MODELOPT_FP8, QUARK_FP8, QUARK_INT4
 from cases import FAMILIES, NUM_TARGET_LAYERS, Workshop, break_folder
-from edits import O_PROJ, Broken, excludes, kept, nested, without_method
+from edits import O_PROJ, Broken, declare, excludes, kept, nested, without_method
 from formats import format_recipe
 
 QUARK_INT4_CHANNEL = ("quark", "int4-channel", "weights-only")
@@ -49,16 +50,20 @@ RIGHT = {
     "awq-bfloat16",
     "ct-fp8-block-small-heads",
     "ct-fp8-block-split-rows",
+    "eagle31",
+    "eagle31-old-names",
     "fp8-block-small-heads",
     "fp8-block-split-inputs",
     "group-splits-shard",
     "group-splits-shard-awq",
     "group-splits-shard-nvfp4",
-    "group-splits-shard-quark",
     "kv-head-in-each-shard",
     "mla-architecture-of-deepseek-v2",
     "mla-architecture-of-deepseek-v3",
     "mla-architecture-v3",
+    "mla-eagle31",
+    "mla-norm-before-fc",
+    "norm-before-fc",
     "nvfp4-global-scale-shared",
     "o-proj-kept-modelopt",
     "o-proj-kept-regex",
@@ -86,20 +91,26 @@ LEFT = {
     "architecture-qwen3-eagle3": "is no draft family",
     "awq-per-channel": "the declaration is not understood",
     "awq-without-config": "nothing declares how",
+    "eagle31-without-flag": "fc_norm.0.weight: no tensor of eagle3-llama",
+    "embedding-quantized": "no list is right for every engine",
+    "embedding-without-scales": "no list is right for every engine",
     "embedding-of-another-vocabulary": "the tensors are not those of a draft",
     "dflash-architecture-qwen3": "is no draft family",
     "dflash-o-proj-kept-layer-index": "no list is right for every engine",
     "dflash-o-proj-kept-modelopt": "no list is right for every engine",
     "fc-quantized": None,
     "fp8-without-config": "nothing declares how",
+    "group-splits-shard-quark": "is not proven",
     "head-quantized": None,
     "input-scale-missing": None,
     "int4-without-config": "nothing declares how",
     "linear-missing": "the tensors are not those of a draft",
     "mla-architecture-eagle3": "is no draft family",
+    "mla-ignore-default-all": "no list is right for every engine",
     "mla-kv-b-quantized": None,
     "mla-q-a-alone-kept": "no list is right for every engine",
     "model-type-missing": None,
+    "norm-before-fc-without-flag": "input_norm.weight: no tensor of eagle3-llama",
     "norms-of-heads": "the tensors are not those of a draft",
     "nvfp4-global-scales-differ": None,
     "q-proj-alone-kept": "no list is right for every engine",
@@ -621,6 +632,46 @@ def test_bad_input(
     assert main(["check", str(bare.folder), "--engine", "vllm", *given]) == 2
     assert message in capsys.readouterr().err
     assert sorted(path.name for path in work.iterdir()) == before
+
+
+def one_code_off(folder: Path) -> None:
+    """The first code of down_proj becomes another one."""
+    tensors = read_tensors(folder)
+    name = next(name for name in tensors if name.endswith("down_proj.weight"))
+    codes = bytes([tensors[name].data[0] ^ 0x40]) + tensors[name].data[1:]
+    tensors[name] = tensors[name]._replace(data=codes)
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+
+
+def test_the_verdict_of_verify_is_printed_and_decides(
+    bare: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_code_off(bare.folder)
+    assert fix(bare, "--out", str(bare.out)) == 0  # nobody knows
+    capsys.readouterr()
+    out, against = f"{bare.out}-2", ["--against", str(bare.source)]
+    assert fix(bare, "--out", out, *against) == 1
+    printed = capsys.readouterr().out
+    assert re.search(r"WRONG: \d+ fault", printed)
+    assert "down_proj.weight" in printed
+    assert "after LOADS" in printed
+    assert fix(bare, "--out", f"{bare.out}-3", *against, folder=Path(out)) == 1
+    printed = capsys.readouterr().out
+    assert "no folder was written" in printed
+    assert re.search(r"WRONG: \d+ fault", printed)
+    assert fix(bare, "--out", f"{bare.out}-3", *against, "--json", folder=Path(out)) == 1
+    assert json.loads(capsys.readouterr().out)["verification"]["ok"] is False
+
+
+def test_what_verify_does_not_understand_is_wrong(
+    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = Case(workshop, general("gptq", CT_FP8, declare("quant_method", "gptq"), "eagle3-llama"),
+                tmp_path)  # fmt: skip
+    edit_json(case.folder / "config.json", dtype="bfloat16",
+              eagle_aux_hidden_state_layer_ids=[2, 4, 5])  # fmt: skip
+    assert fix(case, "--out", str(case.out), "--against", str(case.source)) == 1
+    assert re.search(r"WRONG: \d+ fault", capsys.readouterr().out)
 
 
 def test_no_torch_is_imported(bare: Case) -> None:

@@ -1,8 +1,9 @@
 """`check_draft`: one folder, one engine, one verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..drafts import Family, read_config
 from ..drafts.architectures import declared_architecture
@@ -143,6 +144,7 @@ def _check(
     if declaration is not None and declaration.method is None:
         declaration = None  # the engine goes on as if nothing was declared
     family, geometry = read_config(_with_rope(checkpoint))
+    geometry = _with_norms(engine, family, geometry, checkpoint.config)
     question = Question(
         family=family.name,
         config=checkpoint.config,
@@ -184,6 +186,21 @@ def _with_rope(checkpoint: Checkpoint) -> Checkpoint:
     if any(checkpoint.config.get(key) is not None for key in _ROPE):
         return checkpoint
     return replace(checkpoint, config={**checkpoint.config, "rope_theta": 10000.0})
+
+
+def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
+    """The norms before fc, of EAGLE-3.1, as an engine asks for them."""
+    if family.name == "dflash":
+        return geometry
+    nested = config.get("eagle_config")
+    before = config.get("norm_before_fc", False)
+    if isinstance(nested, Mapping):
+        before = nested.get("norm_before_fc", before)
+    return replace(
+        geometry,
+        norm_before_fc=bool(before) and family.name == "eagle3-llama",
+        fc_norm=any(bool(config.get(key)) for key in engine.fc_norm_keys),
+    )
 
 
 def _rows(checkpoint: Checkpoint, family: Family, name: str) -> int | None:

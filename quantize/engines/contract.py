@@ -187,6 +187,10 @@ class Engine:
         drops_unknown: what it does with a tensor that has no parameter: families for which it
             drops it silently; the others raise (`refuses_unknown`), or are unknown.
         casts: families for which it stores a float weight in FP8 without a word.
+        refuses_casts: families for which it raises instead.
+        dropped: family -> beginnings of names that it drops, though it refuses others.
+        fc_norm_keys: of config.json, under which the norms before fc are asked for.
+        old_norms: families for which it takes these norms under their older names.
         shares: families whose embedding and head are the target's, whatever the draft has.
         later_norm: leaf under which layers of EAGLE-3 after the first have the norm that is used;
             a norm of another name is loaded and never used. "" = not read.
@@ -229,6 +233,10 @@ class Engine:
     drops_unknown: frozenset[str] = frozenset()
     refuses_unknown: frozenset[str] = frozenset()
     casts: frozenset[str] = frozenset()
+    refuses_casts: frozenset[str] = frozenset()
+    dropped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fc_norm_keys: tuple[str, ...] = ("fc_norm",)
+    old_norms: frozenset[str] = frozenset()
     shares: frozenset[str] = frozenset()
     later_norm: str = ""
     embedding_rows: str = ""

@@ -11,12 +11,14 @@ from ..stored.parts import COMPANIONS
 from .contract import Engine, Finding, Question
 
 _SPELLINGS = re.compile(
-    r"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens)\.|[dt]2[dt]$"
+    r"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens"
+    r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$"
 )
 """Names on disk with which loading was executed; other spellings of the families were not."""
 _TAKEN_ELSEWHERE = (".k_scale", ".v_scale", ".q_scale", ".inv_freq")
 """Tensors that attention or rotary embeddings may take, or drop rightly: not executed."""
 _BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point"}
+_CODES = ("F8_E4M3", "I8", "U8")
 SHARED = ("embed_tokens", "lm_head")
 
 Stored = Mapping[str, Mapping[str, TensorInfo]]
@@ -32,6 +34,7 @@ def folder_findings(
     stored: Stored,
 ) -> Iterator[Finding]:
     """Tensors that are not the family's, and those of its that are absent or split badly."""
+    linears = {part for built in engine.modules(question) for part in built.parts}
     unusual = {name for name in checkpoint.tensors if not _SPELLINGS.match(name)}
     for name in sorted(unusual):
         text = f"{name}: loading of such a name was not executed"
@@ -39,9 +42,14 @@ def folder_findings(
     for module, tensors in stored.items():
         for suffix, tensor in tensors.items():
             plain = f"{module}.{suffix}".lstrip(".") in specs
-            companion = suffix in _BESIDE_CODES and f"{module}.weight" in specs
-            if not (plain or companion or tensor.name in unusual):
+            companion = suffix in _BESIDE_CODES and (module in linears or not linears)
+            old = tensor.name.startswith("aux_norm_") and question.family not in engine.old_norms
+            known = companion and f"{module}.weight" in specs
+            if old or not (plain or known or tensor.name in unusual):
                 yield stranger(engine, question, tensor.name)
+            if plain and linears and module not in linears and tensor.dtype in _CODES:
+                what = f"cast to floats: {tensor.name}, which is stored as {tensor.dtype}"
+                yield Finding("wrong", what, f"keep {module} in BF16")
     yield from _other_vocabulary(engine, question, geometry, stored)
     yield from _later_norms(engine, question, stored)
     for name, spec in specs.items():
@@ -113,7 +121,9 @@ def stranger(engine: Engine, question: Question, name: str) -> Finding:
     remedy = f"remove {name}, or serve what it belongs to"
     if name.endswith(_TAKEN_ELSEWHERE):
         return Finding("unknown", f"{name}: loading of such a tensor was not executed", remedy)
-    if name.endswith((".bias", ".input_zero_point")) or question.family in engine.drops_unknown:
+    dropped = name.startswith(engine.dropped.get(question.family, ()))
+    dropped = dropped or question.family in engine.drops_unknown
+    if name.endswith((".bias", ".input_zero_point")) or dropped:
         return Finding("wrong", f"dropped: {name}", remedy)
     return no_such_name(name, remedy)
 

@@ -105,7 +105,7 @@ def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
 
 
 def modules(question: Question) -> tuple[Module, ...]:
-    """Excludes are held against names without the layer, except for MLA."""
+    """Excludes are held against names without the layer."""
     found = []
     for i in range(question.num_layers):
         linears = layer_linears(question.family, f"layers.{i}", lambda fused: fused.sglang)

@@ -164,7 +164,8 @@ class Walk:
         family = self.question.family
         if companions and family in self.engine.refuses_unknown:
             return no_such_name(name, remedy)
-        if family in self.engine.casts and family in self.engine.drops_unknown:
+        casts = self.engine.casts | self.engine.refuses_casts  # which refuses the other direction
+        if family in casts and family in self.engine.drops_unknown:
             what = f"dropped: {name}" if companions else f"cast to floats: {name}"
             return Finding("wrong", f"{what}, for {module.name} is not quantized", remedy)
         return Finding("unknown", f"codes in {name}, which is served as floats", remedy)
@@ -178,11 +179,6 @@ class Walk:
     ) -> Iterator[Finding]:
         """A module that the engine takes as quantized: each part stored so, nothing absent."""
         shapes = [self._shape(part) for part in parts]
-        if row.problem is None or row.problem.stage not in ("config", "init"):  # it comes here
-            shards = [self._shard(module, part) for part in parts]
-            problem = self.engine.module_problem(self.question, module, scheme, shards)
-            if problem is not None:
-                yield problem
         mixed = {self._is_float(tensors) for tensors in parts.values() if tensors}
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
             if not tensors:
@@ -193,6 +189,11 @@ class Walk:
                 )
             else:
                 yield from self._parts(module, scheme, tensors, shape)
+        if row.problem is None or row.problem.stage not in ("config", "init"):  # it comes here
+            shards = [self._shard(module, part) for part in parts]
+            problem = self.engine.module_problem(self.question, module, scheme, shards)
+            if problem is not None:
+                yield problem
         if len(parts) > 1 and scheme.weight_dtype == "nvfp4":
             yield from self._one_global_scale(module, parts, row)
         if row.whole_rows and module.sharding == "row" and self.question.tp > 1:
@@ -262,6 +263,9 @@ class Walk:
                     " promote BFloat16 and Float8_e4m3fn",
                     remedy,
                 )
+            if family in self.engine.refuses_casts:
+                text = "ValueError: Downcasting not allowed: target.dtype=torch.float8_e4m3fn,"
+                return Finding("load", f"{text} loaded_weight.dtype=torch.bfloat16", remedy)
         elif scheme.suffix != "weight":
             if family in self.engine.refuses_unknown:
                 return no_such_name(weight.name, remedy)

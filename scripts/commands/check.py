@@ -21,7 +21,10 @@ _COLOURS = {"LOADS": "green", "LOADS BUT WRONG": "red", "REFUSED": "red", "UNKNO
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`check DRAFT --engine E`."""
-    parser.epilog = "exit codes: 0 LOADS, 1 LOADS BUT WRONG or REFUSED, 2 bad input, 3 UNKNOWN"
+    parser.epilog = (
+        "exit codes: 0 LOADS, 1 LOADS BUT WRONG or REFUSED, or the folder is WRONG --against its"
+        " source, 2 bad input, 3 UNKNOWN"
+    )
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id, quantized or not")
     parser.add_argument("--engine", required=True, choices=ENGINE_NAMES)
     parser.add_argument("--version", metavar="V", help="of the engine; default: the newest known")
@@ -59,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
             _print(after)
             before, after_it = (answer.verdict, "bold"), (after.verdict, "bold")
             stdout().line("before ", before, ", after ", after_it)
-        return _EXIT[after.verdict]
+        return 1 if repaired.is_refuted else _EXIT[after.verdict]
     if options.json:
         print_json(_mapping(answer))
     else:

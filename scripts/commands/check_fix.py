@@ -10,26 +10,38 @@ from ...quantize.engines.repairs import RepairPlan, RepairReport, plan_repairs, 
 from ...quantize.errors import CheckpointError
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.files.staging import check_output
+from ...quantize.stored.declarations import raw_declaration
+from ...quantize.verify.folder import VerifyReport, verify
 from ..console import print_table, stdout, table
-
-_SHOWN_FAULTS = 10
+from .verify import print_verification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """A plan, and what was written; `report` is None where there was nothing to repair."""
+    """A plan, and what was written.
+
+    Attributes:
+        report: None where there was nothing to repair.
+        verification: of the repaired folder, or of DRAFT where nothing was written, against the
+            draft that it was made from; None without one, and where there are no codes to verify.
+    """
 
     plan: RepairPlan
     report: RepairReport | None
+    verification: VerifyReport | None
+
+    @property
+    def is_refuted(self) -> bool:
+        """True if `verify` says no."""
+        return self.verification is not None and not self.verification.ok
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints of it."""
-        verification = self.report.verification if self.report else None
         return {
             "out": str(self.report.out) if self.report else None,
             "repairs": [dataclasses.asdict(repair) for repair in self.plan.repairs],
             "notes": list(self.plan.notes),
-            "verification": verification.to_mapping() if verification else None,
+            "verification": self.verification.to_mapping() if self.verification else None,
         }
 
 
@@ -76,10 +88,13 @@ def fix(source: DraftSource, options: argparse.Namespace) -> Fixed:
         target_layers=options.target_layers,
         against=against,
     )
-    if not plan.repairs:
-        return Fixed(plan=plan, report=None)
-    report = repair_draft(plan, options.out, source=source, argv=options.argv)
-    return Fixed(plan=plan, report=report)
+    if plan.repairs:
+        report = repair_draft(plan, options.out, source=source, argv=options.argv)
+        return Fixed(plan=plan, report=report, verification=report.verification)
+    if against is None or raw_declaration(plan.source) is None:
+        return Fixed(plan=plan, report=None, verification=None)
+    verification = verify(source.folder, against, foreign=True)
+    return Fixed(plan=plan, report=None, verification=verification)
 
 
 def print_fix(fixed: Fixed) -> None:
@@ -94,19 +109,7 @@ def print_fix(fixed: Fixed) -> None:
         out.line(f"left: {note}")
     if report is None:
         out.line("nothing to repair in its config: no folder was written")
-        return
-    out.line((str(report.out), "bold"), f": every tensor has the bytes of {plan.source.folder}")
-    verified = report.verification
-    if verified is None:
-        return
-    if verified.ok:
-        out.line(("GOOD", "bold green"), f" against {verified.source}: every byte is accounted for")
-        return
-    out.line(
-        ("WRONG", "bold red"),
-        f" against {verified.source}: {len(verified.faults)} fault(s) are left",
-    )
-    for fault in verified.faults[:_SHOWN_FAULTS]:
-        out.line(f"  {fault}")
-    if len(verified.faults) > _SHOWN_FAULTS:
-        out.line(f"  and {len(verified.faults) - _SHOWN_FAULTS} more: `draftquant verify`")
+    else:
+        out.line((str(report.out), "bold"), f": every tensor has the bytes of {plan.source.folder}")
+    if fixed.verification is not None:
+        print_verification(fixed.verification)

@@ -1,9 +1,18 @@
 """Folders whose config.json says what other tools say: names, speculators, keys left out."""
 
-from config_edits import add_head_norms, both, named, speculators, without_key
-from edits import QKV, Broken, kept, unquantized
+from config_edits import (
+    add_head_norms,
+    both,
+    named,
+    plain_norms,
+    quantized,
+    speculators,
+    without_key,
+)
+from edits import KV_B_PROJ, QKV, Broken, configure, excludes, kept, unquantized
 
 CT_FP8 = ("compressed-tensors", "fp8-channel", "fp8-token")
+FC_NORMS = tuple(f"fc_norm.{i}" for i in range(3))
 CT_INT4 = ("compressed-tensors", "int4-group128", "weights-only")
 
 CONFIGS = (
@@ -174,5 +183,98 @@ CONFIGS = (
         what="config.json without rope_theta",
         formats=CT_FP8,
         edit=without_key("rope_theta"),
+    ),
+    Broken(
+        name="mla-ignore-default",
+        what="compressed-tensors' own ignore list: lm_head, though fc and kv_b_proj are in BF16",
+        formats=CT_FP8,
+        family="eagle3-mla",
+        edit=excludes("lm_head"),
+    ),
+    Broken(
+        name="mla-ignore-default-all",
+        what="the same list, and all the rest is quantized",
+        formats=CT_FP8,
+        family="eagle3-mla",
+        edit=both(quantized("fc", KV_B_PROJ), excludes("lm_head")),
+    ),
+    Broken(
+        name="mla-ignore-names-on-disk",
+        what="ignores as a tool lists them: the modules in BF16, by their names on disk",
+        formats=CT_FP8,
+        family="eagle3-mla",
+        edit=excludes("lm_head", "fc", KV_B_PROJ),
+    ),
+    Broken(
+        name="mla-ignored-and-quantized",
+        what="q_a_proj and kv_a_proj_with_mqa are ignored, and stored as codes",
+        formats=CT_FP8,
+        family="eagle3-mla",
+        edit=excludes(
+            "re:.*q_a_proj$",
+            "re:.*kv_a_proj_with_mqa$",
+            "re:.*kv_b_proj$",
+            "re:.*fc$",
+            "lm_head",
+        ),
+    ),
+    Broken(
+        name="embedding-quantized",
+        what="the embedding is stored as FP8 codes, with scales",
+        formats=CT_FP8,
+        edit=quantized("embed_tokens"),
+    ),
+    Broken(
+        name="embedding-without-scales",
+        what="the embedding is stored as FP8 codes, without scales",
+        formats=CT_FP8,
+        edit=both(quantized("embed_tokens"), lambda f: f.drop("embed_tokens.weight_scale")),
+    ),
+    Broken(
+        name="eagle31",
+        what="EAGLE-3.1: norms before fc, one for each feature",
+        formats=CT_FP8,
+        edit=both(plain_norms(*FC_NORMS), configure("fc_norm", True)),
+    ),
+    Broken(
+        name="eagle31-without-flag",
+        what="EAGLE-3.1 without fc_norm in config.json",
+        formats=CT_FP8,
+        edit=plain_norms(*FC_NORMS),
+    ),
+    Broken(
+        name="eagle31-old-names",
+        what="EAGLE-3.1 with the older names of its norms",
+        formats=CT_FP8,
+        edit=both(
+            plain_norms("aux_norm_low", "aux_norm_mid", "aux_norm_high"),
+            configure("fc_norm", True),
+        ),
+    ),
+    Broken(
+        name="norm-before-fc",
+        what="one norm before fc, over all features",
+        formats=CT_FP8,
+        edit=both(plain_norms("input_norm", width=3), configure("norm_before_fc", True)),
+    ),
+    Broken(
+        name="norm-before-fc-without-flag",
+        what="one norm before fc, without norm_before_fc in config.json",
+        formats=CT_FP8,
+        edit=plain_norms("input_norm", width=3),
+    ),
+    Broken(
+        name="mla-eagle31",
+        what="EAGLE-3.1: norms before fc, one for each feature",
+        formats=CT_FP8,
+        family="eagle3-mla",
+        edit=both(plain_norms(*FC_NORMS), configure("fc_norm", True)),
+    ),
+    Broken(
+        name="mla-norm-before-fc",
+        what="one norm before fc, over all features, which no engine has for MLA",
+        formats=CT_FP8,
+        family="eagle3-mla",
+        edit=both(plain_norms("input_norm", width=3), configure("norm_before_fc", True)),
     ),
 )

@@ -102,3 +102,24 @@ def speculators(model_type: str = "llama", *, inside: bool = False, without: str
 
 def without_key(key: str) -> Edit:
     return lambda folder: folder.config.pop(key)
+
+
+def plain_norms(*names: str, width: int = 1) -> Edit:
+    """Norms of ones, as wide as so many hidden states; EAGLE-3.1 has them before fc."""
+
+    def edit(folder: Folder) -> None:
+        size = width * folder.config["hidden_size"]
+        for name in names:
+            folder.tensors[f"{name}.weight"] = Stored("BF16", (size,), b"\x80\x3f" * size)
+
+    return edit
+
+
+def quantized(*modules: str) -> Edit:
+    """Weights stored as FP8 codes with scales, whatever they are."""
+
+    def edit(folder: Folder) -> None:
+        for module in modules:
+            folder.quantize_fp8(module)
+
+    return edit

@@ -31,6 +31,9 @@ ENGINE = Engine(
     " config.",
     drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
     casts=frozenset({"eagle3-llama", "dflash"}),
+    refuses_casts=frozenset({"eagle3-mla"}),
+    fc_norm_keys=("fc_norm", "use_aux_norm"),
+    old_norms=frozenset({"eagle3-llama"}),
     shares=frozenset({"dflash"}),
     later_norm="hidden_norm",
     embedding_rows="AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"

@@ -30,6 +30,7 @@ ENGINE = Engine(
     module_problem=vllm.module_problem,
     refuses_unknown=_FAMILIES,
     casts=_FAMILIES,
+    dropped={"eagle3-llama": ("input_norm.",)},
     later_norm="input_layernorm",
     embedding_rows="AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515:"
     " assert loaded_weight.shape[output_dim] == self.org_vocab_size",
