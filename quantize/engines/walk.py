@@ -4,7 +4,7 @@ Knows no engine. The order of what is found follows `contract.STAGES`.
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ _NOT_READ = (
     "weight_zero_point",
     "weight_zero_point_2",
 )  # no kernel reads them: codes are symmetric
+_FNUZ = "F8_E4M3FNUZ"
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 _REQUANTIZE = "quantize the draft again"
 
@@ -174,7 +175,7 @@ class Walk:
             if tensor is None:
                 if suffix not in _NOT_READ:
                     yield _never_written(module, suffix)
-            elif tensor.dtype not in part.dtypes or _without_ones(tensor.shape) != _without_ones(
+            elif not _holds(tensor, part.dtypes) or _without_ones(tensor.shape) != _without_ones(
                 part.shape
             ):
                 yield _other_shape(tensor, part.shape)
@@ -265,6 +266,11 @@ class Walk:
         with open_stream(self.checkpoint.folder / tensor.file) as stream:
             stream.seek(tensor.start)
             return float(struct.unpack("<f", stream.read(4))[0])
+
+
+def _holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
+    """Codes of the FNUZ kind are FP8 as well: engines copy them by value (executed)."""
+    return tensor.dtype in dtypes or (FP8_DTYPE in dtypes and tensor.dtype == _FNUZ)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
