@@ -11,7 +11,14 @@ sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 from broken import CT_FP8  # noqa: E402
 from cases import NUM_TARGET_LAYERS, Workshop, break_folder  # noqa: E402
-from config_edits import both, named, plain_norms, quantized, speculators  # noqa: E402
+from config_edits import (  # noqa: E402
+    as_fnuz,
+    both,
+    named,
+    plain_norms,
+    quantized,
+    speculators,
+)
 from edits import QKV, SHARED, Edit, Folder, configure, excludes, kept  # noqa: E402
 from formats import FamilyName, format_recipe  # noqa: E402
 
@@ -154,3 +161,8 @@ def test_norm_before_fc_is_asked_for_in_eagle_config_first(
     norm = plain_norms("input_norm", width=3)
     folder = make(both(norm, configure("norm_before_fc", key), inside), family)
     assert (verdict(folder, "vllm"), verdict(folder, "sglang")) == (vllm, sglang)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_codes_of_the_fnuz_kind_are_copied_by_value(engine: EngineName, make: Maker) -> None:
+    assert verdict(make(as_fnuz), engine) == "LOADS"

@@ -54,6 +54,7 @@ RIGHT = {
     "eagle31-old-names",
     "fp8-block-small-heads",
     "fp8-block-split-inputs",
+    "fp8-fnuz",
     "group-splits-shard",
     "group-splits-shard-awq",
     "group-splits-shard-nvfp4",

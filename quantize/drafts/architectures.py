@@ -29,8 +29,8 @@ OTHER_NAMES: Mapping[str, str] = {**_OF_DRAFTS, **_OF_MODELS}
 def declared_architecture(config: Mapping[str, Any]) -> str:
     """The one name in architectures of a config.json; "" where there is not exactly one."""
     declared = config.get("architectures")
-    one = isinstance(declared, list) and len(declared) == 1 and isinstance(declared[0], str)
-    return declared[0] if one else ""
+    names = declared if isinstance(declared, list) else []
+    return names[0] if len(names) == 1 and isinstance(names[0], str) else ""
 
 
 def with_family_name(config: Mapping[str, Any], tensors: Collection[str]) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ Knows no engine. The order of what is found follows `contract.STAGES`.
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..drafts.family import TensorSpec
 from ..drafts.fused import MLA_DOWN
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.parts import COMPANIONS, FLOAT_DTYPES
+from ..stored.parts import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE
 from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
 from .folder import SHARED, Stored, folder_findings, no_such_name, stranger
 from .linear_scheme import LinearScheme
@@ -22,6 +22,7 @@ from .parameters import parameters
 from .shapes import never_fits, other_shape, refused_shape, without_ones
 from .targets import scheme_of
 
+_FNUZ = "F8_E4M3FNUZ"
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 _REQUANTIZE = "quantize the draft again"
 
@@ -213,7 +214,7 @@ class Walk:
             if tensor is None:
                 if suffix not in scheme.not_read:
                     yield _never_written(module, suffix)
-            elif tensor.dtype not in part.dtypes or without_ones(tensor.shape) != without_ones(
+            elif not _holds(tensor, part.dtypes) or without_ones(tensor.shape) != without_ones(
                 part.shape
             ):
                 wrong_shape = self.engine.checks_shapes and never_fits(tensor.shape, part.shape)
@@ -323,6 +324,11 @@ class Walk:
 
 def _not_executed(what: str) -> Finding:
     return Finding("unknown", f"not in the table of what was executed: {what}", _REQUANTIZE)
+
+
+def _holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
+    """Codes of the FNUZ kind are FP8 as well: engines copy them by value (executed)."""
+    return tensor.dtype in dtypes or (FP8_DTYPE in dtypes and tensor.dtype == _FNUZ)
 
 
 def _why_plain(walk: Walk, module: Module) -> str:

@@ -79,7 +79,7 @@ class UnpackedInt4:
 
     def create_weights(
         self,
-        layer: nn.Module,
+        layer: Any,
         output_partition_sizes: Sequence[int],
         input_size_per_partition: int,
         params_dtype: torch.dtype,
@@ -117,7 +117,7 @@ class UnpackedInt4:
             data=torch.zeros(rows // _NIBBLES, dtype=torch.int32), packed_dim=0, **words
         )
 
-    def process_weights_after_loading(self, layer: nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         """Unpack, and go on as with FP8.
 
         Raises:
@@ -133,7 +133,7 @@ class UnpackedInt4:
         layer.weight = nn.Parameter(codes, requires_grad=False)
         self.fp8.process_weights_after_loading(layer)
 
-    def apply_weights(self, layer: nn.Module, *inputs: Any, **options: Any) -> Tensor:
+    def apply_weights(self, layer: Any, *inputs: Any, **options: Any) -> Tensor:
         """The engine's FP8 product."""
         output: Tensor = self.fp8.apply_weights(layer, *inputs, **options)
         return output

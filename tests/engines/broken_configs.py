@@ -2,6 +2,7 @@
 
 from config_edits import (
     add_head_norms,
+    as_fnuz,
     both,
     named,
     plain_norms,
@@ -276,5 +277,11 @@ CONFIGS = (
         formats=CT_FP8,
         family="eagle3-mla",
         edit=both(plain_norms("input_norm", width=3), configure("norm_before_fc", True)),
+    ),
+    Broken(
+        name="fp8-fnuz",
+        what="FP8 codes of the FNUZ kind, which engines copy by value: right",
+        formats=CT_FP8,
+        edit=as_fnuz,
     ),
 )
