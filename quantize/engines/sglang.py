@@ -77,6 +77,7 @@ _ROCM_SPLIT: Mapping[str, str] = {
     " This can be caused by too large tensor parallel size.",
 }
 _DROPPED_GROUPS = frozenset({"quark mxfp4"})
+_MARLIN_LAYOUTS = frozenset({"awq"})
 _MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
 """Of a shard, in which Marlin takes AWQ."""
 
@@ -267,7 +268,7 @@ def module_problem(
         return Finding("init", "TypeError: unhashable type: 'dict'", what)
     if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(scheme.signature)):
         return Finding("load", text, "use FP8 per channel with dynamic tokens, or FP8 blocks")
-    if scheme.layout == "awq" and not is_float16_only(question):
+    if scheme.layout in _MARLIN_LAYOUTS and not is_float16_only(question):
         problem = _marlin_problem(module, sum(rows for rows, _ in shapes), columns)
         if problem is not None:
             return problem

@@ -1,7 +1,12 @@
-"""Shapes of stored tensors against those of the parameters that they are to fill."""
+"""Shapes and dtypes of stored tensors against those of the parameters that they are to fill."""
+
+from collections.abc import Sequence
 
 from ..files.safetensors_header import TensorInfo
+from ..stored.parts import FP8_DTYPE
 from .contract import Finding
+
+_FNUZ = "F8_E4M3FNUZ"
 
 
 def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -29,3 +34,8 @@ def other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
     """A tensor of which it is not known what a loader makes of its shape."""
     text = f"{tensor.name}: {tensor.dtype} {list(tensor.shape)}, expected shape {list(shape)}"
     return Finding("unknown", text, "the tensors are not those of the declaration or of the config")
+
+
+def holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
+    """Codes of the FNUZ kind are FP8 as well: engines copy them by value (executed)."""
+    return tensor.dtype in dtypes or (FP8_DTYPE in dtypes and tensor.dtype == _FNUZ)

@@ -78,6 +78,10 @@ _QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
 """(quant_method, family): only the Llama draft hands its head its config, only ModelOpt uses it."""
 _PARTS_OF_BLOCKS = frozenset({"fp8"})
 """Layouts whose fused linears are built although their parts are no whole blocks."""
+_PADDED_BLOCKS = frozenset({"modelopt"})
+"""Layouts whose rows are padded to whole blocks."""
+_BY_QUARK_ITSELF = frozenset({("quark", "mxfp4")})
+"""(layout, dtype) whose step after loading may want Quark, or what a linear has not."""
 _TILES_OF_128 = frozenset({("compressed-tensors int4 group128 token-dynamic", "sm90")})
 """(signature, GPU) whose only kernel takes weights that are whole tiles."""
 _NOT_ALIGNED = (
@@ -277,7 +281,7 @@ def module_problem(
             f" divisible by 128, got {(columns, rows)}",
             f"keep {module.leaf} in BF16, or quantize to FP8",
         )
-    if scheme.granularity == "block" and scheme.layout == "modelopt":
+    if scheme.granularity == "block" and scheme.layout in _PADDED_BLOCKS:
         return _modelopt_block_problem(module, [count for count, _ in shapes], columns)
     problem = _mxfp4_problem(module, scheme)
     if problem is not None:
@@ -298,7 +302,7 @@ def _modelopt_block_problem(module: Module, parts: list[int], columns: int) -> F
 
 def _mxfp4_problem(module: Module, scheme: LinearScheme) -> Finding | None:
     """Steps after loading of Quark's MXFP4 that want what a linear has not, or Quark itself."""
-    if scheme.layout != "quark" or scheme.weight_dtype != "mxfp4":
+    if (scheme.layout, scheme.weight_dtype) not in _BY_QUARK_ITSELF:
         return None
     if module.leaf == "kv_b_proj":
         text = "ImportError: The package `amd-quark` is required to use MX-FP4 models."

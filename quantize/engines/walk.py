@@ -4,7 +4,7 @@ Knows no engine. The order of what is found follows `contract.STAGES`.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,18 @@ from ..drafts.family import TensorSpec
 from ..drafts.fused import MLA_DOWN
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.parts import COMPANIONS, FLOAT_DTYPES, FP8_DTYPE
+from ..stored.parts import COMPANIONS, FLOAT_DTYPES
 from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
 from .folder import SHARED, Stored, folder_findings, no_such_name, stranger
 from .linear_scheme import LinearScheme
 from .parameters import parameters
-from .shapes import never_fits, other_shape, refused_shape, without_ones
+from .shapes import holds, never_fits, other_shape, refused_shape, without_ones
 from .targets import scheme_of
 
-_FNUZ = "F8_E4M3FNUZ"
+_WITH_TARGETS = frozenset({"compressed-tensors"})
+"""Layouts that say which modules a group is meant for."""
+_LOOKS_FOR_THE_HEAD = frozenset({("modelopt", "nvfp4")})
+"""(layout, dtype) whose step after loading looks for scales of the head, be there one or not."""
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 _REQUANTIZE = "quantize the draft again"
 
@@ -129,12 +132,12 @@ class Walk:
     def _absent(self, module: Module) -> Iterator[Finding]:
         """A head that is the target's, and whose scales are looked for before it is."""
         scheme = self._scheme(module, []) if self.engine.absent_head else None
-        if scheme is not None and (scheme.layout, scheme.weight_dtype) == ("modelopt", "nvfp4"):
+        if scheme is not None and (scheme.layout, scheme.weight_dtype) in _LOOKS_FOR_THE_HEAD:
             yield Finding("after load", self.engine.absent_head, f"exclude {module.leaf}")
 
     def _targets_matter(self) -> bool:
         declared = self.question.declaration
-        return declared is not None and declared.layout == "compressed-tensors"
+        return declared is not None and declared.layout in _WITH_TARGETS
 
     def _plain(
         self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]
@@ -190,11 +193,10 @@ class Walk:
                 )
             else:
                 yield from self._parts(module, scheme, tensors, shape)
-        if row.problem is None or row.problem.stage not in ("config", "init"):  # it comes here
-            shards = [self._shard(module, part) for part in parts]
-            problem = self.engine.module_problem(self.question, module, scheme, shards)
-            if problem is not None:
-                yield problem
+        shards = [self._shard(module, part) for part in parts]
+        problem = self.engine.module_problem(self.question, module, scheme, shards)
+        if problem is not None:
+            yield problem
         if len(parts) > 1 and scheme.weight_dtype == "nvfp4":
             yield from self._one_global_scale(module, parts, row)
         if row.whole_rows and module.sharding == "row" and self.question.tp > 1:
@@ -214,7 +216,7 @@ class Walk:
             if tensor is None:
                 if suffix not in scheme.not_read:
                     yield _never_written(module, suffix)
-            elif not _holds(tensor, part.dtypes) or without_ones(tensor.shape) != without_ones(
+            elif not holds(tensor, part.dtypes) or without_ones(tensor.shape) != without_ones(
                 part.shape
             ):
                 wrong_shape = self.engine.checks_shapes and never_fits(tensor.shape, part.shape)
@@ -324,11 +326,6 @@ class Walk:
 
 def _not_executed(what: str) -> Finding:
     return Finding("unknown", f"not in the table of what was executed: {what}", _REQUANTIZE)
-
-
-def _holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
-    """Codes of the FNUZ kind are FP8 as well: engines copy them by value (executed)."""
-    return tensor.dtype in dtypes or (FP8_DTYPE in dtypes and tensor.dtype == _FNUZ)
 
 
 def _why_plain(walk: Walk, module: Module) -> str:
