@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import get_args
 
@@ -19,6 +20,7 @@ from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.cli import main
+from tiny import edit_json
 
 PAIRS = Path(__file__).parent / "pairs"
 FAMILIES = {"eagle3-llama": 4, "eagle3-mla": 5, "dflash": 4}
@@ -85,12 +87,34 @@ def test_plan_and_quantize_say_who_loads_the_result(
     assert "sglang 0.5.23: sm90 REFUSED, sm100 REFUSED, gfx942 REFUSED" in output.out
     assert "warning: no known engine loads what recipe mi325x-w4a8 makes" in output.err
     assert "on gfx942 (MI300X, MI325X) these load: mi325x-w4a8-fp8" in output.err
+    assert "vllm: NotImplementedError: No quark compatible scheme was found" in output.err
+    assert (
+        "with draftquant installed beside them (its plugin), vllm and sglang load it" in output.err
+    )
     arguments = ["--recipe", "mi325x-w4a8-fp8", "--backend", "torch", "--json"]
     assert main(["quantize", draft, *arguments, "--out", str(tmp_path / "out")]) == 0
     output = capsys.readouterr()
     verdicts = {(e["engine"], e["arch"]): e["verdict"] for e in json.loads(output.out)["engines"]}
     assert verdicts["sglang", "gfx942"] == verdicts["vllm", "sm90"] == "LOADS"
     assert "no known engine" not in output.err
+
+
+def test_what_is_said_is_of_config_json_as_it_will_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = tmp_path / "draft"  # which names its layers where no runner of vLLM reads them right
+    shutil.copytree(PAIRS / "eagle3-llama" / "draft", draft)
+    edit_json(draft / "config.json", eagle_aux_hidden_state_layer_ids=None)
+
+    def said(*options: str) -> str:
+        arguments = ["--recipe", "mi325x-w4a8-fp8", "--backend", "torch", "--json", *options]
+        assert main(["quantize", str(draft), *arguments]) == 0
+        engines = json.loads(capsys.readouterr().out)["engines"]
+        (verdict,) = {e["verdict"] for e in engines if e["engine"] == "vllm"}
+        return str(verdict)
+
+    assert said("--out", str(tmp_path / "as-it-is")) == "LOADS BUT WRONG"
+    assert said("--out", str(tmp_path / "fixed"), "--fix-config") == "LOADS"
 
 
 def test_recipes_are_listed_by_engine_gpu_and_family(capsys: pytest.CaptureFixture[str]) -> None:
