@@ -3,12 +3,17 @@
 A sample of tests/engines/FOREIGN.md: one folder of each scheme of each tool, headers only.
 """
 
+import copy
 import sys
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from draftquant.recipes import DraftQuantError
 
 ENGINES_FOLDER = Path(__file__).parent / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
@@ -40,3 +45,27 @@ def test_the_sample_has_every_tool_and_every_answer() -> None:
     }
     answers = Counter({verdict for row in ROWS for verdict in row["answers"]})
     assert answers.keys() == {"LOADS", "LOADS BUT WRONG", "REFUSED"}
+
+
+JUNK: tuple[Any, ...] = (None, True, -1, 0, 1.5, "", "x", [], {}, [None], {"a": 1}, [{}, {}])
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) of a JSON value."""
+    keys: Sequence[Any] = list(value) if isinstance(value, dict) else range(len(value))
+    for key in keys:
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from places(value[key])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_declaration_of_any_shape_is_answered_or_refused(seed: int, tmp_path: Path) -> None:
+    random = Random(seed)
+    row = copy.deepcopy(random.choice([row for row in ROWS if len(row["answers"]) == 1]))
+    for _ in range(5):
+        declared = row["config"].get("quantization_config") or row["config"]
+        container, key = random.choice(list(places(declared)))
+        container[key] = copy.deepcopy(random.choice(JUNK))
+        with suppress(DraftQuantError):
+            list(foreign_sample.predictions(row, tmp_path))

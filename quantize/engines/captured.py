@@ -90,8 +90,9 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _ids(value: object) -> tuple[int, ...] | None:
-    """A list with something in it; what else stands there the reader of the family refuses."""
-    return tuple(value) if isinstance(value, list | tuple) and value else None
+    """A list of layers; what else stands there the reader of the family refuses."""
+    listed = isinstance(value, list | tuple) and all(type(i) is int for i in value)
+    return tuple(value) if listed and value else None
 
 
 def _plus_one(ids: tuple[int, ...] | None) -> tuple[int, ...] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, Part, Parts
 from ..linear_scheme import Group, LinearScheme
-from .reading import count, linear_scheme, not_read, words
+from .reading import count, linear_scheme, mapping, not_read, words
 
 Args = Mapping[str, Any]
 _FLOAT, _ONE = FLOAT_DTYPES, (1,)
@@ -23,7 +23,8 @@ def groups(declared: Mapping[str, Any]) -> tuple[Group, ...]:
     found = declared.get("config_groups")
     if not isinstance(found, Mapping) or not found:
         not_read("config_groups", found)
-    return tuple(_group(group, declared.get("format")) for group in found.values())
+    usual = declared.get("format")
+    return tuple(_group(mapping(name, group), usual) for name, group in found.items())
 
 
 def _group(group: Args, usual_format: object) -> Group:
@@ -33,7 +34,10 @@ def _group(group: Args, usual_format: object) -> Group:
     if group.get("output_activations") or not group.get("weights"):
         not_read("output_activations", group.get("output_activations"))
     form = group.get("format") or usual_format
-    return Group(tuple(targets), _scheme(group["weights"], group.get("input_activations"), form))
+    weights = mapping("weights", group["weights"])
+    inputs = group.get("input_activations")
+    inputs = mapping("input_activations", inputs) if inputs else None
+    return Group(tuple(targets), _scheme(weights, inputs, form))
 
 
 def _scheme(weights: Args, inputs: Args | None, form: object) -> LinearScheme:
@@ -66,9 +70,7 @@ def _dtype(args: Args) -> str:
     if kind == "int":
         return f"int{bits}"
     if bits == 4:
-        return {("tensor_group", 16): "nvfp4", ("group", 32): "mxfp4"}.get(
-            (str(strategy), int(size or 0)), "fp4"
-        )
+        return {"tensor_group 16": "nvfp4", "group 32": "mxfp4"}.get(f"{strategy} {size}", "fp4")
     powers = strategy == "group" and size == 32 and "uint8" in str(args.get("scale_dtype"))
     return "mxfp8" if powers else "fp8"
 
@@ -91,6 +93,8 @@ def _integers(
     """Packed into words, or a byte for each code."""
     if strategy not in ("group", "channel", "tensor"):
         not_read("strategy", strategy)
+    if size is not None and (type(size) is not int or size < 1):
+        not_read("group_size", size)
     if form not in ("pack-quantized", "int-quantized"):
         not_read("format", form)
     packed = form == "pack-quantized"

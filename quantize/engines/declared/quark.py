@@ -8,7 +8,7 @@ from typing import Any
 
 from ...stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, Part, Parts
 from ..linear_scheme import EVERY_LINEAR, Group, LinearScheme
-from .reading import count, linear_scheme, not_read, words
+from .reading import count, linear_scheme, mapping, not_read, words
 
 Spec = Mapping[str, Any]
 _ONE: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ def _is_nvfp4(stages: Any) -> bool:
     """FP4 in groups of 16, whose scales are FP8 under one of the matrix."""
     if not isinstance(stages, list) or len(stages) != 2:
         return False
-    first, second = stages
+    first, second = (mapping("weight", stage) for stage in stages)
     sizes = (first.get("dtype"), first.get("group_size"), second.get("dtype"))
     return sizes == ("fp4", 16, "fp8_e4m3") and bool(second.get("is_scale_quant"))
 

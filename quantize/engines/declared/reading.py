@@ -1,7 +1,7 @@
 """What the readers share: an error, and how a format is spelled in signatures."""
 
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from ....recipes.schema import LayoutName
 from ...stored.layouts.scheme import Parts
@@ -17,6 +17,11 @@ class NotReadError(Exception):
 def not_read(key: str, value: object) -> NoReturn:
     """Give up at a key."""
     raise NotReadError(f"{key} {value!r}")
+
+
+def mapping(key: str, value: object) -> Mapping[str, Any]:
+    """A section of a declaration, of any JSON type, as an object."""
+    return value if isinstance(value, Mapping) else not_read(key, value)
 
 
 def linear_scheme(
