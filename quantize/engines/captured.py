@@ -91,8 +91,8 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _ids(value: object) -> tuple[int, ...] | None:
     """A list of layers; what else stands there the reader of the family refuses."""
-    listed = isinstance(value, list | tuple) and all(type(i) is int for i in value)
-    return tuple(value) if listed and value else None
+    listed = value if isinstance(value, list | tuple) else ()
+    return tuple(listed) if listed and all(type(i) is int for i in listed) else None
 
 
 def _plus_one(ids: tuple[int, ...] | None) -> tuple[int, ...] | None:
