@@ -16,7 +16,7 @@ from .declaration import Declaration
 from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
 from .linear_scheme import LinearScheme
 from .linears import layer_linears
-from .sglang_config import ordinary_model_problem
+from .sglang_config import is_ordinary, ordinary_model_problem
 from .sglang_schemes import CONCATENATED, algorithm_problem
 
 METHODS = frozenset(
@@ -106,7 +106,9 @@ def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
 
 
 def modules(question: Question) -> tuple[Module, ...]:
-    """Excludes are held against names without the layer."""
+    """Excludes are held against names without the layer; none of a draft in a whole model."""
+    if is_ordinary(question.config):
+        return ()
     found = []
     for i in range(question.num_layers):
         linears = layer_linears(question.family, f"layers.{i}", lambda fused: fused.sglang)

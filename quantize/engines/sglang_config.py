@@ -70,10 +70,15 @@ def architecture_problem(name: str) -> Finding | None:
     )
 
 
+def is_ordinary(config: Mapping[str, Any]) -> bool:
+    """Whether it loads a draft as a whole model, whose layers are not a draft's."""
+    return declared_architecture(config) in _ORDINARY
+
+
 def ordinary_model_problem(question: Question) -> Finding | None:
     """What loading as a whole model comes to, whose tensors have other names and shapes."""
     name = declared_architecture(question.config)
-    if name not in _ORDINARY:
+    if not is_ordinary(question.config):
         return None
     remedy = f"set architectures to {OTHER_NAMES[name]}"
     if name == "DeepseekV3ForCausalLM":

@@ -33,11 +33,13 @@ def predicted(folder: Path, outcome: Outcome) -> EngineCheck:
 def parameter_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:
     """Parameters of linears that the engine built with other shapes than `check` says, or not.
 
-    Only of drafts that are served. Weight-only NVFP4 has an input_scale besides, which is not
-    stored and never read; a head that is not stored is the target's.
+    Only of drafts that are served as drafts: `check` shows no layers of a whole model. Weight-only
+    NVFP4 has an input_scale besides, which is not stored and never read; a head that is not stored
+    is the target's.
     """
     split = outcome["tp"] > 1
-    if outcome["verdict"] not in _SERVED or (outcome["draft"] == _NO_GROUP and split):
+    no_group = outcome["draft"] == _NO_GROUP and split
+    if outcome["verdict"] not in _SERVED or no_group or not answer.layers:
         return []
     said = {
         f"{layer.module}.{parameter.name}": list(parameter.shape)

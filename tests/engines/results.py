@@ -12,7 +12,7 @@ Outcome = Mapping[str, Any]
 JSON_FILE = Path(__file__).resolve().parent / "results.json"
 _DEFAULT_LAYERS = [2, 4, 5]
 """Of a target of 8 layers, as both engines say."""
-_NO_LINEAR = re.compile(r"(^|\bmodel|embed_tokens|attn|attn_m[hq]a|norm)$")
+_NO_LINEAR = re.compile(r"(^|\bmodel|embed_tokens|attn|attn_m[hq]a|norm(\.\d+)?)$")
 """Modules with parameters that are no linears."""
 COLUMNS = (
     ("vllm", "sm90"),
