@@ -142,7 +142,7 @@ def _legend(served: Sequence[Served]) -> str:
     return (
         f"vLLM {version} on a CPU, greedy. Acceptance lengths over the rounds whose outcome replay"
         f" knows; **equal rounds**: the engine accepted exactly as many tokens as replay says,"
-        f" {equal:,} of {compared:,} ({equal / compared:.1%}). The others part where two tokens are"
-        f" nearly equal: the engine computes in BF16, replay in float32. Largest difference of two"
+        f" {equal:,} of {compared:,} ({equal / compared:.1%}). In the others arithmetic decides:"
+        f" the engine computes in BF16, replay in float32. Largest difference of two"
         f" acceptance lengths: {far:.2%}."
     )
