@@ -11,5 +11,9 @@ class PromptError(DraftQuantError):
     """A prompt file has lines that are no prompts."""
 
 
+class LineProblem(Exception):  # noqa: N818 - collected, never seen by a user as an exception
+    """What is wrong with one line of a prompt file."""
+
+
 class CalibrationError(DraftQuantError):
     """Statistics of a draft's activations cannot be taken."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from ...quantize.drafts import read_config
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
-from ..console import megabytes, progress_bar, stdout
+from ..console import megabytes, progress_bar, stderr, stdout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +95,11 @@ def run(options: argparse.Namespace) -> int:
             shared = TargetTables.find(options.target).shared(dtype)
             fuse_with = load_draft(folder, dtype=dtype, shared=shared)
     prompts = read_prompts(options.prompts, target=options.target)
+    if longer := sum(prompt.num_later_turns > 0 for prompt in prompts):
+        stderr().line(
+            f"{options.prompts}: {longer} of {len(prompts)} prompts have later turns of the user,"
+            " which follow the target's answer: the first turn is recorded"
+        )
     with progress_bar("record", len(prompts)) as bar:
         traces = record_traces(
             options.target,

@@ -1,0 +1,126 @@
+"""Prompts in the forms of benchmarks and trainers."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.calibration.errors import LineProblem
+from draftquant.calibration.prompt_forms import read_form
+from draftquant.calibration.prompts import read_prompts
+from draftquant.scripts.cli import main
+
+USER = {"role": "user", "content": "Hi"}
+PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
+
+
+@pytest.mark.parametrize(
+    ("line", "prompt_id", "category", "messages", "num_later_turns"),
+    [
+        # FastChat's question.jsonl
+        (
+            {"question_id": 81, "category": "writing", "turns": ["Hi", "again"], "reference": []},
+            "81", "writing", [USER], 1,
+        ),
+        # SPEED-Bench
+        (
+            {"question_id": "a1", "category": "code", "sub_category": "c++", "turns": ["Hi"]},
+            "a1", "code", [USER], 0,
+        ),
+        # ShareGPT: what the user asks last, behind all that was said before
+        (
+            {"id": "x_0", "conversations": [
+                {"from": "system", "value": "Be brief."},
+                {"from": "human", "value": "Hi"},
+                {"from": "gpt", "value": "Hello"},
+                {"from": "human", "value": "Hi"},
+                {"from": "gpt", "value": "Bye"},
+            ]},
+            "x_0", "all",
+            [{"role": "system", "content": "Be brief."}, USER,
+             {"role": "assistant", "content": "Hello"}, USER], 0,
+        ),
+        # SpecForge, TorchSpec
+        (
+            {"id": 7, "conversations": [USER, {"role": "assistant", "content": "Hello"}]},
+            "7", "all", [USER], 0,
+        ),
+        # instruction sets; mt_bench_prompts
+        ({"prompt": "Hi"}, None, "all", [USER], 0),
+        (
+            {"prompt": ["Hi", "again", "more"], "prompt_id": 5, "category": "math"},
+            "5", "math", [USER], 2,
+        ),
+    ],
+)  # fmt: skip
+def test_forms_of_others(
+    line: dict[str, Any], prompt_id: str | None, category: str, messages: Any, num_later_turns: int
+) -> None:
+    form = read_form(line)
+    assert (form.id, form.category) == (prompt_id, category)
+    assert (form.kind, form.value) == ("messages", messages)
+    assert form.num_later_turns == num_later_turns
+    assert form.of_others
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"turns": []}, "turns: expected texts of the user"),
+        ({"turns": ["a", 1]}, "turns: expected texts of the user"),
+        ({"turns": "a"}, "turns: expected texts of the user"),
+        ({"prompt": {}}, "prompt: expected texts of the user"),
+        ({"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM X"]}, "run its script"),
+        ({"turns": ["a"], "prompt": "a"}, "expected one form of prompt, got prompt, turns"),
+        ({"turns": ["a"], "token_ids": [1]}, "expected one form of prompt"),
+        ({"conversations": []}, "objects with role and content"),
+        ({"conversations": [{"from": "human"}]}, "objects with from and value"),
+        ({"conversations": [{"role": "assistant", "content": "a"}]}, "no turn of the user"),
+        ({"turns": ["a"], "difficulty": 3}, "forms: token_ids, text, messages, turns, conv"),
+        ({"question": "a"}, "forms: token_ids, text, messages, turns, conversations, prompt"),
+        ({"id": "a"}, "expected one of token_ids, text, messages, turns, conversations, prompt"),
+    ],
+)
+def test_what_is_no_form(line: dict[str, Any], message: str) -> None:
+    with pytest.raises(LineProblem, match=message):
+        read_form(line)
+
+
+def chat_target(folder: Path) -> Path:
+    """The pair's target, with a chat template."""
+    shutil.copytree(PAIR / "target", folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    return folder
+
+
+def test_lines_without_an_id_are_numbered(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "import os"}\n\n{"prompt": "import re"}\n')
+    prompts = read_prompts(path, target=chat_target(tmp_path / "target"))
+    assert [prompt.id for prompt in prompts] == ["line-1", "line-3"]
+    assert prompts[0].token_ids != prompts[1].token_ids
+
+
+def test_record_says_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "question.jsonl"
+    lines = [{"question_id": i, "turns": [f"import os  # {i}", "and then?"][: 1 + i]}
+             for i in range(2)]  # fmt: skip
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    target, out = chat_target(tmp_path / "target"), tmp_path / "traces"
+    arguments = [
+        "--target",
+        str(target),
+        "--prompts",
+        str(path),
+        "--out",
+        str(out),
+        "--aux-layers",
+        "0,1,2",
+    ]
+    assert main(["record", *arguments, "--max-new-tokens", "4"]) == 0
+    said = capsys.readouterr()
+    assert "1 of 2 prompts have later turns of the user" in said.err
+    assert "2 traces" in said.out
