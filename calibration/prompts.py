@@ -162,8 +162,11 @@ def _prompt(line: bytes, number: int, encoder: _Encoder) -> Prompt:
 
 
 def _token_ids(form: Form, encoder: _Encoder) -> tuple[int, ...]:
-    encode = {"token_ids": lambda ids: ids, "text": encoder.text, "messages": encoder.messages}
-    ids = encode[form.kind](form.value)
+    ids: object = form.value
+    if form.kind == "text":
+        ids = encoder.text(form.value)
+    elif form.kind == "messages":
+        ids = encoder.messages(form.value)
     if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
         raise LineProblem("token_ids: expected a list of at least one whole number >= 0")
     return tuple(ids)
