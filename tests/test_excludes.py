@@ -203,7 +203,8 @@ def test_names() -> None:
 
 
 def test_the_commands_take_the_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(tiny_eagle3_mla(tmp_path / "draft", hidden=128, intermediate=256))
+    layers = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}  # of a target of any depth
+    folder = str(tiny_eagle3_mla(tmp_path / "draft", hidden=128, intermediate=256, config=layers))
     out = str(tmp_path / "out")
     recipe = tmp_path / "plain.yaml"
     text = (Path(__file__).parents[1] / "recipes" / "blackwell-fp8.yaml").read_text()

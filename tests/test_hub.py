@@ -166,7 +166,11 @@ def test_file(tmp_path: Path) -> None:
         "\n",
     ],
 )
-def test_neither_folder_nor_hub_id(reference: str) -> None:
+def test_neither_folder_nor_hub_id(
+    reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(CheckpointError) as caught:
         resolve_draft(reference)
     assert caught.value.where == visible(reference)
