@@ -7,6 +7,7 @@ draft's names, written as each writes its own checkpoints.
 import copy
 import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,15 @@ from draftquant.quantize.backends.quark import _quark_process_state
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tiny import tiny_eagle3_llama
 from torch import Tensor, nn
 from vendors import needs
 from verify_cases import provenance_of
+
+sys.path.append(str(Path(__file__).parent / "engines" / "foreign"))  # its modules stand alone
+
+from tree import module_tree
 
 pytestmark = [
     pytest.mark.vendor,
@@ -124,26 +129,6 @@ def test_quark_int4_is_decoded_although_its_zero_points_are_missing(
 
 
 # ModelOpt and compressed-tensors
-
-
-def module_tree(source: Path) -> nn.Module:
-    """The draft's tensors as modules of its names; 2-D weights are nn.Linear."""
-    top = nn.Module()
-    for name, weight in load_file(source / "model.safetensors").items():
-        *parents, leaf = name.removesuffix(".weight").split(".")
-        place = top
-        for parent in parents:
-            if not hasattr(place, parent):
-                setattr(place, parent, nn.Module())
-            place = getattr(place, parent)
-        holder: nn.Module = nn.Module()
-        if "embed" in name:
-            holder = nn.Embedding(*weight.shape, dtype=weight.dtype)
-        elif weight.dim() == 2:
-            holder = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
-        holder.weight = nn.Parameter(weight, requires_grad=False)
-        setattr(place, leaf, holder)
-    return top
 
 
 def write(out: Path, source: Path, tensors: Mapping[str, Tensor]) -> Path:

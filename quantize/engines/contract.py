@@ -182,8 +182,8 @@ class Engine:
         module_problem: its rules for one quantized module, stored in rows and columns.
         targets_on_disk: (quant_method, family) of drafts whose layers it finds by the names that
             the parts have on disk.
-        no_target: its error for a module that no group of the declaration is meant for, with
-            {prefix}; "" = it takes it as floats.
+        no_target: quant_method -> its error for a module that no group of the declaration is
+            meant for, with {prefix}; of others it takes it as floats.
         drops_unknown: what it does with a tensor that has no parameter: families for which it
             drops it silently; the others raise (`refuses_unknown`), or are unknown.
         casts: families for which it stores a float weight in FP8 without a word.
@@ -198,7 +198,7 @@ class Engine:
             "" = not executed.
         uneven_heads: family -> its error for attention heads that are not whole in each shard, with
             {heads} and {tp}; a family that is not there was not executed.
-        absent_head: its error for NVFP4 of ModelOpt without a head, which is not excluded.
+        absent_head: signature -> its error where there is no head, and it is not excluded.
         checks_shapes: it refuses a tensor that does not fit into its parameter.
         scale_shape: its error for scales [out] where it has [out, 1], or the other way round;
             "" = not executed.
@@ -228,7 +228,7 @@ class Engine:
         [Question, Module, LinearScheme, list[tuple[int, int]]], Finding | None
     ]
     targets_on_disk: frozenset[tuple[str, str]] = frozenset()
-    no_target: str = ""
+    no_target: Mapping[str, str] = field(default_factory=dict)
     taken: Callable[[Declaration, str], Declaration | Finding | None] = lambda said, _arch: said
     drops_unknown: frozenset[str] = frozenset()
     refuses_unknown: frozenset[str] = frozenset()
@@ -241,7 +241,7 @@ class Engine:
     later_norm: str = ""
     embedding_rows: str = ""
     uneven_heads: Mapping[str, str] = field(default_factory=dict)
-    absent_head: str = ""
+    absent_head: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False
     scale_shape: str = ""
     launch: Callable[[Question, int, str], str]

@@ -77,7 +77,6 @@ _ROCM_SPLIT: Mapping[str, str] = {
     " This can be caused by too large tensor parallel size.",
 }
 _DROPPED_GROUPS = frozenset({"quark mxfp4"})
-_MARLIN_LAYOUTS = frozenset({"awq"})
 _MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
 """Of a shard, in which Marlin takes AWQ."""
 
@@ -218,8 +217,13 @@ def _names_latent(pattern: str, module: Module) -> bool:
 
 def is_float16_only(question: Question) -> bool:
     """AWQ in kernels of its own, where Marlin takes it not; without torch_dtype it is float16."""
-    marlin = question.arch not in _ROCM and "int4=" not in question.signature
-    return question.method == "awq" and not marlin
+    return question.method == "awq" and not _is_marlin(question)
+
+
+def _is_marlin(question: Question) -> bool:
+    """AWQ with zero points, on GPUs that have Marlin."""
+    has_marlin = question.arch not in _ROCM and "int4=" not in question.signature
+    return question.method == "awq" and has_marlin
 
 
 def config_problem(question: Question) -> Finding | None:
@@ -270,7 +274,7 @@ def module_problem(
         return Finding("init", "TypeError: unhashable type: 'dict'", what)
     if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(scheme.signature)):
         return Finding("load", text, "use FP8 per channel with dynamic tokens, or FP8 blocks")
-    if scheme.layout in _MARLIN_LAYOUTS and not is_float16_only(question):
+    if _is_marlin(question):
         problem = _marlin_problem(module, sum(rows for rows, _ in shapes), columns)
         if problem is not None:
             return problem

@@ -8,13 +8,6 @@ from .contract import Engine, Module, Question
 from .excludes import exact_or_regex
 from .linear_scheme import EVERY_LINEAR, LinearScheme
 
-_WITH_TARGETS = frozenset({"compressed-tensors"})
-
-
-def names_targets(question: Question) -> bool:
-    """Whether the declaration's layout says which modules a group is meant for."""
-    return question.declaration is not None and question.declaration.layout in _WITH_TARGETS
-
 
 def scheme_of(engine: Engine, question: Question, module: Module) -> LinearScheme | None:
     """How a module is stored if it is not excluded; None where no group is meant for it.

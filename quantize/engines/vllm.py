@@ -77,9 +77,9 @@ _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
 _QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
 """(quant_method, family): only the Llama draft hands its head its config, only ModelOpt uses it."""
 _PARTS_OF_BLOCKS = frozenset({"fp8"})
-"""Layouts whose fused linears are built although their parts are no whole blocks."""
-_PADDED_BLOCKS = frozenset({"modelopt"})
-"""Layouts whose rows are padded to whole blocks."""
+"""Each quant_method whose fused linears are built although their parts are no whole blocks."""
+_PADDED_BLOCKS = frozenset({"modelopt fp8 block none"})
+"""Signatures whose rows are padded to whole blocks."""
 _BY_QUARK_ITSELF = frozenset({("quark", "mxfp4")})
 """(layout, dtype) whose step after loading may want Quark, or what a linear has not."""
 _TILES_OF_128 = frozenset({("compressed-tensors int4 group128 token-dynamic", "sm90")})
@@ -281,13 +281,13 @@ def module_problem(
             f" divisible by 128, got {(columns, rows)}",
             f"keep {module.leaf} in BF16, or quantize to FP8",
         )
-    if scheme.granularity == "block" and scheme.layout in _PADDED_BLOCKS:
+    if scheme.signature in _PADDED_BLOCKS:
         return _modelopt_block_problem(module, [count for count, _ in shapes], columns)
     problem = _mxfp4_problem(module, scheme)
     if problem is not None:
         return problem
     if scheme.granularity == "block":
-        return _block_problem(question, module, scheme, shapes)
+        return _block_problem(question, module, shapes)
     errors = _SPLIT_GROUPS_SM100 if question.arch == "sm100" else _SPLIT_GROUPS
     return group_problem(module, scheme, columns, errors, _DROPPED_GROUPS)
 
@@ -314,11 +314,11 @@ def _mxfp4_problem(module: Module, scheme: LinearScheme) -> Finding | None:
 
 
 def _block_problem(
-    question: Question, module: Module, scheme: LinearScheme, shapes: list[tuple[int, int]]
+    question: Question, module: Module, shapes: list[tuple[int, int]]
 ) -> Finding | None:
     """Fused linears that are let through have too few rows of scales then."""
     parts = [rows for rows, _ in shapes]
-    let_through = scheme.layout in _PARTS_OF_BLOCKS and len(parts) > 1
+    let_through = question.method in _PARTS_OF_BLOCKS and len(parts) > 1
     if not let_through or not any(rows % BLOCK for rows in parts):
         return block_problem(question, module, shapes)
     return _parts_problem(module, parts)

@@ -20,10 +20,8 @@ from .folder import SHARED, Stored, folder_findings, no_such_name, stranger
 from .linear_scheme import LinearScheme
 from .parameters import parameters
 from .shapes import holds, never_fits, other_shape, refused_shape, without_ones
-from .targets import names_targets, scheme_of
+from .targets import scheme_of
 
-_LOOKS_FOR_THE_HEAD = frozenset({("modelopt", "nvfp4")})
-"""(layout, dtype) whose step after loading looks for scales of the head, be there one or not."""
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 _REQUANTIZE = "quantize the draft again"
 
@@ -122,16 +120,16 @@ class Walk:
             findings.append(excluded)
         elif excluded:
             return None
-        elif scheme is None and self.engine.no_target and names_targets(self.question):
-            text = self.engine.no_target.format(prefix=module.prefix)
-            findings.append(Finding("init", text, f"target {module.leaf}, or exclude it"))
+        elif scheme is None and (text := self.engine.no_target.get(self.question.method or "")):
+            said = text.format(prefix=module.prefix)
+            findings.append(Finding("init", said, f"target {module.leaf}, or exclude it"))
         return scheme
 
     def _absent(self, module: Module) -> Iterator[Finding]:
         """A head that is the target's, and whose scales are looked for before it is."""
         scheme = self._scheme(module, []) if self.engine.absent_head else None
-        if scheme is not None and (scheme.layout, scheme.weight_dtype) in _LOOKS_FOR_THE_HEAD:
-            yield Finding("after load", self.engine.absent_head, f"exclude {module.leaf}")
+        if scheme is not None and (text := self.engine.absent_head.get(scheme.signature)):
+            yield Finding("after load", text, f"exclude {module.leaf}")
 
     def _plain(
         self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]]

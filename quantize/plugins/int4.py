@@ -37,6 +37,24 @@ def as_fp8(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "weight": {**config["weight"], "dtype": "fp8_e4m3"}}
 
 
+def unpack_at_load(config: Any, layer: Any, prefix: str, parameters: Any) -> None:
+    """Load INT4 words into a linear that the engine took for FP8; others stay as they are.
+
+    Args:
+        config: the engine's QuarkConfig.
+        layer: whose `scheme` is the engine's for FP8.
+        prefix: the layer's name.
+        parameters: the engine's module of parameters.
+    """
+    if is_int4_per_channel(config._find_matched_config(prefix, layer)):
+        layer.scheme = UnpackedInt4(
+            layer.scheme,
+            reordered=config.pack_method == "reorder",
+            packed=parameters.PackedvLLMParameter,
+            packed_rows=parameters.PackedColumnParameter,
+        )
+
+
 def fp8_codes(words: Tensor, *, reordered: bool) -> Tensor:
     """Unpack INT4 codes into FP8.
 

@@ -6,11 +6,11 @@ SGLang has no scheme for them: "No quark compatible scheme was found". Registere
 
 from typing import Any
 
-from sglang.srt.layers.parameter import PackedColumnParameter, PackedvLLMParameter
+from sglang.srt.layers import parameter
 from sglang.srt.layers.quantization import QUANTIZATION_METHODS
 from sglang.srt.layers.quantization.quark.quark import QuarkConfig, QuarkLinearMethod
 
-from .int4 import UnpackedInt4, as_fp8, is_int4_per_channel
+from .int4 import as_fp8, unpack_at_load
 
 
 class Int4QuarkConfig(QuarkConfig):
@@ -22,15 +22,8 @@ class Int4QuarkConfig(QuarkConfig):
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         """See SGLang's `QuantizationConfig`."""
         method = super().get_quant_method(layer, prefix)
-        if isinstance(method, QuarkLinearMethod) and is_int4_per_channel(
-            self._find_matched_config(prefix, layer)
-        ):
-            layer.scheme = UnpackedInt4(
-                layer.scheme,
-                reordered=self.pack_method == "reorder",
-                packed=PackedvLLMParameter,
-                packed_rows=PackedColumnParameter,
-            )
+        if isinstance(method, QuarkLinearMethod):
+            unpack_at_load(self, layer, prefix, parameter)
         return method
 
 

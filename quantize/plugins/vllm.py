@@ -7,11 +7,11 @@ vLLM has no scheme for them: "No quark compatible scheme was found". Registered 
 
 from typing import Any
 
+from vllm.model_executor import parameter
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.quark.quark import QuarkConfig, QuarkLinearMethod
-from vllm.model_executor.parameter import PackedColumnParameter, PackedvLLMParameter
 
-from .int4 import UnpackedInt4, as_fp8, is_int4_per_channel
+from .int4 import as_fp8, unpack_at_load
 
 
 class Int4QuarkConfig(QuarkConfig):
@@ -23,15 +23,8 @@ class Int4QuarkConfig(QuarkConfig):
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         """See vLLM's `QuantizationConfig`."""
         method = super().get_quant_method(layer, prefix)
-        if isinstance(method, QuarkLinearMethod) and is_int4_per_channel(
-            self._find_matched_config(prefix, type(layer))
-        ):
-            layer.scheme = UnpackedInt4(
-                layer.scheme,
-                reordered=self.pack_method == "reorder",
-                packed=PackedvLLMParameter,
-                packed_rows=PackedColumnParameter,
-            )
+        if isinstance(method, QuarkLinearMethod):
+            unpack_at_load(self, layer, prefix, parameter)
         return method
 
 

@@ -27,8 +27,10 @@ ENGINE = Engine(
     config_problem=sglang.config_problem,
     captures=sglang_captures,
     module_problem=sglang.module_problem,
-    no_target="ValueError: Unable to find matching target for {prefix} in the compressed-tensors"
-    " config.",
+    no_target={
+        "compressed-tensors": "ValueError: Unable to find matching target for {prefix} in the"
+        " compressed-tensors config."
+    },
     drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
     casts=frozenset({"eagle3-llama", "dflash"}),
     refuses_casts=frozenset({"eagle3-mla"}),
