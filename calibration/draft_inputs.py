@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..quantize.stored.loading import LoadedDraft
 from .errors import TraceError
+from .prompt_trace import PromptTrace
 from .target_tables import EMBEDDING
-from .traces import PromptTrace, TraceFolder
+from .traces import TraceFolder
 
 
 def default_aux_layer_ids(num_layers: int) -> tuple[int, ...]:

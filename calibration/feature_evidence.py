@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .traces import PromptTrace
+from .prompt_trace import PromptTrace
 
 SHIFTS = (-2, -1, 0, 1, 2)
 MIN_SHARE = 0.05

@@ -30,7 +30,7 @@ def head_agreement(traces: TraceFolder, tables: SharedTables) -> float | None:
 
     Returns:
         In [0, 1], over at most 256 positions of all prompts; None where a table is not at hand, or
-        the target's last layer is not recorded.
+        neither the target's last layer nor its top-1 is recorded.
 
     Raises:
         TraceError: a trace or a table is damaged.
@@ -43,6 +43,8 @@ def head_agreement(traces: TraceFolder, tables: SharedTables) -> float | None:
         return None
     width = features.width // len(features.aux_layer_ids)
     rows = list(_rows(traces, width))
+    if not rows:
+        return None
     hidden = torch.stack([row for row, _ in rows])
     expected = torch.tensor([token for _, token in rows])
     hidden = hidden * hidden.square().mean(dim=1, keepdim=True).rsqrt()
@@ -62,6 +64,6 @@ def _rows(traces: TraceFolder, width: int) -> Iterator[tuple[Tensor, int]]:
     each = max(1, MAX_ROWS // len(traces))
     for entry in traces.manifest.prompts[:MAX_ROWS]:
         trace = traces.load(entry)
-        step = max(1, (trace.num_tokens - 1) // each)
-        for row in range(trace.num_tokens - 2, -1, -step)[:each]:
+        known = (trace.target_top1 >= 0).nonzero()[:, 0].tolist()[::-1]
+        for row in known[:: max(1, len(known) // each)][:each]:
             yield trace.features[row, -width:].float(), int(trace.target_top1[row])

@@ -21,11 +21,12 @@ from ..quantize.stored.loading import LoadedDraft
 from ..recipes.errors import visible
 from .draft_inputs import default_aux_layer_ids
 from .errors import TraceError
+from .prompt_trace import FEATURE_DTYPES, PromptTrace
 from .prompts import Prompt
 from .target_tables import TargetTables
 from .trace_manifest import FeatureDtype, FeatureSpec, TargetIdentity
 from .trace_writer import trace_output
-from .traces import FEATURE_DTYPES, PromptTrace, TraceFolder, file_sha256
+from .traces import TraceFolder, file_sha256
 
 _MAX_LOGITS = 2**26  # elements of one logits tensor while reading prompts: 256 MB in float32
 

@@ -18,6 +18,7 @@ TABLES_FILE: Literal["tables.safetensors"] = "tables.safetensors"
 FeatureKind = Literal["aux", "fused"]
 FeatureDtype = Literal["float32", "float64", "bfloat16", "float16"]
 TableDtype = Literal["BF16", "F16", "F32"]
+LogprobKind = Literal["processed", "raw"]
 
 _SHARD_FILE = re.compile(r"traces-\d{5}\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -31,13 +32,14 @@ class TargetIdentity:
     Attributes:
         name: folder name or Hub id, for reports.
         config_sha256: over the bytes of its config.json.
-        weights_sha256: over the names and bytes of its safetensors files.
+        weights_sha256: over the names and bytes of its safetensors files. Both are None where the
+            target itself was not at hand, as in an imported dump.
         num_layers: decoder layers. vocab_size: token ids lie in [0, vocab_size).
     """
 
     name: str
-    config_sha256: str
-    weights_sha256: str
+    config_sha256: str | None
+    weights_sha256: str | None
     num_layers: int
     vocab_size: int
 
@@ -63,6 +65,34 @@ class FeatureSpec:
     aux_layer_ids: tuple[int, ...]
     aux_semantics: Literal["post_layer"] = "post_layer"
     fusion_sha256: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens were drawn at a temperature above 0.
+
+    Attributes:
+        top_p: in (0, 1], 1 = all tokens. top_k: 0 = all tokens.
+        seed: None where the recorder does not say.
+    """
+
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobSpec:
+    """Natural logarithms of the target's probabilities beside the continuations.
+
+    Attributes:
+        kind: "processed" = of the distribution that was sampled from, after temperature, top-k and
+            top-p; "raw" = of the untouched logits.
+        num_top: most likely tokens recorded beside each emitted one.
+    """
+
+    kind: LogprobKind
+    num_top: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,20 +140,42 @@ class TablesFile:
 class TraceManifest:
     """The whole of trace.json.
 
+    What is None stands in no key of trace.json.
+
     Attributes:
+        temperature: of the continuations, 0 = greedy.
+        sampling: None for greedy ones.
+        recorded_by: engine and version, where it was none of transformers.
+        logprobs: None where none are recorded; sampled traces have them.
         num_tokens: the sum over the prompts.
-        tables: None, and no such key in trace.json, for a folder that carries none.
+        tables: None for a folder that carries none.
     """
 
     format: Literal["draftquant-trace"] = "draftquant-trace"
     version: Literal[1] = 1
-    temperature: Literal[0] = 0
+    temperature: float
+    sampling: Sampling | None = None
+    recorded_by: str | None = None
     target: TargetIdentity
     features: FeatureSpec
+    logprobs: LogprobSpec | None = None
     num_tokens: int
     prompts: tuple[TraceEntry, ...]
     shards: tuple[Shard, ...]
     tables: TablesFile | None = None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the continuations were drawn, not chosen greedily."""
+        return self.sampling is not None
+
+    @property
+    def logprobs_as_sampled(self) -> bool:
+        """Whether the log-probabilities are those of the distribution that was sampled from."""
+        if self.logprobs is None or self.sampling is None:
+            return False
+        plain = (self.temperature, self.sampling.top_p, self.sampling.top_k) == (1, 1, 0)
+        return self.logprobs.kind == "processed" or plain
 
 
 def manifest_text(manifest: TraceManifest) -> str:
@@ -154,6 +206,7 @@ def check_manifest(manifest: TraceManifest, where: Path) -> None:
     problem = (
         _target_problem(manifest.target)
         or _feature_problem(manifest.features, manifest.target.num_layers)
+        or _decoding_problem(manifest)
         or _shard_problem(manifest.shards)
         or _prompt_problem(manifest)
         or _tables_problem(manifest)
@@ -164,8 +217,9 @@ def check_manifest(manifest: TraceManifest, where: Path) -> None:
 
 def _target_problem(target: TargetIdentity) -> str | None:
     for name in ("config_sha256", "weights_sha256"):
-        if not _SHA256.fullmatch(getattr(target, name)):
-            return f"target.{name}: expected 64 hex digits, got {short(getattr(target, name))}"
+        digest = getattr(target, name)
+        if digest is not None and not _SHA256.fullmatch(digest):
+            return f"target.{name}: expected 64 hex digits, got {short(digest)}"
     if target.num_layers < 1 or target.vocab_size < 1:
         return "target: num_layers and vocab_size: expected at least 1"
     return None
@@ -185,6 +239,21 @@ def _feature_problem(features: FeatureSpec, num_layers: int) -> str | None:
         return f"features.fusion_sha256: {digest!r} contradicts kind {features.kind!r}"
     if digest is not None and not _SHA256.fullmatch(digest):
         return f"features.fusion_sha256: expected 64 hex digits, got {digest!r}"
+    return None
+
+
+def _decoding_problem(manifest: TraceManifest) -> str | None:
+    temperature, sampling, logprobs = manifest.temperature, manifest.sampling, manifest.logprobs
+    if temperature < 0 or (temperature > 0) != (sampling is not None):
+        return f"temperature: {temperature} contradicts sampling: {short(sampling)}"
+    if sampling is not None and logprobs is None:
+        return "logprobs: expected those of the sampled tokens"
+    if sampling is not None and (not 0 < sampling.top_p <= 1 or sampling.top_k < 0):
+        return f"sampling: expected top_p in (0, 1] and top_k of at least 0, got {sampling}"
+    if logprobs is not None and not 0 <= logprobs.num_top <= manifest.target.vocab_size:
+        return f"logprobs.num_top: expected 0 to {manifest.target.vocab_size}"
+    if manifest.recorded_by is not None and not is_printable_name(manifest.recorded_by):
+        return f"recorded_by: expected 1 to {_LONGEST_NAME} printable characters"
     return None
 
 

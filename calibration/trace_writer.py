@@ -3,6 +3,7 @@
 The folder appears whole or not at all. What the traces mean is `traces.py`.
 """
 
+import dataclasses
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,14 @@ from ..quantize.files.safetensors_file import SafetensorsFile
 from ..quantize.files.safetensors_header import StoredTensor
 from ..quantize.files.staging import UNVERIFIED, check_output, staged_output, write_text
 from .errors import TraceError
+from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace
 from .target_tables import TargetTables
 from .trace_manifest import (
     MANIFEST_FILE,
     TABLES_FILE,
     FeatureSpec,
+    LogprobSpec,
+    Sampling,
     Shard,
     TableDtype,
     TablesFile,
@@ -30,9 +34,11 @@ from .trace_manifest import (
     manifest_text,
 )
 from .trace_tables import write_tables
-from .traces import FEATURE_DTYPES, PromptTrace, check_trace, file_sha256
+from .traces import file_sha256
 
 SHARD_BYTES = 512 * 2**20
+
+_STORED_DTYPES = {torch.int32: "I32"} | dict(FEATURE_DTYPES.values())
 
 
 class TraceWriter:
@@ -41,15 +47,13 @@ class TraceWriter:
     def __init__(
         self,
         staging: Path,
-        target: TargetIdentity,
-        features: FeatureSpec,
+        head: TraceManifest,
         shard_bytes: int,
         tables: TargetTables | None,
         table_ids: Collection[int],
     ) -> None:
         self._staging = staging
-        self._target = target
-        self._features = features
+        self._head = head
         self._shard_bytes = shard_bytes
         self._tables = tables
         self._token_ids = set(table_ids)
@@ -71,12 +75,8 @@ class TraceWriter:
             taken_by = self._entries[position].id
             raise TraceError(trace.id, f"position {position} is taken by {taken_by}",
                              fix="number the prompts")  # fmt: skip
-        check_trace(trace, self._target, self._features, self._staging.name)
-        tensors = {
-            f"{trace.id}.token_ids": trace.token_ids.to(torch.int32),
-            f"{trace.id}.features": trace.features.contiguous(),
-            f"{trace.id}.target_top1": trace.target_top1.to(torch.int32),
-        }
+        check_trace(trace, self._head, self._staging.name)
+        tensors = {f"{trace.id}.{name}": tensor for name, tensor in _stored(trace).items()}
         if self._pending and _nbytes(self._pending) + _nbytes(tensors) > self._shard_bytes:
             self._flush()
         # A second prompt of the same id is refused by check_manifest; it must not hide the first.
@@ -99,9 +99,8 @@ class TraceWriter:
         if self._pending:
             self._flush()
         entries = tuple(entry for _, entry in sorted(self._entries.items()))
-        manifest = TraceManifest(
-            target=self._target,
-            features=self._features,
+        manifest = dataclasses.replace(
+            self._head,
             num_tokens=sum(entry.num_tokens for entry in entries),
             prompts=entries,
             shards=tuple(self._shards),
@@ -112,13 +111,8 @@ class TraceWriter:
 
     def _flush(self) -> None:
         path = self._staging / self._next_file()
-        floats = FEATURE_DTYPES[self._features.dtype][1]
         stored = [
-            StoredTensor(
-                name=name,
-                dtype=floats if tensor.is_floating_point() else "I32",
-                shape=tuple(tensor.shape),
-            )
+            StoredTensor(name=name, dtype=_STORED_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
             for name, tensor in self._pending.items()
         ]
         with SafetensorsFile(path, stored, {}) as file:
@@ -152,6 +146,10 @@ def trace_output(
     target: TargetIdentity,
     features: FeatureSpec,
     *,
+    temperature: float = 0,
+    sampling: Sampling | None = None,
+    logprobs: LogprobSpec | None = None,
+    recorded_by: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     tables: TargetTables | None = None,
     table_ids: Collection[int] = (),
@@ -162,6 +160,10 @@ def trace_output(
         out: folder to create; its parent exists.
         target: what was recorded.
         features: what the features are.
+        temperature: see `TraceManifest`, also for the next three.
+        sampling: how tokens were drawn at a temperature above 0.
+        logprobs: which ones the traces have.
+        recorded_by: engine and version.
         shard_bytes: a new shard starts before tensors of one grow beyond this.
         tables: also carry these tables of the target, see `trace_tables`; None for none.
         table_ids: tokens whose embedding is carried beside those of the traces.
@@ -173,8 +175,19 @@ def trace_output(
     check_output(out, needed_bytes=tables.lm_head.nbytes if tables else 0)
     if tables:
         _check_tables(tables, table_ids, target)
+    head = TraceManifest(
+        temperature=temperature,
+        sampling=sampling,
+        recorded_by=recorded_by,
+        target=target,
+        features=features,
+        logprobs=logprobs,
+        num_tokens=0,
+        prompts=(),
+        shards=(),
+    )
     with staged_output(out, last=MANIFEST_FILE) as staging:
-        writer = TraceWriter(staging, target, features, shard_bytes, tables, table_ids)
+        writer = TraceWriter(staging, head, shard_bytes, tables, table_ids)
         yield writer
         writer.finish()
 
@@ -193,6 +206,21 @@ def _check_tables(tables: TargetTables, table_ids: Collection[int], target: Targ
                 f"expected ids in [0, {target.vocab_size}), the target's vocabulary",
                 fix="give ids of this target: --table-ids",
             )
+
+
+def _stored(trace: PromptTrace) -> dict[str, Tensor]:
+    """The tensors of a trace as they are stored, by name."""
+    tensors = {
+        "token_ids": trace.token_ids.to(torch.int32),
+        "features": trace.features.contiguous(),
+        "target_top1": trace.target_top1.to(torch.int32),
+    }
+    if trace.token_logprob is not None:
+        tensors["token_logprob"] = trace.token_logprob.contiguous()
+    if trace.top_token_ids is not None and trace.top_logprobs is not None:
+        tensors["top_token_ids"] = trace.top_token_ids.to(torch.int32)
+        tensors["top_logprobs"] = trace.top_logprobs.contiguous()
+    return tensors
 
 
 def _nbytes(tensors: dict[str, Tensor]) -> int:

@@ -4,21 +4,25 @@ A trace folder, format version 1:
 
     trace.json                 `trace_manifest.TraceManifest`: target, features, prompts, shards
     traces-00001.safetensors   for every prompt ID with N tokens, P of them its prompt:
-                                 "ID.token_ids"    I32 [N], prompt, then the greedy continuation
+                                 "ID.token_ids"    I32 [N], prompt, then the continuation
                                  "ID.features"     [N - 1, width], of positions 0 .. N - 2
-                                 "ID.target_top1"  I32 [N - 1], argmax after positions 0 .. N - 2
+                                 "ID.target_top1"  I32 [N - 1], argmax after positions 0 .. N - 2,
+                                                   -1 where it is not known
+                               and where trace.json says `logprobs`, of tokens P .. N - 1:
+                                 "ID.token_logprob"  F32 [N - P]
+                                 "ID.top_token_ids"  I32 [N - P, num_top], "ID.top_logprobs" F32,
+                                                     if num_top is above 0
     traces-00002.safetensors   …
     tables.safetensors         only if asked for: see `trace_tables`
 
-Recording is greedy: target_top1[P - 1:] equals token_ids[P:]. The last token was never fed to the
-target, so it has no feature. Reading treats the folder as hostile input and loads one prompt at a
-time.
+Where recording was greedy, target_top1[P - 1:] equals token_ids[P:]. The last token was never fed
+to the target, so it has no feature. Reading treats the folder as hostile input and loads one prompt
+at a time.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,68 +34,18 @@ from ..quantize.errors import CheckpointError
 from ..quantize.files.safetensors_header import read_header
 from ..recipes.regular_file import open_stream, read_text
 from .errors import TraceError
+from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace, prompt_sha256
 from .target_tables import SharedTables
 from .trace_manifest import (
     MANIFEST_FILE,
-    FeatureDtype,
-    FeatureSpec,
     Shard,
     TablesFile,
-    TargetIdentity,
     TraceEntry,
     TraceManifest,
     manifest_text,
     parse_manifest,
 )
 from .trace_tables import TensorTable, expected_tensors, shared_tables
-
-FEATURE_DTYPES: dict[FeatureDtype, tuple[torch.dtype, str]] = {
-    "float32": (torch.float32, "F32"),
-    "float64": (torch.float64, "F64"),
-    "bfloat16": (torch.bfloat16, "BF16"),
-    "float16": (torch.float16, "F16"),
-}
-"""Manifest spelling -> (torch dtype, safetensors spelling)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptTrace:
-    """One prompt and its greedy continuation.
-
-    Attributes:
-        id: unique within the folder. category: for per-category figures.
-        prompt_length: P, tokens that were given.
-        token_ids: [N] int64.
-        features: [N - 1, width], dtype of the manifest, finite.
-        target_top1: [N - 1] int64, the target's argmax after each position.
-    """
-
-    id: str
-    category: str
-    prompt_length: int
-    token_ids: Tensor
-    features: Tensor
-    target_top1: Tensor
-
-    @property
-    def num_tokens(self) -> int:
-        """N, prompt and continuation."""
-        return self.token_ids.shape[0]
-
-    @property
-    def prompt_sha256(self) -> str:
-        """Identity of the prompt: see `prompt_sha256`."""
-        return prompt_sha256(self.token_ids[: self.prompt_length].tolist())
-
-    @property
-    def continuation(self) -> tuple[int, ...]:
-        """The token ids that the target chose."""
-        return tuple(self.token_ids[self.prompt_length :].tolist())
-
-
-def prompt_sha256(token_ids: Sequence[int]) -> str:
-    """Identity of a prompt whatever its id: hash of its token ids, decimal, with commas between."""
-    return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
 
 
 class TraceFolder:
@@ -154,16 +108,16 @@ class TraceFolder:
         Raises:
             TraceError: the shard's bytes changed since recording, or the trace contradicts itself.
         """
-        tensors = self._tensors(entry, "token_ids", "features", "target_top1")
+        names = _tensors_of(self.manifest, entry)
+        stored = self._tensors(entry, *names)
+        tensors = {
+            name: tensor.to(torch.int64) if names[name][0] == "I32" else tensor
+            for name, tensor in stored.items()
+        }
         trace = PromptTrace(
-            id=entry.id,
-            category=entry.category,
-            prompt_length=entry.prompt_length,
-            token_ids=tensors["token_ids"].to(torch.int64),
-            features=tensors["features"],
-            target_top1=tensors["target_top1"].to(torch.int64),
+            id=entry.id, category=entry.category, prompt_length=entry.prompt_length, **tensors
         )
-        check_trace(trace, self.manifest.target, self.manifest.features, self.folder / entry.file)
+        check_trace(trace, self.manifest, self.folder / entry.file)
         return trace
 
     def _tensors(self, entry: TraceEntry, *names: str) -> dict[str, Tensor]:
@@ -202,61 +156,30 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def check_trace(
-    trace: PromptTrace, target: TargetIdentity, features: FeatureSpec, where: object
-) -> None:
-    """Check one trace in memory: shapes, dtype, ranges, and that decoding was greedy.
-
-    Raises:
-        TraceError: names the prompt and the first contradiction.
-    """
-    problem = _trace_problem(trace, target, features)
-    if problem:
-        raise TraceError(where, f"prompt {trace.id}: {problem[0]}", fix=problem[1])
-
-
-def _trace_problem(
-    trace: PromptTrace, target: TargetIdentity, features: FeatureSpec
-) -> tuple[str, str] | None:
-    again = "record the traces again"
-    count, start = trace.num_tokens, trace.prompt_length
-    if not 1 <= start < count:
-        return f"{count} tokens with a prompt of {start} leave no continuation", again
-    expected = (count - 1, features.width)
-    if tuple(trace.features.shape) != expected or trace.target_top1.shape != (count - 1,):
-        return (
-            f"expected features {list(expected)} and target_top1 [{count - 1}], got"
-            f" {list(trace.features.shape)} and {list(trace.target_top1.shape)}",
-            again,
-        )
-    if trace.features.dtype != FEATURE_DTYPES[features.dtype][0]:
-        return f"expected {features.dtype} features, got {trace.features.dtype}", again
-    for name, ids in (("token_ids", trace.token_ids), ("target_top1", trace.target_top1)):
-        if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
-            return f"{name}: expected ids in [0, {target.vocab_size})", again
-    if not bool(torch.isfinite(trace.features).all()):
-        return "features contain NaN or infinity", "record in a wider dtype"
-    greedy = trace.target_top1[start - 1 :] == trace.token_ids[start:]
-    if not bool(greedy.all()):
-        first = start + int(greedy.int().argmin())
-        return (
-            f"the trace is not greedy: token {first} is {int(trace.token_ids[first])}, the target's"
-            f" argmax was {int(trace.target_top1[first - 1])}",
-            "record at temperature 0, without penalties or grammar",
-        )
-    return None
-
-
 def _shard_tensors(manifest: TraceManifest, file: str) -> TensorTable:
-    expected: TensorTable = {}
-    dtype = FEATURE_DTYPES[manifest.features.dtype][1]
-    for entry in manifest.prompts:
-        if entry.file == file:
-            rows = entry.num_tokens - 1
-            expected[f"{entry.id}.token_ids"] = ("I32", (entry.num_tokens,))
-            expected[f"{entry.id}.features"] = (dtype, (rows, manifest.features.width))
-            expected[f"{entry.id}.target_top1"] = ("I32", (rows,))
-    return expected
+    return {
+        f"{entry.id}.{name}": tensor
+        for entry in manifest.prompts
+        if entry.file == file
+        for name, tensor in _tensors_of(manifest, entry).items()
+    }
+
+
+def _tensors_of(manifest: TraceManifest, entry: TraceEntry) -> TensorTable:
+    """What a shard holds of one prompt."""
+    rows, continued = entry.num_tokens - 1, entry.num_tokens - entry.prompt_length
+    features = FEATURE_DTYPES[manifest.features.dtype][1]
+    tensors: TensorTable = {
+        "token_ids": ("I32", (entry.num_tokens,)),
+        "features": (features, (rows, manifest.features.width)),
+        "target_top1": ("I32", (rows,)),
+    }
+    if manifest.logprobs is not None:
+        tensors["token_logprob"] = ("F32", (continued,))
+        if manifest.logprobs.num_top:
+            tensors["top_token_ids"] = ("I32", (continued, manifest.logprobs.num_top))
+            tensors["top_logprobs"] = ("F32", (continued, manifest.logprobs.num_top))
+    return tensors
 
 
 def _check_header(folder: Path, listed: Shard | TablesFile, expected: TensorTable) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.errors import TraceError
+from draftquant.calibration.prompt_trace import PromptTrace
 from draftquant.calibration.trace_manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.trace_writer import trace_output
-from draftquant.calibration.traces import PromptTrace, TraceFolder
+from draftquant.calibration.traces import TraceFolder
 from draftquant.quantize.errors import OutputError
 from safetensors.torch import load_file, save_file
 
@@ -155,7 +156,7 @@ BAD_MANIFESTS: dict[str, tuple[Edit, str]] = {
     "other format": (lambda m: m.update(format="zip"), "format: expected 'draftquant-trace'"),
     "newer version": (lambda m: m.update(version=2), "version: expected 1, got 2"),
     "true is not 1": (lambda m: m.update(version=True), "version: expected 1, got True"),
-    "sampled": (lambda m: m.update(temperature=1), "temperature: expected 0, got 1"),
+    "sampled": (lambda m: m.update(temperature=1), "temperature: 1 contradicts sampling: None"),
     "unknown key": (lambda m: m.update(note="x"), "note: unknown key"),
     "missing key": (lambda m: m.pop("target"), "target: missing key"),
     "tables no object": (lambda m: m.update(tables=[]), "tables: expected an object, got a list"),
@@ -281,7 +282,7 @@ def test_a_sampled_trace_is_not_greedy(folder: Path) -> None:
     [
         ("b.token_ids", 50, r"token_ids: expected ids in \[0, 50\)"),
         ("b.token_ids", -1, r"token_ids: expected ids in \[0, 50\)"),
-        ("b.target_top1", 2**31 - 1, r"target_top1: expected ids in \[0, 50\)"),
+        ("b.target_top1", 2**31 - 1, r"target_top1: expected ids in \[-1, 50\)"),
         ("b.features", float("nan"), "NaN or infinity"),
         ("b.features", float("inf"), "NaN or infinity"),
     ],

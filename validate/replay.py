@@ -21,8 +21,9 @@ from torch import Tensor
 from ..calibration.draft_inputs import check_trace_fits, first_hidden
 from ..calibration.feature_evidence import FeatureEvidence, FeatureTally
 from ..calibration.predictions import draft_predictions, num_draft_tokens_fault
+from ..calibration.prompt_trace import PromptTrace
 from ..calibration.trace_manifest import TargetIdentity
-from ..calibration.traces import PromptTrace, TraceFolder
+from ..calibration.traces import TraceFolder
 from ..quantize.stored.loading import LoadedDraft
 from .errors import ReplayError
 from .near_duplicates import PromptText, num_near_duplicates

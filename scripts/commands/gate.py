@@ -145,6 +145,11 @@ def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, .
     recorded = traces.manifest.target
     if target is None or file_sha256(target / CONFIG_FILE) == recorded.config_sha256:
         return ()
+    if recorded.config_sha256 is None:
+        return (
+            f"the traces do not say which {CONFIG_FILE} their target {recorded.name} had: whether"
+            f" --target {target.name} is that target is not known",
+        )
     return (
         f"--target {target.name} has another {CONFIG_FILE} than the target {recorded.name} that was"
         " recorded: embedding and head may be those of another target",
@@ -171,7 +176,7 @@ def print_gate(report: "GateReport") -> None:
         _print_categories(report)
     target = report.traces.target
     out.line(
-        f"target {target.name} ({target.weights_sha256[:12]}), baseline {report.baseline.name}"
+        f"target {target.name} ({_short(target.weights_sha256)}), baseline {report.baseline.name}"
         f" ({_short(report.background.baseline_sha256)}), candidate {report.candidate.name}"
         f" ({_short(report.background.candidate_sha256)})"
     )

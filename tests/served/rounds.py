@@ -13,7 +13,8 @@ from itertools import takewhile
 
 from draftquant.calibration.draft_inputs import first_hidden
 from draftquant.calibration.predictions import draft_predictions
-from draftquant.calibration.traces import PromptTrace, TraceFolder
+from draftquant.calibration.prompt_trace import PromptTrace
+from draftquant.calibration.traces import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft
 from draftquant.validate.replay import accepted_by_row, rounds
 
