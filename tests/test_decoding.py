@@ -39,7 +39,7 @@ def test_draws_have_the_law_that_is_recorded() -> None:
     """A chi-squared test of 20,000 draws of one row, at a level of one in a thousand."""
     from scipy import stats
 
-    decoding = Decoding(temperature=0.8, top_p=0.95)
+    decoding = Decoding(temperature=3.0, top_p=0.95)
     rows = 20_000
     chooser = TokenChooser(decoding, [(i,) for i in range(rows)])
     chosen = chooser.choose(LOGITS[:1].expand(rows, -1))
@@ -50,6 +50,7 @@ def test_draws_have_the_law_that_is_recorded() -> None:
     found = torch.bincount(chosen.token_ids, minlength=64).double()
     assert bool((found[expected == 0] == 0).all())
     kept = expected > 0
+    assert int(kept.sum()) > 10
     assert stats.chisquare(found[kept], expected[kept] * rows / expected.sum()).pvalue > 1e-3
 
 
