@@ -69,6 +69,11 @@ class ExpectedStates:
     width: int
     dtype: FeatureDtype
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Of hidden states."""
+        return len(self.aux_layer_ids) * self.width * FEATURE_DTYPES[self.dtype][0].itemsize
+
 
 def check_states(path: Path, expected: ExpectedStates, token_ids: Sequence[int]) -> str:
     """Check the header of a file, and that its tokens are these.
