@@ -12,6 +12,7 @@ from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
 from ...recipes import Recipe, load_recipe
 from ...recipes.schema import BackendName
+from ...validate.estimand import DraftSampling
 
 if TYPE_CHECKING:
     from ...calibration.target_tables import SharedTables
@@ -52,14 +53,26 @@ def chosen_recipe(options: argparse.Namespace) -> Recipe:
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--traces`, `--num-draft-tokens` and `--target`."""
+    """`--traces`, `--num-draft-tokens`, `--draft-sampling` and `--target`."""
     parser.add_argument("--traces", required=True, type=Path, metavar="T", help="trace folder")
     add_num_draft_tokens(parser)
+    add_draft_sampling(parser)
     parser.add_argument(
         "--target",
         type=Path,
         metavar="M",
         help="target folder, for drafts without embedding or head where the traces carry neither",
+    )
+
+
+def add_draft_sampling(parser: argparse.ArgumentParser) -> None:
+    """`--draft-sampling`."""
+    parser.add_argument(
+        "--draft-sampling",
+        choices=typing.get_args(DraftSampling),
+        default="greedy",
+        help="how drafts choose their proposals for traces with a temperature, as served: their"
+        " most likely token (default), or drawn at that temperature",
     )
 
 
