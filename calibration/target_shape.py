@@ -47,7 +47,9 @@ class TargetShape:
             config = read_json_object(path, "give the local folder of the target, with config.json")
         except CheckpointError as exc:
             raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
-        sections = [config[name] for name in _TEXT_SECTIONS if isinstance(config.get(name), Mapping)]
+        sections = [
+            config[name] for name in _TEXT_SECTIONS if isinstance(config.get(name), Mapping)
+        ]
         text = sections[0] if sections else config
         longest = text.get("max_position_embeddings")
         return cls(

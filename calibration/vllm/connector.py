@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import vllm
 from torch import Tensor
 from vllm.config import get_layers_from_vllm_config
@@ -31,7 +30,7 @@ from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionL
 from vllm.v1.request import RequestStatus
 
 from .pages import Pages, write_states
-from .states_file import FAILED, FOLDER_KEY, STATES_KEY, StatesHead
+from .states_file import FAILED, FOLDER_KEY, SESSION, STATES_KEY, StatesHead
 
 _WRITERS = 2  # threads; pages of as many requests are read at a time
 _LAYER = "cache_only_layers."  # in the name of the one layer that keeps hidden states
@@ -93,10 +92,11 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Keep the pages of a request that asked for its states; its answer names the file."""
-        asked = (request.kv_transfer_params or {}).get(STATES_KEY)
-        if not asked or request.status == RequestStatus.FINISHED_ABORTED:
+        session = str((request.kv_transfer_params or {}).get(STATES_KEY))
+        aborted = request.status == RequestStatus.FINISHED_ABORTED
+        if aborted or not SESSION.fullmatch(session):  # the name of a file begins with it
             return False, None
-        file = f"{uuid.uuid4().hex}.safetensors"
+        file = f"{session}-{uuid.uuid4().hex}.safetensors"
         self._ended.append(
             _Save(
                 request=request.request_id,
@@ -194,7 +194,8 @@ def _group_of_states(kv_cache_config: Any) -> tuple[int, int]:
     found = [i for i, group in enumerate(groups) if any(_LAYER in n for n in group.layer_names)]
     if len(found) != 1:
         raise ValueError(
-            f"draftquant: expected one group of the KV cache with hidden states, got {len(found)}"
-            " of {len(groups)}; fix: start the engine with what 'draftquant record --print-server-args' prints"
+            f"draftquant: expected one group of the KV cache with hidden states, got {len(found)} of"
+            f" {len(groups)}; fix: start the engine with the arguments that 'draftquant record"
+            " --print-server-args' prints"
         )
     return found[0], groups[found[0]].kv_cache_spec.block_size

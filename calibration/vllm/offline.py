@@ -21,9 +21,15 @@ _ENVIRONMENT = {
 
 @contextmanager
 def offline_engine(
-    arguments: Mapping[str, object], decoding: Decoding, max_new_tokens: int
+    arguments: Mapping[str, object], decoding: Decoding, *, session: str, max_new_tokens: int
 ) -> Iterator["OfflineEngine"]:
     """Start vLLM with these arguments; leaving the block ends it.
+
+    Args:
+        arguments: of `vllm.LLM`.
+        decoding: how tokens are chosen.
+        session: see `states_file.STATES_KEY`.
+        max_new_tokens: per prompt.
 
     Raises:
         TraceError: vLLM is not installed, or does not start.
@@ -44,7 +50,7 @@ def offline_engine(
         raise TraceError("vLLM", f"does not start: {_first_line(exc)}",
                          fix="see its own messages above; --engine-arg sets its arguments") from exc  # fmt: skip
     try:
-        yield OfflineEngine(engine, decoding, max_new_tokens)
+        yield OfflineEngine(engine, decoding, session, max_new_tokens)
     finally:
         engine.llm_engine.engine_core.shutdown()
 
@@ -52,8 +58,9 @@ def offline_engine(
 class OfflineEngine:
     """See `answers.Engine`."""
 
-    def __init__(self, engine: Any, decoding: Decoding, max_new_tokens: int) -> None:
+    def __init__(self, engine: Any, decoding: Decoding, session: str, max_new_tokens: int) -> None:
         self._engine = engine.llm_engine
+        self._session = session
         self._decoding = decoding
         self._max_new_tokens = max_new_tokens
         self._finished: list[Any] = []
@@ -73,7 +80,7 @@ class OfflineEngine:
             logprobs=spec.num_top if spec else None,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"kv_transfer_params": {STATES_KEY: True}},
+            extra_args={"kv_transfer_params": {STATES_KEY: self._session}},
         )
         given = {"prompt_token_ids": list(prompt.token_ids)}
         try:

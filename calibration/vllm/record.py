@@ -4,9 +4,10 @@ An engine answers prompts and writes hidden states; what is done is kept (`kept`
 call of the same command goes on; at the end it becomes a trace folder.
 """
 
+import hashlib
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +43,16 @@ class Offline:
         """Where the engine writes: in the folder of the recording."""
         return own
 
-    def opened(self, plan: RecordingPlan, shared: Path) -> AbstractContextManager[Engine]:
+    def opened(
+        self, plan: RecordingPlan, shared: Path, session: str
+    ) -> AbstractContextManager[Engine]:
         """The running engine."""
-        arguments = plan.setup(shared, self.arguments).arguments()
-        return offline_engine(arguments, plan.decoding, plan.max_new_tokens)
+        return offline_engine(
+            plan.setup(shared, self.arguments).arguments(),
+            plan.decoding,
+            session=session,
+            max_new_tokens=plan.max_new_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +73,14 @@ class Served:
                              fix="give the folder that the server writes into")  # fmt: skip
         return self.folder
 
-    def opened(self, plan: RecordingPlan, _shared: Path) -> AbstractContextManager[Engine]:
+    def opened(
+        self, plan: RecordingPlan, _shared: Path, session: str
+    ) -> AbstractContextManager[Engine]:
         """The connection."""
         return server_engine(
             self.url,
             plan.decoding,
+            session=session,
             max_new_tokens=plan.max_new_tokens,
             max_model_len=plan.max_model_len,
             most_in_flight=plan.most_in_flight,
@@ -111,7 +121,8 @@ def record_with_vllm(
     if isinstance(source, Offline):
         plan.setup(out, source.arguments).arguments()  # refused before the weights are read
     identity = target_identity(plan.target, plan.shape)
-    with kept_recording(out, plan.as_json(identity)) as folder:
+    asked = plan.as_json(identity)
+    with kept_recording(out, asked) as folder:
         kept = KeptRecording(
             folder,
             plan.prompts,
@@ -119,7 +130,8 @@ def record_with_vllm(
             max_new_tokens=plan.max_new_tokens,
             vocab_size=identity.vocab_size,
         )
-        _answer(plan, source, kept, on_progress)
+        session = hashlib.sha256(f"{out.absolute()}\0{asked}".encode()).hexdigest()[:16]
+        _answer(plan, source, kept, session, on_progress)
         engines = {kept.answer(i)[1] for i in range(len(plan.prompts))}
         if len(engines) > 1:
             raise TraceError(folder, f"was recorded by {' and '.join(sorted(engines))}",
@@ -145,6 +157,7 @@ def _answer(
     plan: RecordingPlan,
     source: Offline | Served,
     kept: KeptRecording,
+    session: str,
     on_progress: Callable[[int, int], None],
 ) -> None:
     """Let the engine answer what it has not; it does not start where nothing is missing."""
@@ -153,9 +166,8 @@ def _answer(
     on_progress(done, count)
     if not missing:
         return
-    shutil.rmtree(kept.states_folder, ignore_errors=True)  # of an engine that was ended
     shared = source.shared(kept.states_folder)
-    with source.opened(plan, shared) as engine:
+    with _without_leftovers(shared, session), source.opened(plan, shared, session) as engine:
         for position, answer in answers(
             engine,
             [(i, plan.prompts[i]) for i in missing],
@@ -166,6 +178,21 @@ def _answer(
             kept.take(position, answer, shared)
             done += 1
             on_progress(done, count)
+
+
+@contextmanager
+def _without_leftovers(shared: Path, session: str) -> Iterator[None]:
+    """Remove what a recorder that died, or this one at its end, has asked for and not fetched."""
+    _remove(shared, session)
+    try:
+        yield
+    finally:
+        _remove(shared, session)
+
+
+def _remove(shared: Path, session: str) -> None:
+    for path in shared.glob(f"{session}-*"):
+        path.unlink(missing_ok=True)
 
 
 def _trace(plan: RecordingPlan, position: int, answer: Answer, states: Path) -> PromptTrace:

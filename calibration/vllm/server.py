@@ -30,7 +30,13 @@ _AGAIN = "start the server again and run the same command: what was recorded is 
 
 @contextmanager
 def server_engine(
-    url: str, decoding: Decoding, *, max_new_tokens: int, max_model_len: int, most_in_flight: int
+    url: str,
+    decoding: Decoding,
+    *,
+    session: str,
+    max_new_tokens: int,
+    max_model_len: int,
+    most_in_flight: int,
 ) -> Iterator["ServerEngine"]:
     """Connect to a server; leaving the block gives up what is not answered.
 
@@ -38,6 +44,7 @@ def server_engine(
         url: such as http://host:8000, with or without /v1. The key of the server, if it asks for
             one, is read from VLLM_API_KEY.
         decoding: how tokens are chosen.
+        session: see `states_file.STATES_KEY`.
         max_new_tokens: per prompt.
         max_model_len: tokens of the longest prompt with its continuation.
         most_in_flight: requests at a time.
@@ -57,13 +64,13 @@ def server_engine(
         )
     except httpx2.InvalidURL as exc:
         raise TraceError("--server", f"{short(url)}: {exc}", fix="give http://HOST:PORT") from exc
-    with asyncio.Runner() as runner:  # leaving it ends the requests that are on their way
-        engine = ServerEngine(client, url, runner, decoding, max_new_tokens)
+    with asyncio.Runner() as runner:
+        engine = ServerEngine(client, url, runner, decoding, session, max_new_tokens)
         try:
             engine.check_context(max_model_len)
             yield engine
         finally:
-            runner.run(client.aclose())
+            runner.run(engine.give_up())
 
 
 class ServerEngine:
@@ -75,8 +82,10 @@ class ServerEngine:
         url: str,
         runner: asyncio.Runner,
         decoding: Decoding,
+        session: str,
         max_new_tokens: int,
     ) -> None:
+        self._session = session
         self._client = client
         self._url = url
         self._runner = runner
@@ -114,6 +123,13 @@ class ServerEngine:
         first = self._runner.run(self._first_done())
         return self._asked.pop(first), first.result()
 
+    async def give_up(self) -> None:
+        """End the requests that are on their way, and the connection."""
+        for task in self._asked:
+            task.cancel()
+        await asyncio.gather(*self._asked, return_exceptions=True)
+        await self._client.aclose()
+
     async def _first_done(self) -> asyncio.Task[Answer]:
         done, _ = await asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED)
         return next(iter(done))
@@ -134,7 +150,7 @@ class ServerEngine:
             "frequency_penalty": 0,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            "kv_transfer_params": {STATES_KEY: True},
+            "kv_transfer_params": {STATES_KEY: self._session},
         }
         if decoding.sampled:
             asked["seed"] = prompt_seed(decoding.seed, prompt.token_ids)

@@ -5,6 +5,7 @@ layers and the n tokens that were read: prompt and continuation without its last
 are a `StatesHead`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,9 @@ from ..prompt_trace import FEATURE_DTYPES
 from ..trace_manifest import FeatureDtype
 
 STATES_KEY = "draftquant_states"
-"""In `kv_transfer_params`: of a request true, of its answer the name of the file."""
+"""In `kv_transfer_params`: of a request the session that asks, of its answer the file's name."""
+SESSION = re.compile(r"[0-9a-f]{16}")
+"""The session's hex digits stand before its files' names: what nobody fetched can be removed."""
 FOLDER_KEY = "draftquant_folder"
 """In the connector's extra configuration: where files are written."""
 FAILED = ".failed"

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from ...calibration.vllm.plan import RecordingPlan
 
 _ENGINES = ("transformers", "vllm", "sglang")
+_SGLANG = (
+    # 0.5.23, srt/arg_groups/fields/exec_.py:130 and validation_hook.py:697 (no pipeline stages);
+    # srt/managers/scheduler_components/batch_result_processor.py:658 and 686 (Tensor.tolist).
+    "SGLang 0.5.23 captures layers without a draft (--enable-return-aux-hidden-states), but hands"
+    " them out as numbers in JSON alone: 0.4 MB of text per token of 3 layers x 7168, made by its"
+    " scheduler while all requests wait"
+)
 _OF_VLLM = ("server", "shared", "engine_arg", "print_server_args")
 
 
@@ -61,9 +68,12 @@ def check_engine(options: argparse.Namespace) -> None:
     from ...calibration.errors import TraceError
 
     if options.engine == "sglang":
-        from ...calibration.sglang import WHAT, FIX
-
-        raise TraceError("--engine sglang", WHAT, fix=FIX)
+        raise TraceError(
+            "--engine sglang",
+            _SGLANG,
+            fix="give --engine vllm, or let SpecForge dump with SGLang and import that:"
+            " 'draftquant traces import --from specforge'",
+        )
     given = [name for name in _OF_VLLM if getattr(options, name)]
     if options.engine != "vllm" and given:
         raise TraceError(_flag(given[0]), f"belongs to vLLM, not to {options.engine}",
@@ -102,9 +112,7 @@ def record_from_engine(
         if options.server
         else Offline(arguments=dict(options.engine_arg or ()))
     )
-    return record_with_vllm(
-        plan, source, options.out, table_ids=table_ids, on_progress=on_progress
-    )
+    return record_with_vllm(plan, source, options.out, table_ids=table_ids, on_progress=on_progress)
 
 
 def _assignment(text: str) -> tuple[str, object]:
