@@ -47,10 +47,8 @@ class TargetShape:
             config = read_json_object(path, "give the local folder of the target, with config.json")
         except CheckpointError as exc:
             raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
-        sections = [
-            config[name] for name in _TEXT_SECTIONS if isinstance(config.get(name), Mapping)
-        ]
-        text = sections[0] if sections else config
+        sections = (config.get(name) for name in _TEXT_SECTIONS)
+        text = next((section for section in sections if isinstance(section, Mapping)), config)
         longest = text.get("max_position_embeddings")
         return cls(
             num_layers=_size(text, "num_hidden_layers", path),

@@ -194,8 +194,8 @@ def _group_of_states(kv_cache_config: Any) -> tuple[int, int]:
     found = [i for i, group in enumerate(groups) if any(_LAYER in n for n in group.layer_names)]
     if len(found) != 1:
         raise ValueError(
-            f"draftquant: expected one group of the KV cache with hidden states, got {len(found)} of"
-            f" {len(groups)}; fix: start the engine with the arguments that 'draftquant record"
+            "draftquant: expected one group of the KV cache with hidden states, got"
+            f" {len(found)} of {len(groups)}; fix: start the engine with the arguments that 'draftquant record"
             " --print-server-args' prints"
         )
     return found[0], groups[found[0]].kv_cache_spec.block_size

@@ -1,6 +1,8 @@
 """What of a recording is done: a folder beside the output, which a run that dies leaves behind.
 
-OUT.recording/
+It holds:
+
+    OUT.recording/
     recording.json        what is recorded; another command is refused
     states/               where the engine writes, if it is our own
     00000.safetensors     hidden states of the first prompt, as the engine wrote them
@@ -180,8 +182,11 @@ def kept_recording(out: Path, plan: Mapping[str, Any]) -> Iterator[Path]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
-            raise OutputError(folder, "another process is recording there",
-                              fix="wait until it is done, or give another --out") from exc  # fmt: skip
+            raise OutputError(
+                folder,
+                "another process is recording there",
+                fix="wait until it is done, or give another --out",
+            ) from exc
         _check_plan(path, plan)
         yield folder
     finally:

@@ -47,8 +47,11 @@ def offline_engine(
     try:
         engine = vllm.LLM(**arguments)
     except Exception as exc:  # whatever the engine says is the answer
-        raise TraceError("vLLM", f"does not start: {_first_line(exc)}",
-                         fix="see its own messages above; --engine-arg sets its arguments") from exc  # fmt: skip
+        raise TraceError(
+            "vLLM",
+            f"does not start: {_first_line(exc)}",
+            fix="see its own messages above; --engine-arg sets its arguments",
+        ) from exc
     try:
         yield OfflineEngine(engine, decoding, session, max_new_tokens)
     finally:

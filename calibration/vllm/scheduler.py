@@ -1,8 +1,8 @@
 """vLLM's scheduler without proposals; loaded by the engine alone, by its name in `arguments`.
 
-`extract_hidden_states` is built as a way of drafting, and proposes every token once more: each step
-would read two tokens of a request, and at a temperature above 0 the rejection sampling of vLLM's CPU
-build is not lossless. Nothing is proposed here, so decoding is what it is without a draft.
+`extract_hidden_states` is built as a way of drafting, and proposes every token once more: a step
+would read two tokens of a request, and at a temperature above 0 the rejection sampling of vLLM's
+CPU build is not lossless. Nothing is proposed here: decoding is what it is without a draft.
 """
 
 from typing import Any
