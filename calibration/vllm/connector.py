@@ -195,7 +195,7 @@ def _group_of_states(kv_cache_config: Any) -> tuple[int, int]:
     if len(found) != 1:
         raise ValueError(
             "draftquant: expected one group of the KV cache with hidden states, got"
-            f" {len(found)} of {len(groups)}; fix: start the engine with the arguments that 'draftquant record"
-            " --print-server-args' prints"
+            f" {len(found)} of {len(groups)}; fix: start the engine with the arguments that"
+            " 'draftquant record --print-server-args' prints"
         )
     return found[0], groups[found[0]].kv_cache_spec.block_size

@@ -3,10 +3,10 @@
 It holds:
 
     OUT.recording/
-    recording.json        what is recorded; another command is refused
-    states/               where the engine writes, if it is our own
-    00000.safetensors     hidden states of the first prompt, as the engine wrote them
-    00000.json            its answer; written last, so that it says that the prompt is done
+        recording.json        what is recorded; another command is refused
+        states/               where the engine writes, if it is our own
+        00000.safetensors     hidden states of the first prompt, as the engine wrote them
+        00000.json            its answer; written last, so that it says that the prompt is done
 """
 
 import dataclasses

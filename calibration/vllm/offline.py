@@ -49,7 +49,7 @@ def offline_engine(
     except Exception as exc:  # whatever the engine says is the answer
         raise TraceError(
             "vLLM",
-            f"does not start: {_first_line(exc)}",
+            f"does not start: {_said(exc)}",
             fix="see its own messages above; --engine-arg sets its arguments",
         ) from exc
     try:
@@ -89,7 +89,7 @@ class OfflineEngine:
         try:
             self._engine.add_request(str(position), given, params)
         except Exception as exc:
-            raise TraceError(f"prompt {prompt.id}", f"vLLM refuses it: {_first_line(exc)}",
+            raise TraceError(f"prompt {prompt.id}", f"vLLM refuses it: {_said(exc)}",
                              fix="mend the prompt or the engine's arguments") from exc  # fmt: skip
 
     def next_answer(self) -> tuple[int, Answer]:
@@ -100,7 +100,7 @@ class OfflineEngine:
             except Exception as exc:
                 raise TraceError(
                     "vLLM",
-                    f"died: {_first_line(exc)}",
+                    f"died: {_said(exc)}",
                     fix="run the same command again: what was recorded is kept",
                 ) from exc
         output = self._finished.pop()
@@ -126,5 +126,6 @@ class OfflineEngine:
         )
 
 
-def _first_line(exc: BaseException) -> str:
-    return (str(exc).strip() or repr(exc)).splitlines()[0]
+def _said(exc: BaseException) -> str:
+    """On one line; engines put the cause last."""
+    return " ".join(str(exc).split()) or repr(exc)

@@ -132,7 +132,8 @@ class ServerEngine:
 
     async def _first_done(self) -> asyncio.Task[Answer]:
         done, _ = await asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED)
-        return next(iter(done))
+        # What failed comes last: what is answered already is kept.
+        return min(done, key=lambda task: task.exception() is not None)
 
     async def _complete(self, prompt: Prompt) -> Answer:
         decoding, spec = self._decoding, self._decoding.logprob_spec

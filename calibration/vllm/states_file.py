@@ -6,7 +6,7 @@ are a `StatesHead`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from ...quantize.files.safetensors_header import read_header
 from ...recipes.errors import short
 from ..errors import TraceError
 from ..prompt_trace import FEATURE_DTYPES
-from ..trace_manifest import FeatureDtype
+from ..trace_manifest import FeatureDtype, is_printable_name
 
 STATES_KEY = "draftquant_states"
 """In `kv_transfer_params`: of a request the session that asks, of its answer the file's name."""
@@ -107,14 +107,17 @@ def check_states(path: Path, expected: ExpectedStates, token_ids: Sequence[int])
             raise TraceError(path, what, fix=_AGAIN)
     ids = " ".join(map(str, layer_inputs(expected.aux_layer_ids)))
     if header.metadata.get("layer_inputs") != ids:
-        got = _told(header.metadata, "layer_inputs")
+        got = short(header.metadata.get("layer_inputs"))
         raise TraceError(path, f"expected the inputs of layers {ids}, got {got}", fix=_AGAIN)
+    engine = header.metadata.get("engine")
+    if not is_printable_name(engine):
+        raise TraceError(path, f"expected the name of an engine, got {short(engine)}", fix=_AGAIN)
     with safe_open(path, "pt") as file:
         written = file.get_tensor("token_ids").tolist()
     if written != list(token_ids):
         raise TraceError(path, "its tokens are not those of the request's answer",
                          fix="give each recorder a shared folder of its own")  # fmt: skip
-    return _told(header.metadata, "engine")
+    return engine
 
 
 def read_features(path: Path) -> Tensor:
@@ -122,7 +125,3 @@ def read_features(path: Path) -> Tensor:
     with safe_open(path, "pt") as file:
         states: Tensor = file.get_tensor("hidden_states")
     return states.flatten(1)
-
-
-def _told(metadata: Mapping[str, str], key: str) -> str:
-    return short(metadata.get(key, "none"))
