@@ -49,7 +49,7 @@ class _Save:
 
 
 @dataclass(slots=True)
-class _Saves(KVConnectorMetadata):  # type: ignore[misc]
+class _Saves(KVConnectorMetadata):
     """What the scheduler's side tells the workers' in one step."""
 
     saves: list[_Save] = field(default_factory=list)

@@ -149,7 +149,9 @@ class _Kept:
     engine: str
 
     def answer(self) -> Answer:
-        top = self.top and tuple(tuple((int(t), v) for t, v in place) for place in self.top)
+        top = None
+        if self.top is not None:
+            top = tuple(tuple((int(token), v) for token, v in place) for place in self.top)
         return Answer(
             token_ids=self.token_ids,
             ended="stop" if self.ended == "stop" else "length",

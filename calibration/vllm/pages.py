@@ -34,7 +34,9 @@ class Pages:
             )
         self._cache = cache
         self._block_size = block_size
-        self._stream = torch.cuda.Stream(cache.device) if cache.is_cuda else None
+        self._stream: Any = None
+        if cache.is_cuda:
+            self._stream = torch.cuda.Stream(cache.device)  # type: ignore[no-untyped-call]
         self.num_layers, self.width = cache.shape[1], cache.shape[3]
         self.dtype = cache.dtype
 
