@@ -72,9 +72,7 @@ def test_the_command_of_a_server_says_the_same() -> None:
     given = {"tensor_parallel_size": 8, "enforce_eager": True, "hf_overrides": {"a": [1]}}
     words = shlex.split(setup(given=given).command())
     assert words[:3] == ["vllm", "serve", "/models/a target"]
-    assert {"--enforce-eager", "--no-enable-prefix-caching", "--no-async-scheduling"} < {
-        *words
-    }
+    assert {"--enforce-eager", "--no-enable-prefix-caching", "--no-async-scheduling"} < {*words}
     for name, value in (
         ("--max-model-len", 300),
         ("--tensor-parallel-size", 8),
