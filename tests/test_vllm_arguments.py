@@ -38,7 +38,6 @@ EXPECTED = {
     "dtype": "bfloat16",
     "max_model_len": 300,
     "enable_prefix_caching": False,
-    "enable_chunked_prefill": False,
     "logprobs_mode": "processed_logprobs",
     "async_scheduling": False,
     "scheduler_cls": f"{BASE}.scheduler.PlainScheduler",
@@ -88,7 +87,7 @@ def test_the_command_of_a_server_says_the_same() -> None:
     ("given", "message"),
     [
         ({"enable_prefix_caching": True}, "from the cache has no hidden states"),
-        ({"enable-chunked-prefill": True}, "kept in one piece"),
+        ({"enable-prefix-caching": False}, "from the cache has no hidden states"),
         ({"speculative_config": {}}, "extracted by a method of its own"),
         ({"kv_transfer_config": {}}, "draftquant's connector"),
         ({"model": "x"}, "give --target"),

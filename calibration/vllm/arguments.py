@@ -25,7 +25,6 @@ _OURS = {
     "kv_transfer_config": "draftquant's connector writes the hidden states",
     "scheduler_cls": "draftquant's proposes nothing, so that decoding is what it is without draft",
     "enable_prefix_caching": "what is taken from the cache has no hidden states",
-    "enable_chunked_prefill": "the states of a prompt are kept in one piece",
     "logprobs_mode": f"traces hold {LOGPROBS_MODE}",
     "async_scheduling": "the scheduler that proposes nothing does not run ahead",
     "decode_context_parallel_size": "it spreads the states of one request over GPUs",
@@ -72,7 +71,6 @@ class EngineSetup:
             **({"max_logprobs": logprobs} if logprobs > _VLLM_MAX_LOGPROBS else {}),
             **given,
             "enable_prefix_caching": False,
-            "enable_chunked_prefill": False,
             "logprobs_mode": LOGPROBS_MODE,
             "async_scheduling": False,  # 0.33 turns it on with GPUs, whatever the scheduler
             "scheduler_cls": f"{_PACKAGE}.scheduler.PlainScheduler",

@@ -123,8 +123,24 @@ def compared_row(family: str, dtype: str, found: Compared) -> str:
     )
 
 
-def document(lines: Sequence[str], speed: Sequence[str], *, few: int, many: int, new: int) -> str:
-    """RECORDED.md: the rows of both tables, of so many prompts and new tokens."""
+def document(
+    lines: Sequence[str],
+    speed: Sequence[str],
+    *,
+    few: int,
+    many: int,
+    gate: int,
+    new: int,
+    more: int,
+) -> str:
+    """RECORDED.md: the rows of both tables.
+
+    Args:
+        lines: of `compared_row`.
+        speed: one for each recorder.
+        few, many: prompts whose time was taken, with `more` new tokens each.
+        gate: prompts that were compared, with `new` new tokens each.
+    """
     columns = (
         *("target", "dtype", "equal texts", "positions"),
         "layer: largest difference, relative",
@@ -136,7 +152,7 @@ def document(lines: Sequence[str], speed: Sequence[str], *, few: int, many: int,
     )
     return f"""# Recorded by a real vLLM, beside transformers
 
-Written by `tests/served/recording.py`, which `./scripts/test --served` runs: {many} gate prompts of
+Written by `tests/served/recording.py`, which `./scripts/test --served` runs: {gate} gate prompts of
 each shipped pair and {new} tokens, greedy, by vLLM on a CPU (`engine.txt`) and by transformers in
 the same dtype.
 
@@ -153,8 +169,8 @@ text (temperature 0.8, top-p 0.9, top-k 40) has the log-probabilities that trans
 
 {_table(measured, speed)}
 
-The first target in BF16, one thread, one recorder after the other; memory is that of all processes
-of a recorder together.
+The first target in BF16, {more} tokens a prompt, one thread, one recorder after the other; memory
+is that of all processes of a recorder together. Beyond the start: more prompts against the fewer.
 """
 
 

@@ -34,7 +34,8 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 RESULTS = HERE / "RECORDED.md"
 NUM_PROMPTS, MAX_NEW_TOKENS = 48, 64
-FEW = 16  # prompts
+FEW, MANY = 16, 96  # prompts, for what is no question of statistics, and for speed
+MORE_TOKENS = 256  # of a prompt, for speed
 PORT = 8817
 ENGINE = ("--engine", "vllm")
 ENGINE_ARGUMENTS = ("--engine-arg", "enforce_eager=true", "--engine-arg", "max_num_seqs=16")
@@ -63,8 +64,9 @@ class Recorder:
         self.pair = pair
         self.work = work
         self.engine = python
+        work.mkdir(parents=True)
         lines = (pair.folder / "prompts.jsonl").read_text().splitlines(keepends=True)
-        for count in (FEW, NUM_PROMPTS):
+        for count in (FEW, NUM_PROMPTS, MANY):
             (work / f"{count}.jsonl").write_text("".join(lines[:count]))
 
     def command(self, python: Path | str, count: int, out: str, *options: str) -> list[str]:
@@ -156,20 +158,24 @@ def main() -> int:
     failed: list[str] = []
     lines: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
+        base = options.work or Path(temporary)
         for pair in SERVED_PAIRS:
-            work = (options.work or Path(temporary)) / pair.family
-            work.mkdir(parents=True)
-            recorder = Recorder(pair, work, options.python)
+            recorder = Recorder(pair, base / pair.family, options.python)
             for dtype in ("bfloat16", "float32"):
                 found = _both(recorder, dtype)
                 lines.append(compared_row(pair.family, dtype, found))
                 failed += _check(pair, dtype, found)
                 print(lines[-1], flush=True)
-        recorder = Recorder(SERVED_PAIRS[0], work, options.python)
+        recorder = Recorder(SERVED_PAIRS[0], base / "server", options.python)
+        failed += _check_pieces(recorder)
         failed += _check_server(recorder)
         failed += _check_sampled(recorder)
         speed = _speed(recorder)
-    RESULTS.write_text(document(lines, speed, few=FEW, many=NUM_PROMPTS, new=MAX_NEW_TOKENS))
+    RESULTS.write_text(
+        document(
+            lines, speed, few=FEW, many=MANY, gate=NUM_PROMPTS, new=MAX_NEW_TOKENS, more=MORE_TOKENS
+        )
+    )
     for problem in failed:
         print(problem)
     return 1 if failed else 0
@@ -191,6 +197,24 @@ def _check(pair: Pair, dtype: str, found: Compared) -> Iterator[str]:
     one, other = found.acceptance_length
     if abs(one / other - 1) > 0.05:
         yield f"{pair.family} {dtype}: replay gives {one:.3f} and {other:.3f}"
+
+
+def _check_pieces(recorder: Recorder) -> Iterator[str]:
+    """Prompts that the engine reads in pieces have the same states."""
+    dtyped = ("--dtype", "float32")
+    pieces = (
+        "--engine-arg",
+        "enable_chunked_prefill=true",
+        "--engine-arg",
+        "max_num_batched_tokens=72",
+    )
+    one = recorder.offline(FEW, "pieces", *dtyped, *pieces).traces
+    other = recorder.offline(
+        FEW, "in-one", *dtyped, "--engine-arg", "enable_chunked_prefill=false"
+    ).traces
+    found = compare(one, other, recorder.pair.folder / "draft")
+    if found.num_equal < FEW or any(layer.relative > 1e-5 for layer in found.layers):
+        yield f"prompts read in pieces: {found}"
 
 
 def _check_server(recorder: Recorder) -> Iterator[str]:
@@ -259,8 +283,9 @@ def _speed(recorder: Recorder) -> list[str]:
     """Tokens per second beyond the start of each recorder, from two numbers of prompts."""
     lines = []
     for name, record in (("vLLM", recorder.offline), ("transformers", recorder.transformers)):
-        few = record(FEW, f"speed-{name}-few", "--dtype", "bfloat16")
-        many = record(NUM_PROMPTS, f"speed-{name}-many", "--dtype", "bfloat16")
+        options = ("--dtype", "bfloat16", "--max-new-tokens", str(MORE_TOKENS))
+        few = record(FEW, f"speed-{name}-few", *options)
+        many = record(MANY, f"speed-{name}-many", *options)
         tokens = many.traces.manifest.num_tokens - few.traces.manifest.num_tokens
         rate = tokens / (many.seconds - few.seconds)
         lines.append(
