@@ -218,7 +218,7 @@ def test_another_command_is_refused_with_the_difference(
 ) -> None:
     running.status = lambda number: 200 if number <= 2 else 400
     with pytest.raises(TraceError, match=r"400: .*the server says no"):
-        record(running, tmp_path / "out", plan(target))
+        record(running, tmp_path / "out", plan(target, most_in_flight=1))
     running.status = lambda _number: 200
     with pytest.raises(OutputError, match="holds another recording that was begun") as caught:
         record(running, tmp_path / "out", plan(target, **changes))
@@ -233,9 +233,11 @@ def test_another_number_of_requests_at_a_time_is_the_same_recording(
 ) -> None:
     running.status = lambda number: 200 if number <= 2 else 400
     with pytest.raises(TraceError, match="400"):
-        record(running, tmp_path / "out", plan(target))
+        record(running, tmp_path / "out", plan(target, most_in_flight=1))
     running.status = lambda _number: 200
-    record(running, tmp_path / "out", plan(target, most_in_flight=1))
+    running.asked.clear()
+    assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
+    assert len(running.asked) == len(PROMPTS) - 2
 
 
 def test_two_processes_cannot_record_the_same(tmp_path: Path) -> None:
@@ -251,7 +253,7 @@ def test_two_processes_cannot_record_the_same(tmp_path: Path) -> None:
 def test_what_was_kept_is_hostile_too(running: StatesServer, target: Path, tmp_path: Path) -> None:
     running.status = lambda number: 200 if number <= 4 else 400
     with pytest.raises(TraceError, match="400"):
-        record(running, tmp_path / "out", plan(target))
+        record(running, tmp_path / "out", plan(target, most_in_flight=1))
     running.status = lambda _number: 200
     folder = tmp_path / "out.recording"
     first = min(folder.glob("0*.json"))
@@ -447,6 +449,7 @@ def test_no_server_and_no_folder(target: Path, tmp_path: Path) -> None:
     for url, what in (("http://a:b", "--server: 'http://a:b': Invalid port"), ("x", "Unsupported")):
         with pytest.raises(TraceError, match=what):
             record_with_vllm(plan(target), Served(url=url, folder=shared), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shared", "target"]
 
 
 def test_a_server_of_nothing(running: StatesServer, target: Path, tmp_path: Path) -> None:

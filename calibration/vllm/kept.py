@@ -70,7 +70,7 @@ class KeptRecording:
 
     def missing(self) -> list[int]:
         """Positions that have no answer yet."""
-        done = {path.name for path in self._folder.glob("*.json")}
+        done = _answered(self._folder)
         return [i for i in range(len(self._prompts)) if f"{i:05d}.json" not in done]
 
     def take(self, position: int, answer: Answer, shared: Path) -> None:
@@ -201,9 +201,18 @@ def kept_recording(out: Path, plan: Mapping[str, Any]) -> Iterator[Path]:
                 fix="wait until it is done, or give another --out",
             ) from exc
         _check_plan(path, plan)
-        yield folder
+        try:
+            yield folder
+        finally:
+            if not _answered(folder):  # nothing to go on with
+                shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)
+
+
+def _answered(folder: Path) -> set[str]:
+    """Names of the answers in a folder."""
+    return {path.name for path in folder.glob("*.json")} - {_PLAN_FILE}
 
 
 def _check_plan(path: Path, plan: Mapping[str, Any]) -> None:

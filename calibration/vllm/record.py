@@ -31,7 +31,7 @@ from .states_file import read_features
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offline:
-    """An engine in this process, on this machine's devices or a cluster's.
+    """An engine of our own, on this machine's devices or a cluster's.
 
     Attributes:
         arguments: the user's own of `vllm.LLM`, by name.
