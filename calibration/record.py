@@ -1,4 +1,4 @@
-"""Recording: run a transformers target greedily and keep what its drafts see.
+"""Recording: let a transformers target continue prompts, and keep what its drafts see.
 
 It knows the target; of drafts it knows only which layers they read and how they fuse them.
 """
@@ -19,6 +19,7 @@ from ..quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ..quantize.files.staging import check_output
 from ..quantize.stored.loading import LoadedDraft
 from ..recipes.errors import visible
+from .decoding import GREEDY, ChosenTokens, Decoding, TokenChooser
 from .draft_inputs import default_aux_layer_ids
 from .errors import TraceError
 from .prompt_trace import FEATURE_DTYPES, PromptTrace
@@ -37,6 +38,7 @@ def record_traces(
     out: Path,
     *,
     max_new_tokens: int,
+    decoding: Decoding = GREEDY,
     aux_layer_ids: Sequence[int] | None = None,
     fuse_with: LoadedDraft | None = None,
     dtype: FeatureDtype = "float32",
@@ -44,13 +46,14 @@ def record_traces(
     table_ids: Collection[int] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> TraceFolder:
-    """Continue every prompt greedily and write the trace folder `out`.
+    """Continue every prompt and write the trace folder `out`.
 
     Args:
         target: local folder of a causal language model with safetensors weights; no remote code.
         prompts: at least one; prompts of equal length are run together.
         out: folder to create.
         max_new_tokens: tokens to add; a prompt ends earlier at the target's end-of-text token.
+        decoding: how tokens are chosen.
         aux_layer_ids: layers whose outputs are recorded, 0-based, ascending. None = those of
             `fuse_with`, else [1, L/2 - 1, L - 4].
         fuse_with: store this draft's fused features, narrower but of use for drafts with the same
@@ -82,8 +85,17 @@ def record_traces(
     spec = _feature_spec(model, ids, fuse_with, dtype)
     done = 0
     with (
-        trace_output(out, identity, spec, tables=tables, table_ids=table_ids or ()) as writer,
-        _Recorder(model, layers, ids) as recorder,
+        trace_output(
+            out,
+            identity,
+            spec,
+            temperature=decoding.temperature,
+            sampling=decoding.sampling,
+            logprobs=decoding.logprob_spec,
+            tables=tables,
+            table_ids=table_ids or (),
+        ) as writer,
+        _Recorder(model, layers, ids, decoding) as recorder,
     ):
         for positions in _batches(prompts, batch_size):
             batch = [prompts[i] for i in positions]
@@ -98,17 +110,21 @@ def record_traces(
 
 @dataclass(slots=True)
 class _Fed:
-    """Features [B, t, width] and argmax [B, t] of the positions fed in one go."""
+    """Of the positions fed in one go: features [B, t, width], argmax [B, t], last logits [B, V]."""
 
     features: Tensor
     top1: Tensor
+    last_logits: Tensor
 
 
 class _Recorder:
     """The target with hooks behind its aux layers; hooks are removed on leaving the block."""
 
-    def __init__(self, model: Any, layers: nn.ModuleList, aux_layer_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, model: Any, layers: nn.ModuleList, aux_layer_ids: tuple[int, ...], decoding: Decoding
+    ) -> None:
         self._model = model
+        self._decoding = decoding
         self._layers = layers
         self._ids = aux_layer_ids
         self._captured: dict[int, Tensor] = {}
@@ -139,16 +155,22 @@ class _Recorder:
         token_ids = unread = torch.tensor([prompt.token_ids for prompt in prompts])
         length = token_ids.shape[1]
         ended = torch.zeros(len(prompts), dtype=torch.bool)
+        chooser = TokenChooser(self._decoding, [prompt.token_ids for prompt in prompts])
         fed: list[_Fed] = []
+        chosen: list[ChosenTokens] = []
         for _ in range(max_new_tokens):
             fed.extend(self._feed(unread, cache))
-            unread = fed[-1].top1[:, -1:]
+            chosen.append(chooser.choose(fed[-1].last_logits))
+            unread = chosen[-1].token_ids[:, None]
             token_ids = torch.cat((token_ids, unread), dim=1)
             ended |= torch.isin(unread[:, 0], self._ends)
             if bool(ended.all()):
                 break
         features = torch.cat([part.features for part in fed], dim=1)
         top1 = torch.cat([part.top1 for part in fed], dim=1)
+        logprob = _stacked([one.logprob for one in chosen])
+        top_token_ids = _stacked([one.top_token_ids for one in chosen])
+        top_logprobs = _stacked([one.top_logprobs for one in chosen])
         for i, prompt in enumerate(prompts):
             count = length + self._num_new_tokens(token_ids[i, length:])
             kept = features[i, : count - 1]
@@ -159,6 +181,9 @@ class _Recorder:
                 token_ids=token_ids[i, :count],
                 features=fuse_with.forward.fuse(kept[None])[0] if fuse_with else kept.clone(),
                 target_top1=top1[i, : count - 1],
+                token_logprob=None if logprob is None else logprob[i, : count - length],
+                top_token_ids=None if top_token_ids is None else top_token_ids[i, : count - length],
+                top_logprobs=None if top_logprobs is None else top_logprobs[i, : count - length],
             )
 
     def _feed(self, token_ids: Tensor, cache: Any) -> Iterator[_Fed]:
@@ -168,7 +193,7 @@ class _Recorder:
         for part in torch.split(token_ids, piece, dim=1):
             logits = self._model(input_ids=part, past_key_values=cache, use_cache=True).logits
             features = torch.cat([self._captured[i] for i in self._ids], dim=-1)
-            yield _Fed(features, logits.argmax(-1))
+            yield _Fed(features, logits.argmax(-1), logits[:, -1])
 
     def _num_new_tokens(self, continuation: Tensor) -> int:
         """Up to and with the first end-of-text token."""
@@ -181,6 +206,12 @@ class _Recorder:
             self._captured[layer] = output if isinstance(output, Tensor) else output[0]
 
         return hook
+
+
+def _stacked(steps: Sequence[Tensor | None]) -> Tensor | None:
+    """[B, steps, ...] of what every step has, None where none has it."""
+    kept = [step for step in steps if step is not None]
+    return torch.stack(kept, dim=1) if kept else None
 
 
 def _load_target(target: Path, dtype: torch.dtype) -> Any:
