@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from ..quantize.drafts.forward import BlockForward
-from .passes import BLOCK_ROWS, DraftPass, finite, positions
-
-_MAX_SCORES = 2**24  # elements of one attention score matrix, all heads together: 64 MB in float32
+from .passes import BLOCK_ROWS, MAX_SCORES, DraftPass, finite, positions
 
 
 def block_passes(
@@ -89,7 +87,7 @@ class BlockAttention:
             every = positions(range(num_context), self._rows.device)
             self._context[layer] = self._forward.context(layer, self._rows, every)
         heads, slots = q.shape[1:3]
-        step = max(1, _MAX_SCORES // (batch * heads * slots * (num_context + slots)))
+        step = max(1, MAX_SCORES // (batch * heads * slots * (num_context + slots)))
         q, k, v = (x.reshape(batch, -1, *x.shape[1:]) for x in (q, k, v))
         parts = (slice(i, i + step) for i in range(0, q.shape[1], step))
         mixed = [
@@ -100,7 +98,7 @@ class BlockAttention:
     def _attend(
         self, layer: int, anchors: range, q: Tensor, k: Tensor, v: Tensor, scale: float
     ) -> Tensor:
-        """softmax([q K_context^T ; q K_block^T] * scale) [V_context ; V_block], at least in float32.
+        """softmax([q K_context^T ; q K_block^T] * scale) [V_context ; V_block], float32 or wider.
 
         Args:
             layer: whose context is read.

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from ..quantize.drafts.forward import ChainForward
-from .passes import BLOCK_ROWS, DraftPass, finite, positions
-
-_MAX_SCORES = 2**24  # elements of one attention score matrix, all heads together: 64 MB in float32
+from .passes import BLOCK_ROWS, MAX_SCORES, DraftPass, finite, positions
 
 Keys = tuple[Tensor, Tensor]
 """Keys [B, KV, S, D] and values [B, KV, S, D'] of S rows."""
@@ -90,7 +88,7 @@ class _ChainAttention:
         kept = self._context if self._depth == 0 else self._own
         kept.setdefault(layer, []).append((k, v))
         context, own = self._context[layer], self._own.get(layer, [])
-        most = max(1, _MAX_SCORES // (q.shape[0] * q.shape[1] * self._num_rows))
+        most = max(1, MAX_SCORES // (q.shape[0] * q.shape[1] * self._num_rows))
         parts = []
         for i in range(0, q.shape[2], most):
             at = slice(i, i + most)

@@ -11,6 +11,9 @@ from .block import block_passes
 from .chain import chain_passes
 from .passes import BLOCK_ROWS, DraftPass, finite, whole_rows
 
+MAX_LOGITS = 2**26
+"""Elements of the logits of one part of the rows: 256 MB in float32."""
+
 
 def draft_passes(
     forward: DraftForward,
@@ -91,26 +94,70 @@ def draft_predictions(
     Raises:
         CalibrationError: the draft computes NaN or infinity.
     """
-    rows = whole_rows(len(token_ids), num_draft_tokens, first_row=first_row)
-    predicted = token_ids.new_empty((len(rows), num_draft_tokens))
-    for one in draft_passes(
+    return batch_predictions(
         forward,
         hidden[None],
         token_ids[None],
+        rows=whole_rows(len(token_ids), num_draft_tokens, first_row=first_row),
+        num_draft_tokens=num_draft_tokens,
+        block_rows=block_rows,
+    )[0]
+
+
+@torch.inference_mode()
+def batch_predictions(
+    forward: DraftForward,
+    hidden: Tensor,
+    token_ids: Tensor,
+    *,
+    rows: range,
+    num_draft_tokens: int,
+    block_rows: int = BLOCK_ROWS,
+) -> Tensor:
+    """`draft_predictions` of several sequences, of the same rows of each.
+
+    Args:
+        forward: the draft.
+        hidden: [B, N - 1, W].
+        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
+        rows: consecutive ones, each with all its predictions inside the N tokens.
+        num_draft_tokens: K.
+        block_rows: see `draft_passes`.
+
+    Returns:
+        [B, len(rows), K] int64 target-vocabulary ids.
+
+    Raises:
+        CalibrationError: the draft computes NaN or infinity.
+    """
+    predicted = token_ids.new_empty((len(token_ids), len(rows), num_draft_tokens))
+    for one in draft_passes(
+        forward,
+        hidden,
+        token_ids,
         rows=rows,
         num_draft_tokens=num_draft_tokens,
         block_rows=block_rows,
     ):
-        at = slice(one.rows.start - first_row, one.rows.stop - first_row)
-        predicted[at, one.depths.start : one.depths.stop] = _argmax(forward, one)[0]
+        at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
+        predicted[:, at, one.depths.start : one.depths.stop] = _argmax(forward, one)
     return predicted
 
 
 def _argmax(forward: DraftForward, one: DraftPass) -> Tensor:
     """[B, R, D] target-vocabulary ids; NaN and infinity are maximal, and refused."""
-    best, draft_ids = forward.logits(one.hidden).max(-1)
-    finite(best, f"draft rows {one.rows[0]} to {one.rows[-1]}", "logits")
-    return forward.to_target(draft_ids)
+    flat, where = one.hidden.flatten(0, -2), f"draft rows {one.rows[0]} to {one.rows[-1]}"
+    found = []
+    for some in logit_rows(forward, flat):
+        best, draft_ids = forward.logits(some).max(-1)
+        finite(best, where, "logits")
+        found.append(forward.to_target(draft_ids))
+    return torch.cat(found).view(one.hidden.shape[:-1])
+
+
+def logit_rows(forward: DraftForward, hidden: Tensor) -> tuple[Tensor, ...]:
+    """Hidden states [rows, W], split so that the logits of one part fit in memory."""
+    return hidden.split(max(1, MAX_LOGITS // forward.num_logits))
 
 
 def num_draft_tokens_fault(geometry: Geometry, num_draft_tokens: int) -> tuple[str, str] | None:

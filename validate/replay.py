@@ -11,16 +11,17 @@ is fully known. Whether it is depends on its position alone, not on its outcome,
 others out biases nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..calibration.draft_inputs import check_trace_fits, first_hidden
+from ..calibration.batches import MAX_TOKENS, batches_of, predictions_of_batch
+from ..calibration.draft_inputs import check_trace_fits
 from ..calibration.feature_evidence import FeatureEvidence, FeatureTally
-from ..calibration.predictions import draft_predictions, num_draft_tokens_fault
+from ..calibration.predictions import num_draft_tokens_fault
 from ..calibration.prompt_trace import PromptTrace
 from ..calibration.trace_manifest import TargetIdentity
 from ..calibration.traces import TraceFolder
@@ -143,6 +144,8 @@ def replay_drafts(
     traces: TraceFolder,
     *,
     num_draft_tokens: int,
+    batch_size: int | None = None,
+    max_tokens: int = MAX_TOKENS,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[DraftReplay, ...]:
     """Replay drafts over the same traces, reading each trace once.
@@ -151,6 +154,10 @@ def replay_drafts(
         drafts: the reference (BF16) first.
         traces: recorded greedily.
         num_draft_tokens: K, at least 1, below the block size of a draft that proposes blocks.
+        batch_size: prompts that go through a draft together, which changes its logits by rounding
+            only; None = as many as `max_tokens` lets. Drafts of which one rounds its inputs under
+            one scale of a whole call get one prompt at a time.
+        max_tokens: see `batches_of`.
         on_progress: called with (prompts done, prompts).
 
     Returns:
@@ -162,16 +169,19 @@ def replay_drafts(
             continuation is too short.
     """
     _check_arguments(drafts, traces, num_draft_tokens)
+    if not all(draft.rounds_alone for draft in drafts):
+        batch_size = 1
+    batches = batches_of(traces.manifest.prompts, max_tokens=max_tokens, max_prompts=batch_size)
     tallies = [_Tally(draft) for draft in drafts]
-    texts: list[PromptText] = []
+    by_position: dict[int, PromptText] = {}
     features = FeatureTally()
-    for done, trace in enumerate(traces, start=1):
-        texts.append(_text(trace))
+    for position, trace, predicted in _predicted(drafts, traces, batches, num_draft_tokens):
+        by_position[position] = _text(trace)
         features.add(trace)
-        predicted = [_predictions(draft, traces, trace, num_draft_tokens) for draft in drafts]
         for tally, own in zip(tallies, predicted, strict=True):
-            tally.add(trace, predicted[0], own)
-        on_progress(done, len(traces))
+            tally.add(position, trace, predicted[0], own)
+        on_progress(len(by_position), len(traces))
+    texts = [text for _, text in sorted(by_position.items())]
     figures = TraceFigures(
         sha256=traces.sha256,
         target=traces.manifest.target,
@@ -211,15 +221,16 @@ class _Tally:
 
     def __init__(self, draft: LoadedDraft) -> None:
         self._name = draft.name
-        self._prompts: list[PromptReplay] = []
+        self._prompts: dict[int, PromptReplay] = {}
         self._agreement = torch.zeros(4, dtype=torch.int64)
 
-    def add(self, trace: PromptTrace, reference: Tensor, predicted: Tensor) -> None:
-        self._prompts.append(_prompt_replay(trace, predicted))
+    def add(self, position: int, trace: PromptTrace, reference: Tensor, predicted: Tensor) -> None:
+        self._prompts[position] = _prompt_replay(trace, predicted)
         self._agreement += _agreement_counts(trace, reference, predicted)
 
     def replay(self, folder: Path, traces: TraceFigures, num_draft_tokens: int) -> DraftReplay:
-        if not any(prompt.counts.num_steps for prompt in self._prompts):
+        prompts = tuple(prompt for _, prompt in sorted(self._prompts.items()))
+        if not any(prompt.counts.num_steps for prompt in prompts):
             raise ReplayError(
                 folder,
                 f"no continuation is longer than num_draft_tokens = {num_draft_tokens}",
@@ -230,7 +241,7 @@ class _Tally:
             name=self._name,
             num_draft_tokens=num_draft_tokens,
             traces=traces,
-            prompts=tuple(self._prompts),
+            prompts=prompts,
             first_step=FirstStepAgreement(
                 num_rows=rows,
                 num_equal=equal,
@@ -252,16 +263,20 @@ def _check_arguments(
         check_trace_fits(draft, traces)
 
 
-def _predictions(
-    draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
-) -> Tensor:
-    return draft_predictions(
-        draft.forward,
-        first_hidden(draft, traces, trace),
-        trace.token_ids,
-        first_row=trace.prompt_length - 1,
-        num_draft_tokens=num_draft_tokens,
-    )
+def _predicted(
+    drafts: Sequence[LoadedDraft],
+    traces: TraceFolder,
+    batches: Sequence[Sequence[int]],
+    num_draft_tokens: int,
+) -> Iterator[tuple[int, PromptTrace, list[Tensor]]]:
+    """Every prompt with its position in the traces, and [R, K] of each draft."""
+    for positions in batches:
+        batch = [traces.load(traces.manifest.prompts[position]) for position in positions]
+        found = [
+            predictions_of_batch(draft, traces, batch, num_draft_tokens=num_draft_tokens)
+            for draft in drafts
+        ]
+        yield from zip(positions, batch, map(list, zip(*found, strict=True)), strict=True)
 
 
 def _text(trace: PromptTrace) -> PromptText:

@@ -38,6 +38,11 @@ class DFlashForward(BlockForward):
         self.on_input = on_input
         self.target_ids = target_ids(weights.get("d2t"))
 
+    @property
+    def num_logits(self) -> int:
+        """See `DraftForward.num_logits`."""
+        return self.geometry.draft_vocab_size
+
     def fuse(self, features: Tensor) -> Tensor:
         """c_t = hidden_norm(fc(features))."""
         return self._norm("hidden_norm", linear(features, self.weights["fc.weight"]))

@@ -97,6 +97,11 @@ class Eagle3Forward(ChainForward):
         self.attention = attention
         self.target_ids = target_ids(weights.get("d2t"))
 
+    @property
+    def num_logits(self) -> int:
+        """See `DraftForward.num_logits`."""
+        return self.geometry.draft_vocab_size
+
     def fuse(self, features: Tensor) -> Tensor:
         """g_t = fc(features), input_norm or one fc_norm per target layer before it if asked."""
         if self.geometry.norm_before_fc:

@@ -25,11 +25,17 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """Attention over whatever keys the caller keeps: (layer, q [B,H,T,D], k [B,KV,T,D], v [B,KV,T,D'],
 softmax scale) -> [B,H,T,D']."""
 
-_MAX_WIDENED = 2**24  # elements of a weight widened at a time: 64 MB in float32
+MAX_WIDENED = 2**24
+"""Elements of a weight that are widened at a time: 64 MB in float32."""
 
 
 class DraftForward(ABC):
     """What drafts of every kind do."""
+
+    @property
+    @abstractmethod
+    def num_logits(self) -> int:
+        """The draft vocabulary: the width of `logits`."""
 
     @abstractmethod
     def fuse(self, features: Tensor) -> Tensor:
@@ -118,7 +124,7 @@ def target_ids(d2t: Tensor | None) -> Tensor | None:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """The product x weight^T, in the wider of the two dtypes; a narrower weight is widened in parts.
+    """The product x weight^T in the wider of the two dtypes; a narrow weight is widened in parts.
 
     Widening is exact, so the parts change the result by rounding only, and not at all where one
     part is all: up to 16 M elements.
@@ -134,7 +140,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     x = x.to(wide)
     if weight.dtype == wide:
         return F.linear(x, weight)
-    rows = max(1, _MAX_WIDENED // weight.shape[1])
+    rows = max(1, MAX_WIDENED // weight.shape[1])
     parts = [F.linear(x, part.to(wide)) for part in weight.split(rows)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 

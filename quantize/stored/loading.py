@@ -57,6 +57,11 @@ class LoadedDraft:
         return self.weights["norm.weight"].dtype
 
     @property
+    def rounds_alone(self) -> bool:
+        """A token's inputs are rounded whatever other tokens go through the draft with it."""
+        return self.activations != "tensor-dynamic"
+
+    @property
     def device(self) -> torch.device:
         """Where it is computed."""
         return self.weights["norm.weight"].device

@@ -18,7 +18,7 @@ from .draft import StoredDraft
 
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32,
                  "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}  # fmt: skip
-_BLOCK_BYTES = 32 << 20  # as stored; decoding takes some eight times as much
+BLOCK_BYTES = 32 << 20  # as stored; decoding takes some eight times as much
 
 
 def held_dtype(stored: StoredDraft, row: Row, dtype: torch.dtype, *, compact: bool) -> torch.dtype:
@@ -111,7 +111,7 @@ def _blocks(stored: StoredDraft, row: Row) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _slices(rows: int, nbytes: int) -> Iterator[slice]:
-    step = max(1, _BLOCK_BYTES * rows // max(nbytes, 1))
+    step = max(1, BLOCK_BYTES * rows // max(nbytes, 1))
     return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
 
 
