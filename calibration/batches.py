@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from ..quantize.stored.loading import LoadedDraft
 from .draft_inputs import filled_up, first_hidden_of_batch
 from .passes import BLOCK_ROWS, whole_rows
-from .predictions import batch_predictions
+from .predictions import Proposals, batch_proposals
+from .prompt_trace import PromptTrace
 from .trace_manifest import TraceEntry
-from .traces import PromptTrace, TraceFolder
+from .traces import TraceFolder
 
 MAX_TOKENS = 4096
 """Of a batch, with what shorter prompts are filled up with; more is hardly faster."""
@@ -48,14 +48,15 @@ def batches_of(
     return batches
 
 
-def predictions_of_batch(
+def proposals_of_batch(
     draft: LoadedDraft,
     traces: TraceFolder,
     batch: Sequence[PromptTrace],
     *,
     num_draft_tokens: int,
-) -> list[Tensor]:
-    """What a draft proposes along several prompts: for each what `draft_predictions` gives.
+    temperature: float | None = None,
+) -> list[Proposals]:
+    """What a draft proposes along several prompts: for each what `draft_proposals` gives.
 
     Prompts are filled up behind with their own last token and features: nothing looks ahead, and
     what is filled up is finite wherever the prompt is.
@@ -66,9 +67,10 @@ def predictions_of_batch(
         traces: that the prompts are of.
         batch: at least one prompt.
         num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
+        temperature: see `draft_proposals`.
 
     Returns:
-        Per prompt [R, K] int64 on the CPU.
+        Per prompt, on the CPU.
 
     Raises:
         TraceError: the draft has no embedding of a token.
@@ -79,14 +81,16 @@ def predictions_of_batch(
     hidden = first_hidden_of_batch(draft, traces, batch)
     longest = hidden.shape[1] + 1
     token_ids = torch.stack([filled_up(trace.token_ids, longest) for trace in batch])
-    predicted = batch_predictions(
+    proposed = batch_proposals(
         draft.forward,
         hidden,
         token_ids.to(hidden.device),
         rows=rows,
         num_draft_tokens=num_draft_tokens,
+        temperature=temperature,
         block_rows=min(BLOCK_ROWS, max(1, MAX_TOKENS // len(batch))),
     ).cpu()
     return [
-        predicted[i, one.start - rows.start : one.stop - rows.start] for i, one in enumerate(own)
+        proposed.of_sequence(i, slice(one.start - rows.start, one.stop - rows.start))
+        for i, one in enumerate(own)
     ]

@@ -41,7 +41,8 @@ from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
 from draftquant.validate.errors import ReplayError
-from draftquant.validate.replay import accepted_by_row, replay_drafts, rounds
+from draftquant.validate.replay import replay_drafts
+from draftquant.validate.rounds import accepted_by_row, rounds
 from draftquant.validate.statistics import AcceptanceCounts
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_draft import transformers_in_float64

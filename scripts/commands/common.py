@@ -12,6 +12,7 @@ from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
 from ...recipes import Recipe, load_recipe
 from ...recipes.schema import BackendName
+from ...validate.estimand import DraftSampling
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +51,17 @@ def chosen_recipe(options: argparse.Namespace) -> Recipe:
     if options.backend:
         recipe = dataclasses.replace(recipe, backend=options.backend)
     return recipe
+
+
+def add_draft_sampling(parser: argparse.ArgumentParser) -> None:
+    """`--draft-sampling`."""
+    parser.add_argument(
+        "--draft-sampling",
+        choices=typing.get_args(DraftSampling),
+        default="greedy",
+        help="how drafts choose their proposals for traces with a temperature, as served: their"
+        " most likely token (default), or drawn at that temperature",
+    )
 
 
 def add_num_draft_tokens(parser: argparse.ArgumentParser) -> None:

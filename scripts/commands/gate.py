@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
     warnings += check_loaded(*loaded.drafts, candidate, unrelated=options.unrelated)
     warnings += _target_warnings(options.target, traces)
     warnings += other_policy_warnings(candidate.quantized_by, options.policy)
-    replays = replay_loaded(loaded, num_draft_tokens=options.num_draft_tokens)
+    replays = replay_loaded(loaded, options)
     background = Background(
         baseline_sha256=baseline.sha256,
         candidate_sha256=candidate.sha256,

@@ -58,6 +58,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
     parser.add_argument(
+        "--temperature", type=float, default=0, metavar="T", help="draw tokens (default 0: greedy)"
+    )
+    parser.add_argument("--top-p", type=float, default=1, metavar="P", help="default 1: all tokens")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="default 0: all tokens")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draws (default 0)")
+    parser.add_argument(
+        "--logprobs",
+        action="store_true",
+        help="keep log-probabilities of emitted tokens; of drawn ones they are always kept",
+    )
+    parser.add_argument(
+        "--top-logprobs", type=int, default=0, metavar="N", help="keep the N most likely tokens too"
+    )
+    parser.add_argument(
         "--dtype",
         choices=typing.get_args(FeatureDtype),
         default="float32",
@@ -71,6 +85,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
     from transformers.utils import logging
 
+    from ...calibration.decoding import Decoding
     from ...calibration.draft_inputs import mask_token_ids
     from ...calibration.errors import TraceError
     from ...calibration.prompts import read_prompts
@@ -79,6 +94,14 @@ def run(options: argparse.Namespace) -> int:
     from ...quantize.stored.loading import load_draft
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
+    decoding = Decoding(
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        seed=options.seed,
+        logprobs=options.logprobs,
+        num_top_logprobs=options.top_logprobs,
+    )
     if options.fused and not options.draft:
         raise TraceError("--fused", "needs the draft whose fc is applied", fix="add --draft DRAFT")
     if options.table_ids and not options.tables:
@@ -106,6 +129,7 @@ def run(options: argparse.Namespace) -> int:
             prompts,
             options.out,
             max_new_tokens=options.max_new_tokens,
+            decoding=decoding,
             aux_layer_ids=aux_layer_ids,
             fuse_with=fuse_with,
             dtype=options.dtype,

@@ -9,7 +9,7 @@ from ..console import print_json, print_table, stdout, table
 from .replaying import add_replay_arguments, load_for_replay, replay_loaded
 
 if TYPE_CHECKING:
-    from ...validate.replay import DraftReplay
+    from ...validate.draft_replay import DraftReplay
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
     traces = TraceFolder.open(options.traces)
     loaded = load_for_replay(options.drafts, traces, options, rope_theta=options.rope_theta)
-    replays = replay_loaded(loaded, num_draft_tokens=options.num_draft_tokens)
+    replays = replay_loaded(loaded, options)
     if options.json:
         how = {"rope_theta": options.rope_theta, "dtype": options.dtype}
         print_json([_mapping(replay) | how for replay in replays])
@@ -53,9 +53,11 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
     num_draft_tokens = replays[0].num_draft_tokens
     positions = [f"pos {i + 1}" for i in range(num_draft_tokens)]
     numbers = ("acceptance length", "change", "steps", "accepted", *positions, "agreement")
+    traces = replays[0].traces
+    drawn = "" if traces.sampling is None else f" at temperature {traces.temperature:g}"
     found = table(
-        f"Replay, K = {num_draft_tokens}, {len(replays[0].prompts)} prompts,"
-        f" {replays[0].traces.repeated_8gram_share:.1%} of the 8-grams are repeats",
+        f"Replay, K = {num_draft_tokens}, {len(replays[0].prompts)} prompts{drawn},"
+        f" {traces.repeated_8gram_share:.1%} of the 8-grams are repeats",
         "draft",
         *numbers,
         right=numbers,
@@ -67,15 +69,21 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
             replay.name,
             f"{figures.mean_acceptance_length:.4f}",
             "" if replay is replays[0] else f"{change:+.2%}",
-            f"{figures.num_steps:,}",
-            f"{replay.counts.num_accepted_draft_tokens:,}",
+            _number(figures.num_steps),
+            _number(replay.counts.num_accepted_draft_tokens),
             *(f"{share:.3f}" for share in figures.survival),
             f"{replay.first_step.share:.2%}",
         )
     print_table(found)
 
 
+def _number(steps: float) -> str:
+    """Counted steps are whole, expected ones are not."""
+    return f"{steps:,}" if isinstance(steps, int) else f"{steps:,.1f}"
+
+
 def _mapping(replay: "DraftReplay") -> dict[str, object]:
+    from ...validate.estimand import estimand
     from ...validate.gate import draft_figures
 
     prompts = [
@@ -90,7 +98,11 @@ def _mapping(replay: "DraftReplay") -> dict[str, object]:
     ]
     return {
         **dataclasses.asdict(draft_figures(replay)),
+        "estimand": estimand(
+            replay.traces.temperature, replay.traces.sampling, replay.draft_sampling
+        ),
         "num_draft_tokens": replay.num_draft_tokens,
+        "draft_sampling": replay.draft_sampling,
         "traces": dataclasses.asdict(replay.traces),
         "first_step_agreement": replay.first_step.share,
         "prompts": prompts,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...quantize.files.hub import resolve_draft
 from ..console import progress_bar, stderr
-from .common import add_device, add_num_draft_tokens, shared_tables
+from .common import add_device, add_draft_sampling, add_num_draft_tokens, shared_tables
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...calibration.target_tables import SharedTables
     from ...calibration.traces import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
-    from ...validate.replay import DraftReplay
+    from ...validate.draft_replay import DraftReplay
 
 DTYPES = ("float32", "bfloat16")
 
@@ -27,21 +27,21 @@ class LoadedForReplay:
 
     Attributes:
         drafts: the reference first. tables: of the target, for drafts without their own.
-        batch_size, max_tokens: see `replay_drafts`.
+        max_tokens: see `replay_drafts`.
     """
 
     drafts: "list[LoadedDraft]"
     traces: "TraceFolder"
     tables: "SharedTables"
     device: "torch.device"
-    batch_size: int | None
     max_tokens: int
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--traces`, `--num-draft-tokens`, `--target`, `--device`, `--dtype` and `--batch-size`."""
+    """Traces, how many tokens are drafted and how, the target; device, dtype and batch size."""
     parser.add_argument("--traces", required=True, type=Path, metavar="T", help="trace folder")
     add_num_draft_tokens(parser)
+    add_draft_sampling(parser)
     parser.add_argument(
         "--target",
         type=Path,
@@ -124,25 +124,23 @@ def load_for_replay(
         traces=traces,
         tables=tables,
         device=device,
-        batch_size=options.batch_size,
         max_tokens=estimate.max_tokens,
     )
 
 
-def replay_loaded(
-    loaded: LoadedForReplay, *, num_draft_tokens: int | None
-) -> "Sequence[DraftReplay]":
+def replay_loaded(loaded: LoadedForReplay, options: argparse.Namespace) -> "Sequence[DraftReplay]":
     """Replay with a progress bar; then say on stderr what memory it took."""
     from ...calibration.devices import peak_bytes
     from ...validate.replay import chosen_num_draft_tokens, replay_drafts
 
-    chosen = chosen_num_draft_tokens(num_draft_tokens, loaded.drafts)
+    chosen = chosen_num_draft_tokens(options.num_draft_tokens, loaded.drafts)
     with progress_bar("replay", len(loaded.traces)) as bar:
         replays = replay_drafts(
             loaded.drafts,
             loaded.traces,
             num_draft_tokens=chosen,
-            batch_size=loaded.batch_size,
+            draft_sampling=options.draft_sampling,
+            batch_size=options.batch_size,
             max_tokens=loaded.max_tokens,
             on_progress=bar.set,
         )

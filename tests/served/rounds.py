@@ -16,7 +16,7 @@ from draftquant.calibration.predictions import draft_predictions
 from draftquant.calibration.prompt_trace import PromptTrace
 from draftquant.calibration.traces import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft
-from draftquant.validate.replay import accepted_by_row, rounds
+from draftquant.validate.rounds import accepted_by_row, rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
