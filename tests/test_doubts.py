@@ -53,13 +53,11 @@ def test_a_working_baseline_is_at_least_so_long() -> None:
     assert min_baseline_length(one, RELEASE) == pytest.approx(1.55)
 
 
-def test_text_that_was_drawn_leaves_most_likely_proposals_less() -> None:
-    """Half the drawn tokens' probability, half the share: 1 + 0.275 + 0.275^2; not if drawn too."""
+def test_text_that_was_drawn_is_harder_to_guess() -> None:
+    """Half the drawn tokens' probability, half the share: 1 + 0.275 + 0.275^2."""
     drawn = dataclasses.replace(FIGURES, temperature=1, mean_token_probability=0.5)
-    greedy = replay([(1, 1, 1)], traces=drawn)
-    assert min_baseline_length(greedy, RELEASE) == pytest.approx(1.350625)
-    sampled = replay([(1, 1, 1)], traces=drawn, draft_sampling="probabilistic")
-    assert min_baseline_length(sampled, RELEASE) == pytest.approx(1.8525)
+    baseline = replay([(1, 1, 1)], traces=drawn)
+    assert min_baseline_length(baseline, RELEASE) == pytest.approx(1.350625)
 
 
 def test_a_baseline_that_accepts_too_little_is_anomalous_unless_it_is_known() -> None:
