@@ -21,7 +21,7 @@ from .draft_inputs import default_aux_layer_ids
 from .errors import TraceError
 from .prompt_trace import FEATURE_DTYPES, PromptTrace
 from .prompts import Prompt
-from .target_model import ON_CPU, Placement, decoder_layers, input_device, load_target
+from .target_model import ON_CPU, Placement, decoder_layers, input_device, loaded_target
 from .target_tables import TargetTables
 from .trace_manifest import FeatureDtype, FeatureSpec, TargetIdentity
 from .trace_writer import trace_output
@@ -77,34 +77,34 @@ def record_traces(
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         if value < 1:
             raise TraceError(name, f"expected at least 1, got {value}", fix="give a larger number")
-    model = load_target(target, FEATURE_DTYPES[dtype][0], placement)
-    layers = decoder_layers(model, target)
-    identity = _identity(model, target, len(layers))
-    _check_prompts(prompts, identity, model, max_new_tokens)
-    ids = _chosen_layers(aux_layer_ids, fuse_with, len(layers))
-    spec = _feature_spec(model, ids, fuse_with, dtype)
-    done = 0
-    with (
-        trace_output(
-            out,
-            identity,
-            spec,
-            temperature=decoding.temperature,
-            sampling=decoding.sampling,
-            logprobs=decoding.logprob_spec,
-            tables=tables,
-            table_ids=table_ids or (),
-        ) as writer,
-        _Recorder(model, layers, ids, decoding) as recorder,
-    ):
-        for positions in _batches(prompts, batch_size):
-            batch = [prompts[i] for i in positions]
-            for position, trace in zip(
-                positions, recorder.run(batch, max_new_tokens, fuse_with), strict=True
-            ):
-                writer.add(trace, position=position)
-            done += len(batch)
-            on_progress(done, len(prompts))
+    with loaded_target(target, FEATURE_DTYPES[dtype][0], placement, beside=out.parent) as model:
+        layers = decoder_layers(model, target)
+        identity = _identity(model, target, len(layers))
+        _check_prompts(prompts, identity, model, max_new_tokens)
+        ids = _chosen_layers(aux_layer_ids, fuse_with, len(layers))
+        spec = _feature_spec(model, ids, fuse_with, dtype)
+        done = 0
+        with (
+            trace_output(
+                out,
+                identity,
+                spec,
+                temperature=decoding.temperature,
+                sampling=decoding.sampling,
+                logprobs=decoding.logprob_spec,
+                tables=tables,
+                table_ids=table_ids or (),
+            ) as writer,
+            _Recorder(model, layers, ids, decoding) as recorder,
+        ):
+            for positions in _batches(prompts, batch_size):
+                batch = [prompts[i] for i in positions]
+                for position, trace in zip(
+                    positions, recorder.run(batch, max_new_tokens, fuse_with), strict=True
+                ):
+                    writer.add(trace, position=position)
+                done += len(batch)
+                on_progress(done, len(prompts))
     return TraceFolder.open(out)
 
 

@@ -1,9 +1,11 @@
 """A target that transformers runs: loaded on one device, or spread over all that there are."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -35,28 +37,55 @@ class Placement:
 ON_CPU = Placement()
 
 
-def load_target(target: Path, dtype: torch.dtype, placement: Placement = ON_CPU) -> Any:
-    """Load a causal language model for evaluation, without remote code.
+@contextmanager
+def loaded_target(
+    target: Path, dtype: torch.dtype, placement: Placement, *, beside: Path
+) -> Iterator[Any]:
+    """A causal language model for evaluation, without remote code.
 
     Args:
         target: local folder with safetensors weights.
         dtype: of its weights and computation.
         placement: where it runs.
+        beside: where a hidden folder may hold weights of a spread target that the disk has in
+            another form (experts one by one, say); it is removed at the end.
 
     Raises:
         TraceError: it cannot be loaded or placed, or weights are missing.
     """
+    if placement.device_map is None:
+        yield _placed(_load(target, dtype, {}), target, placement.device)
+        return
+    if importlib.util.find_spec("accelerate") is None:
+        raise TraceError(
+            "--device-map",
+            "spreads a target with the package accelerate, which is not installed",
+            fix="pip install 'draftquant[accelerate]', or choose one --device",
+        )
+    limits = dict(placement.max_memory) if placement.max_memory else None
+    with TemporaryDirectory(prefix=".offloaded-", dir=beside) as folder:
+        spread = {"device_map": placement.device_map, "max_memory": limits}
+        yield _load(target, dtype, {**spread, "offload_folder": folder})
+
+
+def _placed(model: Any, target: Path, device: torch.device) -> Any:
+    try:
+        return model.to(device)
+    except torch.OutOfMemoryError as exc:
+        raise TraceError(
+            target,
+            f"does not fit on {device} in {model.dtype}".replace("torch.", ""),
+            fix="spread it with --device-map auto, or record in a narrower --dtype",
+        ) from exc
+
+
+def _load(target: Path, dtype: torch.dtype, spread: Mapping[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
         read_json_object(target / CONFIG_FILE, "give a local target folder")
     except CheckpointError as exc:
         raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
-    spread: dict[str, Any] = {}
-    if placement.device_map:
-        _check_accelerate()
-        limits = dict(placement.max_memory) if placement.max_memory else None
-        spread = {"device_map": placement.device_map, "max_memory": limits}
     try:
         # transformers 5.23 does not annotate the pair that output_loading_info gives.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -68,20 +97,15 @@ def load_target(target: Path, dtype: torch.dtype, placement: Placement = ON_CPU)
             output_loading_info=True,
             **spread,
         )
-        model, report = loaded
-        if not spread:
-            model.to(placement.device)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError,
             ArithmeticError, AssertionError, ImportError, SafetensorError) as exc:  # fmt: skip
         first = (str(exc).strip() or repr(exc)).splitlines()[0]
-        small = isinstance(exc, torch.OutOfMemoryError)
         raise TraceError(
             target,
             f"transformers cannot load this target: {first}",
-            fix="spread it with --device-map auto, or record in a narrower --dtype"
-            if small
-            else "give a local causal language model in safetensors",
+            fix="give a local causal language model in safetensors",
         ) from exc
+    model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would go on with random weights
         raise TraceError(target, f"{len(missing)} weight(s) are missing, first {missing[0]}",
@@ -106,12 +130,3 @@ def input_device(model: Any) -> torch.device:
     """Where token ids are read; the hooks of a spread target move them on."""
     device: torch.device = model.get_input_embeddings().weight.device
     return CPU if device.type == "meta" else device  # offloaded: its hook fetches it
-
-
-def _check_accelerate() -> None:
-    if importlib.util.find_spec("accelerate") is None:
-        raise TraceError(
-            "--device-map",
-            "spreads a target with the package accelerate, which is not installed",
-            fix="pip install 'draftquant[accelerate]', or choose one --device",
-        )
