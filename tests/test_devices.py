@@ -198,5 +198,5 @@ def test_fake_tensors_refuse_what_a_gpu_would(fake: FakeTensorMode) -> None:
     draft = on_other(case, lambda _name, x: x, fake)
     traces, batch = traces_of(case, fake)
     draft.weights["fc.weight"] = draft.weights["fc.weight"].cpu()  # type: ignore[index]
-    with pytest.raises(RuntimeError, match="same device, but found .* meta and cpu"):
+    with pytest.raises(RuntimeError, match=r"same device, but found .* meta and cpu"):
         proposals_of_batch(draft, traces, batch, num_draft_tokens=K)
