@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..quantize.drafts.fused import fused_linear
 from ..quantize.numerics.fp4 import nvfp4_global_scale
 from ..quantize.numerics.fp8 import fp8_scale
 from ..quantize.stored.loading import LoadedDraft
 from ..recipes import ActivationFormat
+from .chain_ranges import fused_group
 from .errors import CalibrationError
 from .observation import never_run, run_over_traces
 from .traces import TraceFolder
@@ -110,17 +110,10 @@ def _with_scales(
     """One scale per group of fused linears, the largest of its members."""
     largest: dict[tuple[str, str], float] = {}
     for name, value in absmax.items():
-        group = _group(name)
+        group = fused_group(name)
         largest[group] = max(largest.get(group, 0.0), value)
     scales: dict[str, InputScale] = {}
     for name in absmax:
-        value = largest[_group(name)]
+        value = largest[fused_group(name)]
         scales[name] = InputScale(absmax=value, scale=stored_scale(value, activations))
     return scales
-
-
-def _group(name: str) -> tuple[str, str]:
-    """The linear into which engines fuse a module, itself where they leave it alone."""
-    parent, _, leaf = name.rpartition(".")
-    fused = fused_linear(leaf)
-    return parent, fused.vllm if fused else leaf
