@@ -8,6 +8,7 @@ from ...quantize.drafts import read_config
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
 from ..console import megabytes, progress_bar, stderr, stdout
+from .common import add_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the target computes in (default float32)",
     )
     parser.add_argument("--batch-size", type=int, default=32, metavar="B")
+    add_device(parser)
+    parser.add_argument(
+        "--device-map",
+        choices=("auto",),
+        help="spread a target that is too large for one GPU over all of them, then the CPU and the"
+        " disk (needs accelerate)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -86,10 +94,12 @@ def run(options: argparse.Namespace) -> int:
     from transformers.utils import logging
 
     from ...calibration.decoding import Decoding
+    from ...calibration.devices import resolve_device
     from ...calibration.draft_inputs import mask_token_ids
     from ...calibration.errors import TraceError
     from ...calibration.prompts import read_prompts
     from ...calibration.record import record_traces
+    from ...calibration.target_model import Placement
     from ...calibration.target_tables import TargetTables
     from ...quantize.stored.loading import load_draft
 
@@ -106,6 +116,7 @@ def run(options: argparse.Namespace) -> int:
         raise TraceError("--fused", "needs the draft whose fc is applied", fix="add --draft DRAFT")
     if options.table_ids and not options.tables:
         raise TraceError("--table-ids", "says which rows the tables carry", fix="add --tables")
+    device = resolve_device(options.device)
     aux_layer_ids, fuse_with = options.aux_layers, None
     table_ids = options.table_ids or ()
     if options.draft:
@@ -115,8 +126,8 @@ def run(options: argparse.Namespace) -> int:
         table_ids += mask_token_ids(geometry)
         if options.fused:
             dtype = getattr(torch, options.dtype)
-            shared = TargetTables.find(options.target).shared(dtype)
-            fuse_with = load_draft(folder, dtype=dtype, shared=shared)
+            shared = TargetTables.find(options.target).shared(None, device)
+            fuse_with = load_draft(folder, dtype=dtype, device=device, compact=True, shared=shared)
     prompts = read_prompts(options.prompts, target=options.target)
     if longer := sum(prompt.num_later_turns > 0 for prompt in prompts):
         stderr().line(
@@ -134,6 +145,7 @@ def run(options: argparse.Namespace) -> int:
             fuse_with=fuse_with,
             dtype=options.dtype,
             batch_size=options.batch_size,
+            placement=Placement(device=device, device_map=options.device_map),
             table_ids=table_ids if options.tables else None,
             on_progress=bar.set,
         )
