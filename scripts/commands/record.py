@@ -9,6 +9,12 @@ from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
 from ..console import megabytes, progress_bar, stderr, stdout
 from .common import add_device
+from .record_engine import (
+    add_engine_arguments,
+    check_engine,
+    print_server_command,
+    record_from_engine,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help='JSON lines: {"id", "category", and token_ids, text or messages}',
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="T", help="folder to create")
+    parser.add_argument("--out", type=Path, metavar="T", help="folder to create")
     parser.add_argument(
         "--draft",
         metavar="DRAFT",
@@ -75,10 +81,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=typing.get_args(FeatureDtype),
-        default="float32",
-        help="what the target computes in (default float32)",
+        help="what the target computes in (default float32, of an engine bfloat16)",
     )
-    parser.add_argument("--batch-size", type=int, default=32, metavar="B")
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=32,
+        metavar="B",
+        help="prompts run together, or handed to an engine at a time (default 32)",
+    )
     add_device(parser)
     parser.add_argument(
         "--device-map",
@@ -86,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="spread a target that is too large for one GPU over all of them, then the CPU and the"
         " disk (needs accelerate)",
     )
+    add_engine_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -100,10 +112,15 @@ def run(options: argparse.Namespace) -> int:
     from ...calibration.prompts import read_prompts
     from ...calibration.record import record_traces
     from ...calibration.target_model import Placement
+    from ...calibration.target_shape import TargetShape
     from ...calibration.target_tables import TargetTables
+    from ...calibration.vllm.plan import RecordingPlan
     from ...quantize.stored.loading import load_draft
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
+    check_engine(options)
+    served = options.engine != "transformers"
+    options.dtype = options.dtype or ("bfloat16" if served else "float32")
     decoding = Decoding(
         temperature=options.temperature,
         top_p=options.top_p,
@@ -134,20 +151,40 @@ def run(options: argparse.Namespace) -> int:
             f"{options.prompts}: {longer} of {len(prompts)} prompts have later turns of the user,"
             " which follow the target's answer: the first turn is recorded"
         )
-    with progress_bar("record", len(prompts)) as bar:
-        traces = record_traces(
-            options.target,
-            prompts,
-            options.out,
+    carried = table_ids if options.tables else None
+    plan = None
+    if served:
+        plan = RecordingPlan(
+            target=options.target,
+            shape=TargetShape.read(options.target),
+            prompts=prompts,
             max_new_tokens=options.max_new_tokens,
             decoding=decoding,
             aux_layer_ids=aux_layer_ids,
             fuse_with=fuse_with,
             dtype=options.dtype,
-            batch_size=options.batch_size,
-            placement=Placement(device=device, device_map=options.device_map),
-            table_ids=table_ids if options.tables else None,
-            on_progress=bar.set,
+            most_in_flight=options.batch_size,
+        )
+        if options.print_server_args:
+            return print_server_command(plan, options)
+    with progress_bar("record", len(prompts)) as bar:
+        traces = (
+            record_from_engine(plan, options, carried, bar.set)
+            if plan
+            else record_traces(
+                options.target,
+                prompts,
+                options.out,
+                max_new_tokens=options.max_new_tokens,
+                decoding=decoding,
+                aux_layer_ids=aux_layer_ids,
+                fuse_with=fuse_with,
+                dtype=options.dtype,
+                batch_size=options.batch_size,
+                placement=Placement(device=device, device_map=options.device_map),
+                table_ids=carried,
+                on_progress=bar.set,
+            )
         )
     stdout().line(
         (str(options.out), "bold"),
