@@ -45,11 +45,15 @@ def head_agreement(traces: TraceFolder, tables: SharedTables) -> float | None:
     rows = list(_rows(traces, width))
     if not rows:
         return None
-    hidden = torch.stack([row for row, _ in rows])
+    hidden = normalized(torch.stack([row for row, _ in rows]))
     expected = torch.tensor([token for _, token in rows])
-    hidden = hidden * hidden.square().mean(dim=1, keepdim=True).rsqrt()
     head, norm = tables[HEAD].float(), tables[FINAL_NORM].float()
     return max(_share((hidden * weight) @ head.T, expected) for weight in (norm, 1 + norm))
+
+
+def normalized(hidden: Tensor) -> Tensor:
+    """Rows [R, W] divided by their root mean square: the norm before the head without its weight."""
+    return hidden * hidden.square().mean(dim=1, keepdim=True).rsqrt()
 
 
 def _share(logits: Tensor, expected: Tensor) -> float:

@@ -86,6 +86,7 @@ class TraceWriter:
             prompt_length=trace.prompt_length,
             num_tokens=trace.num_tokens,
             file=self._next_file(),
+            conversation_sha256=trace.conversation_sha256,
         )
         self._pending |= tensors
         self._token_ids.update(trace.token_ids.tolist())

@@ -93,14 +93,17 @@ class TraceFolder:
         return (self.load(entry) for entry in self.manifest.prompts)
 
     def prompt_sha256s(self) -> Iterator[tuple[TraceEntry, str]]:
-        """Every prompt with its identity; reads token ids only.
+        """Every prompt with the identity of its conversation; reads token ids only.
+
+        That is the hash of its first turn: one seen in any turn is seen.
 
         Raises:
             TraceError: the shard's bytes changed since recording.
         """
         for entry in self.manifest.prompts:
             token_ids = self._tensors(entry, "token_ids")["token_ids"]
-            yield entry, prompt_sha256(token_ids[: entry.prompt_length].tolist())
+            own = prompt_sha256(token_ids[: entry.prompt_length].tolist())
+            yield entry, entry.conversation_sha256 or own
 
     def load(self, entry: TraceEntry) -> PromptTrace:
         """Read one prompt.
@@ -115,7 +118,11 @@ class TraceFolder:
             for name, tensor in stored.items()
         }
         trace = PromptTrace(
-            id=entry.id, category=entry.category, prompt_length=entry.prompt_length, **tensors
+            id=entry.id,
+            category=entry.category,
+            prompt_length=entry.prompt_length,
+            conversation_sha256=entry.conversation_sha256,
+            **tensors,
         )
         check_trace(trace, self.manifest, self.folder / entry.file)
         return trace

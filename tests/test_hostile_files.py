@@ -89,7 +89,7 @@ HOMES = {
     "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py", "scripts/console.py",
              "quantize/files/staging.py"},
     "loads": {"recipes/strict_json.py"},
-    "load": {"quantize/drafts/mask_embedding.py", "calibration/moments.py"},
+    "load": {"quantize/files/torch_file.py", "calibration/moments.py"},
     "print": set(),
 }  # fmt: skip
 """Methods that open, read, parse or print, and the modules that call them: the others ask these."""
