@@ -52,7 +52,7 @@ def head_agreement(traces: TraceFolder, tables: SharedTables) -> float | None:
 
 
 def normalized(hidden: Tensor) -> Tensor:
-    """Rows [R, W] divided by their root mean square: the norm before the head without its weight."""
+    """Rows [R, W] divided by their root mean square: the last norm without its weight."""
     return hidden * hidden.square().mean(dim=1, keepdim=True).rsqrt()
 
 

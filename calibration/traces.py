@@ -146,6 +146,13 @@ class TraceFolder:
         vocab_size, where = self.manifest.target.vocab_size, self.folder / tables.file
         return shared_tables(lambda: self._open(tables), tables, vocab_size, where, dtype)
 
+    def stored_tables(self) -> dict[str, Tensor]:
+        """The tensors of its tables file as they are stored; empty if it carries none."""
+        if self.manifest.tables is None:
+            return {}
+        opened = self._open(self.manifest.tables)
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+
     def _open(self, listed: Shard | TablesFile) -> Any:
         """Open a file; its hash is checked the first time, before any of its bytes is used."""
         if listed.file not in self._opened:

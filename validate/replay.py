@@ -20,13 +20,13 @@ from torch import Tensor
 
 from ..calibration.draft_inputs import check_trace_fits, first_hidden
 from ..calibration.feature_evidence import FeatureEvidence, FeatureTally
+from ..calibration.near_duplicates import PromptText, num_near_duplicates, prompt_text
 from ..calibration.predictions import draft_predictions, num_draft_tokens_fault
 from ..calibration.prompt_trace import PromptTrace
 from ..calibration.trace_manifest import TargetIdentity
 from ..calibration.traces import TraceFolder
 from ..quantize.stored.loading import LoadedDraft
 from .errors import ReplayError
-from .near_duplicates import PromptText, num_near_duplicates
 from .statistics import AcceptanceCounts, pooled, repeated_ngram_share
 
 
@@ -167,7 +167,7 @@ def replay_drafts(
     texts: list[PromptText] = []
     features = FeatureTally()
     for done, trace in enumerate(traces, start=1):
-        texts.append(_text(trace))
+        texts.append(prompt_text(trace))
         features.add(trace)
         predicted = [_predictions(draft, traces, trace, num_draft_tokens) for draft in drafts]
         for tally, own in zip(tallies, predicted, strict=True):
@@ -262,14 +262,6 @@ def _predictions(
         trace.token_ids,
         first_row=trace.prompt_length - 1,
         num_draft_tokens=num_draft_tokens,
-    )
-
-
-def _text(trace: PromptTrace) -> PromptText:
-    return PromptText(
-        category=trace.category,
-        prompt=tuple(trace.token_ids[: trace.prompt_length].tolist()),
-        continuation=trace.continuation,
     )
 
 

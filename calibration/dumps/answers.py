@@ -1,4 +1,4 @@
-"""The answers in a text: what the target is taken to have written, each with all before it as prompt.
+"""The answers in a text: what the target is said to have written, each with all before as prompt.
 
 A run of the loss mask is an answer, whatever stands between two of them: later turns of the user,
 or tokens inside an answer that training leaves out. Features look back only, so the beginning of a

@@ -4,14 +4,13 @@ For targets that cannot be run here. A draft that gets the layers in another ord
 another token, predicts next to nothing; the next layer up or down costs it a third.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, permutations
-from math import sqrt
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
@@ -22,7 +21,8 @@ MIN_ACCEPTED = 0.55
 """Published drafts accept 0.7 and more; with layers one off 0.50 was seen."""
 MIN_POSITIONS = 200
 _ALL_ORDERS = 4  # slots; of more, exchanges of two and the reverse are tried
-_STANDARD_ERRORS = 3
+CLEARLY = 3.0
+"""Standard errors, of the positions where two orders differ, that one is better by."""
 
 Order = tuple[int, ...]
 
@@ -57,19 +57,17 @@ class DraftSteps:
         self._layer_ids = layer_ids
         self._as_they_stand = tuple(range(len(layer_ids)))
         self._orders = tuple(dict.fromkeys(_orders(len(layer_ids))))
-        self._hits: Counter[tuple[Order, int]] = Counter()
-        self._positions = 0
+        self._hits: dict[tuple[Order, int], list[Tensor]] = {
+            (order, shift): [] for order in self._orders for shift in (0, -1)
+        }
 
     def add(self, answer: Answer) -> None:
         """Take in one answer."""
         token_ids = answer.sample.token_ids[: answer.stop]
-        slots = answer.sample.aux.unflatten(1, (len(self._as_they_stand), -1))
-        for shift in (0, -1):
-            features = slots[-shift : -shift + len(token_ids) - 1]
-            cut = token_ids[: len(features) + 1]
-            for order in self._orders:
-                self._hits[order, shift] += self._count(features[:, order].flatten(1), cut, answer)
-        self._positions += answer.stop - answer.start - 1
+        slots = answer.sample.aux.unflatten(1, (len(self._layer_ids), -1))
+        for (order, shift), hits in self._hits.items():
+            features = slots[-shift : -shift + len(token_ids) - 1, order].flatten(1)
+            hits.append(self._accepted(features, token_ids[: len(features) + 1], answer.start))
 
     def finding(self, where: Path) -> DraftFinding:
         """What all answers come to.
@@ -77,58 +75,68 @@ class DraftSteps:
         Raises:
             TraceError: too few positions, another order is better, or the draft accepts little.
         """
-        if self._positions < MIN_POSITIONS:
-            raise TraceError(
-                where,
-                f"{self._positions} positions of answers are too few to settle the order of layers"
-                f" by the draft, expected {MIN_POSITIONS}",
-                fix="give the target's whole folder, so that positions can be recomputed",
+        hits = {found: torch.cat(some).double() for found, some in self._hits.items()}
+        best = max(hits, key=lambda found: float(hits[found].mean()))
+        order, shift = best
+        stand = hits[self._as_they_stand, shift]
+        others = [hits[other, shift] for other in self._orders if other != self._as_they_stand]
+        next_best = max(others, key=lambda other: float(other.mean()), default=0 * stand)
+        share = {"best": hits[best], "stand": stand, "next": next_best}
+        said = {name: f"{float(some.mean()):.0%}" for name, some in share.items()}
+        step, whole = f"the first step of {self._draft.name}", "give the target's whole folder"
+        fix = f"{whole}, so that positions can be recomputed"
+        if len(stand) < MIN_POSITIONS:
+            what = (
+                f"{len(stand)} positions of answers, expected {MIN_POSITIONS} to settle the order"
             )
-        share = {found: hits / self._positions for found, hits in self._hits.items()}
-        best = max(share, key=lambda found: share[found])
-        shift = best[1]
-        others = [share[o, shift] for o in self._orders if o != self._as_they_stand]
-        stands, next_best = share[self._as_they_stand, shift], max(others, default=0.0)
-        error = sqrt(max(share[best] * (1 - share[best]), 0.01) / self._positions)
-        if share[best] < MIN_ACCEPTED:
+            raise TraceError(where, f"{what} of the layers by the draft", fix=fix)
+        if float(hits[best].mean()) < MIN_ACCEPTED:
             raise TraceError(
                 where,
-                f"the first step of {self._draft.name} is accepted {share[best]:.0%} of the time at"
-                f" best, expected {MIN_ACCEPTED:.0%}: other layers, or a draft of another target",
-                fix="give the target's whole folder, so that positions can be recomputed",
+                f"{step} is accepted {said['best']} of the time at best, expected"
+                f" {MIN_ACCEPTED:.0%}: other layers, or a draft of another target",
+                fix=fix,
             )
-        if stands < next_best - _STANDARD_ERRORS * error:
-            order = [self._layer_ids[best[0].index(slot)] for slot in self._as_they_stand]
+        if _standard_errors(next_best, stand) > CLEARLY:
+            ids = [self._layer_ids[order.index(slot)] for slot in self._as_they_stand]
             raise TraceError(
                 where,
-                f"layers stand in the order {order}: read so, the first step of"
-                f" {self._draft.name} is accepted {share[best]:.0%} of the time, as they stand"
-                f" {stands:.0%}",
+                f"layers stand in the order {ids}: read so, {step} is accepted {said['best']} of"
+                f" the time, as they stand {said['stand']}",
                 fix="dump the layers in ascending order, as the draft reads them",
             )
-        if stands < next_best + _STANDARD_ERRORS * error:
+        if others and _standard_errors(stand, next_best) < CLEARLY:
             raise TraceError(
                 where,
-                f"the order of the layers cannot be settled: the first step of {self._draft.name}"
-                f" is accepted {stands:.0%} as they stand and {next_best:.0%} in another order",
-                fix="give the target's whole folder, so that positions can be recomputed",
+                f"the order of the layers cannot be settled: {step} is accepted {said['stand']} of"
+                f" the time as they stand, {said['next']} in another order",
+                fix=fix,
             )
         return DraftFinding(
-            shift=shift, accepted=stands, positions=self._positions, next_best=next_best
+            shift=shift,
+            accepted=float(stand.mean()),
+            positions=len(stand),
+            next_best=float(next_best.mean()),
         )
 
     @torch.no_grad()
-    def _count(self, features: torch.Tensor, token_ids: torch.Tensor, answer: Answer) -> int:
+    def _accepted(self, features: Tensor, token_ids: Tensor, start: int) -> Tensor:
+        """[R] bool: the token that the draft proposes first, from each row, is the one recorded."""
         draft = self._draft
         predicted = draft_predictions(
             draft.forward,
             draft.forward.fuse(features[None].to(draft.weights["fc.weight"]))[0],
             token_ids,
-            first_row=answer.start - 1,
+            first_row=start - 1,
             num_draft_tokens=1,
         )[:, 0]
-        recorded = token_ids[answer.start + 1 :][: len(predicted)]
-        return int((predicted == recorded).sum())
+        return predicted == token_ids[start + 1 :][: len(predicted)]
+
+
+def _standard_errors(better: Tensor, worse: Tensor) -> float:
+    """By how many standard errors hits [R] are more than others at the same positions."""
+    gained = better - worse
+    return float(gained.sum() / gained.abs().sum().clamp(min=1).sqrt())
 
 
 def _orders(num_slots: int) -> Iterator[Order]:
@@ -141,4 +149,3 @@ def _orders(num_slots: int) -> Iterator[Order]:
     for a, b in combinations(stand, 2):
         exchanged = {a: b, b: a}
         yield tuple(exchanged.get(slot, slot) for slot in stand)
-

@@ -65,10 +65,12 @@ def load_tensors(file: Path) -> Mapping[str, Any]:
         raise TraceError(
             file,
             f"cannot be read as plain tensors: {exc}",
-            fix="remove it if a run was ended while writing it; save tensors, numbers and text only",
+            fix="remove it if a run was ended while writing it; dump tensors, numbers and text",
         ) from exc
     if not isinstance(loaded, dict):
-        raise TraceError(file, f"expected a dict of tensors, got {type(loaded).__name__}", fix=AGAIN)
+        raise TraceError(
+            file, f"expected a dict of tensors, got {type(loaded).__name__}", fix=AGAIN
+        )
     return loaded
 
 

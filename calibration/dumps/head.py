@@ -28,8 +28,9 @@ _OFF_POLICY = 0.3  # text of others is reproduced to a half or more, other token
 _NORMS = {
     "after the last norm": lambda hidden, _norm: hidden,
     "before the last norm": lambda hidden, norm: normalized(hidden) * norm,
-    "before the last norm, whose weights are 1 +": lambda hidden, norm: normalized(hidden)
-    * (1 + norm),
+    "before the last norm, whose weights are 1 +": lambda hidden, norm: (
+        normalized(hidden) * (1 + norm)
+    ),
 }
 
 

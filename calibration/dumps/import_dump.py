@@ -111,9 +111,7 @@ class _Conversion:
 
     def __init__(self, layout: Layout, target: TargetFacts) -> None:
         self._layout, self._target = layout, target
-        self._head = (
-            TargetHead(target.tables.shared()) if layout.head and target.tables else None
-        )
+        self._head = TargetHead(target.tables.shared()) if layout.head and target.tables else None
         self.num_off_policy = 0
         self._lowest = 1.0
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from . import angelslim, modelopt, speculators, specforge, torchspec, vllm
+from . import angelslim, modelopt, specforge, speculators, torchspec, vllm
 from .formats import DumpFormat
 from .sample import Pending
 

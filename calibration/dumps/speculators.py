@@ -1,4 +1,4 @@
-"""The offline data of speculators: a `datasets` folder and `hidden_states/hs_3.safetensors` of row 3.
+"""Offline data of speculators: a `datasets` folder, and `hidden_states/hs_3.safetensors` of row 3.
 
     the rows          input_ids, loss_mask, seq_len
     token_ids         [N] int64, equal to the row's input_ids

@@ -89,3 +89,13 @@ def shared_tables(traces: "TraceFolder", target: Path | None) -> "SharedTables":
     from ...calibration.target_tables import TargetTables
 
     return TargetTables.find(target).shared() if target else traces.tables()
+
+
+def comma_numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between, for argparse."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers with commas between, got {text!r}"
+        ) from exc

@@ -8,6 +8,7 @@ from ...quantize.drafts import read_config
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
 from ..console import megabytes, progress_bar, stderr, stdout
+from .common import comma_numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--aux-layers",
         metavar="I,J,K",
-        type=_numbers,
+        type=comma_numbers,
         help="target layers whose outputs are recorded, 0-based",
     )
     parser.add_argument(
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--table-ids",
         metavar="I,J,K",
-        type=_numbers,
+        type=comma_numbers,
         help="tokens whose embedding is carried beside those of the traces and DRAFT's mask token",
     )
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
@@ -125,12 +126,3 @@ def run(options: argparse.Namespace) -> int:
             f" {megabytes(tables.nbytes)}"
         )
     return 0
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(
-            f"expected whole numbers with commas between, got {text!r}"
-        ) from exc
