@@ -5,7 +5,7 @@ conversation: what calibrates a draft must not judge it. A merge joins what was 
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from ..quantize.files.staging import check_output
 from .carried_tables import CarriedTables
 from .errors import TraceError
 from .near_duplicates import independent_groups, prompt_text
+from .prompt_trace import PromptTrace
 from .trace_manifest import Sampling, TraceManifest, is_printable_name
 from .trace_writer import TraceWriter, trace_output
 from .traces import TraceFolder
@@ -186,6 +187,27 @@ def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
             folder.folder for folder in folders if with_tables and folder not in with_tables
         ),
     )
+
+
+def copy_traces(
+    folders: Sequence[TraceFolder], out: Path, traces: Iterable[PromptTrace]
+) -> TraceFolder:
+    """Write a trace folder of traces that were loaded from folders recorded in one go.
+
+    Args:
+        folders: at least one; the first says target, features and decoding. Tables of all that
+            carry some are carried.
+        out: folder to create.
+        traces: in order.
+
+    Raises:
+        TraceError: there are none, or two have the same id.
+        OutputError: `out` exists already, or its parent does not.
+    """
+    with _output_like(out, folders[0].manifest, folders) as writer:
+        for place, trace in enumerate(traces):
+            writer.add(trace, position=place)
+    return TraceFolder.open(out)
 
 
 def _check_alike(folders: Sequence[TraceFolder]) -> None:

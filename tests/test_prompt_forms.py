@@ -60,7 +60,7 @@ def test_forms_of_others(
     form = read_form(line)
     assert (form.id, form.category) == (prompt_id, category)
     assert (form.kind, form.value) == ("messages", messages)
-    assert form.num_later_turns == num_later_turns
+    assert len(form.later_turns) == num_later_turns
     assert form.of_others
 
 

@@ -86,10 +86,8 @@ class DraftSteps:
         step, whole = f"the first step of {self._draft.name}", "give the target's whole folder"
         fix = f"{whole}, so that positions can be recomputed"
         if len(stand) < MIN_POSITIONS:
-            what = (
-                f"{len(stand)} positions of answers, expected {MIN_POSITIONS} to settle the order"
-            )
-            raise TraceError(where, f"{what} of the layers by the draft", fix=fix)
+            what = f"{len(stand)} positions of answers do not settle the order of the layers"
+            raise TraceError(where, f"{what}, expected at least {MIN_POSITIONS}", fix=fix)
         if float(hits[best].mean()) < MIN_ACCEPTED:
             raise TraceError(
                 where,

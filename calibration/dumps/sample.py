@@ -109,7 +109,8 @@ def _rows(file: Path, what: str, stored: Tensor, *, axes: int) -> Tensor:
     if axes == 2 and rows.dim() == 3:
         rows = rows.flatten(1)
     if rows.dim() != axes:
-        raise TraceError(file, f"{what}: expected {axes} axes and a batch of 1, got {_said(stored)}",
+        expected = f"expected {axes} axes and a batch of 1"
+        raise TraceError(file, f"{what}: {expected}, got {_said(stored)}",
                          fix="dump texts one by one, not in batches")  # fmt: skip
     return rows
 

@@ -1,6 +1,6 @@
 """Settling how a dump is to be read, by looking at a few of its texts. Nothing is believed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from .recomputed import MIN_OWN, RecomputedFinding, recompute
 from .sample import Pending, Sample
 from .target import TargetFacts
 
-MAX_LOOKED_AT = 8  # texts
+MAX_LOOKED_AT = 8  # texts, in memory together
+MAX_DRAFTED = 40  # texts, one by one
 MAX_ROWS = 2048  # of each, unless its prompt is longer
 
 
@@ -66,7 +67,7 @@ def settle(
         TraceError: the dump is not of this target, contradicts what is said of it, or nothing at
             hand can settle it; the error says what would.
     """
-    looked = [_beginning(a) for one in _spread(pendings) for a in list(find.of(one.load()))[:1]]
+    looked = list(_look(_spread(pendings, MAX_LOOKED_AT), find))
     if not looked:
         raise TraceError(dump, "no answer in any of the texts looked at: its loss masks are 0",
                          fix="dump conversations with answers of the target")  # fmt: skip
@@ -88,7 +89,8 @@ def settle(
     recomputed, not_run = _recomputed(target, looked)
     steps = None
     if recomputed is None:
-        steps = _draft_steps(dump, looked, said, expected, str(not_run))
+        drafted = _drafted(pendings, find, target if last_in_aux else None)
+        steps = _draft_steps(dump, drafted, said, expected, str(not_run))
     layer_ids = _layers(dump, recomputed, expected)
     shift = recomputed.shift if recomputed else steps.shift if steps else 0
     layout = Layout(
@@ -158,8 +160,26 @@ def _said(width: int, dtype: object, without_last: bool) -> str:
     return f"are {width} wide in {str(dtype).removeprefix('torch.')} {beside} last states"
 
 
-def _spread(pendings: Sequence[Pending]) -> Sequence[Pending]:
-    return pendings[:: -(-len(pendings) // MAX_LOOKED_AT)]
+def _spread(pendings: Sequence[Pending], most: int) -> Sequence[Pending]:
+    return pendings[:: -(-len(pendings) // most)]
+
+
+def _look(pendings: Sequence[Pending], find: Answers) -> Iterator[Answer]:
+    """The beginning of the first answer of each."""
+    for pending in pendings:
+        for answer in list(find.of(pending.load()))[:1]:
+            yield _beginning(answer)
+
+
+def _drafted(
+    pendings: Sequence[Pending], find: Answers, stacked: TargetFacts | None
+) -> Iterator[Answer]:
+    """Answers for a draft, which needs more of them than the target; one in memory at a time."""
+    for answer in _look(_spread(pendings, MAX_DRAFTED), find):
+        if stacked:
+            yield replace(answer, sample=split_last(answer.sample, stacked.width))
+        else:
+            yield answer
 
 
 def _beginning(answer: Answer) -> Answer:
@@ -198,7 +218,7 @@ def _recomputed(
 
 def _draft_steps(
     dump: Path,
-    looked: Sequence[Answer],
+    drafted: Iterable[Answer],
     said: Declared,
     expected: tuple[int, ...] | None,
     not_run: str,
@@ -211,7 +231,7 @@ def _draft_steps(
             fix="give the target's whole folder, or the draft that reads these features: --draft D",
         )
     steps = DraftSteps(said.draft, expected)
-    for answer in looked:
+    for answer in drafted:
         steps.add(answer)
     return steps.finding(dump)
 

@@ -2,13 +2,21 @@
 
 import argparse
 import typing
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...quantize.drafts import read_config
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
 from ..console import megabytes, progress_bar, stderr, stdout
 from .common import comma_numbers
+
+if TYPE_CHECKING:
+    from ...calibration.conversations import Record
+    from ...calibration.prompts import Prompt
+    from ...calibration.traces import TraceFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="P",
-        help='JSON lines: {"id", "category", and token_ids, text or messages}',
+        help='JSON lines: {"id", "category", and token_ids, text or messages}; also files of'
+        " MT-Bench, ShareGPT and SPEED-Bench (parquet too)",
+    )
+    parser.add_argument(
+        "--turns",
+        choices=("first", "all"),
+        default="first",
+        help="of conversations: all = the target answers each turn on top of its own answers"
+        " (default first)",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="T", help="folder to create")
     parser.add_argument(
@@ -96,16 +112,16 @@ def run(options: argparse.Namespace) -> int:
             shared = TargetTables.find(options.target).shared(dtype)
             fuse_with = load_draft(folder, dtype=dtype, shared=shared)
     prompts = read_prompts(options.prompts, target=options.target)
-    if longer := sum(prompt.num_later_turns > 0 for prompt in prompts):
+    longer = sum(bool(prompt.later_turns) for prompt in prompts)
+    if longer and options.turns == "first":
         stderr().line(
             f"{options.prompts}: {longer} of {len(prompts)} prompts have later turns of the user,"
-            " which follow the target's answer: the first turn is recorded"
+            " which follow the target's answer: the first turn is recorded (--turns all: each)"
         )
     with progress_bar("record", len(prompts)) as bar:
-        traces = record_traces(
+        record = partial(
+            record_traces,
             options.target,
-            prompts,
-            options.out,
             max_new_tokens=options.max_new_tokens,
             aux_layer_ids=aux_layer_ids,
             fuse_with=fuse_with,
@@ -114,6 +130,10 @@ def run(options: argparse.Namespace) -> int:
             table_ids=table_ids if options.tables else None,
             on_progress=bar.set,
         )
+        if options.turns == "all":
+            traces = _all_turns(options, prompts, record)
+        else:
+            traces = record(prompts, options.out)
     stdout().line(
         (str(options.out), "bold"),
         f": {len(traces)} traces,"
@@ -126,3 +146,22 @@ def run(options: argparse.Namespace) -> int:
             f" {megabytes(tables.nbytes)}"
         )
     return 0
+
+
+def _all_turns(
+    options: argparse.Namespace, prompts: "Sequence[Prompt]", record: "Record"
+) -> "TraceFolder":
+    """Record conversations, and say how far they went."""
+    from ...calibration.conversations import record_conversations
+
+    report = record_conversations(
+        prompts, options.target, options.out, record, max_new_tokens=options.max_new_tokens
+    )
+    turns = ", ".join(f"{count} prompts" for count in report.num_turns)
+    stderr().line(f"turn by turn: {turns}")
+    if report.num_cut_short:
+        stderr().line(
+            f"{report.num_cut_short} conversations end before their last turn, which the target"
+            " has no positions for"
+        )
+    return report.traces
