@@ -37,7 +37,7 @@ class Prompt:
     Attributes:
         id: unique within the file. category: for per-category figures.
         token_ids: what the target is given, at least one token.
-        messages: that the target's chat template made `token_ids` of; empty if it did not.
+        messages: that the chat template made `token_ids` of; empty where no later turn follows.
         later_turns: texts of the user that stand behind them in the file, and are no part of them.
     """
 
@@ -189,7 +189,7 @@ def _prompt(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> Pr
         id=prompt_id,
         category=form.category,
         token_ids=_token_ids(form, encoder),
-        messages=tuple(form.value) if form.kind == "messages" else (),
+        messages=tuple(form.value) if form.later_turns else (),
         later_turns=form.later_turns,
     )
 

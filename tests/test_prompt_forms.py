@@ -77,7 +77,7 @@ def test_forms_of_others(
         ({"conversations": []}, "objects with role and content"),
         ({"conversations": [{"from": "human"}]}, "objects with from and value"),
         ({"conversations": [{"role": "assistant", "content": "a"}]}, "no turn of the user"),
-        ({"turns": ["a"], "difficulty": 3}, "forms: token_ids, text, messages, turns, conv"),
+        ({"turns": ["a"], "level": 3}, "forms: token_ids, text, messages, turns, conv"),
         ({"question": "a"}, "forms: token_ids, text, messages, turns, conversations, prompt"),
         ({"id": "a"}, "expected one of token_ids, text, messages, turns, conversations, prompt"),
     ],

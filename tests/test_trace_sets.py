@@ -175,8 +175,14 @@ def test_an_id_that_is_taken_gets_the_name_of_its_folder(tmp_path: Path) -> None
 def test_seeds_may_differ_and_are_then_not_known(tmp_path: Path) -> None:
     def sampled(name: str, seed: int) -> TraceFolder:
         trace = make_trace(name, body(seed), token_logprob=torch.full((6,), -1.0))
-        return write(tmp_path / name, [trace], temperature=0.7, sampling=Sampling(seed=seed),
-                     logprobs=LogprobSpec(kind="raw"), recorded_by=f"engine {seed % 2}")  # fmt: skip
+        return write(
+            tmp_path / name,
+            [trace],
+            temperature=0.7,
+            sampling=Sampling(seed=seed),
+            logprobs=LogprobSpec(kind="raw"),
+            recorded_by=f"engine {seed % 2}",
+        )
 
     manifest = merge_traces([sampled("p", 1), sampled("q", 2)], tmp_path / "m").traces.manifest
     assert manifest.sampling == Sampling(seed=None)

@@ -64,7 +64,7 @@ class DraftSteps:
     def add(self, answer: Answer) -> None:
         """Take in one answer."""
         token_ids = answer.sample.token_ids[: answer.stop]
-        slots = answer.sample.aux.unflatten(1, (len(self._layer_ids), -1))
+        slots = answer.sample.aux.reshape(len(answer.sample.aux), len(self._layer_ids), -1)
         for (order, shift), hits in self._hits.items():
             features = slots[-shift : -shift + len(token_ids) - 1, order].flatten(1)
             hits.append(self._accepted(features, token_ids[: len(features) + 1], answer.start))

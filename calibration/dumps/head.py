@@ -5,9 +5,10 @@ and through the last norm, each as the state of the token of its row, of the one
 one behind it. The reading with which most answers are reproduced is the dump's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -25,13 +26,16 @@ NEAR_TIE = 0.25
 by 0.06 on the shipped targets, and larger ones by some tenths."""
 _OFF_POLICY = 0.3  # text of others is reproduced to a half or more, other tokens hardly
 
-_NORMS = {
-    "after the last norm": lambda hidden, _norm: hidden,
-    "before the last norm": lambda hidden, norm: normalized(hidden) * norm,
-    "before the last norm, whose weights are 1 +": lambda hidden, norm: (
-        normalized(hidden) * (1 + norm)
-    ),
-}
+_NORMS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+    {
+        "after the last norm": lambda hidden, _norm: hidden,
+        "before the last norm": lambda hidden, norm: normalized(hidden) * norm,
+        "before the last norm, 1 + its weights": lambda hidden, norm: (
+            normalized(hidden) * (1 + norm)
+        ),
+    }
+)
+"""Where states may have been taken -> what the head reads of them, with the norm's weight [W]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,13 +109,18 @@ def _beginning(answer: Answer) -> Tensor:
 def _apart(answer: Answer, trace: PromptTrace, shift: int, width: int) -> Tensor:
     """[m, layers]: relative difference of each slot and each layer, median over positions."""
     count = trace.prompt_length - abs(shift)
-    slots = answer.sample.aux.unflatten(1, (-1, width))[max(-shift, 0) :][:count].float()
-    layers = trace.features.unflatten(1, (-1, width))[max(shift, 0) :][:count].float()
+    slots = _slots(answer.sample.aux, width)[max(-shift, 0) :][:count].float()
+    layers = _slots(trace.features, width)[max(shift, 0) :][:count].float()
     differences = [
         (slot[:, None] - layers).norm(dim=2) / layers.norm(dim=2).clamp(min=1e-9)
         for slot in slots.unbind(1)
     ]
     return torch.stack(differences).median(dim=1).values
+
+
+def _slots(features: Tensor, width: int) -> Tensor:
+    """[N, m, W] of [N, m * W]."""
+    return features.reshape(len(features), -1, width)
 
 
 def _check_clear(where: Path, apart: Tensor) -> None:
