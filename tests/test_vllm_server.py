@@ -290,6 +290,29 @@ def _outside(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def _few_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
+    answer["choices"][0]["logprobs"]["token_logprobs"].pop()
+    return answer
+
+
+def _few_beside(answer: dict[str, Any]) -> dict[str, Any]:
+    answer["choices"][0]["logprobs"]["top_logprobs"][2] = {"token_id:7": -0.5}
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [(_few_logprobs, r"got 5 and \[2, 2, 2, 2, 2, 2\]"), (_few_beside, r"got 6 and \[2, 2, 1, 2")],
+)
+def test_answers_without_the_logprobs(
+    running: StatesServer, target: Path, tmp_path: Path, change: Any, found: str
+) -> None:
+    running.change = change
+    asked = plan(target, decoding=Decoding(num_top_logprobs=2))
+    with pytest.raises(TraceError, match=f"log-probabilities of 6 tokens and of 2 .*{found}"):
+        record(running, tmp_path / "out", asked)
+
+
 def _elsewhere(answer: dict[str, Any]) -> dict[str, Any]:
     answer["kv_transfer_params"] = {"draftquant_states": "../../etc/passwd.safetensors"}
     return answer

@@ -27,7 +27,7 @@ _OURS = {
     "enable_prefix_caching": "what is taken from the cache has no hidden states",
     "enable_chunked_prefill": "the states of a prompt are kept in one piece",
     "logprobs_mode": f"traces hold {LOGPROBS_MODE}",
-    "async_scheduling": "vLLM refuses it beside extract_hidden_states",
+    "async_scheduling": "the scheduler that proposes nothing does not run ahead",
     "decode_context_parallel_size": "it spreads the states of one request over GPUs",
     "prefill_context_parallel_size": "it spreads the states of one request over GPUs",
 }
@@ -74,6 +74,7 @@ class EngineSetup:
             "enable_prefix_caching": False,
             "enable_chunked_prefill": False,
             "logprobs_mode": LOGPROBS_MODE,
+            "async_scheduling": False,  # 0.33 turns it on with GPUs, whatever the scheduler
             "scheduler_cls": f"{_PACKAGE}.scheduler.PlainScheduler",
             "speculative_config": {
                 "method": "extract_hidden_states",

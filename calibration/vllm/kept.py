@@ -27,6 +27,7 @@ from ...recipes.regular_file import open_regular, read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import TraceError
 from ..prompts import Prompt
+from ..trace_manifest import LogprobSpec
 from .answers import Answer
 from .states_file import FAILED, ExpectedStates, check_states
 
@@ -46,6 +47,7 @@ class KeptRecording:
         expected: of each file of states.
         max_new_tokens: tokens per prompt.
         vocab_size: of the target.
+        logprobs: that each answer must have; None = none are needed.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class KeptRecording:
         *,
         max_new_tokens: int,
         vocab_size: int,
+        logprobs: LogprobSpec | None,
     ) -> None:
+        self._asked = logprobs
         self.states_folder = folder / "states"
         self._folder = folder
         self._prompts = prompts
@@ -131,10 +135,17 @@ class KeptRecording:
         if not all(0 <= token < self._vocab_size for token in answer.token_ids):
             raise TraceError(where, f"expected token ids in [0, {self._vocab_size})",
                              fix="serve the target that is given here")  # fmt: skip
-        for name, values in (("token_logprob", answer.token_logprob), ("top", answer.top)):
-            if values is not None and len(values) != count:
-                raise TraceError(where, f"{name}: {len(values)} for {count} tokens",
-                                 fix="record again")  # fmt: skip
+        if self._asked is not None:
+            given = len(answer.token_logprob or ())
+            places = [len(place) for place in answer.top or ()]
+            num_top = self._asked.num_top
+            if given != count or places != [num_top] * (count if num_top else 0):
+                raise TraceError(
+                    where,
+                    f"asked for log-probabilities of {count} tokens and of {num_top} beside each,"
+                    f" got {given} and {short(places)}",
+                    fix="start the engine with a --max-logprobs that is no smaller",
+                )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

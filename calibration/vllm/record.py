@@ -129,6 +129,7 @@ def record_with_vllm(
             plan.states,
             max_new_tokens=plan.max_new_tokens,
             vocab_size=identity.vocab_size,
+            logprobs=plan.decoding.logprob_spec,
         )
         session = hashlib.sha256(f"{out.absolute()}\0{asked}".encode()).hexdigest()[:16]
         _answer(plan, source, kept, session, on_progress)
