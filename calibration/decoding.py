@@ -98,6 +98,19 @@ class ChosenTokens:
     top_token_ids: Tensor | None
     top_logprobs: Tensor | None
 
+    def cpu(self) -> "ChosenTokens":
+        """The same on the CPU."""
+        return ChosenTokens(
+            token_ids=self.token_ids.cpu(),
+            logprob=_on_cpu(self.logprob),
+            top_token_ids=_on_cpu(self.top_token_ids),
+            top_logprobs=_on_cpu(self.top_logprobs),
+        )
+
+
+def _on_cpu(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.cpu()
+
 
 class TokenChooser:
     """Chooses the next tokens of some prompts, one call per position.

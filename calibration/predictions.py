@@ -12,6 +12,9 @@ from .block import block_passes
 from .chain import chain_passes
 from .passes import BLOCK_ROWS, DraftPass, finite, whole_rows
 
+MAX_LOGITS = 2**26
+"""Elements of the logits of one part of the rows: 256 MB in float32."""
+
 
 def draft_passes(
     forward: DraftForward,
@@ -79,6 +82,22 @@ class Proposals:
     token_ids: Tensor
     recorded_logprobs: Tensor | None
 
+    def of_sequence(self, i: int, rows: slice = slice(None)) -> "Proposals":
+        """Some rows of one sequence of a batch."""
+        logprobs = self.recorded_logprobs
+        return Proposals(
+            token_ids=self.token_ids[i, rows],
+            recorded_logprobs=None if logprobs is None else logprobs[i, rows],
+        )
+
+    def cpu(self) -> "Proposals":
+        """The same on the CPU."""
+        logprobs = self.recorded_logprobs
+        return Proposals(
+            token_ids=self.token_ids.cpu(),
+            recorded_logprobs=None if logprobs is None else logprobs.cpu(),
+        )
+
 
 @torch.inference_mode()
 def draft_predictions(
@@ -129,43 +148,96 @@ def draft_proposals(
     Raises:
         CalibrationError: the draft computes NaN or infinity.
     """
-    rows = whole_rows(len(token_ids), num_draft_tokens, first_row=first_row)
-    shape = (len(rows), num_draft_tokens)
+    found = batch_proposals(
+        forward,
+        hidden[None],
+        token_ids[None],
+        rows=whole_rows(len(token_ids), num_draft_tokens, first_row=first_row),
+        num_draft_tokens=num_draft_tokens,
+        temperature=temperature,
+        block_rows=block_rows,
+    )
+    return found.of_sequence(0)
+
+
+@torch.inference_mode()
+def batch_proposals(
+    forward: DraftForward,
+    hidden: Tensor,
+    token_ids: Tensor,
+    *,
+    rows: range,
+    num_draft_tokens: int,
+    temperature: float | None = None,
+    block_rows: int = BLOCK_ROWS,
+) -> Proposals:
+    """`draft_proposals` of the same rows of several sequences.
+
+    Args:
+        forward: the draft.
+        hidden: [B, N - 1, W].
+        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
+        rows: R consecutive ones, each with all its K predictions inside the N tokens.
+        num_draft_tokens: K.
+        temperature: see `draft_proposals`.
+        block_rows: see `draft_passes`.
+
+    Returns:
+        [B, R, K] each.
+
+    Raises:
+        CalibrationError: the draft computes NaN or infinity.
+    """
+    shape = (len(token_ids), len(rows), num_draft_tokens)
     best = token_ids.new_empty(shape)
     logprobs = None if temperature is None else hidden.new_empty(shape, dtype=torch.float32)
     for one in draft_passes(
         forward,
-        hidden[None],
-        token_ids[None],
+        hidden,
+        token_ids,
         rows=rows,
         num_draft_tokens=num_draft_tokens,
         block_rows=block_rows,
     ):
-        at = slice(one.rows.start - first_row, one.rows.stop - first_row)
+        at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
         depths = slice(one.depths.start, one.depths.stop)
-        logits = forward.logits(one.hidden)[0]
-        best[at, depths] = _argmax(forward, logits, one)
-        if temperature is not None and logprobs is not None:
-            after = token_ids[one.rows.start + 2 :].unfold(0, num_draft_tokens, 1)
-            recorded = after[: len(one.rows), depths]
-            logprobs[at, depths] = _logprobs_of(forward, logits / temperature, recorded)
+        after = token_ids[:, one.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
+        recorded = after[:, : len(one.rows), depths]
+        together = max(1, MAX_LOGITS // forward.num_logits)
+        parts = zip(
+            one.hidden.flatten(0, -2).split(together),
+            recorded.flatten().split(together),
+            strict=True,
+        )
+        likely, drawn = [], []
+        for some, tokens in parts:
+            logits = forward.logits(some)
+            likely.append(_argmax(forward, logits, one))
+            if temperature is not None:
+                drawn.append(_logprobs_of(forward, logits, tokens, temperature))
+        best[:, at, depths] = torch.cat(likely).view(recorded.shape)
+        if logprobs is not None:
+            logprobs[:, at, depths] = torch.cat(drawn).view(recorded.shape)
     return Proposals(token_ids=best, recorded_logprobs=logprobs)
 
 
-def _logprobs_of(forward: DraftForward, logits: Tensor, token_ids: Tensor) -> Tensor:
-    """[R, D] of the target's tokens [R, D] under logits [R, D, draft vocabulary]."""
+def _logprobs_of(
+    forward: DraftForward, logits: Tensor, token_ids: Tensor, temperature: float
+) -> Tensor:
+    """[R] float32 of the target's tokens [R] under logits [R, draft vocabulary], as engines do."""
     offered = forward.to_target(torch.arange(logits.shape[-1], device=logits.device))
     draft_ids = torch.full(
         (int(max(offered.max(), token_ids.max())) + 1,), -1, device=offered.device
     )
     draft_ids[offered] = torch.arange(len(offered), device=offered.device)
     chosen = draft_ids[token_ids]
-    logprobs = logits.float().log_softmax(-1).gather(-1, chosen.clamp(min=0)[..., None])[..., 0]
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    logprobs = wide.float().log_softmax(-1).gather(-1, chosen.clamp(min=0)[..., None])[..., 0]
     return logprobs.masked_fill(chosen < 0, -torch.inf)
 
 
 def _argmax(forward: DraftForward, logits: Tensor, one: DraftPass) -> Tensor:
-    """[R, D] target-vocabulary ids; NaN and infinity are maximal, and refused."""
+    """[R] target-vocabulary ids; NaN and infinity are maximal, and refused."""
     best, draft_ids = logits.max(-1)
     finite(best, f"draft rows {one.rows[0]} to {one.rows[-1]}", "logits")
     return forward.to_target(draft_ids)

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from ..quantize.errors import CheckpointError
-from ..quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ..quantize.files.staging import check_output
 from ..quantize.stored.loading import LoadedDraft
 from .decoding import GREEDY, ChosenTokens, Decoding, TokenChooser
 from .errors import TraceError
 from .prompt_trace import FEATURE_DTYPES, PromptTrace
 from .prompts import Prompt
+from .target_model import ON_CPU, Placement, decoder_layers, input_device, loaded_target
 from .target_shape import (
     TargetShape,
     check_prompts,
@@ -47,6 +45,7 @@ def record_traces(
     fuse_with: LoadedDraft | None = None,
     dtype: FeatureDtype = "float32",
     batch_size: int = 32,
+    placement: Placement = ON_CPU,
     table_ids: Collection[int] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> TraceFolder:
@@ -61,9 +60,10 @@ def record_traces(
         aux_layer_ids: layers whose outputs are recorded, 0-based, ascending. None = those of
             `fuse_with`, else [1, L/2 - 1, L - 4].
         fuse_with: store this draft's fused features, narrower but of use for drafts with the same
-            fc only; its weights must be in `dtype`.
+            fc only; it must compute in `dtype`, on any device.
         dtype: the target computes in, and features are stored in.
         batch_size: prompts run together.
+        placement: where the target runs; features are moved to the CPU layer by layer.
         table_ids: carry the target's embedding and head, for drafts without their own; with the
             embeddings of the recorded tokens and of these. None = carry no tables.
         on_progress: called with (prompts done, prompts).
@@ -72,7 +72,7 @@ def record_traces(
         The written folder, opened. Two runs with the same arguments write the same bytes.
 
     Raises:
-        TraceError: the target cannot be loaded or run, or an argument does not fit it.
+        TraceError: the target cannot be loaded, placed or run, or an argument does not fit it.
         CheckpointError: the target's tables are asked for and not found.
         OutputError: `out` exists already, or its parent does not.
     """
@@ -81,41 +81,44 @@ def record_traces(
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         if value < 1:
             raise TraceError(name, f"expected at least 1, got {value}", fix="give a larger number")
-    model = _load_target(target, FEATURE_DTYPES[dtype][0])
-    layers = _decoder_layers(model, target)
-    shape = _shape(model, len(layers))
-    identity = target_identity(target, shape)
-    check_prompts(prompts, shape, max_new_tokens)
-    ids = chosen_layers(aux_layer_ids, fuse_with, shape)
-    spec = feature_spec(shape, ids, fuse_with, dtype)
-    done = 0
-    with (
-        trace_output(
-            out,
-            identity,
-            spec,
-            temperature=decoding.temperature,
-            sampling=decoding.sampling,
-            logprobs=decoding.logprob_spec,
-            tables=tables,
-            table_ids=table_ids or (),
-        ) as writer,
-        _Recorder(model, layers, ids, decoding) as recorder,
-    ):
-        for positions in _batches(prompts, batch_size):
-            batch = [prompts[i] for i in positions]
-            for position, trace in zip(
-                positions, recorder.run(batch, max_new_tokens, fuse_with), strict=True
-            ):
-                writer.add(trace, position=position)
-            done += len(batch)
-            on_progress(done, len(prompts))
+    with loaded_target(target, FEATURE_DTYPES[dtype][0], placement, beside=out.parent) as model:
+        layers = decoder_layers(model, target)
+        shape = _shape(model, len(layers))
+        identity = target_identity(target, shape)
+        check_prompts(prompts, shape, max_new_tokens)
+        ids = chosen_layers(aux_layer_ids, fuse_with, shape)
+        spec = feature_spec(shape, ids, fuse_with, dtype)
+        done = 0
+        with (
+            trace_output(
+                out,
+                identity,
+                spec,
+                temperature=decoding.temperature,
+                sampling=decoding.sampling,
+                logprobs=decoding.logprob_spec,
+                tables=tables,
+                table_ids=table_ids or (),
+            ) as writer,
+            _Recorder(model, layers, ids, decoding) as recorder,
+        ):
+            for positions in _batches(prompts, batch_size):
+                batch = [prompts[i] for i in positions]
+                for position, trace in zip(
+                    positions, recorder.run(batch, max_new_tokens, fuse_with), strict=True
+                ):
+                    writer.add(trace, position=position)
+                done += len(batch)
+                on_progress(done, len(prompts))
     return TraceFolder.open(out)
 
 
 @dataclass(slots=True)
 class _Fed:
-    """Of the positions fed in one go: features [B, t, width], argmax [B, t], last logits [B, V]."""
+    """Of the positions fed in one go: features [B, t, width], argmax [B, t], last logits [B, V].
+
+    The logits are where the target's head is, the others on the CPU.
+    """
 
     features: Tensor
     top1: Tensor
@@ -165,7 +168,7 @@ class _Recorder:
         chosen: list[ChosenTokens] = []
         for _ in range(max_new_tokens):
             fed.extend(self._feed(unread, cache))
-            chosen.append(chooser.choose(fed[-1].last_logits))
+            chosen.append(chooser.choose(fed[-1].last_logits).cpu())
             unread = chosen[-1].token_ids[:, None]
             token_ids = torch.cat((token_ids, unread), dim=1)
             ended |= torch.isin(unread[:, 0], self._ends)
@@ -184,7 +187,7 @@ class _Recorder:
                 category=prompt.category,
                 prompt_length=length,
                 token_ids=token_ids[i, :count],
-                features=fuse_with.forward.fuse(kept[None])[0] if fuse_with else kept.clone(),
+                features=_fused(fuse_with, kept) if fuse_with else kept.clone(),
                 target_top1=top1[i, : count - 1],
                 token_logprob=None if logprob is None else logprob[i, : count - length],
                 top_token_ids=None if top_token_ids is None else top_token_ids[i, : count - length],
@@ -195,10 +198,11 @@ class _Recorder:
         """Run the target, in pieces short enough that their logits fit in memory."""
         vocab_size = self._model.config.get_text_config().vocab_size
         piece = max(1, _MAX_LOGITS // (len(token_ids) * vocab_size))
-        for part in torch.split(token_ids, piece, dim=1):
+        device = input_device(self._model)
+        for part in torch.split(token_ids.to(device), piece, dim=1):
             logits = self._model(input_ids=part, past_key_values=cache, use_cache=True).logits
             features = torch.cat([self._captured[i] for i in self._ids], dim=-1)
-            yield _Fed(features, logits.argmax(-1), logits[:, -1])
+            yield _Fed(features, logits.argmax(-1).cpu(), logits[:, -1])
 
     def _num_new_tokens(self, continuation: Tensor) -> int:
         """Up to and with the first end-of-text token."""
@@ -208,56 +212,21 @@ class _Recorder:
     def _keep(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             # A Tensor in transformers 5, a tuple before. Returning None leaves it unchanged.
-            self._captured[layer] = output if isinstance(output, Tensor) else output[0]
+            found: Tensor = output if isinstance(output, Tensor) else output[0]
+            self._captured[layer] = found.cpu()
 
         return hook
+
+
+def _fused(draft: LoadedDraft, features: Tensor) -> Tensor:
+    """[N - 1, W] on the CPU."""
+    return draft.forward.fuse(features[None].to(draft.device))[0].cpu()
 
 
 def _stacked(steps: Sequence[Tensor | None]) -> Tensor | None:
     """[B, steps, ...] of what every step has, None where none has it."""
     kept = [step for step in steps if step is not None]
     return torch.stack(kept, dim=1) if kept else None
-
-
-def _load_target(target: Path, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    try:
-        read_json_object(target / CONFIG_FILE, "give a local target folder")
-    except CheckpointError as exc:
-        raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
-    try:
-        # transformers 5.23 does not annotate the pair that output_loading_info gives.
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            target,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError,
-            ArithmeticError, AssertionError, ImportError, SafetensorError) as exc:  # fmt: skip
-        first = (str(exc).strip() or repr(exc)).splitlines()[0]
-        raise TraceError(
-            target,
-            f"transformers cannot load this target: {first}",
-            fix="give a local causal language model in safetensors",
-        ) from exc
-    model, report = loaded
-    missing = sorted(report["missing_keys"])
-    if missing:  # transformers would go on with random weights
-        raise TraceError(target, f"{len(missing)} weight(s) are missing, first {missing[0]}",
-                         fix="download the target again")  # fmt: skip
-    return model.eval()
-
-
-def _decoder_layers(model: Any, target: Path) -> nn.ModuleList:
-    layers = getattr(model.get_decoder(), "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise TraceError(target, f"{type(model).__name__} has no list of decoder layers",
-                         fix="record with a server, or convert a dump")  # fmt: skip
-    return layers
 
 
 def _shape(model: Any, num_layers: int) -> TargetShape:

@@ -143,10 +143,10 @@ def feature_spec(
             kind="aux", width=width, dtype=dtype, aux_layer_ids=ids, fusion_sha256=None
         )
     fc = draft.weights["fc.weight"]
-    if fc.shape[1] != width or fc.dtype != FEATURE_DTYPES[dtype][0]:
+    if fc.shape[1] != width or draft.dtype != FEATURE_DTYPES[dtype][0]:
         raise TraceError(
             f"draft {draft.name}",
-            f"its fc reads {fc.shape[1]} {fc.dtype} values, the target gives {width} in {dtype}",
+            f"its fc reads {fc.shape[1]} {draft.dtype} values, the target gives {width} in {dtype}",
             fix="load the draft in the dtype of the recording, and give the draft of this target",
         )
     return FeatureSpec(

@@ -7,15 +7,17 @@ commits itself as well: a draft that proposes its most likely token is right whe
 recorded one, and of a draft that draws its proposals the rounds are expected (`expectation`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..calibration.draft_inputs import check_trace_fits, first_hidden
+from ..calibration.batches import MAX_TOKENS, batches_of, proposals_of_batch
+from ..calibration.draft_inputs import check_trace_fits
 from ..calibration.feature_evidence import FeatureTally
-from ..calibration.predictions import Proposals, draft_proposals, num_draft_tokens_fault
+from ..calibration.near_duplicates import PromptText, num_near_duplicates, prompt_text
+from ..calibration.predictions import Proposals, num_draft_tokens_fault
 from ..calibration.prompt_trace import PromptTrace
 from ..calibration.traces import TraceFolder
 from ..quantize.stored.loading import LoadedDraft
@@ -27,7 +29,6 @@ from .draft_replay import (
 )
 from .errors import ReplayError
 from .estimand import DraftSampling
-from .near_duplicates import PromptText, num_near_duplicates
 from .rounds import prompt_counts, recorded_tokens
 from .statistics import repeated_ngram_share
 
@@ -61,6 +62,8 @@ def replay_drafts(
     *,
     num_draft_tokens: int,
     draft_sampling: DraftSampling = "greedy",
+    batch_size: int | None = None,
+    max_tokens: int = MAX_TOKENS,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[DraftReplay, ...]:
     """Replay drafts over the same traces, reading each trace once.
@@ -73,6 +76,10 @@ def replay_drafts(
             temperature (the default of vLLM and SGLang); "probabilistic" = it draws at the
             temperature of the traces, from all its tokens (vLLM's draft_sample_method, SGLang's
             speculative_use_rejection_sampling).
+        batch_size: prompts that go through a draft together, which changes its logits by rounding
+            only; None = as many as `max_tokens` lets. Drafts of which one rounds its inputs under
+            one scale of a whole call get one prompt at a time.
+        max_tokens: see `batches_of`.
         on_progress: called with (prompts done, prompts).
 
     Returns:
@@ -85,20 +92,23 @@ def replay_drafts(
     """
     _check_arguments(drafts, traces, num_draft_tokens)
     temperature = _draft_temperature(traces, draft_sampling)
+    if not all(draft.rounds_alone for draft in drafts):
+        batch_size = 1
+    batches = batches_of(traces.manifest.prompts, max_tokens=max_tokens, max_prompts=batch_size)
     tallies = [_Tally(draft) for draft in drafts]
     probability = _TokenProbability()
-    texts: list[PromptText] = []
+    by_position: dict[int, PromptText] = {}
     features = FeatureTally()
-    for done, trace in enumerate(traces, start=1):
-        texts.append(_text(trace))
+    for position, trace, proposed in _proposed(
+        drafts, traces, batches, num_draft_tokens, temperature
+    ):
+        by_position[position] = prompt_text(trace)
         features.add(trace)
         probability.add(trace)
-        proposed = [
-            _proposals(draft, traces, trace, num_draft_tokens, temperature) for draft in drafts
-        ]
         for tally, own in zip(tallies, proposed, strict=True):
-            tally.add(trace, proposed[0].token_ids, own)
-        on_progress(done, len(traces))
+            tally.add(position, trace, proposed[0].token_ids, own)
+        on_progress(len(by_position), len(traces))
+    texts = [text for _, text in sorted(by_position.items())]
     figures = TraceFigures(
         sha256=traces.sha256,
         target=traces.manifest.target,
@@ -135,11 +145,13 @@ class _Tally:
 
     def __init__(self, draft: LoadedDraft) -> None:
         self._name = draft.name
-        self._prompts: list[PromptReplay] = []
+        self._prompts: dict[int, PromptReplay] = {}
         self._agreement = torch.zeros(4, dtype=torch.int64)
 
-    def add(self, trace: PromptTrace, reference: Tensor, proposed: Proposals) -> None:
-        self._prompts.append(_prompt_replay(trace, proposed))
+    def add(
+        self, position: int, trace: PromptTrace, reference: Tensor, proposed: Proposals
+    ) -> None:
+        self._prompts[position] = _prompt_replay(trace, proposed)
         self._agreement += _agreement_counts(trace, reference, proposed.token_ids)
 
     def replay(
@@ -149,7 +161,8 @@ class _Tally:
         num_draft_tokens: int,
         draft_sampling: DraftSampling,
     ) -> DraftReplay:
-        if not any(prompt.counts.num_steps for prompt in self._prompts):
+        prompts = tuple(prompt for _, prompt in sorted(self._prompts.items()))
+        if not any(prompt.counts.num_steps for prompt in prompts):
             raise ReplayError(
                 folder,
                 f"no continuation is longer than num_draft_tokens = {num_draft_tokens}",
@@ -161,7 +174,7 @@ class _Tally:
             num_draft_tokens=num_draft_tokens,
             draft_sampling=draft_sampling,
             traces=traces,
-            prompts=tuple(self._prompts),
+            prompts=prompts,
             first_step=FirstStepAgreement(
                 num_rows=rows,
                 num_equal=equal,
@@ -208,29 +221,23 @@ def _draft_temperature(traces: TraceFolder, draft_sampling: DraftSampling) -> fl
     return manifest.temperature
 
 
-def _proposals(
-    draft: LoadedDraft,
+def _proposed(
+    drafts: Sequence[LoadedDraft],
     traces: TraceFolder,
-    trace: PromptTrace,
+    batches: Sequence[Sequence[int]],
     num_draft_tokens: int,
     temperature: float | None,
-) -> Proposals:
-    return draft_proposals(
-        draft.forward,
-        first_hidden(draft, traces, trace),
-        trace.token_ids,
-        first_row=trace.prompt_length - 1,
-        num_draft_tokens=num_draft_tokens,
-        temperature=temperature,
-    )
-
-
-def _text(trace: PromptTrace) -> PromptText:
-    return PromptText(
-        category=trace.category,
-        prompt=tuple(trace.token_ids[: trace.prompt_length].tolist()),
-        continuation=trace.continuation,
-    )
+) -> Iterator[tuple[int, PromptTrace, list[Proposals]]]:
+    """Every prompt with its position in the traces, and what each draft proposes along it."""
+    for positions in batches:
+        batch = [traces.load(traces.manifest.prompts[position]) for position in positions]
+        found = [
+            proposals_of_batch(
+                draft, traces, batch, num_draft_tokens=num_draft_tokens, temperature=temperature
+            )
+            for draft in drafts
+        ]
+        yield from zip(positions, batch, map(list, zip(*found, strict=True)), strict=True)
 
 
 def _prompt_replay(trace: PromptTrace, proposed: Proposals) -> PromptReplay:
@@ -238,7 +245,7 @@ def _prompt_replay(trace: PromptTrace, proposed: Proposals) -> PromptReplay:
     return PromptReplay(
         id=trace.id,
         category=trace.category,
-        prompt_sha256=trace.prompt_sha256,
+        prompt_sha256=trace.cluster_sha256,
         counts=counts,
         every_position=every_position,
     )

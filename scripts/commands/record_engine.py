@@ -1,8 +1,9 @@
 """The part of `draftquant record` that lets a serving engine run the target."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,25 @@ from ...recipes.strict_json import JsonProblem, parse_json
 from ..console import print_document
 
 if TYPE_CHECKING:
+    import torch
+
+    from ...calibration.decoding import Decoding
+    from ...calibration.prompts import Prompt
     from ...calibration.traces import TraceFolder
     from ...calibration.vllm.plan import RecordingPlan
+    from ...quantize.stored.loading import LoadedDraft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HowToRecord:
+    """What is recorded of every prompt, whoever runs the target; fields as in `record_traces`."""
+
+    decoding: "Decoding"
+    aux_layer_ids: tuple[int, ...] | None
+    fuse_with: "LoadedDraft | None"
+    table_ids: tuple[int, ...] | None
+    device: "torch.device"
+
 
 _ENGINES = ("transformers", "vllm", "sglang")
 _SGLANG = (
@@ -91,17 +109,20 @@ def check_engine(options: argparse.Namespace) -> None:
         raise TraceError("--out", "expected the folder to create", fix="add --out T")
 
 
-def print_server_command(plan: "RecordingPlan", options: argparse.Namespace) -> int:
+def print_server_command(
+    how: HowToRecord, prompts: "Sequence[Prompt]", options: argparse.Namespace
+) -> int:
     """For `--print-server-args`."""
-    setup = plan.setup(options.shared, dict(options.engine_arg or ()))
-    print_document(setup.command())
+    plan = _plan(how, prompts, options)
+    print_document(plan.setup(options.shared, dict(options.engine_arg or ())).command())
     return 0
 
 
 def record_from_engine(
-    plan: "RecordingPlan",
+    how: HowToRecord,
+    prompts: "Sequence[Prompt]",
     options: argparse.Namespace,
-    table_ids: tuple[int, ...] | None,
+    out: Path,
     on_progress: Callable[[int, int], None],
 ) -> "TraceFolder":
     """See `record_with_vllm`."""
@@ -112,7 +133,27 @@ def record_from_engine(
         if options.server
         else Offline(arguments=dict(options.engine_arg or ()))
     )
-    return record_with_vllm(plan, source, options.out, table_ids=table_ids, on_progress=on_progress)
+    plan = _plan(how, prompts, options)
+    return record_with_vllm(plan, source, out, table_ids=how.table_ids, on_progress=on_progress)
+
+
+def _plan(
+    how: HowToRecord, prompts: "Sequence[Prompt]", options: argparse.Namespace
+) -> "RecordingPlan":
+    from ...calibration.target_shape import TargetShape
+    from ...calibration.vllm.plan import RecordingPlan
+
+    return RecordingPlan(
+        target=options.target,
+        shape=TargetShape.read(options.target),
+        prompts=prompts,
+        max_new_tokens=options.max_new_tokens,
+        decoding=how.decoding,
+        aux_layer_ids=how.aux_layer_ids,
+        fuse_with=how.fuse_with,
+        dtype=options.dtype,
+        most_in_flight=options.batch_size,
+    )
 
 
 def _assignment(text: str) -> tuple[str, object]:

@@ -5,12 +5,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..console import print_json, print_table, progress_bar, stdout, table
-from .common import add_replay_arguments, load_for_replay, shared_tables
+from ..console import print_json, print_table, stdout, table
+from .replaying import add_replay_arguments, load_for_replay, replay_loaded
 
 if TYPE_CHECKING:
-    from ...calibration.traces import TraceFolder
-    from ...quantize.stored.loading import LoadedDraft
     from ...validate.draft_replay import DraftReplay
 
 
@@ -30,9 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    replays = replay_with_progress(options, rope_theta=options.rope_theta)
+    from ...calibration.traces import TraceFolder
+
+    traces = TraceFolder.open(options.traces)
+    loaded = load_for_replay(options.drafts, traces, options, rope_theta=options.rope_theta)
+    replays = replay_loaded(loaded, options)
     if options.json:
-        print_json([_mapping(replay) | {"rope_theta": options.rope_theta} for replay in replays])
+        how = {"rope_theta": options.rope_theta, "dtype": options.dtype}
+        print_json([_mapping(replay) | how for replay in replays])
     else:
         print_replays(replays)
         if problem := replays[0].traces.features.problem():
@@ -40,35 +43,6 @@ def run(options: argparse.Namespace) -> int:
         if options.rope_theta is not None:
             stdout().line(f"with rotary base {options.rope_theta:g}, not that of config.json")
     return 0
-
-
-def replay_with_progress(
-    options: argparse.Namespace, *, rope_theta: float | None = None
-) -> "Sequence[DraftReplay]":
-    """Load and replay `options.drafts`; `rope_theta` as in `load_draft`."""
-    from ...calibration.traces import TraceFolder
-
-    traces = TraceFolder.open(options.traces)
-    shared = shared_tables(traces, options.target)
-    drafts = load_for_replay(options.drafts, shared, rope_theta=rope_theta)
-    return replay_loaded(options, drafts, traces)
-
-
-def replay_loaded(
-    options: argparse.Namespace, drafts: "Sequence[LoadedDraft]", traces: "TraceFolder"
-) -> "Sequence[DraftReplay]":
-    """Replay with a progress bar."""
-    from ...validate.replay import chosen_num_draft_tokens, replay_drafts
-
-    num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, drafts)
-    with progress_bar("replay", len(traces)) as bar:
-        return replay_drafts(
-            drafts,
-            traces,
-            num_draft_tokens=num_draft_tokens,
-            draft_sampling=options.draft_sampling,
-            on_progress=bar.set,
-        )
 
 
 def print_replays(replays: "Sequence[DraftReplay]") -> None:
