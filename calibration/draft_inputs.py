@@ -49,6 +49,20 @@ def mask_token_ids(geometry: Any) -> tuple[int, ...]:
     return () if mask is None else (mask,)
 
 
+def fused_features(draft: LoadedDraft, features: Tensor) -> Tensor:
+    """What the draft's fc makes of a target's features, on the CPU wherever the draft is.
+
+    Args:
+        draft: whose fc is applied.
+        features: [n, width] of the target, in the draft's dtype.
+
+    Returns:
+        [n, H].
+    """
+    with torch.no_grad():
+        return draft.forward.fuse(features[None].to(draft.device))[0].cpu()
+
+
 def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
     """Check that the recorded features are the ones that the draft was trained to read.
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..quantize.files.staging import check_output
 from ..quantize.stored.loading import LoadedDraft
 from .decoding import GREEDY, ChosenTokens, Decoding, TokenChooser
+from .draft_inputs import fused_features
 from .errors import TraceError
 from .prompt_trace import FEATURE_DTYPES, PromptTrace
 from .prompts import Prompt
@@ -187,7 +188,7 @@ class _Recorder:
                 category=prompt.category,
                 prompt_length=length,
                 token_ids=token_ids[i, :count],
-                features=_fused(fuse_with, kept) if fuse_with else kept.clone(),
+                features=fused_features(fuse_with, kept) if fuse_with else kept.clone(),
                 target_top1=top1[i, : count - 1],
                 token_logprob=None if logprob is None else logprob[i, : count - length],
                 top_token_ids=None if top_token_ids is None else top_token_ids[i, : count - length],
@@ -216,11 +217,6 @@ class _Recorder:
             self._captured[layer] = found.cpu()
 
         return hook
-
-
-def _fused(draft: LoadedDraft, features: Tensor) -> Tensor:
-    """[N - 1, W] on the CPU."""
-    return draft.forward.fuse(features[None].to(draft.device))[0].cpu()
 
 
 def _stacked(steps: Sequence[Tensor | None]) -> Tensor | None:

@@ -6,6 +6,7 @@ The real engine is started by tests/served.
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,6 +150,28 @@ def test_logprobs_of_greedy_text_are_kept_on_request(
     trace = next(iter(traces))
     assert trace.token_logprob is not None
     assert trace.token_logprob.tolist() == [-0.5] * 6
+
+
+def test_features_may_be_stored_as_the_drafts_fc_makes_them(
+    running: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    fc = torch.randn(4, 2 * WIDTH, generator=torch.manual_seed(0)).to(torch.bfloat16)
+    draft = SimpleNamespace(
+        name="draft",
+        weights={"fc.weight": fc},
+        fusion_sha256="0" * 64,
+        device=torch.device("cpu"),
+        dtype=torch.bfloat16,
+        geometry=SimpleNamespace(aux_layer_ids=LAYERS),
+        forward=SimpleNamespace(fuse=lambda features: features @ fc.T),
+    )
+    fused = plan(target, aux_layer_ids=None, fuse_with=draft)
+    traces = record(running, tmp_path / "out", fused)
+    assert traces.manifest.features.kind == "fused"
+    assert traces.manifest.features.fusion_sha256 == "0" * 64
+    for trace in traces:
+        expected = states_of(trace.token_ids[:-1].tolist(), (1, 3)).flatten(1) @ fc.T
+        assert torch.equal(trace.features, expected)
 
 
 # ---- a run that ends early

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...quantize.files.staging import check_output
+from ..draft_inputs import fused_features
 from ..errors import TraceError
 from ..prompt_trace import PromptTrace
 from ..target_shape import target_identity
@@ -212,7 +213,7 @@ def _trace(plan: RecordingPlan, position: int, answer: Answer, states: Path) -> 
         category=prompt.category,
         prompt_length=len(prompt.token_ids),
         token_ids=token_ids,
-        features=draft.forward.fuse(features[None])[0] if draft else features,
+        features=fused_features(draft, features) if draft else features,
         target_top1=top1,
         token_logprob=torch.tensor(answer.token_logprob) if spec else None,
         top_token_ids=ids,
