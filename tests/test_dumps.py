@@ -285,6 +285,7 @@ def test_last_states_may_be_the_last_aux_slot(
     dump = vllm(texts, tmp_path / "dump", (1, 2))
     report = import_dump("vllm", dump, TARGET, tmp_path / "out", prompts=prompts_of(recorded))
     assert report.layout.layer_ids == (1, 2, 3)
+    assert "the last layer is among them" in " ".join(report.layout.sentences())
     assert report.layout.head is not None
 
 
