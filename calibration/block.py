@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from ..quantize.drafts.forward import BlockForward
-from .passes import BLOCK_ROWS, DraftPass, finite, positions
-
-_MAX_SCORES = 2**24  # elements of one attention score matrix, all heads together: 64 MB in float32
+from .passes import BLOCK_ROWS, MAX_SCORES, DraftPass, finite, positions
 
 
 def block_passes(
@@ -89,7 +87,7 @@ class BlockAttention:
             every = positions(range(num_context), self._rows.device)
             self._context[layer] = self._forward.context(layer, self._rows, every)
         heads, slots = q.shape[1:3]
-        step = max(1, _MAX_SCORES // (batch * heads * slots * (num_context + slots)))
+        step = max(1, MAX_SCORES // (batch * heads * slots * (num_context + slots)))
         q, k, v = (x.reshape(batch, -1, *x.shape[1:]) for x in (q, k, v))
         parts = (slice(i, i + step) for i in range(0, q.shape[1], step))
         mixed = [
@@ -100,7 +98,7 @@ class BlockAttention:
     def _attend(
         self, layer: int, anchors: range, q: Tensor, k: Tensor, v: Tensor, scale: float
     ) -> Tensor:
-        """softmax([q K_context^T ; q K_block^T] * scale) [V_context ; V_block].
+        """softmax([q K_context^T ; q K_block^T] * scale) [V_context ; V_block], float32 or wider.
 
         Args:
             layer: whose context is read.
@@ -111,10 +109,12 @@ class BlockAttention:
             scale: multiplies the scores.
 
         Returns:
-            [B, A, H, S, D'].
+            [B, A, H, S, D'] in the dtype of q.
         """
+        dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        q, k, v = q.to(wide), k.to(wide), v.to(wide)
         seen = anchors[-1]
-        context_keys, context_values = (x[:, :, :seen] for x in self._context[layer])
+        context_keys, context_values = (x[:, :, :seen].to(wide) for x in self._context[layer])
         # G query heads share one of KV keys; the context is the same for all A blocks.
         q = q.reshape(*k.shape[:3], -1, *q.shape[3:]).transpose(1, 2)  # [B, KV, A, G, S, D]
         k, v = k.transpose(1, 2), v.transpose(1, 2)
@@ -124,11 +124,10 @@ class BlockAttention:
         scores = torch.cat((to_context, to_block), dim=-1) * scale
         visible = self._visible(layer, positions(anchors, q.device), shape[-1], seen)
         scores = scores.masked_fill(~visible, float("-inf"))
-        wide = torch.promote_types(q.dtype, torch.float32)
-        weights = scores.softmax(-1, dtype=wide).to(q.dtype)
+        weights = scores.softmax(-1)
         of_context = (weights[..., :seen].flatten(2, 4) @ context_values).reshape(*shape, -1)
         of_block = (weights[..., seen:].flatten(3, 4) @ v).reshape(*shape, -1)
-        return (of_context + of_block).transpose(1, 2).flatten(2, 3)
+        return (of_context + of_block).transpose(1, 2).flatten(2, 3).to(dtype)
 
     def _visible(self, layer: int, anchors: Tensor, num_slots: int, seen: int) -> Tensor:
         """[A, 1, S, C + S] bool: context before the anchor, then the block, as the draft looks."""

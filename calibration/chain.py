@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from ..quantize.drafts.forward import ChainForward
-from .passes import BLOCK_ROWS, DraftPass, finite, positions
-
-_MAX_SCORES = 2**24  # elements of one attention score matrix, all heads together: 64 MB in float32
+from .passes import BLOCK_ROWS, MAX_SCORES, DraftPass, finite, positions
 
 Keys = tuple[Tensor, Tensor]
 """Keys [B, KV, S, D] and values [B, KV, S, D'] of S rows."""
@@ -90,7 +88,7 @@ class _ChainAttention:
         kept = self._context if self._depth == 0 else self._own
         kept.setdefault(layer, []).append((k, v))
         context, own = self._context[layer], self._own.get(layer, [])
-        most = max(1, _MAX_SCORES // (q.shape[0] * q.shape[1] * self._num_rows))
+        most = max(1, MAX_SCORES // (q.shape[0] * q.shape[1] * self._num_rows))
         parts = []
         for i in range(0, q.shape[2], most):
             at = slice(i, i + most)
@@ -102,7 +100,7 @@ class _ChainAttention:
 def _attend(
     q: Tensor, context: Sequence[Keys], own: Sequence[Keys], rows: range, scale: float
 ) -> Tensor:
-    """Softmax over the context keys of rows <= t and the row's own chain keys.
+    """Softmax over the context keys of rows <= t and the row's own chain keys, in float32 or wider.
 
     Args:
         q: [B, H, T, D] of `rows`.
@@ -112,8 +110,10 @@ def _attend(
         scale: multiplies q k^T.
 
     Returns:
-        [B, H, T, D'].
+        [B, H, T, D'] in the dtype of q.
     """
+    dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q = q.to(wide)
     batch, heads, count = q.shape[:3]
     shared = context[0][0].shape[1]
     shape = (batch, shared, heads // shared, count)  # G = H / KV query heads share one key
@@ -121,7 +121,8 @@ def _attend(
     flat = grouped.flatten(2, 3)
     before = sum(k.shape[2] for k, _ in context[:-1])
     last = [x[:, :, : rows[-1] + 1 - before] for x in context[-1]]
-    blocks = [*context[:-1], (last[0], last[1])]
+    blocks = [(k.to(wide), v.to(wide)) for k, v in [*context[:-1], (last[0], last[1])]]
+    own = [(k.to(wide), v.to(wide)) for k, v in own]
 
     scores = [(flat @ k.mT).reshape(*shape, -1) * scale for k, _ in blocks]
     later = positions(range(before, rows[-1] + 1), q.device) > positions(rows, q.device)[:, None]
@@ -129,15 +130,13 @@ def _attend(
     scores += [(grouped * k[:, :, None]).sum(-1, keepdim=True) * scale for k, _ in own]
 
     widths = [part.shape[-1] for part in scores]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    softmax = torch.cat(scores, dim=-1).softmax(-1, dtype=wide).to(q.dtype)
-    weights = torch.split(softmax, widths, dim=-1)
+    weights = torch.split(torch.cat(scores, dim=-1).softmax(-1), widths, dim=-1)
     mixed = _weighted(weights[0], blocks[0][1])
     for weight, (_, v) in zip(weights[1 : len(blocks)], blocks[1:], strict=True):
         mixed = mixed + _weighted(weight, v)
     for weight, (_, v) in zip(weights[len(blocks) :], own, strict=True):
         mixed = mixed + weight * v[:, :, None]
-    return mixed.flatten(1, 2)
+    return mixed.flatten(1, 2).to(dtype)
 
 
 def _weighted(weights: Tensor, values: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Wrong features do not crash a draft, they only lower its acceptance: every misma
 is an error here.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,17 +69,39 @@ def first_hidden(draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace) ->
     """The draft's hidden state before its first step, for every position with a feature.
 
     Returns:
-        [N - 1, W] in the dtype and on the device of the draft's weights, a constant to autograd.
+        [N - 1, W] in the dtype and on the device of the draft, a constant to autograd.
 
     Raises:
         TraceError: the draft has no embedding of one of the trace's tokens.
     """
-    _check_embedded(draft, trace.token_ids, traces)
-    features = trace.features.to(draft.weights["fc.weight"])
+    return first_hidden_of_batch(draft, traces, [trace])[0]
+
+
+def first_hidden_of_batch(
+    draft: LoadedDraft, traces: TraceFolder, batch: Sequence[PromptTrace]
+) -> Tensor:
+    """`first_hidden` of several prompts, the shorter ones filled up with their last row.
+
+    Returns:
+        [B, N - 1, W] for N tokens of the longest.
+
+    Raises:
+        TraceError: the draft has no embedding of a token.
+    """
+    for trace in batch:
+        _check_embedded(draft, trace.token_ids, traces)
+    longest = max(trace.num_tokens for trace in batch) - 1
+    features = torch.stack([filled_up(trace.features, longest) for trace in batch])
+    features = features.to(draft.device, draft.dtype)
     if traces.manifest.features.kind == "fused":
         return features
     with torch.no_grad():
-        return draft.forward.fuse(features[None])[0]
+        return draft.forward.fuse(features)
+
+
+def filled_up(rows: Tensor, length: int) -> Tensor:
+    """Rows [N, ...] and the last one again and again, [length, ...]; N is at least 1."""
+    return torch.cat((rows, rows[-1:].expand(length - len(rows), *rows.shape[1:])))
 
 
 def _check_embedded(draft: LoadedDraft, token_ids: Tensor, traces: TraceFolder) -> None:

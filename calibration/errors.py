@@ -17,3 +17,7 @@ class LineProblem(Exception):  # noqa: N818 - collected, never seen by a user as
 
 class CalibrationError(DraftQuantError):
     """Statistics of a draft's activations cannot be taken."""
+
+
+class DeviceError(DraftQuantError):
+    """There is no such device, or it has too little memory."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..quantize.drafts.forward import linear
 from .target_tables import FINAL_NORM, HEAD, SharedTables
 from .traces import TraceFolder
 
@@ -47,8 +48,9 @@ def head_agreement(traces: TraceFolder, tables: SharedTables) -> float | None:
         return None
     hidden = normalized(torch.stack([row for row, _ in rows]))
     expected = torch.tensor([token for _, token in rows])
-    head, norm = tables[HEAD].float(), tables[FINAL_NORM].float()
-    return max(_share((hidden * weight) @ head.T, expected) for weight in (norm, 1 + norm))
+    head, norm = tables[HEAD], tables[FINAL_NORM].float()
+    hidden, expected = hidden.to(head.device), expected.to(head.device)
+    return max(_share(linear(hidden * weight, head), expected) for weight in (norm, 1 + norm))
 
 
 def normalized(hidden: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class MomentsAlongTraces:
         """
         for name, weight in quantized.items():
             before = self._weights[f"{name}.weight"]
-            self._weights[f"{name}.weight"] = weight.to(before.device, before.dtype)
+            self._weights[f"{name}.weight"] = weight.to(before.device, self._draft.dtype)
         if not modules:
             return
         leaders = _leaders(self._draft, modules)

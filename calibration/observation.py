@@ -1,6 +1,5 @@
 """Running a draft over recorded traces for the sake of what its linears read."""
 
-import collections
 from collections.abc import Callable
 
 import torch
@@ -9,7 +8,7 @@ from ..quantize.drafts.forward import DraftForward
 from ..quantize.stored.loading import LoadedDraft
 from .draft_inputs import check_trace_fits, first_hidden
 from .errors import CalibrationError
-from .passes import whole_rows
+from .passes import DraftPass, whole_rows
 from .predictions import draft_passes, num_draft_tokens_fault
 from .traces import TraceFolder
 
@@ -20,6 +19,7 @@ def run_over_traces(
     traces: TraceFolder,
     *,
     num_draft_tokens: int,
+    on_pass: Callable[[DraftPass], None] = lambda _pass: None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
     """Draft K tokens from every position of the continuations, teacher-forced as replay does it.
@@ -29,6 +29,7 @@ def run_over_traces(
         draft: what reads the traces.
         traces: recorded for calibration, not the ones that the gate judges on.
         num_draft_tokens: K, as it will be served.
+        on_pass: called after every pass; what `OnInput` saw since the call before belongs to it.
         on_progress: called with (prompts done, prompts).
 
     Raises:
@@ -49,7 +50,8 @@ def run_over_traces(
                 rows=rows,
                 num_draft_tokens=num_draft_tokens,
             )
-            collections.deque(passes, maxlen=0)
+            for one in passes:
+                on_pass(one)
         on_progress(done, len(traces))
 
 

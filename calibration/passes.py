@@ -12,6 +12,8 @@ from torch import Tensor
 from .errors import CalibrationError
 
 BLOCK_ROWS = 256
+MAX_SCORES = 2**24
+"""Elements of one attention score matrix, all heads together: 64 MB in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,9 +1,8 @@
-"""Recording: run a transformers target greedily and keep what its drafts see.
+"""Recording: let a transformers target continue prompts, and keep what its drafts see.
 
 It knows the target; of drafts it knows only which layers they read and how they fuse them.
 """
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,22 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from ..quantize.errors import CheckpointError
-from ..quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ..quantize.files.staging import check_output
 from ..quantize.stored.loading import LoadedDraft
-from ..recipes.errors import visible
-from .draft_inputs import default_aux_layer_ids
+from .decoding import GREEDY, ChosenTokens, Decoding, TokenChooser
 from .errors import TraceError
 from .prompt_trace import FEATURE_DTYPES, PromptTrace
 from .prompts import Prompt
+from .target_model import ON_CPU, Placement, decoder_layers, input_device, loaded_target
+from .target_shape import (
+    TargetShape,
+    check_prompts,
+    chosen_layers,
+    feature_spec,
+    target_identity,
+)
 from .target_tables import TargetTables
-from .trace_manifest import FeatureDtype, FeatureSpec, TargetIdentity
+from .trace_manifest import FeatureDtype
 from .trace_writer import trace_output
-from .traces import TraceFolder, file_sha256
+from .traces import TraceFolder
 
 _MAX_LOGITS = 2**26  # elements of one logits tensor while reading prompts: 256 MB in float32
 
@@ -37,26 +40,30 @@ def record_traces(
     out: Path,
     *,
     max_new_tokens: int,
+    decoding: Decoding = GREEDY,
     aux_layer_ids: Sequence[int] | None = None,
     fuse_with: LoadedDraft | None = None,
     dtype: FeatureDtype = "float32",
     batch_size: int = 32,
+    placement: Placement = ON_CPU,
     table_ids: Collection[int] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> TraceFolder:
-    """Continue every prompt greedily and write the trace folder `out`.
+    """Continue every prompt and write the trace folder `out`.
 
     Args:
         target: local folder of a causal language model with safetensors weights; no remote code.
         prompts: at least one; prompts of equal length are run together.
         out: folder to create.
         max_new_tokens: tokens to add; a prompt ends earlier at the target's end-of-text token.
+        decoding: how tokens are chosen.
         aux_layer_ids: layers whose outputs are recorded, 0-based, ascending. None = those of
             `fuse_with`, else [1, L/2 - 1, L - 4].
         fuse_with: store this draft's fused features, narrower but of use for drafts with the same
-            fc only; its weights must be in `dtype`.
+            fc only; it must compute in `dtype`, on any device.
         dtype: the target computes in, and features are stored in.
         batch_size: prompts run together.
+        placement: where the target runs; features are moved to the CPU layer by layer.
         table_ids: carry the target's embedding and head, for drafts without their own; with the
             embeddings of the recorded tokens and of these. None = carry no tables.
         on_progress: called with (prompts done, prompts).
@@ -65,7 +72,7 @@ def record_traces(
         The written folder, opened. Two runs with the same arguments write the same bytes.
 
     Raises:
-        TraceError: the target cannot be loaded or run, or an argument does not fit it.
+        TraceError: the target cannot be loaded, placed or run, or an argument does not fit it.
         CheckpointError: the target's tables are asked for and not found.
         OutputError: `out` exists already, or its parent does not.
     """
@@ -74,41 +81,58 @@ def record_traces(
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         if value < 1:
             raise TraceError(name, f"expected at least 1, got {value}", fix="give a larger number")
-    model = _load_target(target, FEATURE_DTYPES[dtype][0])
-    layers = _decoder_layers(model, target)
-    identity = _identity(model, target, len(layers))
-    _check_prompts(prompts, identity, model, max_new_tokens)
-    ids = _chosen_layers(aux_layer_ids, fuse_with, len(layers))
-    spec = _feature_spec(model, ids, fuse_with, dtype)
-    done = 0
-    with (
-        trace_output(out, identity, spec, tables=tables, table_ids=table_ids or ()) as writer,
-        _Recorder(model, layers, ids) as recorder,
-    ):
-        for positions in _batches(prompts, batch_size):
-            batch = [prompts[i] for i in positions]
-            for position, trace in zip(
-                positions, recorder.run(batch, max_new_tokens, fuse_with), strict=True
-            ):
-                writer.add(trace, position=position)
-            done += len(batch)
-            on_progress(done, len(prompts))
+    with loaded_target(target, FEATURE_DTYPES[dtype][0], placement, beside=out.parent) as model:
+        layers = decoder_layers(model, target)
+        shape = _shape(model, len(layers))
+        identity = target_identity(target, shape)
+        check_prompts(prompts, shape, max_new_tokens)
+        ids = chosen_layers(aux_layer_ids, fuse_with, shape)
+        spec = feature_spec(shape, ids, fuse_with, dtype)
+        done = 0
+        with (
+            trace_output(
+                out,
+                identity,
+                spec,
+                temperature=decoding.temperature,
+                sampling=decoding.sampling,
+                logprobs=decoding.logprob_spec,
+                tables=tables,
+                table_ids=table_ids or (),
+            ) as writer,
+            _Recorder(model, layers, ids, decoding) as recorder,
+        ):
+            for positions in _batches(prompts, batch_size):
+                batch = [prompts[i] for i in positions]
+                for position, trace in zip(
+                    positions, recorder.run(batch, max_new_tokens, fuse_with), strict=True
+                ):
+                    writer.add(trace, position=position)
+                done += len(batch)
+                on_progress(done, len(prompts))
     return TraceFolder.open(out)
 
 
 @dataclass(slots=True)
 class _Fed:
-    """Features [B, t, width] and argmax [B, t] of the positions fed in one go."""
+    """Of the positions fed in one go: features [B, t, width], argmax [B, t], last logits [B, V].
+
+    The logits are where the target's head is, the others on the CPU.
+    """
 
     features: Tensor
     top1: Tensor
+    last_logits: Tensor
 
 
 class _Recorder:
     """The target with hooks behind its aux layers; hooks are removed on leaving the block."""
 
-    def __init__(self, model: Any, layers: nn.ModuleList, aux_layer_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, model: Any, layers: nn.ModuleList, aux_layer_ids: tuple[int, ...], decoding: Decoding
+    ) -> None:
         self._model = model
+        self._decoding = decoding
         self._layers = layers
         self._ids = aux_layer_ids
         self._captured: dict[int, Tensor] = {}
@@ -139,16 +163,22 @@ class _Recorder:
         token_ids = unread = torch.tensor([prompt.token_ids for prompt in prompts])
         length = token_ids.shape[1]
         ended = torch.zeros(len(prompts), dtype=torch.bool)
+        chooser = TokenChooser(self._decoding, [prompt.token_ids for prompt in prompts])
         fed: list[_Fed] = []
+        chosen: list[ChosenTokens] = []
         for _ in range(max_new_tokens):
             fed.extend(self._feed(unread, cache))
-            unread = fed[-1].top1[:, -1:]
+            chosen.append(chooser.choose(fed[-1].last_logits).cpu())
+            unread = chosen[-1].token_ids[:, None]
             token_ids = torch.cat((token_ids, unread), dim=1)
             ended |= torch.isin(unread[:, 0], self._ends)
             if bool(ended.all()):
                 break
         features = torch.cat([part.features for part in fed], dim=1)
         top1 = torch.cat([part.top1 for part in fed], dim=1)
+        logprob = _stacked([one.logprob for one in chosen])
+        top_token_ids = _stacked([one.top_token_ids for one in chosen])
+        top_logprobs = _stacked([one.top_logprobs for one in chosen])
         for i, prompt in enumerate(prompts):
             count = length + self._num_new_tokens(token_ids[i, length:])
             kept = features[i, : count - 1]
@@ -157,18 +187,22 @@ class _Recorder:
                 category=prompt.category,
                 prompt_length=length,
                 token_ids=token_ids[i, :count],
-                features=fuse_with.forward.fuse(kept[None])[0] if fuse_with else kept.clone(),
+                features=_fused(fuse_with, kept) if fuse_with else kept.clone(),
                 target_top1=top1[i, : count - 1],
+                token_logprob=None if logprob is None else logprob[i, : count - length],
+                top_token_ids=None if top_token_ids is None else top_token_ids[i, : count - length],
+                top_logprobs=None if top_logprobs is None else top_logprobs[i, : count - length],
             )
 
     def _feed(self, token_ids: Tensor, cache: Any) -> Iterator[_Fed]:
         """Run the target, in pieces short enough that their logits fit in memory."""
         vocab_size = self._model.config.get_text_config().vocab_size
         piece = max(1, _MAX_LOGITS // (len(token_ids) * vocab_size))
-        for part in torch.split(token_ids, piece, dim=1):
+        device = input_device(self._model)
+        for part in torch.split(token_ids.to(device), piece, dim=1):
             logits = self._model(input_ids=part, past_key_values=cache, use_cache=True).logits
             features = torch.cat([self._captured[i] for i in self._ids], dim=-1)
-            yield _Fed(features, logits.argmax(-1))
+            yield _Fed(features, logits.argmax(-1).cpu(), logits[:, -1])
 
     def _num_new_tokens(self, continuation: Tensor) -> int:
         """Up to and with the first end-of-text token."""
@@ -178,126 +212,30 @@ class _Recorder:
     def _keep(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             # A Tensor in transformers 5, a tuple before. Returning None leaves it unchanged.
-            self._captured[layer] = output if isinstance(output, Tensor) else output[0]
+            found: Tensor = output if isinstance(output, Tensor) else output[0]
+            self._captured[layer] = found.cpu()
 
         return hook
 
 
-def _load_target(target: Path, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    try:
-        read_json_object(target / CONFIG_FILE, "give a local target folder")
-    except CheckpointError as exc:
-        raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
-    try:
-        # transformers 5.23 does not annotate the pair that output_loading_info gives.
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            target,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError,
-            ArithmeticError, AssertionError, ImportError, SafetensorError) as exc:  # fmt: skip
-        first = (str(exc).strip() or repr(exc)).splitlines()[0]
-        raise TraceError(
-            target,
-            f"transformers cannot load this target: {first}",
-            fix="give a local causal language model in safetensors",
-        ) from exc
-    model, report = loaded
-    missing = sorted(report["missing_keys"])
-    if missing:  # transformers would go on with random weights
-        raise TraceError(target, f"{len(missing)} weight(s) are missing, first {missing[0]}",
-                         fix="download the target again")  # fmt: skip
-    return model.eval()
+def _fused(draft: LoadedDraft, features: Tensor) -> Tensor:
+    """[N - 1, W] on the CPU."""
+    return draft.forward.fuse(features[None].to(draft.device))[0].cpu()
 
 
-def _decoder_layers(model: Any, target: Path) -> nn.ModuleList:
-    layers = getattr(model.get_decoder(), "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise TraceError(target, f"{type(model).__name__} has no list of decoder layers",
-                         fix="record with a server, or convert a dump")  # fmt: skip
-    return layers
+def _stacked(steps: Sequence[Tensor | None]) -> Tensor | None:
+    """[B, steps, ...] of what every step has, None where none has it."""
+    kept = [step for step in steps if step is not None]
+    return torch.stack(kept, dim=1) if kept else None
 
 
-def _identity(model: Any, target: Path, num_layers: int) -> TargetIdentity:
-    weights = hashlib.sha256()
-    for path in sorted(target.glob("*.safetensors")):
-        weights.update(f"{path.name} {file_sha256(path)}\n".encode())
-    return TargetIdentity(
-        name=visible(target.resolve().name),
-        config_sha256=file_sha256(target / "config.json"),
-        weights_sha256=weights.hexdigest(),
+def _shape(model: Any, num_layers: int) -> TargetShape:
+    config = model.config.get_text_config()
+    return TargetShape(
         num_layers=num_layers,
-        vocab_size=model.config.get_text_config().vocab_size,
-    )
-
-
-def _check_prompts(
-    prompts: Sequence[Prompt], target: TargetIdentity, model: Any, max_new_tokens: int
-) -> None:
-    if not prompts:
-        raise TraceError("prompts", "expected at least one", fix="give a prompt file")
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    for prompt in prompts:
-        if not prompt.token_ids or max(prompt.token_ids) >= target.vocab_size:
-            raise TraceError(
-                f"prompt {prompt.id}",
-                f"expected token ids below {target.vocab_size}, the target's vocabulary",
-                fix="tokenize the prompts with this target's tokenizer",
-            )
-        total = len(prompt.token_ids) + max_new_tokens
-        if longest is not None and total > longest:
-            raise TraceError(
-                f"prompt {prompt.id}",
-                f"{total} tokens, prompt and continuation, exceed the target's {longest} positions",
-                fix="shorten the prompt or max_new_tokens",
-            )
-
-
-def _chosen_layers(
-    asked: Sequence[int] | None, draft: LoadedDraft | None, num_layers: int
-) -> tuple[int, ...]:
-    if asked is not None:
-        ids = tuple(asked)
-    elif draft is not None and draft.geometry.aux_layer_ids:
-        ids = tuple(draft.geometry.aux_layer_ids)
-    else:
-        ids = default_aux_layer_ids(num_layers)
-    if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= num_layers:
-        raise TraceError(
-            "aux layers",
-            f"expected ascending ids in [0, {num_layers}), got {list(ids)}",
-            fix="give 0-based layers of this target: their outputs are recorded",
-        )
-    return ids
-
-
-def _feature_spec(
-    model: Any, ids: tuple[int, ...], draft: LoadedDraft | None, dtype: FeatureDtype
-) -> FeatureSpec:
-    width = len(ids) * int(model.config.get_text_config().hidden_size)
-    if draft is None:
-        return FeatureSpec(
-            kind="aux", width=width, dtype=dtype, aux_layer_ids=ids, fusion_sha256=None
-        )
-    fc = draft.weights["fc.weight"]
-    if fc.shape[1] != width or fc.dtype != FEATURE_DTYPES[dtype][0]:
-        raise TraceError(
-            f"draft {draft.name}",
-            f"its fc reads {fc.shape[1]} {fc.dtype} values, the target gives {width} in {dtype}",
-            fix="load the draft in the dtype of the recording, and give the draft of this target",
-        )
-    return FeatureSpec(
-        kind="fused",
-        width=fc.shape[0],
-        dtype=dtype,
-        aux_layer_ids=ids,
-        fusion_sha256=draft.fusion_sha256,
+        vocab_size=config.vocab_size,
+        hidden_size=int(config.hidden_size),
+        max_positions=getattr(config, "max_position_embeddings", None),
     )
 
 

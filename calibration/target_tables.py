@@ -15,6 +15,7 @@ from torch import Tensor
 from ..quantize.errors import CheckpointError
 from ..quantize.files.checkpoint import Checkpoint
 from ..quantize.files.safetensors_header import TensorInfo
+from ..quantize.stored.loading import CPU
 from ..quantize.stored.parts import FLOAT_DTYPES
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -112,17 +113,28 @@ class TargetTables:
         """W, elements of a row."""
         return self.embed_tokens.shape[1]
 
-    def shared(self, dtype: torch.dtype = torch.float32) -> SharedTables:
-        """Both tables, [V, W] in `dtype`, for `load_draft`, and the norm where it is known."""
+    def shared(
+        self, dtype: torch.dtype | None = torch.float32, device: torch.device = CPU
+    ) -> SharedTables:
+        """Both tables, [V, W], for `load_draft`, and the norm where it is known.
+
+        Args:
+            dtype: of the tables; None = as the target stores them.
+            device: of the tables.
+        """
         stored = {EMBEDDING: self.embed_tokens, HEAD: self.lm_head, FINAL_NORM: self.norm}
         return SharedTables(
-            {name: partial(self._read, t, dtype) for name, t in stored.items() if t is not None}
+            {
+                name: partial(self._read, t, dtype, device)
+                for name, t in stored.items()
+                if t is not None
+            }
         )
 
-    def _read(self, tensor: TensorInfo, dtype: torch.dtype) -> Tensor:
+    def _read(self, tensor: TensorInfo, dtype: torch.dtype | None, device: torch.device) -> Tensor:
         with safe_open(self.checkpoint.folder / tensor.file, "pt") as file:
             table: Tensor = file.get_tensor(tensor.name)
-        return table.to(dtype)
+        return table.to(device, dtype)
 
     def _check(self) -> None:
         for tensor in (self.embed_tokens, self.lm_head):

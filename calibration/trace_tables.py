@@ -80,7 +80,13 @@ def write_tables(path: Path, tables: TargetTables, token_ids: Sequence[int]) -> 
 
 
 def shared_tables(
-    opened: Callable[[], Any], listed: TablesFile, vocab_size: int, where: Path, dtype: torch.dtype
+    opened: Callable[[], Any],
+    listed: TablesFile,
+    vocab_size: int,
+    where: Path,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
 ) -> SharedTables:
     """The carried tables under the names that drafts use.
 
@@ -89,7 +95,8 @@ def shared_tables(
         listed: what trace.json says of it.
         vocab_size: V.
         where: the file, for errors.
-        dtype: of the tables given.
+        dtype: of the tables given; None = as they are stored.
+        device: of the tables given.
 
     Returns:
         The embedding [V, W], rows that are not carried NaN, and the head [V, W]. Reading either
@@ -101,13 +108,14 @@ def shared_tables(
         if int(token_ids[0]) < 0 or int(token_ids[-1]) >= vocab_size or _descends(token_ids):
             raise TraceError(where, f"token_ids: expected ascending ids in [0, {vocab_size})",
                              fix="record the traces again")  # fmt: skip
-        rows = _finite(opened().get_tensor("embed_tokens"), "embed_tokens", where).to(dtype)
-        table = torch.full((vocab_size, rows.shape[1]), torch.nan, dtype=dtype)
-        table[token_ids] = rows
+        rows = _finite(opened().get_tensor("embed_tokens"), "embed_tokens", where)
+        shape, given = (vocab_size, rows.shape[1]), dtype or rows.dtype
+        table = torch.full(shape, torch.nan, dtype=given, device=device)
+        table[token_ids.to(device)] = rows.to(device, given)
         return table
 
     def whole(name: str) -> Tensor:
-        return _finite(opened().get_tensor(name), name, where).to(dtype)
+        return _finite(opened().get_tensor(name), name, where).to(device, dtype)
 
     readers: dict[str, Callable[[], Tensor]] = {
         EMBEDDING: embedding,

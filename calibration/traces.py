@@ -32,6 +32,7 @@ from torch import Tensor
 
 from ..quantize.errors import CheckpointError
 from ..quantize.files.safetensors_header import read_header
+from ..quantize.stored.loading import CPU
 from ..recipes.regular_file import open_stream, read_text
 from .errors import TraceError
 from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace, prompt_sha256
@@ -135,16 +136,24 @@ class TraceFolder:
             raise TraceError(self.folder / entry.file, f"{entry.id}: {exc}",
                              fix="record the traces again") from exc  # fmt: skip
 
-    def tables(self, dtype: torch.dtype = torch.float32) -> SharedTables:
+    def tables(
+        self, dtype: torch.dtype | None = torch.float32, device: torch.device = CPU
+    ) -> SharedTables:
         """The target's tables that the folder carries, for `load_draft`; empty if it carries none.
 
         Nothing is read before a draft asks. An embedding row that is not carried is NaN.
+
+        Args:
+            dtype: of the tables; None = as the target stores them.
+            device: of the tables.
         """
         tables = self.manifest.tables
         if tables is None:
             return SharedTables({})
         vocab_size, where = self.manifest.target.vocab_size, self.folder / tables.file
-        return shared_tables(lambda: self._open(tables), tables, vocab_size, where, dtype)
+        return shared_tables(
+            lambda: self._open(tables), tables, vocab_size, where, dtype=dtype, device=device
+        )
 
     def stored_tables(self) -> dict[str, Tensor]:
         """The tensors of its tables file as they are stored; empty if it carries none."""

@@ -21,7 +21,7 @@ from scipy.special import expit, logit
 
 from ..calibration.feature_evidence import FeatureEvidence
 from ..calibration.trace_manifest import TargetIdentity
-from ..validate.replay import DraftReplay, FirstStepAgreement, PromptReplay, TraceFigures
+from ..validate.draft_replay import DraftReplay, FirstStepAgreement, PromptReplay, TraceFigures
 from ..validate.statistics import AcceptanceCounts
 
 Ints = NDArray[np.int64]

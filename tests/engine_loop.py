@@ -40,10 +40,14 @@ class CachedTarget:
 
     def feed(self, token_ids: Sequence[int]) -> tuple[list[int], Tensor]:
         """Argmax after each fed token, and their features [t, width]."""
+        logits, features = self.read(token_ids)
+        return logits.argmax(-1).tolist(), features
+
+    def read(self, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Logits [t, V] after each fed token, and their features [t, width]."""
         ids = torch.tensor([list(token_ids)])
         logits = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True).logits
-        features = torch.cat([self.captured[i][0] for i in self.ids], dim=-1)
-        return logits[0].argmax(-1).tolist(), features
+        return logits[0], torch.cat([self.captured[i][0] for i in self.ids], dim=-1)
 
     def crop(self, length: int) -> None:
         self.cache.crop(length - self.cache.get_seq_length())

@@ -6,13 +6,13 @@ from typing import Any
 
 from draftquant.calibration.feature_evidence import FeatureEvidence
 from draftquant.calibration.traces import prompt_sha256
-from draftquant.validate.policy import POLICIES
-from draftquant.validate.replay import (
+from draftquant.validate.draft_replay import (
     DraftReplay,
     FirstStepAgreement,
     PromptReplay,
     TraceFigures,
 )
+from draftquant.validate.policy import POLICIES
 from draftquant.validate.statistics import AcceptanceCounts
 from test_traces import TARGET
 

@@ -8,7 +8,7 @@ from draftquant.calibration.prompt_trace import PromptTrace
 from draftquant.calibration.traces import TraceFolder
 from draftquant.quantize.numerics.fp8 import fp8_rounded, fp8_scale
 from draftquant.quantize.stored.loading import LoadedDraft
-from draftquant.validate.replay import accepted_by_row, rounds
+from draftquant.validate.rounds import accepted_by_row, rounds
 from draftquant.validate.statistics import AcceptanceCounts
 from engine_loop import speculative_decode
 from reference_draft import ReferenceDraft

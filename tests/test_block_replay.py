@@ -41,7 +41,8 @@ from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
 from draftquant.validate.errors import ReplayError
-from draftquant.validate.replay import accepted_by_row, replay_drafts, rounds
+from draftquant.validate.replay import replay_drafts
+from draftquant.validate.rounds import accepted_by_row, rounds
 from draftquant.validate.statistics import AcceptanceCounts
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_draft import transformers_in_float64
@@ -185,7 +186,7 @@ def test_every_row_is_a_block_of_its_own(
     block_rows: int, max_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Full and sliding layers, grouped heads, random weights: all rows at once, or one by one."""
-    monkeypatch.setattr(block, "_MAX_SCORES", max_scores)
+    monkeypatch.setattr(block, "MAX_SCORES", max_scores)
     config = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -358,7 +359,7 @@ def test_no_finite_logits(folder: Path, tmp_path: Path, traces: TraceFolder) -> 
     tensors[f"{FITTED}.weight"][0, 0] = torch.nan
     save_file(tensors, broken / "model.safetensors")
     draft = loaded(broken, folder / "target")
-    with pytest.raises(CalibrationError, match=r"draft blocks at positions 12 to 43: hidden st"):
+    with pytest.raises(CalibrationError, match=r"draft blocks at positions 1 to 32: hidden st"):
         replay_drafts([draft], traces, num_draft_tokens=K)
     with pytest.raises(CalibrationError, match="hidden states are NaN or infinite"):
         measure_input_scales(draft, traces, num_draft_tokens=K)

@@ -22,7 +22,7 @@ def test_every_row_is_a_chain_of_its_own(
     block_rows: int, max_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two layers, grouped heads, random weights: all rows at once against a cached chain each."""
-    monkeypatch.setattr(chain, "_MAX_SCORES", max_scores)
+    monkeypatch.setattr(chain, "MAX_SCORES", max_scores)
     config = {
         "hidden_size": 32,
         "intermediate_size": 48,

@@ -48,8 +48,16 @@ def test_features_of_other_text_are_anomalous(features: FeatureEvidence, reason:
 
 def test_a_working_baseline_is_at_least_so_long() -> None:
     """1 + 0.55 + 0.55^2 + 0.55^3 by hand."""
-    assert min_baseline_length(3, RELEASE) == pytest.approx(2.018875)
-    assert min_baseline_length(1, RELEASE) == pytest.approx(1.55)
+    three, one = replay([(1, 1, 1, 1)]), replay([(1, 1)])
+    assert min_baseline_length(three, RELEASE) == pytest.approx(2.018875)
+    assert min_baseline_length(one, RELEASE) == pytest.approx(1.55)
+
+
+def test_text_that_was_drawn_is_harder_to_guess() -> None:
+    """Half the drawn tokens' probability, half the share: 1 + 0.275 + 0.275^2."""
+    drawn = dataclasses.replace(FIGURES, temperature=1, mean_token_probability=0.5)
+    baseline = replay([(1, 1, 1)], traces=drawn)
+    assert min_baseline_length(baseline, RELEASE) == pytest.approx(1.350625)
 
 
 def test_a_baseline_that_accepts_too_little_is_anomalous_unless_it_is_known() -> None:

@@ -9,11 +9,11 @@ import pytest
 from draftquant.recipes.schema import PolicyName
 from draftquant.validate.categories import outcome
 from draftquant.validate.doubts import Background
+from draftquant.validate.draft_replay import FirstStepAgreement
 from draftquant.validate.errors import GateError
 from draftquant.validate.gate import GateReport, judge
 from draftquant.validate.paired import RequiredPrompts, paired_change
 from draftquant.validate.policy import POLICIES, Policy, resolve_policy
-from draftquant.validate.replay import FirstStepAgreement
 from draftquant.validate.statistics import AcceptanceCounts
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 

@@ -180,7 +180,7 @@ def test_logits_and_gradients_are_those_of_one_row_at_a_time(
 ) -> None:
     """In one block of rows or several, and attention in one piece or query by query."""
     for module in (chain, block):
-        monkeypatch.setattr(module, "_MAX_SCORES", max_scores)
+        monkeypatch.setattr(module, "MAX_SCORES", max_scores)
     weights = case.trainable()
     features = case.features.clone().requires_grad_()
     forward = case.forward(weights)

@@ -23,7 +23,8 @@ from draftquant.recipes import WeightFormat
 from draftquant.validate.errors import ReplayError
 from draftquant.validate.gate import judge
 from draftquant.validate.policy import POLICIES
-from draftquant.validate.replay import accepted_by_row, replay_drafts, rounds
+from draftquant.validate.replay import replay_drafts
+from draftquant.validate.rounds import accepted_by_row, rounds
 from engine_loop import greedy_decode
 from reference_draft import transformers_in_float64
 from replay_proof import RoundInput, assert_replay_is_the_engine, fp8_per_token, unrounded

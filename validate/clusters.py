@@ -7,7 +7,7 @@ counts are summed: it then weighs as much as its copies together, and counts as 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .replay import PromptReplay
+from .draft_replay import PromptReplay
 from .statistics import AcceptanceCounts
 
 RecordedPair = tuple[PromptReplay, PromptReplay]

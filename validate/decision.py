@@ -14,10 +14,10 @@ from typing import Literal
 from .categories import CategoryFigures, outcome
 from .clusters import PromptPair
 from .doubts import Background, find_doubt
+from .draft_replay import DraftReplay
 from .looks import Look
 from .paired import PairedChange, RequiredPrompts, required_prompts
 from .policy import Policy
-from .replay import DraftReplay
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS"]
 
@@ -70,6 +70,8 @@ def mismatch(baseline: DraftReplay, candidate: DraftReplay) -> str:
             f"the two drafts drafted {baseline.num_draft_tokens} and"
             f" {candidate.num_draft_tokens} tokens per step"
         )
+    if baseline.draft_sampling != candidate.draft_sampling:
+        return "the two drafts chose their proposals in different ways"
     if _identities(baseline) != _identities(candidate):
         return "the two drafts were replayed on different prompts"
     return ""

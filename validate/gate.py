@@ -12,16 +12,15 @@ from .caveats import caveats
 from .clusters import RecordedPair, distinct_prompts
 from .decision import Evidence, Verdict, decide, mismatch
 from .doubts import NO_BACKGROUND, Background, check_expected_baseline
+from .draft_replay import DraftReplay, FirstStepAgreement, TraceFigures
 from .errors import GateError
+from .estimand import CONVENTION, DraftSampling, estimand
 from .looks import Look
 from .paired import PairedChange, RequiredPrompts
 from .policy import Policy, looser_than_release
-from .replay import DraftReplay, FirstStepAgreement, TraceFigures
 
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3, "ANOMALOUS": 3}
 
-ESTIMAND = "greedy speculative decoding of recorded traces, rounds with a fully known outcome"
-CONVENTION = "accepted draft tokens + 1 bonus token per verify step, pooled; prefill not counted"
 MIN_ROUNDS_PER_PROMPT = 10
 
 
@@ -32,9 +31,9 @@ class DraftFigures:
     name: str
     mean_acceptance_length: float
     draft_acceptance_rate: float
-    num_steps: int
-    num_emitted_tokens: int
-    histogram: tuple[int, ...]
+    num_steps: float
+    num_emitted_tokens: float
+    histogram: tuple[float, ...]
     survival: tuple[float, ...]
     conditional: tuple[float | None, ...]
     every_position_mean_acceptance_length: float
@@ -65,6 +64,7 @@ class GateReport:
     estimand: str
     convention: str
     num_draft_tokens: int
+    draft_sampling: DraftSampling
     traces: TraceFigures
     background: Background
     num_prompts: int
@@ -133,9 +133,12 @@ def judge(
         policy=policy,
         looser_than_release=looser_than_release(policy),
         look=look,
-        estimand=ESTIMAND,
+        estimand=estimand(
+            baseline.traces.temperature, baseline.traces.sampling, baseline.draft_sampling
+        ),
         convention=CONVENTION,
         num_draft_tokens=baseline.num_draft_tokens,
+        draft_sampling=baseline.draft_sampling,
         traces=baseline.traces,
         background=background,
         num_prompts=len(prompts),

@@ -7,7 +7,8 @@ baseline's, what it stores as codes points the same way.
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ from .errors import GateError
 MIN_COSINE = 0.7
 """Between a weight and its codes: INT3 has 0.97, other weights of the same shape have about 0."""
 
+_BLOCK = 2**24  # elements compared at a time
 _WORKERS = 2  # hashing releases the interpreter lock
 _ON_PURPOSE = "two different drafts are compared with --unrelated"
 _UNRELATED = (
@@ -240,12 +242,26 @@ def _other_draft(candidate: LoadedDraft, what: str) -> GateError:
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Embedding rows that traces do not carry are NaN on both sides."""
-    return a.shape == b.shape and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
+    if a is b:  # drafts that were loaded alike hold what is equal once
+        return True
+    return a.shape == b.shape and all(
+        torch.equal(x.nan_to_num().double(), y.nan_to_num().double()) for x, y in _blocks(a, b)
+    )
 
 
 def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
-    x, y = a.flatten().double(), b.flatten().double()
-    return float(x @ y / (x.norm() * y.norm()))
+    dot = square_a = square_b = 0.0
+    for x, y in _blocks(a.flatten(), b.flatten()):
+        x, y = x.double(), y.double()
+        dot += float(x @ y)
+        square_a, square_b = square_a + float(x @ x), square_b + float(y @ y)
+    return dot / math.sqrt(square_a * square_b) if square_a and square_b else math.nan
+
+
+def _blocks(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Rows of both, some at a time, so that what is made of them stays small."""
+    rows = max(1, _BLOCK * len(a) // max(1, a.numel()))
+    return zip(a.split(rows), b.split(rows), strict=True)
 
 
 def _first(said: Mapping[str, str], found: Mapping[str, str]) -> str:

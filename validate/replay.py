@@ -2,118 +2,35 @@
 
 For greedy decoding this is exact. The draft sees only committed tokens and the target's features
 of them, and a greedy target commits the recorded tokens whatever the draft proposes; so the steps
-of the online loop, one by one, are the rounds counted here.
-
-A round with last committed token x_n belongs to row n - 1; x_n is also the anchor of a draft that
-proposes blocks. The first is row P - 1 (x_P came from prefill), the next one is `accepted + 1` rows
-later. A round is counted only if all K drafted positions lie inside the trace, so that its outcome
-is fully known. Whether it is depends on its position alone, not on its outcome, so leaving the
-others out biases nothing.
+of the online loop, one by one, are the rounds counted here. Text that was drawn at a temperature
+commits itself as well: a draft that proposes its most likely token is right where that is the
+recorded one, and of a draft that draws its proposals the rounds are expected (`expectation`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..calibration.draft_inputs import check_trace_fits, first_hidden
-from ..calibration.feature_evidence import FeatureEvidence, FeatureTally
+from ..calibration.batches import MAX_TOKENS, batches_of, proposals_of_batch
+from ..calibration.draft_inputs import check_trace_fits
+from ..calibration.feature_evidence import FeatureTally
 from ..calibration.near_duplicates import PromptText, num_near_duplicates, prompt_text
-from ..calibration.predictions import draft_predictions, num_draft_tokens_fault
+from ..calibration.predictions import Proposals, num_draft_tokens_fault
 from ..calibration.prompt_trace import PromptTrace
-from ..calibration.trace_manifest import TargetIdentity
 from ..calibration.traces import TraceFolder
 from ..quantize.stored.loading import LoadedDraft
+from .draft_replay import (
+    DraftReplay,
+    FirstStepAgreement,
+    PromptReplay,
+    TraceFigures,
+)
 from .errors import ReplayError
-from .statistics import AcceptanceCounts, pooled, repeated_ngram_share
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptReplay:
-    """One prompt under one draft.
-
-    Attributes:
-        prompt_sha256: of its token ids, so that one prompt under two ids is known as one; of a
-            later turn, that of its conversation's first.
-        counts: of the rounds of speculative decoding; no step if the continuation is too short.
-        every_position: the same as if a round started at every position: another quantity (it
-            over-weights easy text), with less noise when two drafts are compared.
-    """
-
-    id: str
-    category: str
-    prompt_sha256: str
-    counts: AcceptanceCounts
-    every_position: AcceptanceCounts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstStepAgreement:
-    """First draft tokens against those of the first draft replayed, over all positions.
-
-    Attributes:
-        num_rows: positions compared. num_equal: both drafts propose the same token.
-        num_only_reference_hits, num_only_this_hits: positions where exactly one of the two proposes
-            the target's token (the off-diagonal of McNemar's table).
-    """
-
-    num_rows: int
-    num_equal: int
-    num_only_reference_hits: int
-    num_only_this_hits: int
-
-    @property
-    def share(self) -> float:
-        """num_equal / num_rows, in [0, 1]."""
-        return self.num_equal / self.num_rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFigures:
-    """What is known of the traces that were replayed, whatever the draft.
-
-    Attributes:
-        sha256: identity of the traces. target: that was recorded.
-        repeated_8gram_share: of the continuations; belongs beside every acceptance figure.
-        num_near_duplicates: prompts that hardly differ from others; see `num_near_duplicates`.
-        features: whether they belong to their tokens.
-    """
-
-    sha256: str
-    target: TargetIdentity
-    repeated_8gram_share: float
-    num_near_duplicates: int
-    features: FeatureEvidence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftReplay:
-    """One draft over all prompts of a trace folder.
-
-    Attributes:
-        name: the draft. num_draft_tokens: K.
-        traces: the same for all drafts of a call.
-        prompts: in the order of the traces.
-        first_step: against the first draft replayed; that draft agrees with itself.
-    """
-
-    name: str
-    num_draft_tokens: int
-    traces: TraceFigures
-    prompts: tuple[PromptReplay, ...]
-    first_step: FirstStepAgreement
-
-    @property
-    def counts(self) -> AcceptanceCounts:
-        """Pooled over the prompts."""
-        return pooled((p.counts for p in self.prompts), self.num_draft_tokens)
-
-    @property
-    def every_position(self) -> AcceptanceCounts:
-        """Pooled over the prompts; see `PromptReplay.every_position`."""
-        return pooled((p.every_position for p in self.prompts), self.num_draft_tokens)
+from .estimand import DraftSampling
+from .rounds import prompt_counts, recorded_tokens
+from .statistics import repeated_ngram_share
 
 
 def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) -> int:
@@ -144,14 +61,25 @@ def replay_drafts(
     traces: TraceFolder,
     *,
     num_draft_tokens: int,
+    draft_sampling: DraftSampling = "greedy",
+    batch_size: int | None = None,
+    max_tokens: int = MAX_TOKENS,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[DraftReplay, ...]:
     """Replay drafts over the same traces, reading each trace once.
 
     Args:
         drafts: the reference (BF16) first.
-        traces: recorded greedily.
+        traces: greedy ones, or with a temperature.
         num_draft_tokens: K, at least 1, below the block size of a draft that proposes blocks.
+        draft_sampling: "greedy" = the draft proposes its most likely token, whatever the target's
+            temperature (the default of vLLM and SGLang); "probabilistic" = it draws at the
+            temperature of the traces, from all its tokens (vLLM's draft_sample_method, SGLang's
+            speculative_use_rejection_sampling).
+        batch_size: prompts that go through a draft together, which changes its logits by rounding
+            only; None = as many as `max_tokens` lets. Drafts of which one rounds its inputs under
+            one scale of a whole call get one prompt at a time.
+        max_tokens: see `batches_of`.
         on_progress: called with (prompts done, prompts).
 
     Returns:
@@ -160,51 +88,56 @@ def replay_drafts(
     Raises:
         TraceError: the traces do not fit a draft, or are damaged.
         ReplayError: nothing to replay: no draft, a K that one of them cannot propose, or every
-            continuation is too short.
+            continuation is too short; or the traces lack what drawn proposals are judged by.
     """
     _check_arguments(drafts, traces, num_draft_tokens)
+    temperature = _draft_temperature(traces, draft_sampling)
+    if not all(draft.rounds_alone for draft in drafts):
+        batch_size = 1
+    batches = batches_of(traces.manifest.prompts, max_tokens=max_tokens, max_prompts=batch_size)
     tallies = [_Tally(draft) for draft in drafts]
-    texts: list[PromptText] = []
+    probability = _TokenProbability()
+    by_position: dict[int, PromptText] = {}
     features = FeatureTally()
-    for done, trace in enumerate(traces, start=1):
-        texts.append(prompt_text(trace))
+    for position, trace, proposed in _proposed(
+        drafts, traces, batches, num_draft_tokens, temperature
+    ):
+        by_position[position] = prompt_text(trace)
         features.add(trace)
-        predicted = [_predictions(draft, traces, trace, num_draft_tokens) for draft in drafts]
-        for tally, own in zip(tallies, predicted, strict=True):
-            tally.add(trace, predicted[0], own)
-        on_progress(done, len(traces))
+        probability.add(trace)
+        for tally, own in zip(tallies, proposed, strict=True):
+            tally.add(position, trace, proposed[0].token_ids, own)
+        on_progress(len(by_position), len(traces))
+    texts = [text for _, text in sorted(by_position.items())]
     figures = TraceFigures(
         sha256=traces.sha256,
         target=traces.manifest.target,
+        temperature=traces.manifest.temperature,
+        sampling=traces.manifest.sampling,
+        mean_token_probability=probability.mean if traces.manifest.sampled else None,
         repeated_8gram_share=repeated_ngram_share(text.continuation for text in texts),
         num_near_duplicates=num_near_duplicates(texts),
         features=features.evidence(),
     )
-    return tuple(tally.replay(traces.folder, figures, num_draft_tokens) for tally in tallies)
+    return tuple(
+        tally.replay(traces.folder, figures, num_draft_tokens, draft_sampling) for tally in tallies
+    )
 
 
-def accepted_by_row(trace: PromptTrace, predicted: Tensor) -> list[int]:
-    """Draft tokens accepted if a round started at each row from P - 1 on.
+class _TokenProbability:
+    """The mean probability of emitted tokens under the target, as far as it is recorded."""
 
-    Args:
-        trace: N tokens, P of them the prompt.
-        predicted: [R, K] drafted tokens of those rows, target vocabulary.
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
 
-    Returns:
-        R numbers in [0, K]: the length of the common prefix of drafted and recorded tokens.
-    """
-    hits = predicted == _recorded(trace, predicted)
-    lengths: list[int] = hits.long().cumprod(dim=1).sum(dim=1).tolist()
-    return lengths
+    def add(self, trace: PromptTrace) -> None:
+        if trace.token_logprob is not None:
+            self._sum += float(trace.token_logprob.double().exp().sum())
+            self._count += len(trace.token_logprob)
 
-
-def rounds(accepted: Sequence[int]) -> list[int]:
-    """The rounds of decoding: accepted tokens of row 0, of the row `accepted + 1` later, ..."""
-    steps, row = [], 0
-    while row < len(accepted):
-        steps.append(accepted[row])
-        row += accepted[row] + 1
-    return steps
+    @property
+    def mean(self) -> float | None:
+        return self._sum / self._count if self._count else None
 
 
 class _Tally:
@@ -212,15 +145,24 @@ class _Tally:
 
     def __init__(self, draft: LoadedDraft) -> None:
         self._name = draft.name
-        self._prompts: list[PromptReplay] = []
+        self._prompts: dict[int, PromptReplay] = {}
         self._agreement = torch.zeros(4, dtype=torch.int64)
 
-    def add(self, trace: PromptTrace, reference: Tensor, predicted: Tensor) -> None:
-        self._prompts.append(_prompt_replay(trace, predicted))
-        self._agreement += _agreement_counts(trace, reference, predicted)
+    def add(
+        self, position: int, trace: PromptTrace, reference: Tensor, proposed: Proposals
+    ) -> None:
+        self._prompts[position] = _prompt_replay(trace, proposed)
+        self._agreement += _agreement_counts(trace, reference, proposed.token_ids)
 
-    def replay(self, folder: Path, traces: TraceFigures, num_draft_tokens: int) -> DraftReplay:
-        if not any(prompt.counts.num_steps for prompt in self._prompts):
+    def replay(
+        self,
+        folder: Path,
+        traces: TraceFigures,
+        num_draft_tokens: int,
+        draft_sampling: DraftSampling,
+    ) -> DraftReplay:
+        prompts = tuple(prompt for _, prompt in sorted(self._prompts.items()))
+        if not any(prompt.counts.num_steps for prompt in prompts):
             raise ReplayError(
                 folder,
                 f"no continuation is longer than num_draft_tokens = {num_draft_tokens}",
@@ -230,8 +172,9 @@ class _Tally:
         return DraftReplay(
             name=self._name,
             num_draft_tokens=num_draft_tokens,
+            draft_sampling=draft_sampling,
             traces=traces,
-            prompts=tuple(self._prompts),
+            prompts=prompts,
             first_step=FirstStepAgreement(
                 num_rows=rows,
                 num_equal=equal,
@@ -253,44 +196,64 @@ def _check_arguments(
         check_trace_fits(draft, traces)
 
 
-def _predictions(
-    draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
-) -> Tensor:
-    return draft_predictions(
-        draft.forward,
-        first_hidden(draft, traces, trace),
-        trace.token_ids,
-        first_row=trace.prompt_length - 1,
-        num_draft_tokens=num_draft_tokens,
-    )
+def _draft_temperature(traces: TraceFolder, draft_sampling: DraftSampling) -> float | None:
+    """At which a draft draws its proposals; None for one that proposes its most likely tokens.
+
+    Raises:
+        ReplayError: the traces do not say with which probabilities their tokens were drawn.
+    """
+    if draft_sampling == "greedy":
+        return None
+    manifest = traces.manifest
+    if not manifest.sampled:
+        raise ReplayError(
+            traces.folder,
+            "greedy traces: where the target chooses greedily, engines let the draft do so too",
+            fix="drop --draft-sampling, or record with a --temperature",
+        )
+    if not manifest.logprobs_as_sampled:
+        raise ReplayError(
+            traces.folder,
+            "holds raw log-probabilities, of another distribution than tokens were drawn from",
+            fix="record processed ones (vLLM: logprobs_mode processed_logprobs), or drop"
+            " --draft-sampling: most likely proposals need none",
+        )
+    return manifest.temperature
 
 
-def _recorded(trace: PromptTrace, predicted: Tensor) -> Tensor:
-    """[R, K] the tokens that the rows predict: entry (i, j) is token P + 1 + i + j."""
-    rows, depths = predicted.shape
-    after_first = trace.token_ids[trace.prompt_length + 1 :]
-    return after_first.unfold(0, depths, 1)[:rows] if rows else predicted
+def _proposed(
+    drafts: Sequence[LoadedDraft],
+    traces: TraceFolder,
+    batches: Sequence[Sequence[int]],
+    num_draft_tokens: int,
+    temperature: float | None,
+) -> Iterator[tuple[int, PromptTrace, list[Proposals]]]:
+    """Every prompt with its position in the traces, and what each draft proposes along it."""
+    for positions in batches:
+        batch = [traces.load(traces.manifest.prompts[position]) for position in positions]
+        found = [
+            proposals_of_batch(
+                draft, traces, batch, num_draft_tokens=num_draft_tokens, temperature=temperature
+            )
+            for draft in drafts
+        ]
+        yield from zip(positions, batch, map(list, zip(*found, strict=True)), strict=True)
 
 
-def _prompt_replay(trace: PromptTrace, predicted: Tensor) -> PromptReplay:
-    accepted = accepted_by_row(trace, predicted)
-    num_draft_tokens = predicted.shape[1]
+def _prompt_replay(trace: PromptTrace, proposed: Proposals) -> PromptReplay:
+    counts, every_position = prompt_counts(trace, proposed)
     return PromptReplay(
         id=trace.id,
         category=trace.category,
         prompt_sha256=trace.cluster_sha256,
-        counts=_histogram(rounds(accepted), num_draft_tokens),
-        every_position=_histogram(accepted, num_draft_tokens),
+        counts=counts,
+        every_position=every_position,
     )
-
-
-def _histogram(accepted: Sequence[int], num_draft_tokens: int) -> AcceptanceCounts:
-    return AcceptanceCounts(histogram=tuple(accepted.count(j) for j in range(num_draft_tokens + 1)))
 
 
 def _agreement_counts(trace: PromptTrace, reference: Tensor, predicted: Tensor) -> Tensor:
     """[4] int64 in the order of the fields of FirstStepAgreement."""
-    recorded = _recorded(trace, predicted)[:, 0]
+    recorded = recorded_tokens(trace, predicted)[:, 0]
     first, this = reference[:, 0], predicted[:, 0]
     hit_first, hit_this = first == recorded, this == recorded
     rows = torch.tensor(len(this))

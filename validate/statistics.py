@@ -15,10 +15,11 @@ class AcceptanceCounts:
     """How many verify steps accepted 0, 1, ... K draft tokens. Add counts; never average averages.
 
     Attributes:
-        histogram: [K + 1] steps by number of accepted draft tokens, the bonus token not counted.
+        histogram: [K + 1] steps by number of accepted draft tokens, the bonus token not counted;
+            whole numbers where steps were counted, any where they are expected (`expectation`).
     """
 
-    histogram: tuple[int, ...]
+    histogram: tuple[float, ...]
 
     def __add__(self, other: "AcceptanceCounts") -> "AcceptanceCounts":
         pairs = zip(self.histogram, other.histogram, strict=True)
@@ -30,17 +31,17 @@ class AcceptanceCounts:
         return len(self.histogram) - 1
 
     @property
-    def num_steps(self) -> int:
+    def num_steps(self) -> float:
         """Verify steps."""
         return sum(self.histogram)
 
     @property
-    def num_accepted_draft_tokens(self) -> int:
+    def num_accepted_draft_tokens(self) -> float:
         """Over all steps, without bonus tokens."""
         return sum(accepted * steps for accepted, steps in enumerate(self.histogram))
 
     @property
-    def num_emitted_tokens(self) -> int:
+    def num_emitted_tokens(self) -> float:
         """Accepted draft tokens and one bonus token per step."""
         return self.num_steps + self.num_accepted_draft_tokens
 
@@ -68,14 +69,14 @@ class AcceptanceCounts:
         reached = self._reached()
         return tuple(after / before if before else None for before, after in pairwise(reached))
 
-    def _reached(self) -> list[int]:
+    def _reached(self) -> list[float]:
         """[K + 1] steps that accepted at least 0 .. K draft tokens."""
         return [sum(self.histogram[j:]) for j in range(len(self.histogram))]
 
 
 def pooled(counts: Iterable[AcceptanceCounts], num_draft_tokens: int) -> AcceptanceCounts:
     """The sum of counts, zero steps for none."""
-    none = (0,) * (num_draft_tokens + 1)
+    none: tuple[float, ...] = (0,) * (num_draft_tokens + 1)
     columns = zip(none, *(one.histogram for one in counts), strict=True)
     return AcceptanceCounts(histogram=tuple(map(sum, columns)))
 

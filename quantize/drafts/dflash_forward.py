@@ -10,7 +10,16 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from .dflash_geometry import DFlashGeometry
-from .forward import Attend, BlockForward, OnInput, rms_norm, rotate, target_ids
+from .forward import (
+    Attend,
+    BlockForward,
+    OnInput,
+    embedding,
+    linear,
+    rms_norm,
+    rotate,
+    target_ids,
+)
 
 
 class DFlashForward(BlockForward):
@@ -29,9 +38,14 @@ class DFlashForward(BlockForward):
         self.on_input = on_input
         self.target_ids = target_ids(weights.get("d2t"))
 
+    @property
+    def num_logits(self) -> int:
+        """See `DraftForward.num_logits`."""
+        return self.geometry.draft_vocab_size
+
     def fuse(self, features: Tensor) -> Tensor:
         """c_t = hidden_norm(fc(features))."""
-        return self._norm("hidden_norm", F.linear(features, self.weights["fc.weight"]))
+        return self._norm("hidden_norm", linear(features, self.weights["fc.weight"]))
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """See `DraftForward.to_target`."""
@@ -56,7 +70,7 @@ class DFlashForward(BlockForward):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DraftForward.logits`."""
-        return F.linear(self._norm("norm", hidden), self.weights["lm_head.weight"])
+        return linear(self._norm("norm", hidden), self.weights["lm_head.weight"])
 
     def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
         """See `BlockForward.visible`; a window counts the query's own position.
@@ -71,7 +85,8 @@ class DFlashForward(BlockForward):
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings; a trained mask embedding stands for the row of the mask token."""
-        embedded = F.embedding(token_ids, self.weights["embed_tokens.weight"])
+        dtype = self.weights["norm.weight"].dtype
+        embedded = embedding(token_ids, self.weights["embed_tokens.weight"], dtype)
         if "mask_embedding" not in self.weights:
             return embedded
         is_mask = (token_ids == self.geometry.mask_token_id)[..., None]
@@ -108,4 +123,4 @@ class DFlashForward(BlockForward):
         return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        return F.linear(self.on_input(name, x), self.weights[f"{name}.weight"])
+        return linear(self.on_input(name, x), self.weights[f"{name}.weight"]).to(x.dtype)

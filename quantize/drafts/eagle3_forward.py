@@ -11,7 +11,16 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from .eagle3_geometry import Eagle3Geometry
-from .forward import Attend, ChainForward, OnInput, rms_norm, rotate, target_ids
+from .forward import (
+    Attend,
+    ChainForward,
+    OnInput,
+    embedding,
+    linear,
+    rms_norm,
+    rotate,
+    target_ids,
+)
 from .rope import RopeConfig
 
 
@@ -88,6 +97,11 @@ class Eagle3Forward(ChainForward):
         self.attention = attention
         self.target_ids = target_ids(weights.get("d2t"))
 
+    @property
+    def num_logits(self) -> int:
+        """See `DraftForward.num_logits`."""
+        return self.geometry.draft_vocab_size
+
     def fuse(self, features: Tensor) -> Tensor:
         """g_t = fc(features), input_norm or one fc_norm per target layer before it if asked."""
         if self.geometry.norm_before_fc:
@@ -123,11 +137,11 @@ class Eagle3Forward(ChainForward):
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """See `Modules.linear`."""
-        return self.kept_linear(name, self.on_input(name, x))
+        return self.kept_linear(name, self.on_input(name, x)).to(x.dtype)
 
     def kept_linear(self, name: str, x: Tensor) -> Tensor:
         """See `Modules.kept_linear`."""
-        return F.linear(x, self.weights[f"{name}.weight"])
+        return linear(x, self.weights[f"{name}.weight"])
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """See `Modules.norm`."""
@@ -139,7 +153,7 @@ class Eagle3Forward(ChainForward):
         """(input of the attention, residual): layer 0 reads [norm(embedding); norm(hidden)]."""
         if layer > 0:
             return self.norm(prefix + "input_layernorm", x), x
-        embedded = F.embedding(token_ids, self.weights["embed_tokens.weight"])
+        embedded = embedding(token_ids, self.weights["embed_tokens.weight"], x.dtype)
         e = self.norm(prefix + "input_layernorm", embedded)
         u = self.norm(prefix + "hidden_norm", x)
         return torch.cat((e, u), dim=-1), u if self.geometry.norm_before_residual else x

@@ -1,29 +1,41 @@
 """Building blocks of the drafts' forward maths, in torch.
 
-Shapes: B sequences, T rows, H heads, D head width, W hidden width. Everything runs in the dtype and
-on the device of the weights that it is given; norms and softmax in at least float32. Everything may
-be differentiated, with respect to weights and inputs.
+Shapes: B sequences, T rows, H heads, D head width, W hidden width. Everything runs on the device of
+the weights that it is given, in the dtype of their vectors: the norms. A matrix may be held in
+another dtype: products are computed in the wider one of its own and its input's. Norms and
+attention run in at least float32, as in engines. Everything may be differentiated, with respect to
+weights and inputs.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from .rope import RopeConfig, rope_frequencies
 
 OnInput = Callable[[str, Tensor], Tensor]
 """Called with (canonical module name, input [..., in_features]) before every attention and MLP
-linear; what it returns is multiplied by the weight. Rounds activations, or observes them."""
+linear; what it returns, in that dtype or a wider one, is multiplied by the weight. Rounds
+activations, or observes them."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """Attention over whatever keys the caller keeps: (layer, q [B,H,T,D], k [B,KV,T,D], v [B,KV,T,D'],
 softmax scale) -> [B,H,T,D']."""
 
+MAX_WIDENED = 2**24
+"""Elements of a weight that are widened at a time: 64 MB in float32."""
+
 
 class DraftForward(ABC):
     """What drafts of every kind do."""
+
+    @property
+    @abstractmethod
+    def num_logits(self) -> int:
+        """The draft vocabulary: the width of `logits`."""
 
     @abstractmethod
     def fuse(self, features: Tensor) -> Tensor:
@@ -111,6 +123,33 @@ def target_ids(d2t: Tensor | None) -> Tensor | None:
     return torch.arange(d2t.numel(), device=d2t.device) + d2t.to(torch.int64)
 
 
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """The product x weight^T in the wider of the two dtypes; a narrow weight is widened in parts.
+
+    Widening is exact, so the parts change the result by rounding only, and not at all where one
+    part is all: up to 16 M elements.
+
+    Args:
+        x: [..., in_features].
+        weight: [out_features, in_features].
+
+    Returns:
+        [..., out_features].
+    """
+    wide = torch.promote_types(x.dtype, weight.dtype)
+    x = x.to(wide)
+    if weight.dtype == wide:
+        return F.linear(x, weight)
+    rows = max(1, MAX_WIDENED // weight.shape[1])
+    parts = [F.linear(x, part.to(wide)) for part in weight.split(rows)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def embedding(token_ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows [..., W] of a table [V, W] that may be held in a narrower dtype."""
+    return F.embedding(token_ids, table).to(dtype)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Weight * x / sqrt(mean(x^2) + eps), the mean over the last axis in float32 or wider."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -151,9 +190,10 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Te
         scale: multiplies q k^T.
         visible: [T, S] bool, True where a query may look.
     """
+    dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     scores = (q @ k.transpose(-1, -2)) * scale
     scores = scores.masked_fill(~visible, float("-inf"))
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return scores.softmax(-1, dtype=wide).to(q.dtype) @ v
+    return (scores.softmax(-1) @ v).to(dtype)

@@ -24,11 +24,15 @@ E4M3_SMALLEST = 2.0**-9
 class InputRounding:
     """`OnInput` that rounds the inputs of quantized linears and leaves the others alone.
 
+    What it gives is exactly a code times its scale, in float32 at least: kernels multiply codes and
+    scale their sums, so that a narrower dtype would round once too often.
+
     Gradients go straight through, as if nothing were rounded: rounding itself has none.
 
     Args:
         activations: as declared.
-        scales: canonical module name of every quantized linear -> its stored scale, if any.
+        scales: canonical module name of every quantized linear -> its stored scale, if any, on the
+            device of the inputs.
         before: sees every input first; what it returns goes on.
     """
 
@@ -48,9 +52,8 @@ class InputRounding:
             x = self._before(name, x)
         if self._activations == "none" or name not in self._scales:
             return x
-        scale = self._scales[name]
-        scale = None if scale is None else scale.to(x.device)
-        rounded = self._rounded(x.detach().to(torch.float32), scale).to(x.dtype)
+        rounded = self._rounded(x.detach().to(torch.float32), self._scales[name])
+        rounded = rounded.to(torch.promote_types(x.dtype, torch.float32))
         return rounded + (x - x.detach()) if x.requires_grad else rounded
 
     def _rounded(self, x: Tensor, scale: Tensor | None) -> Tensor:

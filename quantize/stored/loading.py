@@ -21,10 +21,10 @@ from ..files.checkpoint import Checkpoint
 from .activations import InputRounding
 from .decode import floats, read_whole
 from .draft import StoredDraft
-from .parts import FLOAT_DTYPES
+from .layouts.scheme import Activations
+from .weights import blocks_of_bytes, held_dtype, read_weight
 
-_TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32,
-                 "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}  # fmt: skip
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,10 @@ class LoadedDraft:
 
     Attributes:
         name: of the folder.
-        weights: by canonical name, dequantized; d2t and t2d keep their dtype.
+        weights: by canonical name, dequantized; d2t and t2d keep their dtype. All on one device.
         quantized: canonical module names of the linears stored quantized; empty for BF16.
         linears: canonical module names of every attention and MLP linear.
+        activations: how inputs of quantized linears are rounded.
         forward: the maths over `weights`, rounding activations as the folder declares.
         fusion_sha256: over fc and the norms around it, which fused features depend on.
     """
@@ -46,14 +47,33 @@ class LoadedDraft:
     weights: Mapping[str, Tensor]
     quantized: tuple[str, ...]
     linears: tuple[str, ...]
+    activations: Activations
     forward: DraftForward
     fusion_sha256: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in; matrices may be held in another."""
+        return self.weights["norm.weight"].dtype
+
+    @property
+    def rounds_alone(self) -> bool:
+        """A token's inputs are rounded whatever other tokens go through the draft with it."""
+        return self.activations != "tensor-dynamic"
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is computed."""
+        return self.weights["norm.weight"].device
 
 
 def load_draft(
     folder: Path,
     *,
     dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    compact: bool = False,
+    like: LoadedDraft | None = None,
     on_input: OnInput | None = None,
     shared: Mapping[str, Tensor] | None = None,
     rope_theta: float | None = None,
@@ -62,7 +82,13 @@ def load_draft(
 
     Args:
         folder: the draft.
-        dtype: of the weights and of the computation.
+        dtype: of the computation and, unless compact, of the weights. In bfloat16 products are
+            those of engines: weights rounded to BF16 (codes times scale once; codes of linears
+            whose inputs are rounded too stay exact), sums in float32, results in BF16.
+        device: of the weights and of the computation.
+        compact: hold matrices as narrow as they are stored: the same results in half the memory,
+            for the time that widening them at each use takes.
+        like: a draft loaded alike; tensors that equal its own bit for bit are its own.
         on_input: sees the input of every attention and MLP linear before it is rounded; what it
             returns goes on.
         shared: the target's "embed_tokens.weight" [vocabulary, W] and "lm_head.weight"
@@ -79,15 +105,28 @@ def load_draft(
     stored = StoredDraft.read(checkpoint)
     draft, scheme = stored.draft, stored.scheme
     geometry = draft.geometry if rope_theta is None else _rebased(draft.geometry, rope_theta)
-    weights = {row.canonical: _weight(stored, row, dtype) for row in draft.rows}
-    weights |= _from_target(draft, shared or {}, dtype)
+    twins = like.weights if like else {}
+    weights = {
+        row.canonical: read_weight(
+            stored,
+            row,
+            held_dtype(stored, row, dtype, compact=compact),
+            device=device,
+            twin=twins.get(row.canonical),
+        )
+        for row in draft.rows
+    }
+    for name, table in _from_target(draft, shared or {}).items():
+        fits = torch.promote_types(table.dtype, dtype) == dtype
+        weights[name] = table.to(device, table.dtype if compact and fits else dtype)
     beside = draft.family.side_weights(draft.geometry, folder)
-    weights |= {name: weight.to(dtype) for name, weight in beside.items()}
+    weights |= {name: weight.to(device, dtype) for name, weight in beside.items()}
     linears = tuple(_module(r.canonical) for r in draft.rows if r.role in ("attention", "mlp"))
     quantized = {_module(row.canonical): row for row in draft.rows if stored.is_quantized(row)}
+    activations: Activations = scheme.activations if scheme else "none"
     rounding = InputRounding(
-        scheme.activations if scheme else "none",
-        {name: _input_scale(checkpoint, row) for name, row in quantized.items()},
+        activations,
+        {name: _input_scale(checkpoint, row, device) for name, row in quantized.items()},
         on_input,
     )
     return LoadedDraft(
@@ -97,6 +136,7 @@ def load_draft(
         weights=weights,
         quantized=tuple(sorted(quantized)),
         linears=linears,
+        activations=activations,
         forward=draft.family.forward(geometry, weights, rounding),
         fusion_sha256=_fusion_sha256(checkpoint, draft),
     )
@@ -114,25 +154,7 @@ def _rebased(geometry: Any, rope_theta: float) -> Any:
     return dataclasses.replace(geometry, rope=rope)
 
 
-def _weight(stored: StoredDraft, row: Row, dtype: torch.dtype) -> Tensor:
-    if stored.is_quantized(row):
-        if row.role not in ("attention", "mlp"):
-            raise CheckpointError(
-                stored.checkpoint.folder,
-                f"{_module(row.tensor.name)} is quantized; engines keep the {row.role} in floating"
-                " point",
-                fix="quantize attention and MLP linears only",
-            )
-        return torch.from_numpy(stored.linear(row).decoded().dequantized()).to(dtype)
-    tensor, block = row.tensor, read_whole(stored.checkpoint, row.tensor)
-    if tensor.dtype in FLOAT_DTYPES:
-        return torch.from_numpy(floats(block, tensor.dtype)).reshape(tensor.shape).to(dtype)
-    if tensor.dtype == "BOOL":
-        return torch.from_numpy(block != 0).reshape(tensor.shape)
-    return torch.from_numpy(block).view(_TORCH_DTYPES[tensor.dtype]).reshape(tensor.shape)
-
-
-def _input_scale(checkpoint: Checkpoint, row: Row) -> Tensor | None:
+def _input_scale(checkpoint: Checkpoint, row: Row, device: torch.device) -> Tensor | None:
     """The static scale of a linear's input, [] float32; None where it is not stored."""
     tensor = checkpoint.tensors.get(f"{_module(row.tensor.name)}.input_scale")
     if tensor is None:
@@ -144,12 +166,10 @@ def _input_scale(checkpoint: Checkpoint, row: Row) -> Tensor | None:
             f"{tensor.name}: expected a positive scale, got {scale}",
             fix="quantize again with calibration traces",
         )
-    return torch.tensor(scale)
+    return torch.tensor(scale, device=device)
 
 
-def _from_target(
-    draft: Draft, shared: Mapping[str, Tensor], dtype: torch.dtype
-) -> dict[str, Tensor]:
+def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The embedding and the head that the draft does not store itself."""
     specs = draft.family.tensor_specs(draft.geometry)
     found = {}
@@ -169,7 +189,7 @@ def _from_target(
                 f"{name}: expected shape {list(shape)}, the target's is {list(shared[name].shape)}",
                 fix="give the target that this draft was trained for",
             )
-        found[name] = shared[name].to(dtype)
+        found[name] = shared[name]
     return found
 
 
@@ -178,7 +198,8 @@ def _fusion_sha256(checkpoint: Checkpoint, draft: Draft) -> str:
     for row in sorted(draft.rows, key=lambda row: row.canonical):
         if row.canonical.startswith(draft.family.makes_features):
             digest.update(row.canonical.encode())
-            digest.update(read_whole(checkpoint, row.tensor).data)
+            for _, block in blocks_of_bytes(checkpoint, row.tensor):
+                digest.update(block.data)
     return digest.hexdigest()
 
 

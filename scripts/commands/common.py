@@ -12,11 +12,13 @@ from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
 from ...recipes import Recipe, load_recipe
 from ...recipes.schema import BackendName
+from ...validate.estimand import DraftSampling
 
 if TYPE_CHECKING:
+    import torch
+
     from ...calibration.target_tables import SharedTables
     from ...calibration.traces import TraceFolder
-    from ...quantize.stored.loading import LoadedDraft
 
 
 def open_draft(reference: str) -> tuple[DraftSource, Draft]:
@@ -51,15 +53,14 @@ def chosen_recipe(options: argparse.Namespace) -> Recipe:
     return recipe
 
 
-def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--traces`, `--num-draft-tokens` and `--target`."""
-    parser.add_argument("--traces", required=True, type=Path, metavar="T", help="trace folder")
-    add_num_draft_tokens(parser)
+def add_draft_sampling(parser: argparse.ArgumentParser) -> None:
+    """`--draft-sampling`."""
     parser.add_argument(
-        "--target",
-        type=Path,
-        metavar="M",
-        help="target folder, for drafts without embedding or head where the traces carry neither",
+        "--draft-sampling",
+        choices=typing.get_args(DraftSampling),
+        default="greedy",
+        help="how drafts choose their proposals for traces with a temperature, as served: their"
+        " most likely token (default), or drawn at that temperature",
     )
 
 
@@ -74,21 +75,28 @@ def add_num_draft_tokens(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_for_replay(
-    references: list[str], shared: "SharedTables", *, rope_theta: float | None = None
-) -> "list[LoadedDraft]":
-    """Load drafts with their weights in float32; `rope_theta` replaces that of their configs."""
-    from ...quantize.stored.loading import load_draft
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """`--device`."""
+    parser.add_argument(
+        "--device",
+        default="auto",
+        metavar="D",
+        help="auto (the first GPU that torch sees, else the CPU), cpu, cuda or cuda:I",
+    )
 
-    folders = [resolve_draft(reference).folder for reference in references]
-    return [load_draft(folder, shared=shared, rope_theta=rope_theta) for folder in folders]
 
+def shared_tables(
+    traces: "TraceFolder", target: Path | None, device: "torch.device"
+) -> "SharedTables":
+    """Embedding and head for drafts without: the target's if it is given, else the traces'.
 
-def shared_tables(traces: "TraceFolder", target: Path | None) -> "SharedTables":
-    """Embedding and head for drafts without: the target's if it is given, else the traces'."""
+    As they are stored, so that a draft that is loaded compact holds them so.
+    """
     from ...calibration.target_tables import TargetTables
 
-    return TargetTables.find(target).shared() if target else traces.tables()
+    if target:
+        return TargetTables.find(target).shared(None, device)
+    return traces.tables(None, device)
 
 
 def comma_numbers(text: str) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from ...quantize.files.staging import check_output, write_text
 from ...recipes.schema import PolicyName
 from ...validate.looks import Spending, parse_look
 from ..console import print_json, print_table, stdout, table
-from .common import add_replay_arguments, load_for_replay, shared_tables
-from .replay import print_replays, replay_loaded
+from .replay import print_replays
+from .replaying import add_replay_arguments, load_for_replay, replay_loaded
 
 if TYPE_CHECKING:
     from ...calibration.traces import TraceFolder
@@ -103,16 +103,15 @@ def run(options: argparse.Namespace) -> int:
     warnings = check_folders(baseline, candidate, unrelated=options.unrelated)
     traces = TraceFolder.open(options.traces)
     warnings += check_held_out(candidate.quantized_by, traces)
-    tables = shared_tables(traces, options.target)
-    loaded = load_for_replay(references, tables)
-    warnings += check_loaded(loaded[0], loaded[1], candidate, unrelated=options.unrelated)
+    loaded = load_for_replay(references, traces, options)
+    warnings += check_loaded(*loaded.drafts, candidate, unrelated=options.unrelated)
     warnings += _target_warnings(options.target, traces)
     warnings += other_policy_warnings(candidate.quantized_by, options.policy)
-    replays = replay_loaded(options, loaded, traces)
+    replays = replay_loaded(loaded, options)
     background = Background(
         baseline_sha256=baseline.sha256,
         candidate_sha256=candidate.sha256,
-        head_agreement=head_agreement(traces, tables),
+        head_agreement=head_agreement(traces, loaded.tables),
         expected_baseline=options.expect_baseline,
         unrelated=options.unrelated,
         warnings=warnings,

@@ -11,6 +11,7 @@ from ...quantize.lints import Lint, find_lints
 from ...quantize.plan import Plan, Step, make_plan
 from ..console import megabytes, print_json, progress_bar, stderr, stdout
 from .common import (
+    add_device,
     add_num_draft_tokens,
     add_recipe_arguments,
     chosen_recipe,
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input-scale", type=float, metavar="X", help="one static activation scale for all linears"
     )
     add_num_draft_tokens(parser)
+    add_device(parser)
     parser.add_argument(
         "--target",
         type=Path,
@@ -136,6 +138,7 @@ def _static_scales(plan: Plan, options: argparse.Namespace) -> "StaticScales | N
     """One constant, or measured on traces; None where neither is asked for."""
     if options.input_scale is None and options.traces is None:
         return None
+    from ...calibration.devices import resolve_device
     from ...calibration.feature_evidence import feature_evidence
     from ...calibration.static_scales import calibrated_scales, constant_scales, static_activations
     from ...calibration.traces import TraceFolder
@@ -146,8 +149,10 @@ def _static_scales(plan: Plan, options: argparse.Namespace) -> "StaticScales | N
         return constant_scales(plan, options.input_scale)
     static_activations(plan.recipe)
     traces = TraceFolder.open(options.traces)
-    shared = shared_tables(traces, options.target)
-    draft = load_draft(plan.draft.checkpoint.folder, shared=shared)
+    device = resolve_device(options.device)
+    shared = shared_tables(traces, options.target, device)
+    folder = plan.draft.checkpoint.folder
+    draft = load_draft(folder, device=device, compact=True, shared=shared)
     num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, [draft])
     with progress_bar("calibrate", len(traces)) as bar:
         found = calibrated_scales(

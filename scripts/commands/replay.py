@@ -5,13 +5,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..console import print_json, print_table, progress_bar, stdout, table
-from .common import add_replay_arguments, load_for_replay, shared_tables
+from ..console import print_json, print_table, stdout, table
+from .replaying import add_replay_arguments, load_for_replay, replay_loaded
 
 if TYPE_CHECKING:
-    from ...calibration.traces import TraceFolder
-    from ...quantize.stored.loading import LoadedDraft
-    from ...validate.replay import DraftReplay
+    from ...validate.draft_replay import DraftReplay
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    replays = replay_with_progress(options, rope_theta=options.rope_theta)
+    from ...calibration.traces import TraceFolder
+
+    traces = TraceFolder.open(options.traces)
+    loaded = load_for_replay(options.drafts, traces, options, rope_theta=options.rope_theta)
+    replays = replay_loaded(loaded, options)
     if options.json:
-        print_json([_mapping(replay) | {"rope_theta": options.rope_theta} for replay in replays])
+        how = {"rope_theta": options.rope_theta, "dtype": options.dtype}
+        print_json([_mapping(replay) | how for replay in replays])
     else:
         print_replays(replays)
         if problem := replays[0].traces.features.problem():
@@ -40,29 +43,6 @@ def run(options: argparse.Namespace) -> int:
         if options.rope_theta is not None:
             stdout().line(f"with rotary base {options.rope_theta:g}, not that of config.json")
     return 0
-
-
-def replay_with_progress(
-    options: argparse.Namespace, *, rope_theta: float | None = None
-) -> "Sequence[DraftReplay]":
-    """Load and replay `options.drafts`; `rope_theta` as in `load_draft`."""
-    from ...calibration.traces import TraceFolder
-
-    traces = TraceFolder.open(options.traces)
-    shared = shared_tables(traces, options.target)
-    drafts = load_for_replay(options.drafts, shared, rope_theta=rope_theta)
-    return replay_loaded(options, drafts, traces)
-
-
-def replay_loaded(
-    options: argparse.Namespace, drafts: "Sequence[LoadedDraft]", traces: "TraceFolder"
-) -> "Sequence[DraftReplay]":
-    """Replay with a progress bar."""
-    from ...validate.replay import chosen_num_draft_tokens, replay_drafts
-
-    num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, drafts)
-    with progress_bar("replay", len(traces)) as bar:
-        return replay_drafts(drafts, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set)
 
 
 def print_replays(replays: "Sequence[DraftReplay]") -> None:
@@ -73,9 +53,11 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
     num_draft_tokens = replays[0].num_draft_tokens
     positions = [f"pos {i + 1}" for i in range(num_draft_tokens)]
     numbers = ("acceptance length", "change", "steps", "accepted", *positions, "agreement")
+    traces = replays[0].traces
+    drawn = "" if traces.sampling is None else f" at temperature {traces.temperature:g}"
     found = table(
-        f"Replay, K = {num_draft_tokens}, {len(replays[0].prompts)} prompts,"
-        f" {replays[0].traces.repeated_8gram_share:.1%} of the 8-grams are repeats",
+        f"Replay, K = {num_draft_tokens}, {len(replays[0].prompts)} prompts{drawn},"
+        f" {traces.repeated_8gram_share:.1%} of the 8-grams are repeats",
         "draft",
         *numbers,
         right=numbers,
@@ -87,15 +69,21 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
             replay.name,
             f"{figures.mean_acceptance_length:.4f}",
             "" if replay is replays[0] else f"{change:+.2%}",
-            f"{figures.num_steps:,}",
-            f"{replay.counts.num_accepted_draft_tokens:,}",
+            _number(figures.num_steps),
+            _number(replay.counts.num_accepted_draft_tokens),
             *(f"{share:.3f}" for share in figures.survival),
             f"{replay.first_step.share:.2%}",
         )
     print_table(found)
 
 
+def _number(steps: float) -> str:
+    """Counted steps are whole, expected ones are not."""
+    return f"{steps:,}" if isinstance(steps, int) else f"{steps:,.1f}"
+
+
 def _mapping(replay: "DraftReplay") -> dict[str, object]:
+    from ...validate.estimand import estimand
     from ...validate.gate import draft_figures
 
     prompts = [
@@ -110,7 +98,11 @@ def _mapping(replay: "DraftReplay") -> dict[str, object]:
     ]
     return {
         **dataclasses.asdict(draft_figures(replay)),
+        "estimand": estimand(
+            replay.traces.temperature, replay.traces.sampling, replay.draft_sampling
+        ),
         "num_draft_tokens": replay.num_draft_tokens,
+        "draft_sampling": replay.draft_sampling,
         "traces": dataclasses.asdict(replay.traces),
         "first_step_agreement": replay.first_step.share,
         "prompts": prompts,

@@ -1,0 +1,120 @@
+"""The weights of a stored draft as tensors of torch, read and decoded a block of rows at a time.
+
+Held on the device and in the dtype that is asked for, or as narrow as they are stored; what equals
+a tensor that is held already is held once.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..drafts import Row
+from ..errors import CheckpointError
+from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
+from .decode import Bytes, read_rows
+from .draft import StoredDraft
+
+_TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32,
+                 "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}  # fmt: skip
+BLOCK_BYTES = 32 << 20  # as stored; decoding takes some eight times as much
+
+
+def held_dtype(stored: StoredDraft, row: Row, dtype: torch.dtype, *, compact: bool) -> torch.dtype:
+    """What a row of `stored.draft` is held in.
+
+    Args:
+        stored: the draft.
+        row: of it.
+        dtype: of the computation.
+        compact: matrices of a narrower dtype stay as they are stored, to be widened at each use.
+
+    Returns:
+        Integers as stored. For codes whose inputs are rounded too, float32 at least: kernels
+        multiply codes with codes and scale the sums, so that nothing is rounded but these.
+    """
+    if stored.is_quantized(row):
+        rounded = stored.scheme is not None and stored.scheme.activations != "none"
+        return torch.promote_types(dtype, torch.float32) if rounded else dtype
+    own = _TORCH_DTYPES[row.tensor.dtype]
+    if not own.is_floating_point:
+        return own
+    fits = len(row.tensor.shape) == 2 and torch.promote_types(own, dtype) == dtype
+    return own if compact and fits else dtype
+
+
+def read_weight(
+    stored: StoredDraft,
+    row: Row,
+    dtype: torch.dtype,
+    *,
+    device: torch.device,
+    twin: Tensor | None = None,
+) -> Tensor:
+    """A row of `stored.draft` as plain weights.
+
+    Args:
+        stored: the draft.
+        row: of it.
+        dtype: see `held_dtype`.
+        device: where to hold it.
+        twin: what another draft holds under this name, returned instead of a copy where every bit
+            of it is the same.
+
+    Raises:
+        CheckpointError: something other than an attention or MLP linear is quantized, or the
+            folder changed.
+    """
+    if stored.is_quantized(row) and row.role not in ("attention", "mlp"):
+        raise CheckpointError(
+            stored.checkpoint.folder,
+            f"{row.module} is quantized; engines keep the {row.role} in floating point",
+            fix="quantize attention and MLP linears only",
+        )
+    shape = row.tensor.shape
+    if twin is not None and (twin.dtype, twin.shape, twin.device.type) == (
+        dtype, torch.Size(shape), device.type
+    ):  # fmt: skip
+        blocks = _blocks(stored, row)
+        if all(_same_bits(block.to(twin.device, dtype), twin[at]) for at, block in blocks):
+            return twin
+    weight = torch.empty(shape, dtype=dtype, device=device)
+    for at, block in _blocks(stored, row):
+        weight[at] = block
+    return weight
+
+
+def blocks_of_bytes(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterator[tuple[slice, Bytes]]:
+    """The rows of a tensor and their bytes, some at a time; a tensor without axes is one row.
+
+    Raises:
+        CheckpointError: the file shrank or vanished while being read.
+    """
+    rows = tensor.shape[0] if tensor.shape else 1
+    for at in _slices(rows, tensor.nbytes):
+        yield at, read_rows(checkpoint, tensor, at.start, at.stop)
+
+
+def _blocks(stored: StoredDraft, row: Row) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of a weight and their values, in the dtype of the file or as decoded, float32."""
+    if stored.is_quantized(row):
+        linear = stored.linear(row)
+        for at in _slices(linear.out_features, row.tensor.numel * 2):
+            yield at, torch.from_numpy(linear.decoded(range(at.start, at.stop)).dequantized())
+        return
+    tensor = row.tensor
+    for at, block in blocks_of_bytes(stored.checkpoint, tensor):
+        found = torch.from_numpy(block)
+        found = found != 0 if tensor.dtype == "BOOL" else found.view(_TORCH_DTYPES[tensor.dtype])
+        yield at, found.reshape(-1, *tensor.shape[1:]) if tensor.shape else found
+
+
+def _slices(rows: int, nbytes: int) -> Iterator[slice]:
+    step = max(1, BLOCK_BYTES * rows // max(nbytes, 1))
+    return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Also of NaN, and of the sign of zero."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

@@ -1,0 +1,182 @@
+"""Prompts in batches: which go together, and that a batch counts what single prompts count."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration import batches, draft_inputs
+from draftquant.calibration.batches import batches_of, proposals_of_batch
+from draftquant.calibration.decoding import GREEDY, Decoding
+from draftquant.calibration.draft_inputs import first_hidden
+from draftquant.calibration.predictions import draft_proposals
+from draftquant.calibration.prompts import Prompt, read_prompts
+from draftquant.calibration.record import record_traces
+from draftquant.calibration.trace_manifest import TraceEntry
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.validate.replay import chosen_num_draft_tokens, replay_drafts
+
+PAIRS = Path(__file__).parent / "pairs"
+LAYERS = {"eagle3-llama": (0, 1, 2), "eagle3-mla": (1, 2, 3), "dflash": (0, 1, 2)}
+NUM_PROMPTS = 10
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def entry(prompt_length: int, num_tokens: int) -> TraceEntry:
+    return TraceEntry(
+        id="", category="", prompt_length=prompt_length, num_tokens=num_tokens, file=""
+    )
+
+
+ENTRIES = [entry(p, p + n) for p, n in itertools.product((40, 8, 90), (30, 5))]
+
+
+@pytest.mark.parametrize(("max_tokens", "max_prompts"), [(200, None), (1, None), (4096, 2)])
+def test_every_prompt_is_in_one_batch(max_tokens: int, max_prompts: int | None) -> None:
+    found = batches_of(ENTRIES, max_tokens=max_tokens, max_prompts=max_prompts)
+    assert sorted(itertools.chain(*found)) == list(range(len(ENTRIES)))
+    for batch in found:
+        longest = max(ENTRIES[i].num_tokens for i in batch)
+        if max_prompts is None:
+            assert len(batch) == 1 or len(batch) * longest <= max_tokens
+        else:
+            assert len(batch) == max_prompts
+    lengths = [ENTRIES[i].prompt_length for batch in found for i in batch]
+    assert lengths == sorted(lengths)
+
+
+def test_batches_by_hand() -> None:
+    # Their tokens by length of the prompt: 13, 38, 45, 70, 95, 120.
+    assert batches_of(ENTRIES, max_tokens=140) == [[3, 2, 1], [0], [5], [4]]
+    assert batches_of(ENTRIES, max_tokens=135) == [[3, 2, 1], [0], [5], [4]]
+    assert batches_of(ENTRIES, max_tokens=134) == [[3, 2], [1], [0], [5], [4]]
+    assert batches_of(ENTRIES, max_prompts=4) == [[3, 2, 1, 0], [5, 4]]
+    assert batches_of([]) == []
+
+
+def recorded(out: Path, pair: str, decoding: Decoding = GREEDY) -> TraceFolder:
+    """Prompts of 12 to 48 tokens, so that rows of a batch differ at both ends."""
+    prompts = [
+        Prompt(id=p.id, category=p.category, token_ids=p.token_ids[-12 - 4 * (i % 10) :])
+        for i, p in enumerate(read_prompts(PAIRS / pair / "prompts.jsonl")[:NUM_PROMPTS])
+    ]
+    return record_traces(
+        PAIRS / pair / "target",
+        prompts,
+        out,
+        max_new_tokens=40,
+        decoding=decoding,
+        aux_layer_ids=LAYERS[pair],
+        table_ids=(0,),
+    )
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def traces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
+    return recorded(tmp_path_factory.mktemp("batches") / request.param, request.param)
+
+
+def draft_of(traces: TraceFolder, **options: Any) -> LoadedDraft:
+    return load_draft(PAIRS / traces.folder.name / "draft", shared=traces.tables(), **options)
+
+
+def test_a_batch_counts_what_single_prompts_count(traces: TraceFolder) -> None:
+    """Logits differ by rounding; a nearly equal pair of them would show as another count."""
+    draft = draft_of(traces)
+    k = chosen_num_draft_tokens(None, [draft])
+    single = replay_drafts([draft], traces, num_draft_tokens=k, batch_size=1)[0]
+    assert single.counts.num_steps > 20 * NUM_PROMPTS / 4
+    for options in ({}, {"batch_size": 3}, {"max_tokens": 200}, {"batch_size": 99}):
+        (batched,) = replay_drafts([draft], traces, num_draft_tokens=k, **options)
+        assert batched.prompts == single.prompts  # in the order of the traces too
+        assert batched.first_step == single.first_step
+        assert dataclasses.replace(batched.traces, features=single.traces.features) == single.traces
+
+
+def test_hidden_states_of_a_batch_are_those_of_single_prompts(traces: TraceFolder) -> None:
+    draft = draft_of(traces, dtype=torch.float64)
+    batch = list(traces)
+    lengths = {trace.num_tokens for trace in batch}
+    assert len(lengths) > 3
+    found = proposals_of_batch(draft, traces, batch, num_draft_tokens=3)
+    together = draft_inputs.first_hidden_of_batch(draft, traces, batch)
+    for i, trace in enumerate(batch):
+        alone = first_hidden(draft, traces, trace)
+        torch.testing.assert_close(together[i, : len(alone)], alone, rtol=0, atol=1e-12)
+        expected = draft_proposals(
+            draft.forward,
+            alone,
+            trace.token_ids,
+            first_row=trace.prompt_length - 1,
+            num_draft_tokens=3,
+        )
+        assert torch.equal(found[i].token_ids, expected.token_ids)
+        assert found[i].recorded_logprobs is expected.recorded_logprobs is None
+
+
+def test_drawn_proposals_in_a_batch(tmp_path: Path) -> None:
+    drawn = recorded(tmp_path / "eagle3-llama", "eagle3-llama", Decoding(temperature=0.8))
+    draft = draft_of(drawn)
+    for parts in (2**26, 7 * draft.forward.num_logits):  # logits in one part, and seven rows each
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("draftquant.calibration.predictions.MAX_LOGITS", parts)
+            single, batched = (
+                replay_drafts(
+                    [draft],
+                    drawn,
+                    num_draft_tokens=3,
+                    draft_sampling="probabilistic",
+                    batch_size=size,
+                )[0]
+                for size in (1, None)
+            )
+        for one, other in zip(single.prompts, batched.prompts, strict=True):
+            assert one.id == other.id
+            for ours, theirs in zip(one.counts.histogram, other.counts.histogram, strict=True):
+                assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_one_scale_for_a_call_is_not_shared_by_prompts(
+    traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = draft_of(traces)
+    assert draft.rounds_alone
+    whole = dataclasses.replace(draft, activations="tensor-dynamic")
+    assert not whole.rounds_alone
+    sizes: list[int] = []
+    original = batches.proposals_of_batch
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        sizes.append(len(arguments[2]))
+        return original(*arguments, **options)
+
+    monkeypatch.setattr("draftquant.validate.replay.proposals_of_batch", noted)
+    replay_drafts([draft, whole], traces, num_draft_tokens=3)
+    assert sizes == [1] * 2 * NUM_PROMPTS
+
+
+def test_a_batch_of_prompts_too_short_for_a_round(traces: TraceFolder) -> None:
+    draft = draft_of(traces)
+    trace = traces.load(traces.manifest.prompts[0])
+    end = trace.prompt_length + 2
+    short = dataclasses.replace(
+        trace,
+        token_ids=trace.token_ids[:end],
+        features=trace.features[: end - 1],
+        target_top1=trace.target_top1[: end - 1],
+    )
+    alone, beside = (
+        proposals_of_batch(draft, traces, batch, num_draft_tokens=3)[0].token_ids
+        for batch in ([short], [short, trace])
+    )
+    assert alone.shape == beside.shape == (0, 3)

@@ -1,0 +1,232 @@
+"""Drafts held as narrow as they are stored, once where they are equal, and run in BF16."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from draftquant.calibration.chain import chain_passes
+from draftquant.quantize.drafts import forward, read_draft
+from draftquant.quantize.drafts.forward import linear, softmax_attention
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored import weights as stored_weights
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.recipes import load_recipe
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+PAIRS = Path(__file__).parent / "pairs"
+FAMILIES = ("eagle3-llama", "eagle3-mla", "dflash")
+RECIPES = ("mi325x-w4a8", "int4-group128", "fp8-ptpc", "mi325x-int4-awq")
+CASES = [
+    *((family, recipe) for family in FAMILIES for recipe in ("", RECIPES[0])),
+    *(("eagle3-llama", recipe) for recipe in RECIPES[1:]),
+]
+KEPT = ("embed_tokens.weight", "lm_head.weight", "fc.weight", "norm.weight")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """(family, recipe) -> the shipped draft quantized so; recipe "" is the draft itself."""
+    root, made = tmp_path_factory.mktemp("compact"), {}
+    for family in FAMILIES:
+        source = PAIRS / family / "draft"
+        made[family, ""] = source
+        for name in [recipe for of, recipe in CASES if of == family and recipe]:
+            recipe = dataclasses.replace(load_recipe(name), backend="torch")
+            out = root / f"{family}-{name}"
+            plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
+            quantize_draft(plan, out, source=DraftSource(folder=source))
+            made[family, name] = out
+    return made
+
+
+def tables(family: str) -> dict[str, Tensor]:
+    """Of the target, for DFlash."""
+    tensors = load_file(PAIRS / family / "target" / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    head = tensors.get("lm_head.weight", embedding)
+    return {"embed_tokens.weight": embedding, "lm_head.weight": head}
+
+
+def loaded(folder: Path, family: str, **options: Any) -> LoadedDraft:
+    return load_draft(folder, shared=tables(family), **options)
+
+
+def some_logits(draft: LoadedDraft, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    width = draft.weights["norm.weight"].shape[0]
+    hidden = torch.randn((2, 9, width), generator=generator).to(draft.dtype)
+    return draft.forward.logits(hidden)
+
+
+# ---- compact
+
+
+@pytest.mark.parametrize(("family", "recipe"), CASES)
+def test_compact_drafts_compute_the_same_bits(
+    family: str, recipe: str, folders: dict[tuple[str, str], Path]
+) -> None:
+    wide = loaded(folders[family, recipe], family)
+    compact = loaded(folders[family, recipe], family, compact=True)
+    assert compact.weights.keys() == wide.weights.keys()
+    for name, weight in compact.weights.items():
+        narrow = weight.dim() == 2 and name.removesuffix(".weight") not in compact.quantized
+        assert weight.dtype == (torch.bfloat16 if narrow else wide.weights[name].dtype), name
+        assert torch.equal(weight.to(wide.weights[name].dtype), wide.weights[name])
+    assert torch.equal(some_logits(compact), some_logits(wide))
+    assert (compact.dtype, compact.device) == (torch.float32, torch.device("cpu"))
+
+
+def test_a_narrow_weight_is_widened_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one part it is the product with the wide weight, bit for bit; in parts, of the parts."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((3, 5, 32), generator=generator)
+    weight = torch.randn((50, 32), generator=generator).bfloat16()
+    whole = F.linear(x, weight.float())
+    assert torch.equal(linear(x, weight), whole)
+    monkeypatch.setattr(forward, "MAX_WIDENED", 7 * 32 + 5)
+    parts = [F.linear(x, part.float()) for part in weight.split(7)]
+    assert torch.equal(linear(x, weight), torch.cat(parts, dim=-1))
+    torch.testing.assert_close(linear(x, weight), whole, rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(forward, "MAX_WIDENED", 1)  # never less than a row
+    torch.testing.assert_close(linear(x, weight), whole, rtol=1e-5, atol=1e-5)
+    assert linear(x.bfloat16(), weight).dtype == torch.bfloat16
+    assert linear(x.bfloat16(), weight.float()).dtype == torch.float32
+
+
+def test_weights_are_read_in_blocks(
+    folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codes, transposed codes (AWQ) and plain weights alike; a block of one row at the least."""
+    for recipe in ("", *RECIPES):
+        folder = folders["eagle3-llama", recipe]
+        whole = loaded(folder, "eagle3-llama")
+        for nbytes in (1, 10_000):
+            with monkeypatch.context() as patch:
+                patch.setattr(stored_weights, "BLOCK_BYTES", nbytes if recipe else nbytes * 50)
+                parts = loaded(folder, "eagle3-llama")
+            for name, weight in whole.weights.items():
+                assert torch.equal(parts.weights[name], weight), name
+            assert parts.fusion_sha256 == whole.fusion_sha256
+
+
+# ---- once
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_equal_is_held_once(family: str, folders: dict[tuple[str, str], Path]) -> None:
+    shared = tables(family)
+    first = load_draft(folders[family, ""], shared=shared, compact=True)
+    second = load_draft(folders[family, RECIPES[0]], shared=shared, compact=True, like=first)
+    for name, weight in second.weights.items():
+        same = name.removesuffix(".weight") not in second.quantized
+        assert (weight is first.weights[name]) == same, name
+    assert set(KEPT) <= {name for name, w in second.weights.items() if w is first.weights[name]}
+    wide = load_draft(folders[family, RECIPES[0]], shared=shared, like=first)
+    own = wide.weights["fc.weight"]
+    assert own is not first.weights["fc.weight"]
+    assert own.dtype == torch.float32
+
+
+def test_one_bit_makes_another_tensor(tmp_path: Path) -> None:
+    source = PAIRS / "eagle3-llama" / "draft"
+    first = load_draft(source, compact=True)
+    folder = tmp_path / "other"
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["fc.weight"][-1, -1] *= -1
+    tensors["lm_head.weight"][0, 0] = torch.nan  # equal to nothing, the same bits all the same
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    other = load_draft(folder, compact=True, like=first)
+    assert other.weights["fc.weight"] is not first.weights["fc.weight"]
+    assert torch.equal(other.weights["fc.weight"], tensors["fc.weight"])
+    assert other.weights["embed_tokens.weight"] is first.weights["embed_tokens.weight"]
+    again = load_draft(folder, compact=True, like=other)
+    assert all(weight is other.weights[name] for name, weight in again.weights.items())
+
+
+def test_a_quantized_head_is_refused_before_it_is_read(
+    folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_weights.StoredDraft, "is_quantized", lambda *_: True)
+    with pytest.raises(CheckpointError, match=r"is quantized; engines keep the .* in floating"):
+        loaded(folders["eagle3-llama", ""], "eagle3-llama")
+
+
+# ---- bfloat16
+
+
+def test_what_is_held_in_bfloat16(folders: dict[tuple[str, str], Path]) -> None:
+    """Codes stay exact where inputs are rounded too, else the product with the scale is rounded."""
+    for recipe, held in (("mi325x-w4a8", torch.float32), ("int4-group128", torch.bfloat16)):
+        folder = folders["eagle3-llama", recipe]
+        exact = loaded(folder, "eagle3-llama")
+        draft = loaded(folder, "eagle3-llama", dtype=torch.bfloat16, compact=True)
+        assert draft.dtype == torch.bfloat16
+        for name, weight in draft.weights.items():
+            quantized = name.removesuffix(".weight") in draft.quantized
+            assert weight.dtype == (held if quantized else torch.bfloat16), name
+            assert torch.equal(weight, exact.weights[name].to(weight.dtype)), name
+
+
+def test_rounded_inputs_are_multiplied_exactly_and_rounded_once(
+    folders: dict[tuple[str, str], Path],
+) -> None:
+    """FP8 per channel and token: codes times codes, summed wide, then both scales, then BF16."""
+    folder = folders["eagle3-llama", "fp8-ptpc"]
+    draft = loaded(folder, "eagle3-llama", dtype=torch.bfloat16)
+    tensors, name = load_file(folder / "model.safetensors"), "self_attn.q_proj"
+    codes = tensors[f"midlayer.{name}.weight"].double()
+    scale = tensors[f"midlayer.{name}.weight_scale"].double().reshape(1, -1)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((40, codes.shape[1]), generator=generator).bfloat16()
+    token_scale = (x.float().abs().amax(-1, keepdim=True) / 448).double()
+    inputs = (x.float() / token_scale.float()).to(torch.float8_e4m3fn).double()
+    expected = (inputs @ codes.T) * token_scale * scale
+    got: Tensor = draft.forward.linear(f"layers.0.{name}", x)  # type: ignore[attr-defined]
+    assert got.dtype == torch.bfloat16
+    # A sum of 512 float32 terms may end on the other side of a midpoint between two BF16 values.
+    assert (got != expected.bfloat16()).double().mean() < 0.01
+    ulp = 2.0 ** (expected.abs().log2().floor() - 7)
+    assert ((got.double() - expected).abs() / ulp).max() < 0.51
+
+
+def test_attention_in_bfloat16_is_rounded_at_its_end_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((1, 4, 6, 16), generator=generator).bfloat16() * 3 for _ in range(3))
+    visible = torch.ones(6, 6, dtype=torch.bool).tril()
+    exact = softmax_attention(q.double(), k.double(), v.double(), 0.25, visible)
+    found = softmax_attention(q, k, v, 0.25, visible)
+    assert found.dtype == torch.bfloat16
+    assert (found != exact.bfloat16()).double().mean() < 0.02
+
+
+@pytest.mark.parametrize("family", FAMILIES[:2])
+def test_a_chain_in_bfloat16_is_near_the_reference(
+    family: str, folders: dict[tuple[str, str], Path]
+) -> None:
+    """A BF16 value has 8 bits: errors of some 2^-8 per operation, not of the size of the values."""
+    reference = loaded(folders[family, ""], family)
+    served = loaded(folders[family, ""], family, dtype=torch.bfloat16, compact=True)
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn((2, 12, reference.weights["fc.weight"].shape[1]), generator=generator)
+    token_ids = torch.randint(1000, (2, 13), generator=generator)
+
+    def hidden(draft: LoadedDraft) -> Tensor:
+        first = draft.forward.fuse(features.to(draft.dtype))
+        passes = chain_passes(draft.forward, first, token_ids, rows=range(1, 9), num_draft_tokens=3)
+        return torch.cat([one.hidden.flatten(0, -2) for one in passes])
+
+    with torch.no_grad():
+        wide, narrow = hidden(reference), hidden(served)
+    assert narrow.dtype == torch.bfloat16
+    error = (narrow.float() - wide).norm() / wide.norm()
+    assert 2.0**-10 < error < 2.0**-5

@@ -1,0 +1,176 @@
+"""How a target's text is continued: the distribution drawn from, and what is recorded of it."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.calibration.decoding import Decoding, TokenChooser, processed_logprobs
+from draftquant.calibration.errors import TraceError
+from draftquant.calibration.prompts import Prompt
+from draftquant.calibration.record import record_traces
+from tied_pair import prompt_tokens, save_target
+from transformers import (
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+LOGITS = torch.randn((5, 64), generator=torch.Generator().manual_seed(0)) * 3
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 1e-6])
+@pytest.mark.parametrize("top_k", [0, 1, 10, 64, 100])
+def test_the_distribution_is_that_of_transformers(
+    temperature: float, top_p: float, top_k: int
+) -> None:
+    expected = TemperatureLogitsWarper(temperature)(None, LOGITS)
+    if top_k:
+        expected = TopKLogitsWarper(top_k)(None, expected)
+    expected = TopPLogitsWarper(top_p)(None, expected)
+    decoding = Decoding(temperature=temperature, top_p=top_p, top_k=top_k)
+    got = processed_logprobs(LOGITS, decoding)
+    torch.testing.assert_close(got, expected.log_softmax(-1))
+    assert torch.equal(got == -torch.inf, expected == -torch.inf)
+
+
+def test_draws_have_the_law_that_is_recorded() -> None:
+    """A chi-squared test of 20,000 draws of one row, at a level of one in a thousand."""
+    from scipy import stats
+
+    decoding = Decoding(temperature=3.0, top_p=0.95)
+    rows = 20_000
+    chooser = TokenChooser(decoding, [(i,) for i in range(rows)])
+    chosen = chooser.choose(LOGITS[:1].expand(rows, -1))
+    logprobs = processed_logprobs(LOGITS[:1], decoding)[0]
+    assert chosen.logprob is not None
+    assert torch.equal(chosen.logprob, logprobs[chosen.token_ids])
+    expected = logprobs.double().exp() * rows
+    found = torch.bincount(chosen.token_ids, minlength=64).double()
+    assert bool((found[expected == 0] == 0).all())
+    kept = expected > 0
+    assert int(kept.sum()) > 10
+    assert stats.chisquare(found[kept], expected[kept] * rows / expected.sum()).pvalue > 1e-3
+
+
+def test_a_prompt_draws_alike_in_any_batch() -> None:
+    decoding = Decoding(temperature=1.0, seed=3)
+    prompts = [(1, 2), (3, 4), (5, 6)]
+    together = TokenChooser(decoding, prompts).choose(LOGITS[:3]).token_ids
+    alone = [
+        TokenChooser(decoding, [prompt]).choose(LOGITS[i : i + 1]).token_ids
+        for i, prompt in enumerate(prompts)
+    ]
+    assert torch.equal(together, torch.cat(alone))
+    flat = torch.zeros((3, 10_000))
+    seeds = [
+        TokenChooser(Decoding(temperature=1.0, seed=s), prompts).choose(flat).token_ids
+        for s in (0, 1)
+    ]
+    assert not torch.equal(*seeds)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("decoding") / "target")
+
+
+PROMPTS = [
+    Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(3, 9))
+]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_sampled_traces_hold_the_probabilities_that_were_drawn_from(
+    target: Path, tmp_path: Path, batch_size: int
+) -> None:
+    """Against the target itself, which reads the recorded text again."""
+    from transformers import AutoModelForCausalLM
+
+    decoding = Decoding(temperature=0.7, top_p=0.9, top_k=20, num_top_logprobs=2)
+    traces = record_traces(
+        target,
+        PROMPTS,
+        tmp_path / "traces",
+        max_new_tokens=12,
+        decoding=decoding,
+        aux_layer_ids=(0, 1, 2),
+        batch_size=batch_size,
+    )
+    assert traces.manifest.temperature == 0.7
+    assert traces.manifest.logprobs_as_sampled
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    drawn = 0
+    for trace in traces:
+        with torch.inference_mode():
+            logits = model(trace.token_ids[None]).logits[0, :-1]
+        assert torch.equal(logits.argmax(-1), trace.target_top1)
+        start = trace.prompt_length
+        logprobs = processed_logprobs(logits[start - 1 :], decoding)
+        emitted = trace.token_ids[start:]
+        expected = logprobs.gather(1, emitted[:, None])[:, 0]
+        assert trace.token_logprob is not None
+        assert trace.top_logprobs is not None
+        torch.testing.assert_close(trace.token_logprob, expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(trace.top_logprobs, logprobs.topk(2).values, atol=1e-4, rtol=0)
+        drawn += int((emitted != trace.target_top1[start - 1 :]).sum())
+    assert drawn > 0
+
+
+def test_the_seed_and_the_batch_say_all(target: Path, tmp_path: Path) -> None:
+    def texts(name: str, batch_size: int, seed: int) -> list[tuple[int, ...]]:
+        traces = record_traces(
+            target,
+            PROMPTS,
+            tmp_path / name,
+            max_new_tokens=12,
+            decoding=Decoding(temperature=1.0, seed=seed),
+            aux_layer_ids=(0, 1, 2),
+            batch_size=batch_size,
+        )
+        return [trace.continuation for trace in traces]
+
+    first = texts("a", 1, 0)
+    assert texts("b", 3, 0) == first
+    assert texts("c", 1, 1) != first
+
+
+def test_greedy_text_may_have_its_raw_probabilities(target: Path, tmp_path: Path) -> None:
+    traces = record_traces(
+        target,
+        PROMPTS,
+        tmp_path / "traces",
+        max_new_tokens=6,
+        decoding=Decoding(logprobs=True, num_top_logprobs=2),
+        aux_layer_ids=(0, 1, 2),
+    )
+    spec = traces.manifest.logprobs
+    assert spec is not None
+    assert (spec.kind, spec.num_top) == ("raw", 2)
+    for trace in traces:
+        assert trace.token_logprob is not None
+        assert trace.top_token_ids is not None
+        assert trace.top_logprobs is not None
+        assert torch.equal(trace.top_token_ids[:, 0], trace.token_ids[trace.prompt_length :])
+        assert torch.equal(trace.top_logprobs[:, 0], trace.token_logprob)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"temperature": -0.1}, "--temperature"),
+        ({"temperature": float("nan")}, "--temperature"),
+        ({"temperature": float("inf")}, "--temperature"),
+        ({"temperature": 1.0, "top_p": 0.0}, "--top-p"),
+        ({"temperature": 1.0, "top_p": 1.1}, "--top-p"),
+        ({"temperature": 1.0, "top_k": -1}, "--top-k"),
+        ({"num_top_logprobs": -1}, "--top-logprobs"),
+        ({"top_p": 0.9}, "--temperature"),
+        ({"top_k": 5}, "--temperature"),
+    ],
+)
+def test_values_out_of_range(changes: dict[str, float], where: str) -> None:
+    with pytest.raises(TraceError, match=r"expected|greedy") as caught:
+        dataclasses.replace(Decoding(), **changes)  # type: ignore[arg-type]
+    assert caught.value.where == where

@@ -1,0 +1,71 @@
+"""Expected rounds of drawn proposals: by enumeration of all that can happen, and by simulation."""
+
+import math
+
+import pytest
+import torch
+from draftquant.validate.expectation import (
+    acceptance_probabilities,
+    expected_rounds,
+    outcome_probabilities,
+    rounds_at_every_row,
+)
+from draftquant.validate.rounds import rounds
+from torch import Tensor
+
+
+def enumerated(outcomes: list[list[float]], row: int = 0) -> list[float]:
+    """Expected rounds by what they accept, from a row on: every way through, one by one."""
+    expected = [0.0] * len(outcomes[0])
+    if row >= len(outcomes):
+        return expected
+    for accepted, probability in enumerate(outcomes[row]):
+        expected[accepted] += probability
+        for j, count in enumerate(enumerated(outcomes, row + accepted + 1)):
+            expected[j] += probability * count
+    return expected
+
+
+def random_acceptance(rows: int, depths: int, seed: int = 0) -> Tensor:
+    return torch.rand((rows, depths), generator=torch.Generator().manual_seed(seed)).double()
+
+
+@pytest.mark.parametrize("depths", [1, 2, 3, 7])
+@pytest.mark.parametrize("rows", [1, 2, 5, 9])
+def test_expected_rounds_are_those_of_every_way_through(rows: int, depths: int) -> None:
+    outcomes = outcome_probabilities(random_acceptance(rows, depths))
+    counts = expected_rounds(outcomes)
+    assert counts.histogram == pytest.approx(enumerated(outcomes.tolist()), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_certain_acceptance_counts_rounds(seed: int) -> None:
+    """Where every c is 0 or 1 the expectation is what happens."""
+    hits = (random_acceptance(40, 3, seed) < 0.6).double()
+    outcomes = outcome_probabilities(hits)
+    accepted = hits.long().cumprod(dim=1).sum(dim=1).tolist()
+    steps = rounds(accepted)
+    assert expected_rounds(outcomes).histogram == tuple(steps.count(j) for j in range(4))
+    assert rounds_at_every_row(outcomes).histogram == tuple(accepted.count(j) for j in range(4))
+
+
+def test_outcomes_are_a_law() -> None:
+    acceptance = random_acceptance(6, 4)
+    outcomes = outcome_probabilities(acceptance)
+    assert outcomes.sum(dim=1).tolist() == pytest.approx([1.0] * 6)
+    first = acceptance[0].tolist()
+    assert outcomes[0].tolist() == pytest.approx(
+        [math.prod(first[:j]) * (1 - first[j]) for j in range(4)] + [math.prod(first)]
+    )
+
+
+def test_acceptance_is_a_ratio_and_at_most_one() -> None:
+    q = torch.tensor([[0.2, 0.9, 0.0]]).log()
+    p = torch.tensor([[0.4, 0.3, 0.5]]).log()
+    assert acceptance_probabilities(q, p).tolist() == [pytest.approx([0.5, 1.0, 0.0])]
+
+
+def test_no_row_no_round() -> None:
+    outcomes = outcome_probabilities(random_acceptance(0, 3))
+    assert expected_rounds(outcomes).num_steps == 0
+    assert rounds_at_every_row(outcomes).num_steps == 0

@@ -1,0 +1,253 @@
+"""The memory of a replay: estimated from headers, printed, and refused where it does not fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration import batches, memory
+from draftquant.calibration.errors import DeviceError
+from draftquant.calibration.memory import MemoryEstimate, estimate_replay
+from draftquant.calibration.prompt_trace import PromptTrace
+from draftquant.calibration.trace_manifest import FeatureSpec, TargetIdentity
+from draftquant.calibration.trace_writer import trace_output
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.scripts.cli import main
+from safetensors.torch import load_file, save_file
+from tiny import edit_json
+
+PAIRS = Path(__file__).parent / "pairs"
+PAIR = PAIRS / "eagle3-llama"
+CPU = torch.device("cpu")
+WIDTH, VOCAB = 256, 1024
+
+
+def traces_of(
+    out: Path, *, num_layers: int = 4, layers: tuple[int, ...] = (0, 1, 2), num_prompts: int = 6
+) -> TraceFolder:
+    """Random text and features of a target like that of the pairs; some prompts are longer."""
+    generator = torch.Generator().manual_seed(0)
+    target = TargetIdentity(
+        name="target",
+        config_sha256=None,
+        weights_sha256=None,
+        num_layers=num_layers,
+        vocab_size=VOCAB,
+    )
+    width = len(layers) * WIDTH
+    spec = FeatureSpec(
+        kind="aux", width=width, dtype="bfloat16", aux_layer_ids=layers, fusion_sha256=None
+    )
+    with trace_output(out, target, spec) as writer:
+        for i in range(num_prompts):
+            ids = torch.randint(1, VOCAB, (40 + i,), generator=generator)
+            features = torch.randn((39 + i, width), generator=generator).bfloat16()
+            trace = PromptTrace(
+                id=f"p{i}",
+                category="a",
+                prompt_length=8,
+                token_ids=ids,
+                features=features,
+                target_top1=ids[1:],
+            )
+            writer.add(trace, position=i)
+    return TraceFolder.open(out)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
+    return traces_of(tmp_path_factory.mktemp("memory") / "traces")
+
+
+@pytest.fixture(scope="module")
+def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("memory") / "int4"
+    command = ["quantize", str(PAIR / "draft"), "--recipe", "mi325x-w4a8", "--backend", "torch"]
+    assert main([*command, "--out", str(out)]) == 0
+    return out
+
+
+def estimate(folders: list[Path], traces: TraceFolder, **options: Any) -> MemoryEstimate:
+    asked: dict[str, Any] = {
+        "dtype": torch.float32, "device": CPU, "num_draft_tokens": 3, "batch_size": None,
+    }  # fmt: skip
+    return estimate_replay(folders, traces, **asked | options)
+
+
+def held_bytes(weights: dict[str, torch.Tensor]) -> int:
+    return sum(weight.nbytes for weight in weights.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_counted_to_the_byte(
+    traces: TraceFolder, int4: Path, dtype: torch.dtype
+) -> None:
+    found = estimate([PAIR / "draft", int4, PAIR / "draft"], traces, dtype=dtype)
+    first = load_draft(PAIR / "draft", dtype=dtype, compact=True)
+    second = load_draft(int4, dtype=dtype, compact=True, like=first)
+    new = {n: w for n, w in second.weights.items() if w is not first.weights[n]}
+    assert len(new) == 7
+    one, other, again = found.drafts
+    assert (one.name, one.own, one.common) == ("draft", held_bytes(dict(first.weights)), 0)
+    assert (other.name, other.own) == ("int4", held_bytes(new))
+    assert other.own + other.common == held_bytes(dict(second.weights))
+    assert (again.own, again.common) == (0, one.own)
+    assert found.total == one.own + other.own + max(found.reading, found.passes)
+
+
+def test_another_draft_of_the_same_shape_has_nothing_in_common(
+    traces: TraceFolder, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    tensors = load_file(PAIR / "draft" / "model.safetensors")
+    save_file({n: t + 1 for n, t in tensors.items()}, other / "model.safetensors")
+    (other / "config.json").write_bytes((PAIR / "draft" / "config.json").read_bytes())
+    found = estimate([PAIR / "draft", other], traces)
+    assert found.drafts[1].common == 0
+    assert found.drafts[1].own == found.drafts[0].own
+
+
+def test_tables_that_a_draft_lacks_are_the_targets(tmp_path: Path) -> None:
+    found = estimate([PAIRS / "dflash" / "draft"], traces_of(tmp_path / "t"), num_draft_tokens=None)
+    assert found.tables == 2 * VOCAB * WIDTH * 2
+    assert "tables of the target 0.00 GB" in found.line()
+
+
+def test_passes_grow_with_what_is_run_together(traces: TraceFolder) -> None:
+    one, two, all_of_them = (
+        estimate([PAIR / "draft"], traces, batch_size=size).passes for size in (1, 2, None)
+    )
+    assert one < two < all_of_them
+    assert estimate([PAIR / "draft"], traces, num_draft_tokens=9).passes > all_of_them
+
+
+def test_batches_shrink_until_they_fit(
+    traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = estimate([PAIR / "draft"], traces)
+    assert most.max_tokens == batches.MAX_TOKENS
+    assert most.fits
+    monkeypatch.setattr(memory, "BLOCK_BYTES", 1)
+    single = estimate([PAIR / "draft"], traces, batch_size=1)
+    monkeypatch.setattr(memory, "available_bytes", lambda _: single.total)
+    less = estimate([PAIR / "draft"], traces)
+    assert less.fits
+    assert less.max_tokens < most.max_tokens
+    assert not estimate([PAIR / "draft"], traces, batch_size=6).fits  # as it was asked for
+
+
+def test_what_does_not_fit_is_refused(
+    traces: TraceFolder, int4: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda _: 1000)
+    found = estimate([PAIR / "draft", int4], traces)
+    with pytest.raises(DeviceError) as caught:
+        found.check()
+    said = str(caught.value)
+    assert said.startswith("--device cpu: replay needs 0.")
+    assert "0.00 GB are available" in said
+    assert "weights draft 0.00 GB, int4 0.00 GB beside 0.00 GB of the first's" in said
+    assert "fix: replay in --dtype bfloat16 or with --batch-size 1" in said
+    monkeypatch.setattr(memory, "available_bytes", lambda _: None)
+    unknown = estimate([PAIR / "draft", int4], traces)
+    unknown.check()
+    assert "available" not in unknown.line()
+
+
+def test_the_line_of_a_real_pair() -> None:
+    """Two drafts of 3.2 G parameters, INT4: 6.36 GB, and 2.70 GB of weights in float32 beside."""
+    found = MemoryEstimate(
+        device=CPU,
+        drafts=(
+            memory.DraftMemory(name="kimi", own=6_356_582_400, common=0),
+            memory.DraftMemory(name="int4", own=2_701_131_776, common=5_006_000_000),
+        ),
+        tables=0,
+        reading=268_435_456,
+        passes=870_000_000,
+        max_tokens=4096,
+        available=21_780_000_000,
+    )
+    assert found.line() == (
+        "memory on cpu: 9.93 GB at most of 21.78 GB available: weights kimi 6.36 GB,"
+        " int4 2.70 GB beside 5.01 GB of the first's; passes 0.87 GB"
+    )
+
+
+# ---- on the command line
+
+
+def replayed(
+    traces: TraceFolder, int4: Path, capsys: pytest.CaptureFixture[str], *options: str
+) -> tuple[list[dict[str, Any]], str]:
+    capsys.readouterr()
+    command = ["replay", str(PAIR / "draft"), str(int4), "--traces", str(traces.folder)]
+    assert main([*command, "--json", *options]) == 0
+    printed = capsys.readouterr()
+    return json.loads(printed.out), printed.err
+
+
+def test_replay_says_what_it_needs_and_what_it_took(
+    traces: TraceFolder, int4: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, said = replayed(traces, int4, capsys, "--device", "cpu")
+    before, after = said.strip().splitlines()[-2:]
+    assert before.startswith("memory on cpu: 0.")
+    assert after.startswith("memory of this process: ")
+    assert after.endswith(" GB at its peak")
+    assert [one["dtype"] for one in found] == ["float32"] * 2
+    alone, _ = replayed(traces, int4, capsys, "--batch-size", "1")
+    assert [one["prompts"] for one in alone] == [one["prompts"] for one in found]
+    served, _ = replayed(traces, int4, capsys, "--dtype", "bfloat16")
+    assert [one["dtype"] for one in served] == ["bfloat16"] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--device", "cuda:7"), "--device: there is no cuda:7"),
+        (("--device", "gpu"), "--device: expected auto, cpu, cuda or cuda:I, got 'gpu'"),
+        (("--batch-size", "0"), "--batch-size: expected at least 1, got 0"),
+    ],
+)
+@pytest.mark.parametrize("command", ["replay", "gate"])
+def test_bad_options(
+    traces: TraceFolder,
+    int4: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    options: tuple[str, ...],
+    said: str,
+) -> None:
+    arguments = [command, str(PAIR / "draft"), str(int4), "--traces", str(traces.folder)]
+    assert main([*arguments, *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_too_little_memory_ends_before_anything_is_loaded(
+    traces: TraceFolder,
+    int4: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("draftquant.quantize.stored.loading.load_draft", never)
+    monkeypatch.setattr(memory, "available_bytes", lambda _: 1000)
+    assert main(["gate", str(PAIR / "draft"), str(int4), "--traces", str(traces.folder)]) == 2
+    assert "replay needs 0." in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_draft(traces: TraceFolder, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for path in (PAIR / "draft").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    edit_json(folder / "config.json", hidden_size=128)
+    with pytest.raises(CheckpointError, match="expected shape"):
+        estimate([folder], traces)

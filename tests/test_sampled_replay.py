@@ -1,0 +1,219 @@
+"""Replay of drawn text: against a loop that really draws, and what it refuses.
+
+The loop (sampled_loop.py) shares nothing with replay but the weights: its draft and its sampling
+are those of transformers. `python tests/sampled_loop.py` compares on more prompts.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.decoding import GREEDY, Decoding
+from draftquant.calibration.draft_inputs import first_hidden
+from draftquant.calibration.predictions import draft_proposals
+from draftquant.calibration.prompts import Prompt, read_prompts
+from draftquant.calibration.record import record_traces
+from draftquant.calibration.trace_manifest import LogprobSpec
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.scripts.cli import main
+from draftquant.validate.draft_replay import DraftReplay
+from draftquant.validate.errors import ReplayError
+from draftquant.validate.gate import judge
+from draftquant.validate.policy import POLICIES
+from draftquant.validate.replay import replay_drafts
+from sampled_loop import PAIRS, REFERENCES, Sampled, compare, difference, loaded_pair
+
+PAIR = PAIRS / "eagle3-llama"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("pair", "how"),
+    [
+        ("eagle3-llama", Sampled()),
+        ("eagle3-llama", Sampled(temperature=0.6, top_p=0.95)),
+        ("eagle3-mla", Sampled(temperature=0.8, top_k=20)),
+        ("dflash", Sampled()),
+    ],
+)
+def test_expected_rounds_are_those_of_a_loop_that_draws(pair: str, how: Sampled) -> None:
+    """Per prompt; the bound is four standard errors, and less than a round of about sixteen."""
+    reference, num_draft_tokens = REFERENCES[pair]
+    draft, model, prompts = loaded_pair(PAIRS / pair)
+    found = compare(
+        draft,
+        reference,
+        model,
+        prompts[:20],
+        how,
+        num_draft_tokens=num_draft_tokens,
+        num_new_tokens=40,
+        seed=1,
+    )
+    for pairs in (found.rounds, found.accepted):
+        mean, error = difference(pairs)
+        assert abs(mean) < 4 * error
+        assert 0 < error < 1
+
+
+def traces_of(out: Path, decoding: Decoding, num_prompts: int = 12) -> TraceFolder:
+    prompts = read_prompts(PAIR / "prompts.jsonl")[:num_prompts]
+    return record_traces(
+        PAIR / "target",
+        [Prompt(id=p.id, category=p.category, token_ids=p.token_ids) for p in prompts],
+        out,
+        max_new_tokens=40,
+        decoding=decoding,
+        aux_layer_ids=(0, 1, 2),
+    )
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
+    out = tmp_path_factory.mktemp("sampled") / "traces"
+    return traces_of(out, Decoding(temperature=0.8, top_p=0.95))
+
+
+@pytest.fixture(scope="module")
+def draft() -> LoadedDraft:
+    return load_draft(PAIR / "draft")
+
+
+def test_drawn_proposals_are_expected_and_most_likely_ones_counted(
+    sampled: TraceFolder, draft: LoadedDraft
+) -> None:
+    drawn, likely = (
+        replay_drafts([draft], sampled, num_draft_tokens=3, draft_sampling=how)[0]
+        for how in ("probabilistic", "greedy")
+    )
+    assert all(isinstance(count, int) for count in likely.counts.histogram)
+    assert any(count % 1 for count in drawn.counts.histogram)
+    assert drawn.counts.mean_acceptance_length > likely.counts.mean_acceptance_length
+    assert drawn.first_step == likely.first_step
+    assert drawn.traces.temperature == 0.8
+    probability = drawn.traces.mean_token_probability
+    assert probability is not None
+    assert 0.2 < probability < 1
+    # Every position weighs alike: another quantity.
+    assert drawn.every_position != drawn.counts
+
+
+def test_a_draft_that_cannot_propose_a_token_is_never_accepted_there(
+    sampled: TraceFolder, draft: LoadedDraft
+) -> None:
+    """A draft whose vocabulary holds every other token only."""
+    (trace, *_) = sampled
+
+    class Half(type(draft.forward)):  # type: ignore[misc]
+        def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+            return super().logits(hidden)[..., ::2]
+
+        def to_target(self, draft_ids: torch.Tensor) -> torch.Tensor:
+            return draft_ids * 2
+
+    forward = draft.forward
+    whole = type(forward)
+    proposals = {}
+    for kind in (whole, Half):
+        forward.__class__ = kind
+        proposals[kind] = draft_proposals(
+            forward,
+            first_hidden(draft, sampled, trace),
+            trace.token_ids,
+            first_row=trace.prompt_length - 1,
+            num_draft_tokens=2,
+            temperature=0.8,
+        ).recorded_logprobs
+    forward.__class__ = whole
+    rows = trace.token_ids[trace.prompt_length + 1 :].unfold(0, 2, 1)
+    half, full = proposals[Half], proposals[whole]
+    assert half is not None
+    assert full is not None
+    odd = rows[: len(half)] % 2 == 1
+    assert bool(odd.any())
+    assert bool((half[odd] == -torch.inf).all())
+    assert bool((half[~odd] > full[~odd]).all())  # fewer tokens share the probability
+
+
+def test_what_traces_do_not_say_is_not_made_up(
+    sampled: TraceFolder, draft: LoadedDraft, tmp_path: Path
+) -> None:
+    greedy = traces_of(tmp_path / "greedy", GREEDY, num_prompts=2)
+    with pytest.raises(ReplayError, match="greedy traces: where the target chooses greedily"):
+        replay_drafts([draft], greedy, num_draft_tokens=3, draft_sampling="probabilistic")
+    raw = dataclasses.replace(sampled.manifest, logprobs=LogprobSpec(kind="raw"))
+    other = TraceFolder(sampled.folder, raw, sampled.sha256)
+    with pytest.raises(ReplayError, match="holds raw log-probabilities") as caught:
+        replay_drafts([draft], other, num_draft_tokens=3, draft_sampling="probabilistic")
+    assert "logprobs_mode processed_logprobs" in str(caught.value)
+
+
+def judged(replays: tuple[DraftReplay, ...]) -> Any:
+    policy = dataclasses.replace(POLICIES["release"], min_prompts=10)
+    return judge(replays[0], replays[1], policy)
+
+
+def test_the_gate_judges_expected_rounds(sampled: TraceFolder, draft: LoadedDraft) -> None:
+    weights = {
+        name: w + 0.02 * w.std() * torch.randn(w.shape, generator=torch.Generator().manual_seed(0))
+        if name.startswith("layers.0.") and w.dim() == 2
+        else w
+        for name, w in draft.weights.items()
+    }
+    noisy = dataclasses.replace(draft, name="noisy", weights=weights)
+    noisy = dataclasses.replace(
+        noisy, forward=draft.family.forward(draft.geometry, weights, lambda _name, x: x)
+    )
+    report = judged(
+        replay_drafts([draft, noisy], sampled, num_draft_tokens=3, draft_sampling="probabilistic")
+    )
+    assert "temperature 0.8, top-p 0.95" in report.estimand
+    assert "drawn at that temperature" in report.estimand
+    assert report.draft_sampling == "probabilistic"
+    assert report.change is not None
+    assert report.change.has_spread
+    assert report.change.standard_error < 0.01
+    assert report.verdict != "ANOMALOUS"
+    json.dumps(report.to_mapping(), allow_nan=False)
+
+
+def test_two_ways_of_proposing_are_not_compared(sampled: TraceFolder, draft: LoadedDraft) -> None:
+    replays = tuple(
+        replay_drafts([draft], sampled, num_draft_tokens=3, draft_sampling=how)[0]
+        for how in ("greedy", "probabilistic")
+    )
+    report = judged(replays)
+    assert report.verdict == "ANOMALOUS"
+    assert "chose their proposals in different ways" in report.reason
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = tmp_path / "prompts.jsonl"
+    lines = (PAIR / "prompts.jsonl").read_text().splitlines()[:4]
+    few.write_text("\n".join(lines))
+    record = ["record", "--target", str(PAIR / "target"), "--prompts", str(few)]
+    record += ["--draft", str(PAIR / "draft"), "--max-new-tokens", "24"]
+    out = ["--out", str(tmp_path / "traces")]
+    assert main([*record, *out, "--top-p", "0.9"]) == 2
+    assert "decoding is greedy" in capsys.readouterr().err
+    assert main([*record, *out, "--temperature", "1", "--seed", "5", "--top-logprobs", "2"]) == 0
+    replay = ["replay", str(PAIR / "draft"), "--traces", str(tmp_path / "traces")]
+    capsys.readouterr()
+    assert main([*replay, "--draft-sampling", "probabilistic", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["draft_sampling"] == "probabilistic"
+    assert found["estimand"].startswith("sampled (temperature 1) speculative decoding")
+    assert found["traces"]["sampling"] == {"top_p": 1.0, "top_k": 0, "seed": 5}
+    assert main(replay) == 0
+    assert "at temperature 1" in " ".join(capsys.readouterr().out.split())

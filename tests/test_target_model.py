@@ -1,0 +1,168 @@
+"""A target on one device, or spread with accelerate: the same traces, byte for byte."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration import target_model
+from draftquant.calibration.errors import TraceError
+from draftquant.calibration.prompts import read_prompts
+from draftquant.calibration.record import record_traces
+from draftquant.calibration.target_model import ON_CPU, Placement, input_device, loaded_target
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.scripts.cli import main
+from tied_pair import save_target
+from torch import Tensor, nn
+from vendors import needs
+
+PAIRS = Path(__file__).parent / "pairs"
+LAYERS = {"eagle3-llama": (0, 1, 2), "eagle3-mla": (1, 2, 3), "dflash": (0, 1, 2)}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def recorded(pair: str, out: Path, **options: Any) -> TraceFolder:
+    return record_traces(
+        PAIRS / pair / "target",
+        read_prompts(PAIRS / pair / "prompts.jsonl")[:3],
+        out,
+        max_new_tokens=8,
+        aux_layer_ids=LAYERS[pair],
+        **options,
+    )
+
+
+@needs("accelerate")
+@pytest.mark.parametrize("pair", LAYERS)
+def test_a_spread_target_records_the_same_bytes(pair: str, tmp_path: Path) -> None:
+    """All on the CPU, and half of it on the disk, from where every step fetches it."""
+    expected = recorded(pair, tmp_path / "whole")
+    for name, nbytes in (("cpu", 10**12), ("disk", 8_000_000)):
+        placement = Placement(device_map="auto", max_memory={"cpu": nbytes})
+        found = recorded(pair, tmp_path / name, placement=placement)
+        assert found.sha256 == expected.sha256
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu", "disk", "whole"]
+
+
+@needs("accelerate")
+def test_half_of_it_is_really_on_the_disk(tmp_path: Path) -> None:
+    placement = Placement(device_map="auto", max_memory={"cpu": 8_000_000})
+    target = PAIRS / "eagle3-llama" / "target"
+    with loaded_target(target, torch.float32, placement, beside=tmp_path) as model:
+        assert set(model.hf_device_map.values()) == {"cpu", "disk"}
+        assert model.model.layers[3].mlp.up_proj.weight.is_meta
+        assert input_device(model) == torch.device("cpu")
+        assert [path.name.startswith(".offloaded-") for path in tmp_path.iterdir()] == [True]
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_offloaded_embedding_is_fed_from_the_cpu() -> None:
+    class Model:
+        def get_input_embeddings(self) -> nn.Embedding:
+            return nn.Embedding(2, 2, device="meta")
+
+    assert input_device(Model()) == torch.device("cpu")
+
+
+def test_without_accelerate_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(TraceError, match="accelerate, which is not installed") as caught:
+        recorded("eagle3-llama", tmp_path / "out", placement=Placement(device_map="auto"))
+    assert "pip install 'draftquant[accelerate]'" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_target_that_does_not_fit_on_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> nn.Module:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    target = save_target(tmp_path / "target")
+    with loaded_target(target, torch.bfloat16, ON_CPU, beside=tmp_path) as model:
+        monkeypatch.setattr(type(model), "to", full)
+    with (
+        pytest.raises(TraceError, match="does not fit on cpu in bfloat16") as caught,
+        loaded_target(target, torch.bfloat16, ON_CPU, beside=tmp_path),
+    ):
+        pass
+    assert "spread it with --device-map auto, or record in a narrower --dtype" in str(caught.value)
+
+
+def test_features_leave_the_device_layer_by_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a hook keeps of a layer is on the CPU before the next layer is run."""
+    moved: list[tuple[int, ...]] = []
+    original = Tensor.cpu
+
+    def noted(self: Tensor, *arguments: Any) -> Tensor:
+        moved.append(tuple(self.shape))
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Tensor, "cpu", noted)
+    recorded("eagle3-llama", tmp_path / "out")
+    # Per step: three layers, the argmax, and the token that was chosen.
+    assert moved[:5] == [(3, 48, 256)] * 3 + [(3, 48), (3,)]
+    assert moved[5:10] == [(3, 1, 256)] * 3 + [(3, 1), (3,)]
+
+
+def test_fused_features_are_those_of_a_compact_draft(tmp_path: Path) -> None:
+    folder = PAIRS / "eagle3-llama" / "draft"
+    wide, compact = (
+        recorded("eagle3-llama", tmp_path / str(how), fuse_with=load_draft(folder, compact=how))
+        for how in (False, True)
+    )
+    assert wide.sha256 == compact.sha256
+    with pytest.raises(TraceError, match=r"its fc reads 768 torch.bfloat16 values") as caught:
+        recorded(
+            "eagle3-llama", tmp_path / "other", fuse_with=load_draft(folder, dtype=torch.bfloat16)
+        )
+    assert "load the draft in the dtype of the recording" in str(caught.value)
+
+
+# ---- on the command line
+
+
+def test_record_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = PAIRS / "eagle3-llama"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "a", "category": "c", "token_ids": [1, 2, 3]}) + "\n")
+    command = ["record", "--target", str(pair / "target"), "--prompts", str(prompts)]
+    command += ["--draft", str(pair / "draft"), "--max-new-tokens", "6"]
+    assert main([*command, "--out", str(tmp_path / "plain"), "--device", "cpu"]) == 0
+    assert main([*command, "--out", str(tmp_path / "fused"), "--fused"]) == 0
+    assert TraceFolder.open(tmp_path / "fused").manifest.features.kind == "fused"
+    capsys.readouterr()
+    assert main([*command, "--out", str(tmp_path / "no"), "--device", "cuda:9"]) == 2
+    assert "--device: there is no cuda:9" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+def test_calibrate_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traces = recorded("eagle3-llama", tmp_path / "traces")
+    command = ["quantize", str(PAIRS / "eagle3-llama" / "draft"), "--recipe", "blackwell-fp8"]
+    command += ["--backend", "torch", "--traces", str(traces.folder)]
+    assert main([*command, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--out", str(tmp_path / "no"), "--device", "cuda:9"]) == 2
+    assert "--device: there is no cuda:9" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_error_of_a_missing_package_names_the_extra() -> None:
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert 'accelerate = ["accelerate"]' in project
+    assert target_model.ON_CPU.device_map is None
