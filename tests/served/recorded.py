@@ -164,8 +164,9 @@ tokens the mean. Of two figures the first is vLLM's: **evidence** is the share o
 variance that the token beside them explains, **acceptance length** that of the BF16 draft replayed.
 
 A server that is started with what `--print-server-args` prints records the same bytes as the
-offline engine. One that is killed in mid-run and started again goes on with what is missing. Drawn
-text (temperature 0.8, top-p 0.9, top-k 40) has the log-probabilities that transformers gives it.
+offline engine. One that is killed in mid-run and started again goes on with what is missing.
+Prompts that are read in pieces (chunked prefill) have the same states. Drawn text (temperature 0.8,
+top-p 0.9, top-k 40) has the log-probabilities that transformers gives it.
 
 {_table(measured, speed)}
 
