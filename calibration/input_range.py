@@ -4,6 +4,7 @@ Magnitudes are counted in bins of a 64th of an octave, 1.1 % wide, from 2^-40 to
 number are exact. Sketches of parts add up to the sketch of the whole.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +68,7 @@ class InputRange:
     @property
     def rms(self) -> float:
         """Root of the mean square."""
-        return (self.sum_squares / max(1, self.count)) ** 0.5
+        return math.sqrt(self.sum_squares / max(1, self.count))
 
     def percentile(self, share: float) -> float:
         """The magnitude that a share of all elements does not exceed, at most 1.1 % too large.
@@ -78,7 +79,7 @@ class InputRange:
         reached = self.bins.cumsum(0) + self.num_small >= share * self.count
         if self.num_small >= share * self.count:
             return 0.0
-        upper = 2.0 ** (_LOWEST + (int(reached.int().argmax()) + 1) / _PER_OCTAVE)
+        upper = math.exp2(_LOWEST + (int(reached.int().argmax()) + 1) / _PER_OCTAVE)
         return min(upper, self.absmax)
 
     def share_below(self, magnitude: float) -> float:
@@ -107,7 +108,7 @@ class InputRange:
             return 1.0
         largest = self.absmax / FP8_MAX
         steps = range(_OCTAVES_SEARCHED * _SCALES_PER_OCTAVE)
-        scales = [largest * 2.0 ** (-i / _SCALES_PER_OCTAVE) for i in steps]
+        scales = [largest * math.exp2(-i / _SCALES_PER_OCTAVE) for i in steps]
         return min(scales, key=self.fp8_error)
 
 

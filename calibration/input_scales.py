@@ -37,13 +37,20 @@ FP8_PER_TENSOR = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynami
 
 
 def stored_scale(absmax: float, activations: ActivationFormat) -> float:
-    """What a linear stores of its input: absmax / 448 (FP8), absmax / (6 * 448) (NVFP4), float32.
+    """What a linear stores of its input: a power of two, so large that absmax is not clipped.
 
-    NVFP4's is the global scale of the scales of groups, as for weights. Zero absmax gives 1.
-    Source: ModelOpt 0.47 `NVFP4QTensor.get_activation_scaling_factor`.
+    That is at least absmax / 448 (FP8) or absmax / (6 * 448) (NVFP4, whose is the global scale of
+    the scales of groups, as for weights), and below twice as much. ModelOpt 0.47 stores the
+    quotient itself (`get_activation_scaling_factor`), and which calibration prompts were taken
+    then decides where every value stands between two codes. FP8 has the same precision in every
+    octave, so nothing is won by that: measured on the shipped pairs, alignments differ by as much
+    as two measurements of the same thing do (0.3 %). Powers of two leave the mantissas alone:
+    other prompts give the same scale, and the same codes wherever nothing is clipped and no code
+    is subnormal. Zero absmax gives 1.
     """
     rule = nvfp4_global_scale if activations.dtype == "nvfp4" else fp8_scale
-    return float(rule(torch.tensor(absmax)))
+    mantissa, exponent = math.frexp(float(rule(torch.tensor(absmax))))  # mantissa in [0.5, 1)
+    return math.ldexp(1.0, exponent - (mantissa == 0.5))
 
 
 class _AbsmaxObserver:
