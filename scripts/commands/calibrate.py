@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.staging import check_output
 from ..console import print_json, print_table, progress_bar, stdout, table
-from .common import add_num_draft_tokens, shared_tables
+from .common import add_device, add_num_draft_tokens, shared_tables
 
 if TYPE_CHECKING:
     from ...calibration.chain_ranges import Ranges
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help="target folder, for drafts without embedding or head where the traces carry neither",
     )
+    add_device(parser)
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the ranges: FILE.svg, .png or .pdf"
     )
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from ...calibration.chain_ranges import measure_ranges, merged
+    from ...calibration.devices import resolve_device
     from ...calibration.range_plot import check_plot_path, draw_ranges
     from ...calibration.static_error import static_errors
     from ...calibration.traces import TraceFolder
@@ -64,8 +66,10 @@ def run(options: argparse.Namespace) -> int:
         check_output(options.plot)
         check_plot_path(options.plot)
     folders = [TraceFolder.open(folder) for folder in options.traces]
-    shared = shared_tables(folders[0], options.target)
-    draft = load_draft(resolve_draft(options.draft).folder, shared=shared)
+    device = resolve_device(options.device)
+    shared = shared_tables(folders[0], options.target, device)
+    folder = resolve_draft(options.draft).folder
+    draft = load_draft(folder, device=device, compact=True, shared=shared)
     num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, [draft])
     measured = []
     for traces in folders:
