@@ -124,7 +124,7 @@ class TokenChooser:
     def __init__(self, decoding: Decoding, prompts: Sequence[Sequence[int]]) -> None:
         self._decoding = decoding
         self._streams = [
-            torch.Generator().manual_seed(_prompt_seed(decoding.seed, ids)) for ids in prompts
+            torch.Generator().manual_seed(prompt_seed(decoding.seed, ids)) for ids in prompts
         ]
 
     def choose(self, logits: Tensor) -> ChosenTokens:
@@ -185,5 +185,6 @@ def processed_logprobs(logits: Tensor, decoding: Decoding) -> Tensor:
     return wide.log_softmax(-1)
 
 
-def _prompt_seed(seed: int, token_ids: Sequence[int]) -> int:
+def prompt_seed(seed: int, token_ids: Sequence[int]) -> int:
+    """The seed of a prompt's own draws, below 2**60."""
     return int(prompt_sha256((seed, *token_ids))[:15], 16)

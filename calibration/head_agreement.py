@@ -46,12 +46,16 @@ def head_agreement(traces: TraceFolder, tables: SharedTables) -> float | None:
     rows = list(_rows(traces, width))
     if not rows:
         return None
-    hidden = torch.stack([row for row, _ in rows])
+    hidden = normalized(torch.stack([row for row, _ in rows]))
     expected = torch.tensor([token for _, token in rows])
-    hidden = hidden * hidden.square().mean(dim=1, keepdim=True).rsqrt()
     head, norm = tables[HEAD], tables[FINAL_NORM].float()
     hidden, expected = hidden.to(head.device), expected.to(head.device)
     return max(_share(linear(hidden * weight, head), expected) for weight in (norm, 1 + norm))
+
+
+def normalized(hidden: Tensor) -> Tensor:
+    """Rows [R, W] divided by their root mean square: the last norm without its weight."""
+    return hidden * hidden.square().mean(dim=1, keepdim=True).rsqrt()
 
 
 def _share(logits: Tensor, expected: Tensor) -> float:

@@ -7,7 +7,7 @@
 | ShareGPT, SpecForge, TorchSpec | `conversations` | all up to the last turn of the user |
 | instruction sets, mt_bench_prompts | `prompt` | one turn of the user; of a list the first |
 
-Sources: `question.jsonl` of FastChat and Spec-Bench, `data/speed` of SPEED-Bench,
+Sources: `question.jsonl` of FastChat and Spec-Bench, the dataset card of SPEED-Bench,
 `scripts/prepare_data.py` of SpecForge.
 """
 
@@ -27,6 +27,8 @@ _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 """How SPEED-Bench begins texts that its script is still to fill in."""
 _IDS = ("id", "question_id", "prompt_id")
 _BESIDE = {*_IDS, "category"}
+_SPEED = {"sub_category", "source", "src_id", "difficulty", "multiturn"}
+"""What SPEED-Bench says beside its turns."""
 _OURS = _BESIDE | {"token_ids", "text", "messages"}
 
 
@@ -36,7 +38,7 @@ class Form(NamedTuple):
     Attributes:
         id: None where the line has none; lines are numbered then.
         kind: what `value` is.
-        num_later_turns: of the user, which follow the target's answer and are left out.
+        later_turns: of the user, which follow the target's answers.
         of_others: it is no form of ours.
     """
 
@@ -44,7 +46,7 @@ class Form(NamedTuple):
     category: object
     kind: Kind
     value: Any
-    num_later_turns: int = 0
+    later_turns: tuple[str, ...] = ()
     of_others: bool = False
 
 
@@ -71,18 +73,18 @@ def read_form(value: Mapping[str, Any]) -> Form:
     return Form(named, category, kind, prompt, later_turns, of_others=bool(marks))
 
 
-Read = tuple[Kind, Any, int]
+Read = tuple[Kind, Any, tuple[str, ...]]
 
 
 def _ours(value: Mapping[str, Any]) -> Read:
     if "token_ids" in value and "messages" not in value:
-        return "token_ids", value["token_ids"], 0
+        return "token_ids", value["token_ids"], ()
     if "text" in value and "messages" not in value:
         if not isinstance(value["text"], str):
             raise LineProblem("text: expected a string")
-        return "text", value["text"], 0
+        return "text", value["text"], ()
     if "messages" in value and not value.keys() & {"text", "token_ids"}:
-        return "messages", _messages(value["messages"], "messages", "role", "content"), 0
+        return "messages", _messages(value["messages"], "messages", "role", "content"), ()
     forms = f"token_ids, text, messages, {', '.join(_FORMS)}"
     raise LineProblem(f"expected one of {forms}")
 
@@ -103,7 +105,7 @@ def _first_turn(turns: object, key: str) -> Read:
     assert isinstance(turns, list)
     if any(turn.startswith(_PLACEHOLDER) for turn in turns):
         raise LineProblem(f"{key}: a placeholder of SPEED-Bench; run its script, which fetches it")
-    return "messages", [{"role": "user", "content": turns[0]}], len(turns) - 1
+    return "messages", [{"role": "user", "content": turns[0]}], tuple(turns[1:])
 
 
 def _conversations(value: Mapping[str, Any]) -> Read:
@@ -114,7 +116,7 @@ def _conversations(value: Mapping[str, Any]) -> Read:
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users:
         raise LineProblem("conversations: no turn of the user")
-    return "messages", messages[: users[-1] + 1], 0
+    return "messages", messages[: users[-1] + 1], ()
 
 
 def _messages(given: object, key: str, role: str, content: str) -> list[Message]:
@@ -131,7 +133,7 @@ def _messages(given: object, key: str, role: str, content: str) -> list[Message]
 
 
 _FORMS: Mapping[str, tuple[set[str], Callable[[Mapping[str, Any]], Read]]] = {
-    "turns": (_BESIDE | {"turns", "reference", "sub_category"}, _turns),
+    "turns": (_BESIDE | _SPEED | {"turns", "reference"}, _turns),
     "conversations": (_BESIDE | {"conversations"}, _conversations),
     "prompt": (_BESIDE | {"prompt", "reference"}, _prompt),
 }

@@ -35,6 +35,8 @@ class PromptTrace:
         token_logprob: [N - P] float32, of each token of the continuation; None = not recorded.
         top_token_ids, top_logprobs: [N - P, num_top] int64 and float32, the target's most likely
             tokens there; None = not recorded.
+        conversation_sha256: of a later turn, the `prompt_sha256` of the first turn of its
+            conversation; None for a first turn.
     """
 
     id: str
@@ -46,6 +48,7 @@ class PromptTrace:
     token_logprob: Tensor | None = None
     top_token_ids: Tensor | None = None
     top_logprobs: Tensor | None = None
+    conversation_sha256: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -56,6 +59,11 @@ class PromptTrace:
     def prompt_sha256(self) -> str:
         """Identity of the prompt: see `prompt_sha256`."""
         return prompt_sha256(self.token_ids[: self.prompt_length].tolist())
+
+    @property
+    def cluster_sha256(self) -> str:
+        """Identity of the conversation: turns of one, and copies of them, are not independent."""
+        return self.conversation_sha256 or self.prompt_sha256
 
     @property
     def continuation(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Prompt files: JSON lines, each one prompt, in a form of ours or of others (`prompt_forms`).
+"""Prompt files: JSON lines, or the rows of a parquet file, in a form of ours or of others.
 
     {"id": "a", "category": "code", "token_ids": [1, 2, 3]}
     {"id": "b", "category": "code", "text": "def f("}
@@ -7,7 +7,8 @@
 Token ids are used as they are; a "text" beside them is for human readers only. Text alone is
 tokenized with the special tokens that the target's tokenizer adds by default. Messages go through
 its chat template, with the generation prompt. "category" may be absent; in files of others also
-the id, and lines are numbered then.
+the id, and lines are numbered then. The forms of others: `prompt_forms`. A column of a parquet file
+that is null in a row is absent there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,31 +20,39 @@ from ..recipes.errors import short
 from ..recipes.regular_file import open_stream
 from ..recipes.strict_json import JsonProblem, parse_json
 from .errors import LineProblem, PromptError
-from .prompt_forms import Form, read_form
+from .parquet import parquet_rows
+from .prompt_forms import Form, Message, read_form
 from .trace_manifest import is_printable_name
 
 _LONGEST_LINE = 16 * 2**20  # bytes; a prompt of a million tokens has 7 MB
 _MOST_PROBLEMS = 20
+Line = bytes | Mapping[str, Any]
+"""Of a JSON lines file, or a row of a parquet file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt: `token_ids` is what the target is given, at least one token.
+    """One prompt.
 
-    `num_later_turns` of the user stand behind it in the file, and are not part of it.
+    Attributes:
+        id: unique within the file. category: for per-category figures.
+        token_ids: what the target is given, at least one token.
+        messages: that the chat template made `token_ids` of; empty where no later turn follows.
+        later_turns: texts of the user that stand behind them in the file, and are no part of them.
     """
 
     id: str
     category: str
     token_ids: tuple[int, ...]
-    num_later_turns: int = 0
+    messages: tuple[Message, ...] = ()
+    later_turns: tuple[str, ...] = ()
 
 
 def read_prompts(path: Path, *, target: Path | None = None) -> tuple[Prompt, ...]:
     """Read a prompt file.
 
     Args:
-        path: JSON lines as described above; blank lines are skipped.
+        path: JSON lines as described above, blank lines are skipped; or a parquet file by its name.
         target: folder of the target, whose tokenizer is used for "text" and "messages" (never
             remote code); not needed for "token_ids".
 
@@ -54,12 +63,14 @@ def read_prompts(path: Path, *, target: Path | None = None) -> tuple[Prompt, ...
         PromptError: the file cannot be read, or holds lines that are no prompts: the first twenty,
             each with its problem.
     """
-    encoder = _Encoder(target)
+    encoder = PromptEncoder(target)
     prompts: dict[str, Prompt] = {}
     problems: list[str] = []
-    for number, line in _lines(path):
+    lines: Iterator[tuple[int, Line]]
+    lines = parquet_rows(path) if path.suffix == ".parquet" else _lines(path)
+    for number, line in lines:
         try:
-            prompt = _prompt(line, number, encoder)
+            prompt = _prompt(_parsed(line), number, encoder)
             if prompt.id in prompts:
                 raise LineProblem(f"id {prompt.id!r} stands on an earlier line too")
             prompts[prompt.id] = prompt
@@ -95,18 +106,28 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise PromptError(path, f"cannot be read: {exc}", fix="give a JSON lines file") from exc
 
 
-class _Encoder:
-    """The target's tokenizer, loaded at the first line that needs it."""
+class PromptEncoder:
+    """The target's tokenizer, loaded at the first prompt that needs it; never remote code.
+
+    Args:
+        target: its folder; None = only token ids can be had.
+    """
 
     def __init__(self, target: Path | None) -> None:
         self._target = target
         self._tokenizer: Any = None
 
     def text(self, text: str) -> Sequence[int]:
+        """Token ids of plain text, with the special tokens that the tokenizer adds by default."""
         ids: Sequence[int] = self._loaded()(text)["input_ids"]
         return ids
 
-    def messages(self, messages: list[Mapping[str, Any]]) -> Sequence[int]:
+    def messages(self, messages: Sequence[Message]) -> Sequence[int]:
+        """Token ids of a conversation, with the generation prompt.
+
+        Raises:
+            LineProblem: the tokenizer has no chat template, or it fails.
+        """
         tokenizer = self._loaded()
         if not tokenizer.chat_template:
             raise LineProblem("messages: the target's tokenizer has no chat template; give text")
@@ -114,13 +135,18 @@ class _Encoder:
 
         try:
             rendered = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False
+                list(messages), add_generation_prompt=True, tokenize=False
             )
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as exc:
             raise LineProblem(f"messages: the target's chat template fails: {exc}") from exc
         # The template writes the special tokens itself.
         ids: Sequence[int] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
         return ids
+
+    def answer(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer, without special tokens."""
+        text: str = self._loaded().decode(token_ids, skip_special_tokens=True)
+        return text
 
     def _loaded(self) -> Any:
         if self._target is None:
@@ -139,13 +165,19 @@ class _Encoder:
         return self._tokenizer
 
 
-def _prompt(line: bytes, number: int, encoder: _Encoder) -> Prompt:
+def _parsed(line: Line) -> Mapping[str, Any]:
+    if not isinstance(line, bytes):
+        return line
     try:
         value = parse_json(line.decode("utf-8"))
     except (UnicodeDecodeError, JsonProblem) as exc:
         raise LineProblem(str(exc)) from exc
     if not isinstance(value, dict):
         raise LineProblem("expected a JSON object")
+    return value
+
+
+def _prompt(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> Prompt:
     form = read_form(value)
     prompt_id = f"line-{number}" if form.id is None and form.of_others else form.id
     if not is_printable_name(prompt_id):
@@ -157,11 +189,12 @@ def _prompt(line: bytes, number: int, encoder: _Encoder) -> Prompt:
         id=prompt_id,
         category=form.category,
         token_ids=_token_ids(form, encoder),
-        num_later_turns=form.num_later_turns,
+        messages=tuple(form.value) if form.later_turns else (),
+        later_turns=form.later_turns,
     )
 
 
-def _token_ids(form: Form, encoder: _Encoder) -> tuple[int, ...]:
+def _token_ids(form: Form, encoder: PromptEncoder) -> tuple[int, ...]:
     ids: object = form.value
     if form.kind == "text":
         ids = encoder.text(form.value)

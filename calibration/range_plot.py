@@ -83,8 +83,10 @@ def _draw_module(panel: Any, module: str, ranges: Ranges) -> None:
                 alpha=alpha,
                 label=label if half == "whole" else f"{half}: {label}",
             )
-    for level, label in ((FP8_MAX, "FP8, scale 1.0: normal numbers"), (FP8_NORMAL, None)):
-        panel.axhline(level, color="tab:red", linestyle=":", linewidth=1, label=label)
+    for level in (FP8_MAX, FP8_NORMAL):
+        panel.axhline(
+            level, color="tab:red", linestyle=":", linewidth=1, label="normal FP8 under scale 1.0"
+        )
     panel.set_yscale("log")
     panel.set_title(module, fontsize=8)
     panel.set_xticks(sorted({key.step for key in keys}))

@@ -3,7 +3,6 @@
 It knows the target; of drafts it knows only which layers they read and how they fuse them.
 """
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,17 +14,22 @@ from torch import Tensor, nn
 
 from ..quantize.files.staging import check_output
 from ..quantize.stored.loading import LoadedDraft
-from ..recipes.errors import visible
 from .decoding import GREEDY, ChosenTokens, Decoding, TokenChooser
-from .draft_inputs import default_aux_layer_ids
 from .errors import TraceError
 from .prompt_trace import FEATURE_DTYPES, PromptTrace
 from .prompts import Prompt
 from .target_model import ON_CPU, Placement, decoder_layers, input_device, loaded_target
+from .target_shape import (
+    TargetShape,
+    check_prompts,
+    chosen_layers,
+    feature_spec,
+    target_identity,
+)
 from .target_tables import TargetTables
-from .trace_manifest import FeatureDtype, FeatureSpec, TargetIdentity
+from .trace_manifest import FeatureDtype
 from .trace_writer import trace_output
-from .traces import TraceFolder, file_sha256
+from .traces import TraceFolder
 
 _MAX_LOGITS = 2**26  # elements of one logits tensor while reading prompts: 256 MB in float32
 
@@ -79,10 +83,11 @@ def record_traces(
             raise TraceError(name, f"expected at least 1, got {value}", fix="give a larger number")
     with loaded_target(target, FEATURE_DTYPES[dtype][0], placement, beside=out.parent) as model:
         layers = decoder_layers(model, target)
-        identity = _identity(model, target, len(layers))
-        _check_prompts(prompts, identity, model, max_new_tokens)
-        ids = _chosen_layers(aux_layer_ids, fuse_with, len(layers))
-        spec = _feature_spec(model, ids, fuse_with, dtype)
+        shape = _shape(model, len(layers))
+        identity = target_identity(target, shape)
+        check_prompts(prompts, shape, max_new_tokens)
+        ids = chosen_layers(aux_layer_ids, fuse_with, shape)
+        spec = feature_spec(shape, ids, fuse_with, dtype)
         done = 0
         with (
             trace_output(
@@ -224,80 +229,13 @@ def _stacked(steps: Sequence[Tensor | None]) -> Tensor | None:
     return torch.stack(kept, dim=1) if kept else None
 
 
-def _identity(model: Any, target: Path, num_layers: int) -> TargetIdentity:
-    weights = hashlib.sha256()
-    for path in sorted(target.glob("*.safetensors")):
-        weights.update(f"{path.name} {file_sha256(path)}\n".encode())
-    return TargetIdentity(
-        name=visible(target.resolve().name),
-        config_sha256=file_sha256(target / "config.json"),
-        weights_sha256=weights.hexdigest(),
+def _shape(model: Any, num_layers: int) -> TargetShape:
+    config = model.config.get_text_config()
+    return TargetShape(
         num_layers=num_layers,
-        vocab_size=model.config.get_text_config().vocab_size,
-    )
-
-
-def _check_prompts(
-    prompts: Sequence[Prompt], target: TargetIdentity, model: Any, max_new_tokens: int
-) -> None:
-    if not prompts:
-        raise TraceError("prompts", "expected at least one", fix="give a prompt file")
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    for prompt in prompts:
-        if not prompt.token_ids or max(prompt.token_ids) >= target.vocab_size:
-            raise TraceError(
-                f"prompt {prompt.id}",
-                f"expected token ids below {target.vocab_size}, the target's vocabulary",
-                fix="tokenize the prompts with this target's tokenizer",
-            )
-        total = len(prompt.token_ids) + max_new_tokens
-        if longest is not None and total > longest:
-            raise TraceError(
-                f"prompt {prompt.id}",
-                f"{total} tokens, prompt and continuation, exceed the target's {longest} positions",
-                fix="shorten the prompt or max_new_tokens",
-            )
-
-
-def _chosen_layers(
-    asked: Sequence[int] | None, draft: LoadedDraft | None, num_layers: int
-) -> tuple[int, ...]:
-    if asked is not None:
-        ids = tuple(asked)
-    elif draft is not None and draft.geometry.aux_layer_ids:
-        ids = tuple(draft.geometry.aux_layer_ids)
-    else:
-        ids = default_aux_layer_ids(num_layers)
-    if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= num_layers:
-        raise TraceError(
-            "aux layers",
-            f"expected ascending ids in [0, {num_layers}), got {list(ids)}",
-            fix="give 0-based layers of this target: their outputs are recorded",
-        )
-    return ids
-
-
-def _feature_spec(
-    model: Any, ids: tuple[int, ...], draft: LoadedDraft | None, dtype: FeatureDtype
-) -> FeatureSpec:
-    width = len(ids) * int(model.config.get_text_config().hidden_size)
-    if draft is None:
-        return FeatureSpec(
-            kind="aux", width=width, dtype=dtype, aux_layer_ids=ids, fusion_sha256=None
-        )
-    fc = draft.weights["fc.weight"]
-    if fc.shape[1] != width or draft.dtype != FEATURE_DTYPES[dtype][0]:
-        raise TraceError(
-            f"draft {draft.name}",
-            f"its fc reads {fc.shape[1]} {draft.dtype} values, the target gives {width} in {dtype}",
-            fix="load the draft in the dtype of the recording, and give the draft of this target",
-        )
-    return FeatureSpec(
-        kind="fused",
-        width=fc.shape[0],
-        dtype=dtype,
-        aux_layer_ids=ids,
-        fusion_sha256=draft.fusion_sha256,
+        vocab_size=config.vocab_size,
+        hidden_size=int(config.hidden_size),
+        max_positions=getattr(config, "max_position_embeddings", None),
     )
 
 

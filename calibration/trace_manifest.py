@@ -97,13 +97,17 @@ class LogprobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEntry:
-    """One prompt: `num_tokens` N counts prompt and continuation, `file` is the shard it is in."""
+    """One prompt: `num_tokens` N counts prompt and continuation, `file` is the shard it is in.
+
+    `conversation_sha256` is that of `PromptTrace`; None, and no such key, for a first turn.
+    """
 
     id: str
     category: str
     prompt_length: int
     num_tokens: int
     file: str
+    conversation_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +284,9 @@ def _prompt_problem(manifest: TraceManifest) -> str | None:
                 f"prompts[{i}] ({entry.id}): expected 1 <= prompt_length < num_tokens, got"
                 f" {entry.prompt_length} and {entry.num_tokens}"
             )
+        digest = entry.conversation_sha256
+        if digest is not None and not _SHA256.fullmatch(digest):
+            return f"prompts[{i}] ({entry.id}).conversation_sha256: expected 64 hex digits"
         if entry.file not in files:
             return f"prompts[{i}] ({entry.id}): {entry.file!r} is not listed in shards"
     doubled = _first_double(entry.id for entry in manifest.prompts)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..quantize.files.safetensors_file import SafetensorsFile
 from ..quantize.files.safetensors_header import StoredTensor
 from ..quantize.files.staging import UNVERIFIED, check_output, staged_output, write_text
+from .carried_tables import CarriedTables
 from .errors import TraceError
 from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace
 from .target_tables import TargetTables
@@ -51,12 +52,14 @@ class TraceWriter:
         shard_bytes: int,
         tables: TargetTables | None,
         table_ids: Collection[int],
+        carried: CarriedTables | None,
     ) -> None:
         self._staging = staging
         self._head = head
         self._shard_bytes = shard_bytes
         self._tables = tables
         self._token_ids = set(table_ids)
+        self._carried = carried
         self._pending: dict[str, Tensor] = {}
         self._entries: dict[int, TraceEntry] = {}
         self._shards: list[Shard] = []
@@ -86,6 +89,7 @@ class TraceWriter:
             prompt_length=trace.prompt_length,
             num_tokens=trace.num_tokens,
             file=self._next_file(),
+            conversation_sha256=trace.conversation_sha256,
         )
         self._pending |= tensors
         self._token_ids.update(trace.token_ids.tolist())
@@ -104,7 +108,7 @@ class TraceWriter:
             num_tokens=sum(entry.num_tokens for entry in entries),
             prompts=entries,
             shards=tuple(self._shards),
-            tables=self._write_tables(self._tables) if self._tables else None,
+            tables=self._write_tables(),
         )
         check_manifest(manifest, self._staging / MANIFEST_FILE)
         write_text(self._staging / f"{MANIFEST_FILE}{UNVERIFIED}", manifest_text(manifest))
@@ -123,8 +127,12 @@ class TraceWriter:
         )
         self._pending = {}
 
-    def _write_tables(self, tables: TargetTables) -> TablesFile:
-        path = self._staging / TABLES_FILE
+    def _write_tables(self) -> TablesFile | None:
+        path, tables = self._staging / TABLES_FILE, self._tables
+        if self._carried:
+            return self._carried.write(path)
+        if not tables:
+            return None
         write_tables(path, tables, sorted(self._token_ids))
         return TablesFile(
             nbytes=path.stat().st_size,
@@ -153,6 +161,7 @@ def trace_output(
     shard_bytes: int = SHARD_BYTES,
     tables: TargetTables | None = None,
     table_ids: Collection[int] = (),
+    carried: CarriedTables | None = None,
 ) -> Iterator[TraceWriter]:
     """Write a trace folder; leaving the block without an exception publishes it.
 
@@ -167,12 +176,14 @@ def trace_output(
         shard_bytes: a new shard starts before tensors of one grow beyond this.
         tables: also carry these tables of the target, see `trace_tables`; None for none.
         table_ids: tokens whose embedding is carried beside those of the traces.
+        carried: carry these tables instead, which other trace folders carry.
 
     Raises:
         OutputError: `out` exists, its parent does not, or the head does not fit on the disk.
         TraceError: nothing was added, ids are doubled, or the tables are not those of the target.
     """
-    check_output(out, needed_bytes=tables.lm_head.nbytes if tables else 0)
+    needed = tables.lm_head.nbytes if tables else carried.nbytes if carried else 0
+    check_output(out, needed_bytes=needed)
     if tables:
         _check_tables(tables, table_ids, target)
     head = TraceManifest(
@@ -187,7 +198,7 @@ def trace_output(
         shards=(),
     )
     with staged_output(out, last=MANIFEST_FILE) as staging:
-        writer = TraceWriter(staging, head, shard_bytes, tables, table_ids)
+        writer = TraceWriter(staging, head, shard_bytes, tables, table_ids, carried)
         yield writer
         writer.finish()
 

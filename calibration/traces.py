@@ -94,14 +94,17 @@ class TraceFolder:
         return (self.load(entry) for entry in self.manifest.prompts)
 
     def prompt_sha256s(self) -> Iterator[tuple[TraceEntry, str]]:
-        """Every prompt with its identity; reads token ids only.
+        """Every prompt with the identity of its conversation; reads token ids only.
+
+        That is the hash of its first turn: one seen in any turn is seen.
 
         Raises:
             TraceError: the shard's bytes changed since recording.
         """
         for entry in self.manifest.prompts:
             token_ids = self._tensors(entry, "token_ids")["token_ids"]
-            yield entry, prompt_sha256(token_ids[: entry.prompt_length].tolist())
+            own = prompt_sha256(token_ids[: entry.prompt_length].tolist())
+            yield entry, entry.conversation_sha256 or own
 
     def load(self, entry: TraceEntry) -> PromptTrace:
         """Read one prompt.
@@ -116,7 +119,11 @@ class TraceFolder:
             for name, tensor in stored.items()
         }
         trace = PromptTrace(
-            id=entry.id, category=entry.category, prompt_length=entry.prompt_length, **tensors
+            id=entry.id,
+            category=entry.category,
+            prompt_length=entry.prompt_length,
+            conversation_sha256=entry.conversation_sha256,
+            **tensors,
         )
         check_trace(trace, self.manifest, self.folder / entry.file)
         return trace
@@ -147,6 +154,13 @@ class TraceFolder:
         return shared_tables(
             lambda: self._open(tables), tables, vocab_size, where, dtype=dtype, device=device
         )
+
+    def stored_tables(self) -> dict[str, Tensor]:
+        """The tensors of its tables file as they are stored; empty if it carries none."""
+        if self.manifest.tables is None:
+            return {}
+        opened = self._open(self.manifest.tables)
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
     def _open(self, listed: Shard | TablesFile) -> Any:
         """Open a file; its hash is checked the first time, before any of its bytes is used."""

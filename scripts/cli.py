@@ -30,6 +30,7 @@ COMMANDS = {
     "check": "what vLLM, SGLang or TensorRT-LLM will do with a draft folder",
     "clean": "remove what killed runs left beside outputs",
     "record": "record what a target does on prompts",
+    "traces": "import, look at, split or merge recorded traces",
     "replay": "acceptance length of drafts over recorded traces",
     "gate": "may the quantized draft replace the BF16 one?",
 }

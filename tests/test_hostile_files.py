@@ -21,6 +21,7 @@ from types import FrameType
 
 import pytest
 import torch
+from draftquant.calibration.dumps.files import load_safetensors, load_tensors
 from draftquant.calibration.errors import PromptError
 from draftquant.calibration.prompts import read_prompts
 from draftquant.calibration.traces import TraceFolder
@@ -89,7 +90,7 @@ HOMES = {
     "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py", "scripts/console.py",
              "quantize/files/staging.py"},
     "loads": {"recipes/strict_json.py"},
-    "load": {"quantize/drafts/mask_embedding.py", "calibration/moments.py"},
+    "load": {"quantize/files/torch_file.py", "calibration/moments.py"},
     "print": set(),
 }  # fmt: skip
 """Methods that open, read, parse or print, and the modules that call them: the others ask these."""
@@ -180,6 +181,10 @@ OTHER_FILES: dict[str, Callable[[Path], object]] = {
     "recipe.yaml": load_recipe,
     "trace.json": lambda path: TraceFolder.open(path.parent),
     "prompts.jsonl": read_prompts,
+    "prompts.parquet": read_prompts,
+    "data_0.ckpt": load_tensors,
+    "data_0.ckpt.gz": load_tensors,
+    "hs_0.safetensors": lambda path: load_safetensors(path, ("token_ids",)),
     "mask_embedding.pt": lambda path: read_mask_embedding(path, 64, 1),
 }
 

@@ -60,7 +60,7 @@ def test_forms_of_others(
     form = read_form(line)
     assert (form.id, form.category) == (prompt_id, category)
     assert (form.kind, form.value) == ("messages", messages)
-    assert form.num_later_turns == num_later_turns
+    assert len(form.later_turns) == num_later_turns
     assert form.of_others
 
 
@@ -77,7 +77,7 @@ def test_forms_of_others(
         ({"conversations": []}, "objects with role and content"),
         ({"conversations": [{"from": "human"}]}, "objects with from and value"),
         ({"conversations": [{"role": "assistant", "content": "a"}]}, "no turn of the user"),
-        ({"turns": ["a"], "difficulty": 3}, "forms: token_ids, text, messages, turns, conv"),
+        ({"turns": ["a"], "level": 3}, "forms: token_ids, text, messages, turns, conv"),
         ({"question": "a"}, "forms: token_ids, text, messages, turns, conversations, prompt"),
         ({"id": "a"}, "expected one of token_ids, text, messages, turns, conversations, prompt"),
     ],

@@ -13,7 +13,8 @@ class PromptReplay:
     """One prompt under one draft.
 
     Attributes:
-        prompt_sha256: of its token ids, so that one prompt under two ids is known as one.
+        prompt_sha256: of its token ids, so that one prompt under two ids is known as one; of a
+            later turn, that of its conversation's first.
         counts: of the rounds of speculative decoding; no step if the continuation is too short.
         every_position: the same as if a round started at every position: another quantity (it
             over-weights easy text), with less noise when two drafts are compared.

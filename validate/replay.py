@@ -16,6 +16,7 @@ from torch import Tensor
 from ..calibration.batches import MAX_TOKENS, batches_of, proposals_of_batch
 from ..calibration.draft_inputs import check_trace_fits
 from ..calibration.feature_evidence import FeatureTally
+from ..calibration.near_duplicates import PromptText, num_near_duplicates, prompt_text
 from ..calibration.predictions import Proposals, num_draft_tokens_fault
 from ..calibration.prompt_trace import PromptTrace
 from ..calibration.traces import TraceFolder
@@ -28,7 +29,6 @@ from .draft_replay import (
 )
 from .errors import ReplayError
 from .estimand import DraftSampling
-from .near_duplicates import PromptText, num_near_duplicates
 from .rounds import prompt_counts, recorded_tokens
 from .statistics import repeated_ngram_share
 
@@ -102,7 +102,7 @@ def replay_drafts(
     for position, trace, proposed in _proposed(
         drafts, traces, batches, num_draft_tokens, temperature
     ):
-        by_position[position] = _text(trace)
+        by_position[position] = prompt_text(trace)
         features.add(trace)
         probability.add(trace)
         for tally, own in zip(tallies, proposed, strict=True):
@@ -240,20 +240,12 @@ def _proposed(
         yield from zip(positions, batch, map(list, zip(*found, strict=True)), strict=True)
 
 
-def _text(trace: PromptTrace) -> PromptText:
-    return PromptText(
-        category=trace.category,
-        prompt=tuple(trace.token_ids[: trace.prompt_length].tolist()),
-        continuation=trace.continuation,
-    )
-
-
 def _prompt_replay(trace: PromptTrace, proposed: Proposals) -> PromptReplay:
     counts, every_position = prompt_counts(trace, proposed)
     return PromptReplay(
         id=trace.id,
         category=trace.category,
-        prompt_sha256=trace.prompt_sha256,
+        prompt_sha256=trace.cluster_sha256,
         counts=counts,
         every_position=every_position,
     )

@@ -4,19 +4,15 @@ Engines read the file by this name and use its vector wherever the mask token st
 target's embedding is usually untrained.
 """
 
-import os
-import pickle
-import struct
-import zipfile
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from ...recipes.errors import short
-from ...recipes.regular_file import open_stream
 from ..errors import CheckpointError
+from ..files.torch_file import TorchFileProblem, load_plain
 
 _MOST_BYTES = 16 * 2**20  # one vector has 100 kB
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -38,12 +34,9 @@ def read_mask_embedding(path: Path, hidden_size: int, mask_token_id: int) -> Ten
         return CheckpointError(path, what, fix="export the draft again, with its mask embedding")
 
     try:
-        state = _loaded(path)
-    except (OSError, RuntimeError, ValueError, LookupError, TypeError, pickle.UnpicklingError,
-            AttributeError, EOFError, ImportError, ArithmeticError, AssertionError, MemoryError,
-            NameError, struct.error, zipfile.BadZipFile) as exc:  # fmt: skip
-        reason = (str(exc).strip() or type(exc).__name__).splitlines()[0]
-        raise wrong(f"torch cannot read it as plain tensors: {reason}") from exc
+        state = load_plain(path, most_bytes=_MOST_BYTES)
+    except TorchFileProblem as exc:
+        raise wrong(f"torch cannot read it as plain tensors: {exc}") from exc
     if isinstance(state, dict):
         token = state.get("mask_token_id", mask_token_id)
         if type(token) is not int or token != mask_token_id:
@@ -58,20 +51,6 @@ def read_mask_embedding(path: Path, hidden_size: int, mask_token_id: int) -> Ten
     if not bool(torch.isfinite(state).all()):
         raise wrong("holds NaN or infinity")
     return state.detach().reshape(-1)
-
-
-def _loaded(path: Path) -> Any:
-    """What the file holds; its size is bounded before torch makes tensors of it."""
-    with open_stream(path) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if zipfile.is_zipfile(stream):
-            stream.seek(0)
-            with zipfile.ZipFile(stream) as archive:  # torch unpacks what is compressed
-                size = max(size, sum(member.file_size for member in archive.infolist()))
-        if size > _MOST_BYTES:
-            raise ValueError(f"{size:,} bytes, expected at most {_MOST_BYTES:,}")
-        stream.seek(0)
-        return torch.load(stream, map_location="cpu", weights_only=True)
 
 
 def _is_plain(state: object) -> TypeGuard[Tensor]:

@@ -97,3 +97,13 @@ def shared_tables(
     if target:
         return TargetTables.find(target).shared(None, device)
     return traces.tables(None, device)
+
+
+def comma_numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between, for argparse."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(
+            f"expected whole numbers with commas between, got {text!r}"
+        ) from exc

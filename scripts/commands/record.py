@@ -2,13 +2,27 @@
 
 import argparse
 import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...quantize.drafts import read_config
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
 from ..console import megabytes, progress_bar, stderr, stdout
-from .common import add_device
+from .common import add_device, comma_numbers
+from .record_engine import (
+    HowToRecord,
+    add_engine_arguments,
+    check_engine,
+    print_server_command,
+    record_from_engine,
+)
+
+if TYPE_CHECKING:
+    from ...calibration.conversations import Record
+    from ...calibration.prompts import Prompt
+    from ...calibration.traces import TraceFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="P",
-        help='JSON lines: {"id", "category", and token_ids, text or messages}',
+        help='JSON lines: {"id", "category", and token_ids, text or messages}; also files of'
+        " MT-Bench, ShareGPT and SPEED-Bench (parquet too)",
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="T", help="folder to create")
+    parser.add_argument(
+        "--turns",
+        choices=("first", "all"),
+        default="first",
+        help="of conversations: all = the target answers each turn on top of its own answers"
+        " (default first)",
+    )
+    parser.add_argument("--out", type=Path, metavar="T", help="folder to create")
     parser.add_argument(
         "--draft",
         metavar="DRAFT",
@@ -43,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--aux-layers",
         metavar="I,J,K",
-        type=_numbers,
+        type=comma_numbers,
         help="target layers whose outputs are recorded, 0-based",
     )
     parser.add_argument(
@@ -54,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--table-ids",
         metavar="I,J,K",
-        type=_numbers,
+        type=comma_numbers,
         help="tokens whose embedding is carried beside those of the traces and DRAFT's mask token",
     )
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
@@ -75,10 +97,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=typing.get_args(FeatureDtype),
-        default="float32",
-        help="what the target computes in (default float32)",
+        help="what the target computes in (default float32, of an engine bfloat16)",
     )
-    parser.add_argument("--batch-size", type=int, default=32, metavar="B")
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=32,
+        metavar="B",
+        help="prompts run together, or handed to an engine at a time (default 32)",
+    )
     add_device(parser)
     parser.add_argument(
         "--device-map",
@@ -86,36 +113,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="spread a target that is too large for one GPU over all of them, then the CPU and the"
         " disk (needs accelerate)",
     )
+    add_engine_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    import torch
     from transformers.utils import logging
 
-    from ...calibration.decoding import Decoding
-    from ...calibration.devices import resolve_device
-    from ...calibration.draft_inputs import mask_token_ids
     from ...calibration.errors import TraceError
     from ...calibration.prompts import read_prompts
-    from ...calibration.record import record_traces
-    from ...calibration.target_model import Placement
-    from ...calibration.target_tables import TargetTables
-    from ...quantize.stored.loading import load_draft
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
-    decoding = Decoding(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        seed=options.seed,
-        logprobs=options.logprobs,
-        num_top_logprobs=options.top_logprobs,
-    )
+    check_engine(options)
+    options.dtype = options.dtype or ("float32" if options.engine == "transformers" else "bfloat16")
     if options.fused and not options.draft:
         raise TraceError("--fused", "needs the draft whose fc is applied", fix="add --draft DRAFT")
     if options.table_ids and not options.tables:
         raise TraceError("--table-ids", "says which rows the tables carry", fix="add --tables")
+    how = _how(options)
+    prompts = read_prompts(options.prompts, target=options.target)
+    longer = sum(bool(prompt.later_turns) for prompt in prompts)
+    if longer and options.turns == "first":
+        stderr().line(
+            f"{options.prompts}: {longer} of {len(prompts)} prompts have later turns of the user,"
+            " which follow the target's answer: the first turn is recorded (--turns all: each)"
+        )
+    if options.print_server_args:
+        return print_server_command(how, prompts, options)
+    with progress_bar("record", len(prompts)) as bar:
+
+        def record(some: "Sequence[Prompt]", out: Path) -> "TraceFolder":
+            if options.engine == "vllm":
+                return record_from_engine(how, some, options, out, bar.set)
+            return _record_with_transformers(how, some, options, out, bar.set)
+
+        if options.turns == "all":
+            traces = _all_turns(options, prompts, record)
+        else:
+            traces = record(prompts, options.out)
+    _print_traces(traces)
+    return 0
+
+
+def _how(options: argparse.Namespace) -> HowToRecord:
+    """What is recorded, whoever runs the target."""
+    import torch
+
+    from ...calibration.decoding import Decoding
+    from ...calibration.devices import resolve_device
+    from ...calibration.draft_inputs import mask_token_ids
+    from ...calibration.target_tables import TargetTables
+    from ...quantize.stored.loading import load_draft
+
     device = resolve_device(options.device)
     aux_layer_ids, fuse_with = options.aux_layers, None
     table_ids = options.table_ids or ()
@@ -128,29 +177,51 @@ def run(options: argparse.Namespace) -> int:
             dtype = getattr(torch, options.dtype)
             shared = TargetTables.find(options.target).shared(None, device)
             fuse_with = load_draft(folder, dtype=dtype, device=device, compact=True, shared=shared)
-    prompts = read_prompts(options.prompts, target=options.target)
-    if longer := sum(prompt.num_later_turns > 0 for prompt in prompts):
-        stderr().line(
-            f"{options.prompts}: {longer} of {len(prompts)} prompts have later turns of the user,"
-            " which follow the target's answer: the first turn is recorded"
-        )
-    with progress_bar("record", len(prompts)) as bar:
-        traces = record_traces(
-            options.target,
-            prompts,
-            options.out,
-            max_new_tokens=options.max_new_tokens,
-            decoding=decoding,
-            aux_layer_ids=aux_layer_ids,
-            fuse_with=fuse_with,
-            dtype=options.dtype,
-            batch_size=options.batch_size,
-            placement=Placement(device=device, device_map=options.device_map),
-            table_ids=table_ids if options.tables else None,
-            on_progress=bar.set,
-        )
+    return HowToRecord(
+        decoding=Decoding(
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            seed=options.seed,
+            logprobs=options.logprobs,
+            num_top_logprobs=options.top_logprobs,
+        ),
+        aux_layer_ids=aux_layer_ids,
+        fuse_with=fuse_with,
+        table_ids=table_ids if options.tables else None,
+        device=device,
+    )
+
+
+def _record_with_transformers(
+    how: HowToRecord,
+    prompts: "Sequence[Prompt]",
+    options: argparse.Namespace,
+    out: Path,
+    on_progress: Callable[[int, int], None],
+) -> "TraceFolder":
+    from ...calibration.record import record_traces
+    from ...calibration.target_model import Placement
+
+    return record_traces(
+        options.target,
+        prompts,
+        out,
+        max_new_tokens=options.max_new_tokens,
+        decoding=how.decoding,
+        aux_layer_ids=how.aux_layer_ids,
+        fuse_with=how.fuse_with,
+        dtype=options.dtype,
+        batch_size=options.batch_size,
+        placement=Placement(device=how.device, device_map=options.device_map),
+        table_ids=how.table_ids,
+        on_progress=on_progress,
+    )
+
+
+def _print_traces(traces: "TraceFolder") -> None:
     stdout().line(
-        (str(options.out), "bold"),
+        (str(traces.folder), "bold"),
         f": {len(traces)} traces,"
         f" {traces.manifest.num_tokens:,} tokens, sha256 {traces.sha256[:16]}",
     )
@@ -160,13 +231,22 @@ def run(options: argparse.Namespace) -> int:
             f"{tables.file}: embedding {tables.num_token_ids:,} x {tables.width:,}, head {head},"
             f" {megabytes(tables.nbytes)}"
         )
-    return 0
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(
-            f"expected whole numbers with commas between, got {text!r}"
-        ) from exc
+def _all_turns(
+    options: argparse.Namespace, prompts: "Sequence[Prompt]", record: "Record"
+) -> "TraceFolder":
+    """Record conversations, and say how far they went."""
+    from ...calibration.conversations import record_conversations
+
+    report = record_conversations(
+        prompts, options.target, options.out, record, max_new_tokens=options.max_new_tokens
+    )
+    turns = ", ".join(f"{count} prompts" for count in report.num_turns)
+    stderr().line(f"turn by turn: {turns}")
+    if report.num_cut_short:
+        stderr().line(
+            f"{report.num_cut_short} conversations end before their last turn, which the target"
+            " has no positions for"
+        )
+    return report.traces

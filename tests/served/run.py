@@ -19,19 +19,21 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from draftquant.quantize.stored.loading import load_draft  # noqa: E402
+import torch  # noqa: E402
+from draftquant.calibration.traces import TraceFolder  # noqa: E402
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft  # noqa: E402
 from served.drafts import (  # noqa: E402
     MAX_NEW_TOKENS,
     SERVED_PAIRS,
     Draft,
     Pair,
     drafts,
-    prompt_lengths,
     record,
-    write_texts,
+    record_by_engine,
 )
+from served.places import NEAR, noise, places  # noqa: E402
 from served.results import Served, read_results, write_results, write_tables  # noqa: E402
-from served.rounds import compare, continuations, replayed_by_position  # noqa: E402
+from served.rounds import compare  # noqa: E402
 
 MAX_DIFFERENCE = 0.02
 """Of acceptance lengths over the same rounds, relative: they part at near ties only."""
@@ -72,19 +74,25 @@ def _serve_pair(
     folder.mkdir(parents=True)
     prompts = pair.write_prompts(folder / "prompts.jsonl")
     calibration = record(pair, pair.folder / "calibration.jsonl", folder / "calibration")
-    written = write_texts(prompts, _ask(python, pair, prompts)["token_ids"], folder / "texts.jsonl")
-    traces = record(pair, written, folder / "traces", "--dtype", "bfloat16", max_new_tokens=1)
-    texts = continuations(traces, prompt_lengths(prompts))
+    traces = record_by_engine(python, pair, prompts, folder / "traces")
+    texts = list(traces)
 
     def serve(named: tuple[str, Draft]) -> Served:
         name, draft = named
         answer = _ask(python, pair, prompts, folder / name, *(["--plugin"] if draft.plugin else []))
         if "error" in answer:
             return Served(family=pair.family, draft=name, error=answer["error"])
-        loaded = load_draft(folder / name, shared=traces.tables())
-        by_position = replayed_by_position(loaded, traces, texts, pair.num_draft_tokens)
+        as_served, exact = (
+            [places(loaded, traces, text, pair.num_draft_tokens) for text in texts]
+            for loaded in _in_both_dtypes(folder / name, traces)
+        )
         found = compare(
-            answer["token_ids"], answer["accepted"], texts, by_position, pair.num_draft_tokens
+            answer["token_ids"],
+            answer["accepted"],
+            texts,
+            as_served,
+            pair.num_draft_tokens,
+            near=NEAR * noise(as_served, exact),
         )
         return Served.of(found, family=pair.family, draft=name, version=answer["vllm"])
 
@@ -101,14 +109,17 @@ def _serve_pair(
             yield served
 
 
-def _ask(
-    python: Path, pair: Pair, prompts: Path, draft: Path | None = None, *options: str
-) -> dict[str, Any]:
-    """The engine's answer, in a process of its own; without a draft the target decodes alone."""
-    drafting = [str(draft), "--method", pair.method, "-k", str(pair.num_draft_tokens), *options]
+def _in_both_dtypes(folder: Path, traces: TraceFolder) -> Iterator[LoadedDraft]:
+    """As the engine computes, and exactly."""
+    for dtype in (torch.bfloat16, torch.float32):
+        yield load_draft(folder, dtype=dtype, compact=True, shared=traces.tables(None))
+
+
+def _ask(python: Path, pair: Pair, prompts: Path, draft: Path, *options: str) -> dict[str, Any]:
+    """The engine's answer, in a process of its own."""
     command = [
         *(str(python), str(HERE / "serve.py"), str(pair.folder / "target"), str(prompts)),
-        *(drafting if draft else ()),
+        *(str(draft), "--method", pair.method, "-k", str(pair.num_draft_tokens), *options),
         *("--max-new-tokens", str(MAX_NEW_TOKENS)),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,8 +1,7 @@
 """Serve one draft with the real vLLM on a CPU, and print what it did as one line of JSON.
 
 Runs in the environment that `setup` makes; nothing of draftquant is imported.
-Usage: `serve.py TARGET PROMPTS [DRAFT --method eagle3 -k 3]`; without a draft the target decodes
-alone.
+Usage: `serve.py TARGET PROMPTS DRAFT --method eagle3 -k 3`.
 """
 
 import argparse
@@ -29,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("target", type=Path)
     parser.add_argument("prompts", type=Path, help="JSON lines with token_ids")
-    parser.add_argument("draft", type=Path, nargs="?")
+    parser.add_argument("draft", type=Path)
     parser.add_argument("--method", choices=("eagle3", "dflash"))
     parser.add_argument("-k", "--num-draft-tokens", type=int)
     parser.add_argument("--max-new-tokens", type=int, default=64)
@@ -57,12 +56,12 @@ def _serve(options: argparse.Namespace) -> dict[str, Any]:
     }
     engine = vllm.LLM(
         model=str(options.target),
-        speculative_config=speculative if options.draft else None,
+        speculative_config=speculative,
         enforce_eager=True,
         max_model_len=512,
         max_num_seqs=16,
         enable_prefix_caching=False,
-        per_request_spec_decode_metrics="detailed" if options.draft else "none",
+        per_request_spec_decode_metrics="detailed",
     )
     greedy = vllm.SamplingParams(temperature=0, max_tokens=options.max_new_tokens, ignore_eos=True)
     began = time.perf_counter()
@@ -73,9 +72,7 @@ def _serve(options: argparse.Namespace) -> dict[str, Any]:
         "vllm": vllm.__version__,
         "seconds": seconds,
         "token_ids": [list(done.token_ids) for done in completions],
-        "accepted": [list(done.spec_decode_metrics.per_step_accepted) for done in completions]
-        if options.draft
-        else None,
+        "accepted": [list(done.spec_decode_metrics.per_step_accepted) for done in completions],
     }
 
 

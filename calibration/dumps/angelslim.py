@@ -1,0 +1,35 @@
+"""AngelSlim's offline features: `rank_0/rows_0-5000/data_0.ckpt`.
+
+    input_ids, loss_mask   [1, N]
+    hidden_states          [1, N, m W]: these are the aux ones
+    target_hiddens         [1, N, W], after the norm; absent from DFlash dumps
+    and position_ids, inputs_embeds of multimodal targets, which are not needed
+
+Source: Tencent/AngelSlim 67394ce, tools/generate_hidden_for_draft_model.py.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .files import find_files, load_tensors, optional_tensor, pending, sample_name, tensors
+from .sample import Pending, Sample, make_sample
+
+
+def samples(dump: Path) -> Sequence[Pending]:
+    """The texts of a dump, unread."""
+
+    def load(file: Path) -> Sample:
+        loaded = load_tensors(file)
+        names = ("input_ids", "loss_mask", "hidden_states")
+        token_ids, loss_mask, aux = tensors(file, loaded, *names)
+        return make_sample(
+            file,
+            sample_name(file, dump),
+            token_ids=token_ids,
+            answered=loss_mask,
+            aux=aux,
+            last=optional_tensor(file, loaded, "target_hiddens"),
+        )
+
+    written_by = "generate_hidden_for_draft_model.py"
+    return pending(find_files(dump, (".ckpt",), written_by=written_by), load)

@@ -1,0 +1,78 @@
+"""What an import found out about a dump, and what it made of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..traces import TraceFolder
+from .draft_steps import DraftFinding
+from .head import HeadFinding
+from .recomputed import RecomputedFinding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the rows of a dump are to be read, and how that was settled.
+
+    Attributes:
+        layer_ids: of the aux features, ascending, 0-based, outputs.
+        shift: row i belongs to token i + shift: 0 or -1.
+        last_in_aux: the last slot of what the dump stores as aux is the last state, and no aux one.
+        recomputed, draft: which of the two settled the layers; the other is None.
+        not_recomputed: why the target was not run; None where it was.
+        head: None where the dump has no last state, or the head is not at hand.
+    """
+
+    layer_ids: tuple[int, ...]
+    shift: int
+    last_in_aux: bool
+    recomputed: RecomputedFinding | None
+    draft: DraftFinding | None
+    not_recomputed: str | None
+    head: HeadFinding | None
+
+    def sentences(self) -> Iterator[str]:
+        """What was found and why, a sentence each, without a full stop."""
+        ids = list(self.layer_ids)
+        if self.recomputed:
+            yield (
+                f"layers {ids}, counted after the layer: recomputed by the target, at most"
+                f" {self.recomputed.difference:.1%} off"
+            )
+            if self.recomputed.own is not None:
+                yield f"{self.recomputed.own:.1%} of the tokens looked at are the target's argmax"
+        if self.draft:
+            yield (
+                f"layers {ids} in this order: the draft's first step is accepted"
+                f" {self.draft.accepted:.1%} of the time over {self.draft.positions:,} positions,"
+                f" {self.draft.next_best:.1%} in the next best order; the target was not run:"
+                f" {self.not_recomputed}"
+            )
+        if self.head:
+            yield (
+                f"last states are those {self.head.norm}: the head says {self.head.share:.1%} of"
+                " the tokens looked at"
+            )
+        else:
+            yield "whether the answers are the target's own was declared (--greedy), not measured"
+        if self.shift:
+            yield f"rows stand {-self.shift} behind their tokens: put back"
+        if self.last_in_aux:
+            yield "the last slot is the last layer's, which no draft reads: left out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReport:
+    """An import that is done.
+
+    Attributes:
+        traces: the folder that was written, opened.
+        layout: how the dump was read.
+        num_samples: texts in the dump. num_without_answer: of these, without a token to count.
+        num_off_policy: answers left out, which the target would not have given.
+    """
+
+    traces: TraceFolder
+    layout: Layout
+    num_samples: int
+    num_without_answer: int
+    num_off_policy: int

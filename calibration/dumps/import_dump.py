@@ -1,0 +1,167 @@
+"""A dump becomes a trace folder: settle how it is to be read, then text by text."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import torch
+
+from ...quantize.files.staging import check_output
+from ..errors import TraceError
+from ..feature_evidence import FeatureTally
+from ..head_agreement import MIN_AGREEMENT
+from ..prompt_trace import PromptTrace, prompt_sha256
+from ..prompts import Prompt
+from ..target_tables import TargetTables
+from ..trace_manifest import FeatureSpec
+from ..trace_writer import trace_output
+from ..traces import TraceFolder
+from .answers import Answer, Answers
+from .findings import ImportReport, Layout
+from .formats import DumpFormat
+from .head import TargetHead
+from .readers import READERS
+from .settle import Declared, check_sample, feature_dtype, last_states, settle, split_last
+from .target import TargetFacts, read_target
+
+
+def import_dump(
+    written_by: DumpFormat,
+    dump: Path,
+    target: Path,
+    out: Path,
+    *,
+    declared: Declared = Declared(),  # noqa: B008 - frozen
+    prompts: Sequence[Prompt] | None = None,
+    leave_out_off_policy: bool = False,
+    table_ids: Collection[int] | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> ImportReport:
+    """Write the trace folder `out` of a dump of hidden states.
+
+    Args:
+        written_by: whose layout it has.
+        dump: its folder, or one file of it.
+        target: folder of the target that was dumped. With its head and last norm it is measured
+            whether answers are the target's own; where transformers can run it here, which layers
+            the dump holds. Its config.json alone will do with a draft, and `declared.greedy`.
+        out: folder to create.
+        declared: what else is known of the dump.
+        prompts: that it was made with, for ids, categories, and where prompts end.
+        leave_out_off_policy: leave out answers that the target would not have given, and count
+            them; without it, one of them is an error.
+        table_ids: as of `record_traces`.
+        on_progress: called with (texts done, texts).
+
+    Raises:
+        TraceError: the dump cannot be read, is not of this target, cannot be settled, or holds
+            text that the target did not write.
+        CheckpointError: the target's tables are asked for and not found.
+        OutputError: `out` exists already, or its parent does not.
+    """
+    check_output(out)
+    facts = read_target(target)
+    pendings = READERS[written_by](dump)
+    layout = settle(dump, pendings, facts, declared, Answers(facts.ends, prompts))
+    first = pendings[0].load()
+    spec = FeatureSpec(
+        kind="aux",
+        width=len(layout.layer_ids) * facts.width,
+        dtype=feature_dtype(first),
+        aux_layer_ids=layout.layer_ids,
+        fusion_sha256=None,
+    )
+    conversion = _Conversion(layout, facts)
+    answers = Answers(facts.ends, prompts)
+    evidence = FeatureTally()
+    without_answer = 0
+    with trace_output(
+        out,
+        layout.recomputed.target if layout.recomputed else facts.identity,
+        spec,
+        recorded_by=f"dump of {written_by}",
+        tables=_tables(facts, table_ids),
+        table_ids=table_ids or (),
+    ) as writer:
+        kept = 0
+        for done, pending in enumerate(pendings, start=1):
+            sample = pending.load()
+            check_sample(sample, facts, first)
+            found = list(answers.of(sample))
+            without_answer += not found
+            for trace in filter(None, map(conversion.trace, found)):
+                evidence.add(trace)
+                writer.add(trace, position=kept)
+                kept += 1
+            on_progress(done, len(pendings))
+        conversion.check(dump, kept, leave_out_off_policy=leave_out_off_policy)
+        if problem := evidence.evidence().problem():
+            raise TraceError(dump, problem, fix="dump tokens and states of the same texts")
+    return ImportReport(
+        traces=TraceFolder.open(out),
+        layout=layout,
+        num_samples=len(pendings),
+        num_without_answer=without_answer,
+        num_off_policy=conversion.num_off_policy,
+    )
+
+
+class _Conversion:
+    """Answers to traces, off-policy ones counted."""
+
+    def __init__(self, layout: Layout, target: TargetFacts) -> None:
+        self._layout, self._target = layout, target
+        self._head = TargetHead(target.tables.shared()) if layout.head and target.tables else None
+        self.num_off_policy = 0
+        self._lowest = 1.0
+
+    def trace(self, answer: Answer) -> PromptTrace | None:
+        """The trace of an answer; None where the target would not have given it."""
+        if self._layout.last_in_aux:
+            split = split_last(answer.sample, self._target.width)
+            answer = dataclasses.replace(answer, sample=split)
+        if not self._is_own(answer):
+            self.num_off_policy += 1
+            return None
+        ids, behind = answer.sample.token_ids, -self._layout.shift
+        token_ids = ids[: min(answer.stop, len(ids))]
+        features = answer.sample.aux[behind : behind + len(token_ids) - 1]
+        top1 = torch.full((len(token_ids) - 1,), -1, dtype=torch.int64)
+        top1[answer.start - 1 :] = token_ids[answer.start :]
+        conversation = prompt_sha256(ids[: answer.first_start].tolist())
+        return PromptTrace(
+            id=answer.id,
+            category=answer.category,
+            prompt_length=answer.start,
+            token_ids=token_ids,
+            features=features.clone(),
+            target_top1=top1,
+            conversation_sha256=conversation if answer.start != answer.first_start else None,
+        )
+
+    def _is_own(self, answer: Answer) -> bool:
+        found, last = self._layout.head, last_states(self._layout, answer.sample, self._target)
+        if self._head is None or found is None or last is None:
+            return True
+        share = self._head.share(answer, last, found.norm, found.shift)
+        self._lowest = min(self._lowest, share)
+        return share >= MIN_AGREEMENT
+
+    def check(self, dump: Path, kept: int, *, leave_out_off_policy: bool) -> None:
+        """Raise if answers of others are not to be left out, or nothing remains."""
+        if self.num_off_policy and (not leave_out_off_policy or not kept):
+            raise TraceError(
+                dump,
+                f"{self.num_off_policy} of {kept + self.num_off_policy} answers are not what the"
+                f" target would have said greedily: its head says as little as {self._lowest:.0%}"
+                f" of their tokens, expected {MIN_AGREEMENT:.0%}; {kept} remain without them",
+                fix="dump the target's own greedy answers, or leave these out:"
+                " --leave-out-off-policy",
+            )
+        if not kept:
+            raise TraceError(dump, "holds no answer with a token: its loss masks are 0",
+                             fix="dump conversations with answers of the target")  # fmt: skip
+
+
+def _tables(facts: TargetFacts, table_ids: Collection[int] | None) -> TargetTables | None:
+    return None if table_ids is None else TargetTables.find(facts.folder)

@@ -1,0 +1,34 @@
+"""ModelOpt's offline features: `{conversation_id}.pt`.
+
+    input_ids           [N]
+    aux_hidden_states   [N, m W]
+    hidden_states       [N, W], the last ones; after the norm from transformers, before it from vLLM
+    loss_mask           [N], all 1 without --answer-only-loss; none from TensorRT-LLM
+    conversation_id     text or a number
+
+Source: NVIDIA/Model-Optimizer a2fbac7, examples/speculative_decoding/collect_hidden_states/.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .files import find_files, load_tensors, optional_tensor, pending, sample_name, tensors
+from .sample import Pending, Sample, make_sample
+
+
+def samples(dump: Path) -> Sequence[Pending]:
+    """The texts of a dump, unread."""
+
+    def load(file: Path) -> Sample:
+        loaded = load_tensors(file)
+        token_ids, aux = tensors(file, loaded, "input_ids", "aux_hidden_states")
+        return make_sample(
+            file,
+            sample_name(file, dump),
+            token_ids=token_ids,
+            answered=optional_tensor(file, loaded, "loss_mask"),
+            aux=aux,
+            last=optional_tensor(file, loaded, "hidden_states"),
+        )
+
+    return pending(find_files(dump, (".pt",), written_by="compute_hidden_states_*.py"), load)

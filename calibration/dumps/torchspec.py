@@ -1,0 +1,43 @@
+"""TorchSpec's offline files: `*.ckpt`, read by its OfflineEagle3Dataset.
+
+    input_ids, loss_mask   [N]
+    aux_hidden_states      [1, N, 3 W]
+    hidden_states          [1, N, W], the last ones; before the norm where vLLM computed them
+
+TorchSpec itself writes none of these (its features go through a store in memory): they come from
+scripts around it. What `save_debug_train_data` writes is a batch of training, shifted and padded.
+
+Source: torchspec-project/TorchSpec 6dda2bf, torchspec/data/preprocessing.py, utils/train_dump.py.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import TraceError
+from .files import find_files, load_tensors, optional_tensor, pending, sample_name, tensors
+from .sample import Pending, Sample, make_sample
+
+
+def samples(dump: Path) -> Sequence[Pending]:
+    """The texts of a dump, unread."""
+
+    def load(file: Path) -> Sample:
+        loaded = load_tensors(file)
+        if "batch" in loaded and "batch_idx" in loaded:
+            raise TraceError(
+                file,
+                "a debug dump of training: its tokens are shifted and padded",
+                fix="give the folder that training reads",
+            )
+        names = ("input_ids", "loss_mask", "aux_hidden_states")
+        token_ids, loss_mask, aux = tensors(file, loaded, *names)
+        return make_sample(
+            file,
+            sample_name(file, dump),
+            token_ids=token_ids,
+            answered=loss_mask,
+            aux=aux,
+            last=optional_tensor(file, loaded, "hidden_states"),
+        )
+
+    return pending(find_files(dump, (".ckpt", ".pt"), written_by="TorchSpec's preparation"), load)

@@ -1,0 +1,127 @@
+"""What vLLM must be started with so that it records: as arguments of `vllm.LLM`, or as a command.
+
+The hidden states are kept by vLLM's own method `extract_hidden_states`, written by `connector`.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...recipes.errors import short
+from ..errors import TraceError
+from ..trace_manifest import FeatureDtype
+from .states_file import FOLDER_KEY, layer_inputs
+
+LOGPROBS_MODE = "processed_logprobs"
+_PACKAGE = __package__
+_VLLM_MAX_LOGPROBS = 20  # what vLLM takes without being told
+
+_OURS = {
+    "model": "give --target",
+    "dtype": "give --dtype",
+    "speculative_config": "hidden states are extracted by a method of its own",
+    "kv_transfer_config": "draftquant's connector writes the hidden states",
+    "scheduler_cls": "draftquant's proposes nothing, so that decoding is what it is without draft",
+    "enable_prefix_caching": "what is taken from the cache has no hidden states",
+    "enable_chunked_prefill": "the states of a prompt are kept in one piece",
+    "logprobs_mode": f"traces hold {LOGPROBS_MODE}",
+    "async_scheduling": "the scheduler that proposes nothing does not run ahead",
+    "decode_context_parallel_size": "it spreads the states of one request over GPUs",
+    "prefill_context_parallel_size": "it spreads the states of one request over GPUs",
+}
+"""Arguments that the recorder sets or rules out, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup:
+    """What a recording needs of the engine.
+
+    Attributes:
+        target: as the engine is to find it.
+        aux_layer_ids: layers whose outputs are recorded, as we count.
+        dtype: the target computes in.
+        max_model_len: tokens of the longest prompt with its continuation.
+        num_top_logprobs: see `Decoding`.
+        folder: where the engine's workers write, and the recorder reads.
+        given: the user's own arguments, by vLLM's names.
+    """
+
+    target: Path
+    aux_layer_ids: tuple[int, ...]
+    dtype: FeatureDtype
+    max_model_len: int
+    num_top_logprobs: int
+    folder: Path
+    given: Mapping[str, object]
+
+    def arguments(self) -> dict[str, object]:
+        """For `vllm.LLM`.
+
+        Raises:
+            TraceError: what the user gave contradicts what recording needs.
+        """
+        given = {name.replace("-", "_"): value for name, value in self.given.items()}
+        self._check(given)
+        logprobs = max(self.num_top_logprobs, _VLLM_MAX_LOGPROBS)
+        return {
+            "model": str(self.target),
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            **({"max_logprobs": logprobs} if logprobs > _VLLM_MAX_LOGPROBS else {}),
+            **given,
+            "enable_prefix_caching": False,
+            "enable_chunked_prefill": False,
+            "logprobs_mode": LOGPROBS_MODE,
+            "async_scheduling": False,  # 0.33 turns it on with GPUs, whatever the scheduler
+            "scheduler_cls": f"{_PACKAGE}.scheduler.PlainScheduler",
+            "speculative_config": {
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {
+                    "hf_config": {
+                        "eagle_aux_hidden_state_layer_ids": list(layer_inputs(self.aux_layer_ids))
+                    }
+                },
+            },
+            "kv_transfer_config": {
+                "kv_connector": "StatesConnector",
+                "kv_connector_module_path": f"{_PACKAGE}.connector",
+                "kv_role": "kv_producer",
+                "kv_connector_extra_config": {FOLDER_KEY: str(self.folder.absolute())},
+            },
+        }
+
+    def command(self) -> str:
+        """The shell command that starts a server so.
+
+        Raises:
+            TraceError: as of `arguments`.
+        """
+        arguments = self.arguments()
+        words = ["vllm", "serve", str(arguments.pop("model"))]
+        for name, value in arguments.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+                words += [f"--{flag}", text]
+        return shlex.join(words)
+
+    def _check(self, given: Mapping[str, object]) -> None:
+        for name in given.keys() & _OURS.keys():
+            raise TraceError(f"--engine-arg {name}", f"cannot be given: {_OURS[name]}",
+                             fix="leave it out")  # fmt: skip
+        if self.dtype == "float64":
+            raise TraceError("--dtype", "vLLM does not compute in float64",
+                             fix="give bfloat16, float16 or float32")  # fmt: skip
+        longest = given.get("max_model_len")
+        if longest is not None and (type(longest) is not int or longest < self.max_model_len):
+            raise TraceError(
+                "--engine-arg max_model_len",
+                f"expected at least {self.max_model_len}, the longest prompt with its continuation,"
+                f" got {short(longest)}",
+                fix="give a larger number, or leave it out",
+            )

@@ -1,0 +1,138 @@
+"""`draftquant traces import`: hidden states that a trainer or vLLM dumped become traces."""
+
+import argparse
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...quantize.files.hub import resolve_draft
+from ..console import progress_bar, stdout
+from .common import comma_numbers
+
+if TYPE_CHECKING:
+    from ...calibration.dumps.findings import ImportReport
+    from ...quantize.stored.loading import LoadedDraft
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`traces import --from F DUMP --target M --out T`."""
+    from ...calibration.dumps.formats import DumpFormat
+
+    parser.add_argument("dump", type=Path, metavar="DUMP", help="folder of the dump")
+    parser.add_argument(
+        "--from",
+        dest="written_by",
+        required=True,
+        choices=typing.get_args(DumpFormat),
+        help="who wrote it (vllm: its ExampleHiddenStatesConnector)",
+    )
+    parser.add_argument(
+        "--target",
+        required=True,
+        type=Path,
+        metavar="M",
+        help="folder of the target that was dumped: its head shows whether answers are its own;"
+        " where it runs here, a few positions are recomputed and show which layers these are",
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="T", help="folder to create")
+    parser.add_argument(
+        "--draft",
+        metavar="DRAFT",
+        help="that reads these features: says which layers are expected, and settles their order"
+        " where the target does not run here",
+    )
+    parser.add_argument(
+        "--aux-layers",
+        metavar="I,J,K",
+        type=comma_numbers,
+        help="layers that the dump should hold, 0-based, counted after the layer",
+    )
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="P",
+        help="prompt file that the dump was made with: ids, categories, and where prompts end if"
+        " the dump has no loss mask",
+    )
+    parser.add_argument(
+        "--greedy",
+        action="store_true",
+        help="the answers are the target's own at temperature 0, for dumps without the last states"
+        " that would show it",
+    )
+    parser.add_argument(
+        "--leave-out-off-policy",
+        action="store_true",
+        help="leave out answers that the target would not have given, and say how many",
+    )
+    parser.add_argument(
+        "--tables", action="store_true", help="carry the target's embedding and head, as record"
+    )
+    parser.add_argument(
+        "--table-ids",
+        metavar="I,J,K",
+        type=comma_numbers,
+        help="tokens whose embedding is carried beside those of the traces and DRAFT's mask token",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """See `add_arguments`."""
+    from transformers.utils import logging
+
+    from ...calibration.draft_inputs import mask_token_ids
+    from ...calibration.dumps.import_dump import import_dump
+    from ...calibration.dumps.settle import Declared
+    from ...calibration.errors import TraceError
+    from ...calibration.prompts import read_prompts
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
+    if options.table_ids and not options.tables:
+        raise TraceError("--table-ids", "says which rows the tables carry", fix="add --tables")
+    draft = _load(options) if options.draft else None
+    table_ids = options.table_ids or ()
+    if draft:
+        table_ids += mask_token_ids(draft.geometry)
+    prompts = read_prompts(options.prompts, target=options.target) if options.prompts else None
+    with progress_bar("import", 1) as bar:
+        report = import_dump(
+            options.written_by,
+            options.dump,
+            options.target,
+            options.out,
+            declared=Declared(layer_ids=options.aux_layers, draft=draft, greedy=options.greedy),
+            prompts=prompts,
+            leave_out_off_policy=options.leave_out_off_policy,
+            table_ids=table_ids if options.tables else None,
+            on_progress=bar.set,
+        )
+    _print(options.out, report)
+    return 0
+
+
+def _load(options: argparse.Namespace) -> "LoadedDraft":
+    from ...calibration.target_tables import SharedTables, TargetTables
+    from ...quantize.errors import CheckpointError
+    from ...quantize.stored.loading import load_draft
+
+    try:
+        shared = TargetTables.find(options.target).shared()
+    except CheckpointError:  # a config alone; a draft with tables of its own needs none
+        shared = SharedTables({})
+    return load_draft(resolve_draft(options.draft).folder, shared=shared)
+
+
+def _print(out: Path, report: "ImportReport") -> None:
+    stdout().line(
+        (str(out), "bold"),
+        f": {len(report.traces)} traces of {report.num_samples} texts,"
+        f" {report.traces.manifest.num_tokens:,} tokens, sha256 {report.traces.sha256[:16]}",
+    )
+    for sentence in report.layout.sentences():
+        stdout().line(f"  {sentence}")
+    if report.num_off_policy:
+        stdout().line(
+            f"  {report.num_off_policy} answers left out: the target would not have given them"
+        )
+    if report.num_without_answer:
+        stdout().line(f"  {report.num_without_answer} texts without an answer")

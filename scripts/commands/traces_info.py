@@ -1,0 +1,127 @@
+"""`draftquant traces info`: what is in a trace folder."""
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..console import megabytes, print_json, print_table, stdout, table
+
+if TYPE_CHECKING:
+    from ...calibration.trace_info import TraceInfo
+    from ...calibration.trace_manifest import TraceManifest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`traces info T`."""
+    parser.add_argument("traces", type=Path, metavar="T", help="trace folder")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """See `add_arguments`."""
+    from ...calibration.trace_info import trace_info
+    from ...calibration.traces import TraceFolder
+
+    info = trace_info(TraceFolder.open(options.traces))
+    if options.json:
+        print_json(_mapping(info))
+        return 0
+    numbers = ("prompts", "prompt tokens", "new tokens", "shortest", "longest")
+    found = table(
+        f"{options.traces}, {len(info.traces)} prompts, {info.traces.manifest.num_tokens:,} tokens,"
+        f" {megabytes(info.nbytes)}",
+        "category",
+        *numbers,
+        right=numbers,
+    )
+    for one in info.categories:
+        found.row(
+            one.category,
+            f"{one.num_prompts:,}",
+            f"{one.prompt_tokens:,}",
+            f"{one.new_tokens:,}",
+            f"{one.shortest:,}",
+            f"{one.longest:,}",
+        )
+    print_table(found)
+    for line in _lines(info):
+        stdout().line(line)
+    return 0
+
+
+def _lines(info: "TraceInfo") -> Iterator[str]:
+    manifest = info.traces.manifest
+    target, features = manifest.target, manifest.features
+    yield f"sha256 {info.traces.sha256}"
+    yield (
+        f"target {target.name}, {target.num_layers} layers, vocabulary {target.vocab_size:,},"
+        f" weights {(target.weights_sha256 or 'not known')[:16]},"
+        f" recorded by {manifest.recorded_by or 'transformers'}"
+    )
+    yield (
+        f"features {features.kind} of layers {list(features.aux_layer_ids)} (counted after the"
+        f" layer), {features.width:,} wide, {features.dtype}"
+    )
+    yield _decoding(manifest)
+    yield (
+        f"{info.num_independent} prompts that are independent: {info.num_copies} copies,"
+        f" {info.num_later_turns} later turns, {info.num_near_duplicates} near duplicates"
+    )
+    yield _tables(manifest)
+    yield f"the target's argmax is known at {info.known_top1:.0%} of the prompts' positions"
+    if info.head_agreement is not None:
+        yield f"the carried head says {info.head_agreement:.1%} of the tokens"
+    if info.features.checked:
+        own = info.features.share[0]
+        yield info.features.problem() or (
+            f"features belong to their tokens, which explain {own:.0%} of their variance"
+        )
+    else:
+        yield "too few tokens repeat to say whether features belong to them"
+
+
+def _decoding(manifest: "TraceManifest") -> str:
+    sampling, logprobs = manifest.sampling, manifest.logprobs
+    beside = f", {logprobs.kind} log-probabilities" if logprobs else ""
+    if sampling is None:
+        return f"greedy{beside}"
+    seed = "not known" if sampling.seed is None else sampling.seed
+    return (
+        f"sampled at temperature {manifest.temperature:g}, top-p {sampling.top_p:g}, top-k"
+        f" {sampling.top_k}, seed {seed}{beside}"
+    )
+
+
+def _tables(manifest: "TraceManifest") -> str:
+    tables = manifest.tables
+    if tables is None:
+        return "no tables: drafts without an embedding need the target"
+    norm = "with" if tables.norm_dtype else "without"
+    return (
+        f"tables: {tables.num_token_ids:,} embeddings, the head {norm} its norm,"
+        f" {megabytes(tables.nbytes)}"
+    )
+
+
+def _mapping(info: "TraceInfo") -> dict[str, Any]:
+    manifest = info.traces.manifest
+    kept = ("nbytes", "num_copies", "num_later_turns", "num_near_duplicates", "num_independent",
+            "known_top1", "head_agreement")  # fmt: skip
+    return {
+        "sha256": info.traces.sha256,
+        "num_prompts": len(info.traces),
+        "num_tokens": manifest.num_tokens,
+        "target": dataclasses.asdict(manifest.target),
+        "recorded_by": manifest.recorded_by,
+        "features": dataclasses.asdict(manifest.features),
+        "temperature": manifest.temperature,
+        "sampling": dataclasses.asdict(manifest.sampling) if manifest.sampling else None,
+        "logprobs": dataclasses.asdict(manifest.logprobs) if manifest.logprobs else None,
+        "tables": dataclasses.asdict(manifest.tables) if manifest.tables else None,
+        "categories": [dataclasses.asdict(one) for one in info.categories],
+        **{name: getattr(info, name) for name in kept},
+        "feature_evidence": dataclasses.asdict(info.features),
+        "feature_problem": info.features.problem(),
+    }

@@ -1,0 +1,34 @@
+"""`draftquant traces merge`: several folders of one target joined."""
+
+import argparse
+from pathlib import Path
+
+from ..console import stdout
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`traces merge A B ... --out C`."""
+    parser.add_argument(
+        "traces", nargs="+", type=Path, metavar="T", help="trace folders, which stay"
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="C", help="folder to create")
+
+
+def run(options: argparse.Namespace) -> int:
+    """See `add_arguments`."""
+    from ...calibration.trace_sets import merge_traces
+    from ...calibration.traces import TraceFolder
+
+    report = merge_traces([TraceFolder.open(folder) for folder in options.traces], options.out)
+    stdout().line(
+        (str(options.out), "bold"),
+        f": {len(report.traces)} traces, {report.traces.manifest.num_tokens:,} tokens, sha256"
+        f" {report.traces.sha256[:16]}",
+    )
+    if report.renamed:
+        old, new = next(iter(report.renamed.items()))
+        stdout().line(f"{len(report.renamed)} ids were taken and got a new name: {old} is {new}")
+    if report.without_tables:
+        named = ", ".join(map(str, report.without_tables))
+        stdout().line(f"no tables are carried, because {named} carries none")
+    return 0

@@ -1,0 +1,84 @@
+"""What replay says of a round at every place of a text, and how clear each of its choices is.
+
+An engine computes in BF16 with other kernels than replay. Where two tokens of the draft are nearly
+as likely, either may come out on top; where they are not, both must choose alike. How far apart is
+near is measured: replay in BF16 moves these distances against replay in float32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from draftquant.calibration.draft_inputs import first_hidden
+from draftquant.calibration.passes import whole_rows
+from draftquant.calibration.predictions import draft_passes
+from draftquant.calibration.prompt_trace import PromptTrace
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.drafts.forward import DraftForward
+from draftquant.quantize.stored.loading import LoadedDraft
+from draftquant.validate.rounds import accepted_by_row, recorded_tokens
+from torch import Tensor
+
+NEAR = 4.0
+"""Distances below so many times what BF16 moves them (root mean square) are near ties."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """A round at each row of a continuation, in the order of the rows.
+
+    Attributes:
+        accepted: tokens of the round.
+        distances: [R][K] between the recorded token's logit and the best other one's; below 0
+            where the draft proposes another.
+    """
+
+    accepted: tuple[int, ...]
+    distances: tuple[tuple[float, ...], ...]
+
+
+@torch.inference_mode()
+def places(
+    draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
+) -> Places:
+    """Of one prompt, by the draft in the dtype that it was loaded in."""
+    rows = whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1)
+    proposed = torch.empty((len(rows), num_draft_tokens), dtype=torch.int64)
+    distances = torch.empty(proposed.shape)
+    recorded = recorded_tokens(trace, proposed)
+    for one in draft_passes(
+        draft.forward,
+        first_hidden(draft, traces, trace)[None],
+        trace.token_ids[None],
+        rows=rows,
+        num_draft_tokens=num_draft_tokens,
+    ):
+        at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
+        depths = slice(one.depths.start, one.depths.stop)
+        logits = _by_token(draft.forward, draft.forward.logits(one.hidden)[0].float())
+        proposed[at, depths] = logits.argmax(-1)
+        distances[at, depths] = _distances(logits, recorded[at, depths])
+    return Places(
+        accepted=tuple(accepted_by_row(trace, proposed)),
+        distances=tuple(map(tuple, distances.tolist())),
+    )
+
+
+def noise(one: Sequence[Places], other: Sequence[Places]) -> float:
+    """How far two ways of computing move the distances, root mean square over all places."""
+    pairs = zip(one, other, strict=True)
+    moved = [torch.tensor(a.distances) - torch.tensor(b.distances) for a, b in pairs]
+    return float(torch.cat([m.flatten() for m in moved]).square().mean().sqrt())
+
+
+def _by_token(forward: DraftForward, logits: Tensor) -> Tensor:
+    """[..., draft vocabulary] -> [..., target vocabulary]; what the draft lacks comes last."""
+    tokens = forward.to_target(torch.arange(logits.shape[-1]))
+    whole = logits.new_full((*logits.shape[:-1], int(tokens.max()) + 1), -1e30)
+    return whole.index_copy(-1, tokens, logits)
+
+
+def _distances(logits: Tensor, recorded: Tensor) -> Tensor:
+    own = logits.gather(-1, recorded[..., None])
+    others = logits.scatter(-1, recorded[..., None], -1e30)
+    return own[..., 0] - others.amax(-1)

@@ -1,0 +1,149 @@
+"""A small HTTP server that answers as vLLM does when it records, for tests of the client.
+
+Its target adds one to a token; its hidden states say which token, layer and element they are of.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from draftquant.calibration.vllm.pages import Pages, write_states
+from draftquant.calibration.vllm.states_file import STATES_KEY, StatesHead
+from torch import Tensor
+
+VOCAB, WIDTH, NUM_LAYERS, MAX_MODEL_LEN = 64, 8, 4, 48
+END = 63  # the end-of-text token
+
+
+def write_target(folder: Path, **changes: object) -> Path:
+    """A folder that says it is such a target; its weights are one tensor's bytes."""
+    folder.mkdir()
+    config = {
+        "num_hidden_layers": NUM_LAYERS,
+        "vocab_size": VOCAB,
+        "hidden_size": WIDTH,
+        "max_position_embeddings": 64,
+    }
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def states_of(token_ids: Sequence[int], layer_inputs: Sequence[int]) -> Tensor:
+    """[n, L, WIDTH] bfloat16: token + input of the layer / 8 + element / 64."""
+    tokens = torch.tensor(token_ids)[:, None, None]
+    layers = torch.tensor(layer_inputs)[None, :, None]
+    return (tokens + layers / 8 + torch.arange(WIDTH) / 64).to(torch.bfloat16)
+
+
+def write_file(
+    path: Path,
+    token_ids: Sequence[int],
+    layer_inputs: Sequence[int],
+    *,
+    engine: str = "vllm 0.32.0",
+) -> None:
+    """As the connector does, from a cache of pages of four tokens in no order."""
+    states = states_of(token_ids, layer_inputs)
+    count = len(token_ids)
+    blocks = torch.randperm(count // 4 + 3)[: count // 4 + 1].tolist()
+    cache = torch.zeros(count // 4 + 3, len(layer_inputs), 4, WIDTH, dtype=torch.bfloat16)
+    for i in range(count):
+        cache[blocks[i // 4], :, i % 4] = states[i]
+    head = StatesHead(layer_inputs=tuple(layer_inputs), engine=engine)
+    write_states(path, Pages(cache, 4), blocks, token_ids, head, None)
+
+
+@dataclass
+class StatesServer:
+    """What the server does, which tests change.
+
+    Attributes:
+        shared: where it writes.
+        layer_inputs: that it was started with.
+        change: of the answer to a request, before it is sent.
+        write: the file of a request.
+        status: of an answer: called with the number of the request, from 1.
+        asked: the bodies of all requests for completions.
+    """
+
+    shared: Path
+    layer_inputs: tuple[int, ...] = (1, 3)
+    max_model_len: int = MAX_MODEL_LEN
+    change: Callable[[dict[str, Any]], Any] = lambda answer: answer
+    write: Callable[[Path, Sequence[int], Sequence[int]], None] = write_file
+    status: Callable[[int], int] = lambda _number: 200
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    url: str = ""
+
+    def models(self) -> dict[str, Any]:
+        return {"data": [{"id": "the-target", "max_model_len": self.max_model_len}]}
+
+    def complete(self, body: dict[str, Any]) -> Any:
+        prompt = body["prompt"]
+        token_ids: list[int] = []
+        while len(token_ids) < body["max_tokens"] and END not in token_ids:
+            token_ids.append(([*prompt, *token_ids][-1] + 1) % VOCAB)
+        name = f"{body['kv_transfer_params'][STATES_KEY]}-{len(self.asked)}.safetensors"
+        self.write(self.shared / name, [*prompt, *token_ids[:-1]], self.layer_inputs)
+        top = [
+            {f"token_id:{t}": -0.5, "token_id:0": -9999.0, "token_id:9": -1.5} for t in token_ids
+        ]
+        answer: dict[str, Any] = {
+            "choices": [
+                {
+                    "token_ids": token_ids,
+                    "finish_reason": "stop" if token_ids[-1] == END else "length",
+                    "logprobs": {"token_logprobs": [-0.5] * len(token_ids), "top_logprobs": top},
+                }
+            ],
+            "kv_transfer_params": {STATES_KEY: name},
+        }
+        return self.change(answer)
+
+
+@contextmanager
+def served(server: StatesServer) -> Iterator[StatesServer]:
+    """The server at a free port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(200, server.models())
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            server.asked.append(body)
+            status = server.status(len(server.asked))
+            if status == 0:  # as a server that dies
+                self.close_connection = True
+                return
+            answer = server.complete(body) if status == 200 else {"error": "the server says no"}
+            self._send(status, answer)
+
+        def _send(self, status: int, answer: Any) -> None:
+            text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            with suppress(BrokenPipeError):  # the client has given up
+                self.wfile.write(text)
+
+        def log_message(self, *_: Any) -> None:
+            """Quietly."""
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    server.url = f"http://127.0.0.1:{http.server_port}"
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()

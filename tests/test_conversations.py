@@ -1,0 +1,235 @@
+"""Conversations turn by turn, whose turns count as one prompt; prompts in parquet files."""
+
+import json
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from draftquant.calibration.conversations import record_conversations
+from draftquant.calibration.errors import PromptError
+from draftquant.calibration.near_duplicates import num_near_duplicates, prompt_text
+from draftquant.calibration.prompts import Prompt, read_prompts
+from draftquant.calibration.record import record_traces
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.errors import OutputError
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.scripts.cli import main
+from draftquant.validate.clusters import distinct_prompts
+from draftquant.validate.replay import replay_drafts
+from test_dumps import PAIR, TARGET
+from transformers import AutoTokenizer
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+TURNS = [
+    {"question_id": 81, "category": "code", "turns": ["def add(a, b):", "    import os", "x = 1"]},
+    {"question_id": 82, "category": "text", "turns": ["class Node:"]},
+    {"question_id": 83, "category": "code", "turns": ["import sys", "def main():"]},
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped one, with a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "target"
+    shutil.copytree(TARGET, folder)
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    text = json.dumps(tokenizer | {"chat_template": TEMPLATE})
+    (folder / "tokenizer_config.json").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "question.jsonl"
+    path.write_text("\n".join(map(json.dumps, TURNS)))
+    return path
+
+
+def recorder(target: Path, **options: Any) -> Any:
+    arguments = {"max_new_tokens": 12, "aux_layer_ids": (0, 1, 2)} | options
+    return partial(record_traces, target, **arguments)
+
+
+@pytest.fixture(scope="module")
+def traces(target: Path, file: Path, tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
+    out = tmp_path_factory.mktemp("out") / "traces"
+    prompts = read_prompts(file, target=target)
+    report = record_conversations(prompts, target, out, recorder(target), max_new_tokens=12)
+    assert (report.num_turns, report.num_cut_short) == ((3, 2, 1), 0)
+    assert [path.name for path in out.parent.iterdir()] == ["traces"]
+    return report.traces
+
+
+def test_every_turn_is_a_prompt_on_top_of_the_targets_own_answers(
+    traces: TraceFolder, target: Path
+) -> None:
+    assert [(trace.id, trace.category) for trace in traces] == [
+        ("81/turn-1", "code"), ("81/turn-2", "code"), ("81/turn-3", "code"), ("82", "text"),
+        ("83/turn-1", "code"), ("83/turn-2", "code"),
+    ]  # fmt: skip
+    tokenizer: Any = AutoTokenizer.from_pretrained(target)
+    first, second = list(traces)[:2]
+    answer = tokenizer.decode(list(first.continuation), skip_special_tokens=True)
+    expected = f"user: def add(a, b):\nassistant: {answer}\nuser:     import os\nassistant: "
+    ids = tokenizer(expected, add_special_tokens=False)["input_ids"]
+    assert second.token_ids[: second.prompt_length].tolist() == ids
+
+
+def test_the_turns_of_a_conversation_know_their_first(traces: TraceFolder) -> None:
+    one, two, three, single, *last = traces
+    assert one.conversation_sha256 is single.conversation_sha256 is None
+    assert {two.conversation_sha256, three.conversation_sha256} == {one.prompt_sha256}
+    assert last[1].cluster_sha256 == last[0].prompt_sha256
+    found = [prompt for _, prompt in traces.prompt_sha256s()]
+    assert found == [trace.cluster_sha256 for trace in traces]
+    assert len(set(found)) == 3
+
+
+def test_the_gate_samples_conversations(traces: TraceFolder) -> None:
+    """Turns are summed as copies are, and are no near duplicates of each other."""
+    draft = load_draft(PAIR / "draft")
+    replays = replay_drafts([draft, draft], traces, num_draft_tokens=3)
+    pairs = list(zip(replays[0].prompts, replays[1].prompts, strict=True))
+    assert len(pairs) == 6
+    distinct = distinct_prompts(pairs)
+    assert len(distinct) == 3
+    steps = sum(prompt.counts.num_steps for prompt in replays[0].prompts)
+    assert sum(pair.baseline.num_steps for pair in distinct) == steps
+    # Two conversations begin with the same answer; turns of one are not held against each other.
+    assert replays[0].traces.num_near_duplicates == 1
+    alone = [prompt_text(trace) for trace in traces]
+    apart = [type(text)(category="a", prompt=text.prompt, continuation=text.continuation)
+             for text in alone]  # fmt: skip
+    assert num_near_duplicates(apart) == 4
+
+
+def test_a_conversation_ends_where_the_target_has_no_positions(
+    target: Path, file: Path, tmp_path: Path
+) -> None:
+    short = tmp_path / "short"
+    shutil.copytree(target, short)
+    config = json.loads((short / "config.json").read_text())
+    lengths = [len(prompt.token_ids) for prompt in read_prompts(file, target=target)]
+    config["max_position_embeddings"] = max(lengths) + 12
+    (short / "config.json").write_text(json.dumps(config))
+    report = record_conversations(
+        read_prompts(file, target=short), short, tmp_path / "out", recorder(short),
+        max_new_tokens=12,
+    )  # fmt: skip
+    assert (report.num_turns, report.num_cut_short) == ((3,), 2)
+    assert [trace.id for trace in report.traces] == ["81/turn-1", "82", "83/turn-1"]
+
+
+def test_a_template_that_takes_no_answers(target: Path, file: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "odd"
+    shutil.copytree(target, odd)
+    config = json.loads((odd / "tokenizer_config.json").read_text())
+    config["chat_template"] = (
+        "{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE
+    )
+    (odd / "tokenizer_config.json").write_text(json.dumps(config))
+    prompts = read_prompts(file, target=odd)
+    with pytest.raises(PromptError, match=r"prompt 81: messages: .*chat template fails") as caught:
+        record_conversations(prompts, odd, tmp_path / "out", recorder(odd), max_new_tokens=12)
+    assert "--turns first" in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd"]
+
+
+def test_an_output_that_exists_is_refused_before_work(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="already exists"):
+        record_conversations([], target, tmp_path, recorder(target), max_new_tokens=12)
+    missing, prompt = tmp_path / "none", Prompt(id="a", category="a", token_ids=(1,))
+    with pytest.raises(PromptError, match=r"config\.json"):
+        record_conversations([prompt], missing, tmp_path / "o", recorder(missing), max_new_tokens=1)
+
+
+def test_record_turns_all(
+    target: Path, file: Path, traces: TraceFolder, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    arguments = ["record", "--target", str(target), "--prompts", str(file)]
+    arguments += ["--max-new-tokens", "12", "--aux-layers", "0,1,2"]
+    assert main([*arguments, "--out", str(tmp_path / "all"), "--turns", "all", "--tables"]) == 0
+    printed = capsys.readouterr()
+    assert f"{tmp_path / 'all'}: 6 traces" in printed.out
+    assert "turn by turn: 3 prompts, 2 prompts, 1 prompts" in printed.err
+    found = TraceFolder.open(tmp_path / "all")
+    assert found.sha256 == traces.sha256
+    assert found.manifest.tables is not None
+    assert not bool(found.tables()["embed_tokens.weight"][traces.load(
+        traces.manifest.prompts[2]).token_ids].isnan().any())  # fmt: skip
+    assert main([*arguments, "--out", str(tmp_path / "first")]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 of 3 prompts have later turns of the user" in said
+    assert "the first turn is recorded (--turns all: each)" in said
+    assert len(TraceFolder.open(tmp_path / "first")) == 3
+
+
+# ---- parquet
+
+SPEED_BENCH = [
+    {"question_id": f"q{i}", "category": "math", "sub_category": None, "turns": turns,
+     "source": "made", "src_id": str(i), "difficulty": "easy", "multiturn": len(turns) > 1}
+    for i, turns in enumerate((["x = 1"], ["def f():", "y = 2"]))
+]  # fmt: skip
+
+
+def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def test_speed_bench_in_parquet(target: Path, tmp_path: Path) -> None:
+    found = read_prompts(parquet(tmp_path / "test.parquet", SPEED_BENCH), target=target)
+    lines = tmp_path / "test.jsonl"
+    lines.write_text("\n".join(json.dumps({k: v for k, v in row.items() if v is not None})
+                               for row in SPEED_BENCH))  # fmt: skip
+    assert found == read_prompts(lines, target=target)
+    assert [(prompt.id, prompt.later_turns) for prompt in found] == [("q0", ()), ("q1", ("y = 2",))]
+
+
+def test_rows_that_are_no_prompts_have_their_number(target: Path, tmp_path: Path) -> None:
+    rows = [SPEED_BENCH[0], SPEED_BENCH[0], {**SPEED_BENCH[1], "turns": []}]
+    path = parquet(tmp_path / "test.parquet", rows)
+    with pytest.raises(PromptError) as caught:
+        read_prompts(path, target=target)
+    assert f"{path}:2: id 'q0' stands on an earlier line too" in caught.value.details
+    assert f"{path}:3: turns: expected texts of the user, at least one" in caught.value.details
+    other = parquet(tmp_path / "other.parquet", [{"question": "Hi"}])
+    with pytest.raises(PromptError) as caught:
+        read_prompts(other)
+    assert "unknown key 'question'; known: " in caught.value.details[0]
+    assert (
+        "forms: token_ids, text, messages, turns, conversations, prompt"
+        in (caught.value.details[0])
+    )
+
+
+def test_parquet_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = parquet(tmp_path / "test.parquet", SPEED_BENCH)
+    whole = path.read_bytes()
+    for content in (whole[:-20], b"", b"PAR1" + bytes(100) + b"PAR1"):
+        path.write_bytes(content)
+        with pytest.raises(PromptError, match=r"test\.parquet: cannot be read"):
+            read_prompts(path)
+    with pytest.raises(PromptError, match="cannot be read"):
+        read_prompts(tmp_path / "none.parquet")
+    path.write_bytes(whole)
+    monkeypatch.setattr("draftquant.calibration.parquet.MAX_GROUP_BYTES", 10)
+    with pytest.raises(PromptError, match="a row group of more than 10 bytes"):
+        read_prompts(path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(PromptError, match="needs pyarrow, which is not installed") as caught:
+        read_prompts(path)
+    assert "fix: pip install 'draftquant[parquet]'" in str(caught.value)
+
+
+def test_a_parquet_file_of_token_ids(tmp_path: Path) -> None:
+    rows = [{"id": "a", "category": "b", "token_ids": [1, 2, 3]}]
+    (prompt,) = read_prompts(parquet(tmp_path / "ids.parquet", rows))
+    assert prompt == Prompt(id="a", category="b", token_ids=(1, 2, 3))

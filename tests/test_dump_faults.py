@@ -1,0 +1,447 @@
+"""Dumps that are cut off, hostile, of another target or another text: each error names it."""
+
+import dataclasses
+import gzip
+import io
+import pickle
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.dumps.import_dump import import_dump
+from draftquant.calibration.dumps.settle import Declared
+from draftquant.calibration.errors import PromptError, TraceError
+from draftquant.calibration.prompts import Prompt, read_prompts
+from draftquant.calibration.record import record_traces
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.errors import OutputError
+from draftquant.quantize.files.torch_file import TorchFileProblem, load_plain
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from dumps import (
+    BUILDERS,
+    Text,
+    angelslim,
+    make_texts,
+    modelopt,
+    modelopt_vllm,
+    specforge_dflash,
+    speculators,
+    torchspec,
+    vllm,
+)
+from test_dumps import PAIR, TARGET, roll
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
+    out = tmp_path_factory.mktemp("recorded") / "traces"
+    prompts = read_prompts(PAIR / "prompts.jsonl")[10:18]
+    return record_traces(TARGET, prompts, out, max_new_tokens=40, aux_layer_ids=(0, 1, 2))
+
+
+@pytest.fixture(scope="module")
+def texts(recorded: TraceFolder) -> list[Text]:
+    return make_texts(TARGET, recorded, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def draft() -> LoadedDraft:
+    return load_draft(PAIR / "draft")
+
+
+@pytest.fixture
+def not_run(monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("draftquant.calibration.dumps.target.RUNNABLE_SHARE", 0.0)
+    return TARGET
+
+
+def refused(
+    written_by: Any, dump: Path, out: Path, message: str, target: Path = TARGET, **options: Any
+) -> str:
+    """Import, which must fail with this message and leave nothing; returns the whole error."""
+    with pytest.raises((TraceError, PromptError), match=message) as caught:
+        import_dump(written_by, dump, target, out, **options)
+    assert not out.exists()
+    assert [path.name for path in out.parent.iterdir() if path.name.startswith(".")] == []
+    assert "fix: " in str(caught.value)
+    return str(caught.value)
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_half_written_file(name: Any, texts: list[Text], tmp_path: Path) -> None:
+    dump = BUILDERS[name](texts[:3], tmp_path / "dump", (0, 1, 2))
+    files = [p for p in dump.rglob("*") if p.suffix in (".ckpt", ".gz", ".pt", ".safetensors")]
+    file = sorted(p for p in files if "vocab" not in p.name)[1]
+    file.write_bytes(file.read_bytes()[:-1000])
+    error = refused(name, dump, tmp_path / "out", file.name, prompts=prompts(texts))
+    assert "ended while writing it" in error
+
+
+def prompts(texts: list[Text]) -> list[Prompt]:
+    return [
+        Prompt(id=str(i), category="a", token_ids=tuple(text.token_ids[: text.start].tolist()))
+        for i, text in enumerate(texts)
+    ]
+
+
+class Runs:
+    """A pickle of this class runs code when an unpickler trusts it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path("/nowhere").exists, ())
+
+
+@pytest.mark.parametrize("name", ["specforge", "torchspec", "modelopt", "angelslim"])
+def test_pickled_objects_are_refused(name: Any, texts: list[Text], tmp_path: Path) -> None:
+    dump = BUILDERS[name](texts[:1], tmp_path / "dump", (0, 1, 2))
+    file = next(
+        p for p in dump.rglob("*") if p.suffix in (".ckpt", ".pt") and "vocab" not in p.name
+    )
+    torch.save({"input_ids": texts[0].token_ids, "extra": Runs()}, file)
+    refused(name, dump, tmp_path / "out", r"cannot be read as plain tensors: holds Python objects")
+    file.write_bytes(pickle.dumps({"input_ids": [1], "extra": Runs()}))
+    refused(name, dump, tmp_path / "out", "holds Python objects")
+
+
+def test_a_file_that_unpacks_to_much_more_is_refused(tmp_path: Path) -> None:
+    saved = io.BytesIO()
+    torch.save({"input_ids": torch.zeros(2**27, dtype=torch.uint8)}, saved)
+    packed = tmp_path / "data_0.ckpt.gz"
+    packed.write_bytes(gzip.compress(saved.getvalue(), 9))
+    with pytest.raises(TorchFileProblem, match=r"unpacks to more than .* 50 times its size"):
+        load_plain(packed)
+    inside = tmp_path / "data_0.ckpt"
+    with zipfile.ZipFile(inside, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(2**20))
+    with pytest.raises(TorchFileProblem, match="1,048,576 bytes, expected at most"):
+        load_plain(inside)
+    (tmp_path / "bad.ckpt.gz").write_bytes(gzip.compress(b"x" * 100)[:-12] + b"0" * 12)
+    with pytest.raises(TorchFileProblem):
+        load_plain(tmp_path / "bad.ckpt.gz")
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_dump_without_files(name: Any, tmp_path: Path) -> None:
+    (tmp_path / "dump").mkdir()
+    refused(name, tmp_path / "dump", tmp_path / "out", r"dump: holds no file \*\.")
+    refused(name, tmp_path / "none", tmp_path / "out", "none: no such folder")
+
+
+def change(file: Path, **entries: Any) -> None:
+    """Replace entries of a saved dict; None removes one."""
+    saved = torch.load(file) | entries
+    torch.save({key: value for key, value in saved.items() if value is not None}, file)
+
+
+ODD: dict[str, tuple[Callable[[Path, Text], None], str]] = {
+    "no such key": (
+        lambda file, _: change(file, aux_hidden_states=None),
+        r"holds no aux_hidden_states, but \['conversation_id', 'hidden_states', 'input_ids'",
+    ),
+    "no tensor": (
+        lambda file, _: change(file, input_ids=[1, 2]),
+        "input_ids: expected a dense tensor, got list",
+    ),
+    "sparse": (
+        lambda file, text: change(file, hidden_states=text.normed.to_sparse()),
+        "hidden_states: expected a dense tensor",
+    ),
+    "no dict": (lambda file, _: torch.save([1], file), "expected a dict of tensors, got list"),
+    "fewer rows": (
+        lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2))[:-3]),
+        "88 tokens, but the aux hidden states have 85 rows: cut off, or of another text",
+    ),
+    "a batch of texts": (
+        lambda file, text: change(file, input_ids=text.token_ids.repeat(2, 1)),
+        r"token ids: expected 1 axes and a batch of 1, got int64 \[2, 88\]",
+    ),
+    "tokens that are no numbers": (
+        lambda file, text: change(file, input_ids=text.token_ids.float()),
+        "token ids: expected at least one whole number, got float32",
+    ),
+    "features in FP8": (
+        lambda file, text: change(
+            file, aux_hidden_states=text.aux((0, 1, 2)).to(torch.float8_e4m3fn)
+        ),
+        r"aux hidden states: expected BF16, F16, F32 or F64 rows, got float8_e4m3fn",
+    ),
+    "more elements than the storage has": (
+        lambda file, _: change(file, aux_hidden_states=torch.zeros(1, 1).expand(88, 768)),
+        r"aux hidden states: float32 \[88, 768\] repeats the elements that it has",
+    ),
+    "another width": (
+        lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2))[:, :700].clone()),
+        "aux features are 700 wide, last states 256, the target's hidden states 256",
+    ),
+    "another width of the last states": (
+        lambda file, text: change(file, hidden_states=text.normed[:, :128].clone()),
+        "last states 128, the target's hidden states 256",
+    ),
+    "tokens beyond the vocabulary": (
+        lambda file, text: change(file, input_ids=text.token_ids + 1000),
+        r"token ids from \d+ to \d+, the target's vocabulary has 1024: tokens of another tokenizer",
+    ),
+    "NaN": (
+        lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2)) * float("nan")),
+        "NaN|none of the target's",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_a_file_that_is_not_what_it_should_be(case: str, texts: list[Text], tmp_path: Path) -> None:
+    edit, message = ODD[case]
+    dump = modelopt(texts[:1], tmp_path / "dump")
+    edit(dump / "conversation-0.pt", texts[0])
+    refused("modelopt", dump, tmp_path / "out", message)
+
+
+def test_samples_of_several_widths_or_dtypes(texts: list[Text], tmp_path: Path) -> None:
+    """Also where the odd one is none of those that are looked at first."""
+    dump = modelopt([*texts, *texts], tmp_path / "dump")
+    wider = texts[3].aux((0, 1, 2, 3))
+    change(dump / "conversation-3.pt", aux_hidden_states=wider)
+    message = "aux features are 1024 wide in float32 with last states, those of conversation-0.pt"
+    refused("modelopt", dump, tmp_path / "out", message)
+    change(dump / "conversation-3.pt", aux_hidden_states=texts[3].aux((0, 1, 2)).half())
+    refused("modelopt", dump, tmp_path / "out", "are 768 wide in float16")
+
+
+def test_a_debug_dump_of_torchspec(texts: list[Text], tmp_path: Path) -> None:
+    dump = torchspec(texts[:1], tmp_path / "dump")
+    torch.save({"step": 1, "batch_idx": 0, "rank": 0, "batch": {}}, dump / "data_0.ckpt")
+    refused("torchspec", dump, tmp_path / "out", "a debug dump of training")
+
+
+def test_an_output_that_exists(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OutputError, match="already exists"):
+        import_dump("modelopt", tmp_path / "none", TARGET, tmp_path / "out")
+
+
+# ---- targets
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{}", "num_hidden_layers: expected a whole number"), ("[", "config.json")],
+)
+def test_a_target_without_a_config(
+    text: str, message: str, texts: list[Text], tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text(text)
+    dump = modelopt(texts[:1], tmp_path / "dump")
+    refused("modelopt", dump, tmp_path / "out", message, target=target)
+    refused("modelopt", dump, tmp_path / "out", "no such file", target=tmp_path / "none")
+
+
+def test_another_target_of_the_same_form(texts: list[Text], tmp_path: Path) -> None:
+    """Its layers are near to none of the dump's slots."""
+    from safetensors.torch import load_file, save_file
+
+    other = tmp_path / "other"
+    shutil.copytree(TARGET, other)
+    weights = load_file(other / "model.safetensors")
+    weights = {name: w.flip(0) if w.dim() == 2 else w for name, w in weights.items()}
+    save_file({k: w.contiguous() for k, w in weights.items()}, other / "model.safetensors",
+              {"format": "pt"})  # fmt: skip
+    dump = modelopt(texts, tmp_path / "dump")
+    message = "slot 0 of the aux features is the output of none of the target's 4 layers"
+    refused("modelopt", dump, tmp_path / "out", message, target=other)
+
+
+# ---- layers
+
+
+def test_layers_in_another_order_are_named(
+    texts: list[Text], draft: LoadedDraft, tmp_path: Path
+) -> None:
+    dump = modelopt(texts, tmp_path / "dump", (2, 0, 1))
+    message = r"layers stand in the order \[2, 0, 1\], expected them ascending"
+    refused("modelopt", dump, tmp_path / "out", message, declared=Declared(draft=draft))
+
+
+def test_the_draft_names_another_order_where_the_target_is_not_run(
+    texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
+) -> None:
+    dump = modelopt(texts, tmp_path / "dump", (2, 0, 1))
+    message = r"layers stand in the order \[2, 0, 1\]: read so, the first step of draft is accepted"
+    refused("modelopt", dump, tmp_path / "out", message, not_run, declared=Declared(draft=draft))
+
+
+def test_layers_that_are_not_those_of_the_draft(
+    texts: list[Text], draft: LoadedDraft, tmp_path: Path
+) -> None:
+    """One off, as ids that count before the layer."""
+    dump = modelopt(texts, tmp_path / "dump", (1, 2, 3))
+    message = r"holds the outputs of layers \[1, 2, 3\], expected \[0, 1, 2\]"
+    refused("modelopt", dump, tmp_path / "out", message, declared=Declared(draft=draft))
+    named = Declared(layer_ids=(0, 1, 2))
+    refused("modelopt", dump, tmp_path / "out", message, declared=named)
+    fewer = r"aux features are 3 layers wide, expected 2: \[0, 1\]"
+    refused("modelopt", dump, tmp_path / "out", fewer, declared=Declared(layer_ids=(0, 1)))
+
+
+def test_layers_that_the_draft_does_not_know(
+    texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
+) -> None:
+    """One off, no order of them stands out; features of other positions tell it nothing."""
+    declared = Declared(draft=draft)
+    dump = modelopt(texts, tmp_path / "dump", (1, 2, 3))
+    message = (
+        "the order of the layers cannot be settled: the first step of draft is accepted 67% of"
+    )
+    refused("modelopt", dump, tmp_path / "out", message, not_run, declared=declared)
+    dump = modelopt([roll(text, 20) for text in texts], tmp_path / "rolled")
+    message = "first step of draft is accepted .* of the time at best, expected 55%"
+    refused("modelopt", dump, tmp_path / "out", message, not_run, declared=declared)
+
+
+def test_too_few_positions_for_the_draft(
+    texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
+) -> None:
+    dump = modelopt(texts[:2], tmp_path / "dump")
+    message = "78 positions of answers do not settle the order of the layers, expected at least 200"
+    refused("modelopt", dump, tmp_path / "out", message, not_run, declared=Declared(draft=draft))
+
+
+def test_nothing_at_hand_to_settle_the_layers(
+    texts: list[Text], not_run: Path, tmp_path: Path
+) -> None:
+    dump = modelopt(texts, tmp_path / "dump")
+    message = "which layers it holds cannot be settled: the target cannot be run here .*no draft"
+    error = refused("modelopt", dump, tmp_path / "out", message, not_run)
+    assert "--draft D" in error
+
+
+# ---- text
+
+
+def test_text_that_the_target_did_not_write(texts: list[Text], tmp_path: Path) -> None:
+    """Answers of a dataset: here prompts, which a file holds and no target said."""
+    dump = modelopt([dataclasses.replace(text, start=8) for text in texts], tmp_path / "dump")
+    message = "none of 8 answers is the target's own: .*text that it did not write"
+    refused("modelopt", dump, tmp_path / "out", message)
+
+
+def test_some_answers_of_others_are_counted(texts: list[Text], tmp_path: Path) -> None:
+    mixed = [dataclasses.replace(t, start=8) if i in (1, 5) else t for i, t in enumerate(texts)]
+    dump = modelopt(mixed, tmp_path / "dump")
+    message = "2 of 8 answers are not what the target would have said greedily: .*6 remain without"
+    error = refused("modelopt", dump, tmp_path / "out", message)
+    assert "--leave-out-off-policy" in error
+    report = import_dump("modelopt", dump, TARGET, tmp_path / "out", leave_out_off_policy=True)
+    assert report.num_off_policy == 2
+    assert [trace.id for trace in report.traces] == [
+        f"conversation-{i}" for i in range(8) if i not in (1, 5)
+    ]
+
+
+def test_tokens_of_another_tokenizer(texts: list[Text], tmp_path: Path) -> None:
+    """In the vocabulary, but other tokens than those that the states belong to."""
+    shuffled = torch.randperm(1023, generator=torch.Generator().manual_seed(0)) + 1
+    other = [dataclasses.replace(t, token_ids=shuffled[t.token_ids.clamp(max=1022)]) for t in texts]
+    dump = modelopt(other, tmp_path / "dump")
+    refused("modelopt", dump, tmp_path / "out", "none of the target's 4 layers")
+
+
+def test_tokens_of_another_tokenizer_where_the_target_is_not_run(
+    texts: list[Text], draft: LoadedDraft, not_run: Path, tmp_path: Path
+) -> None:
+    """The draft still reads the features; the head does not say these tokens."""
+    dump = modelopt([dataclasses.replace(t, normed=t.normed.roll(40, 0)) for t in texts],
+                    tmp_path / "dump")  # fmt: skip
+    message = "none of 8 answers is the target's own: .*tokens of another tokenizer, or states of"
+    refused("modelopt", dump, tmp_path / "out", message, not_run, declared=Declared(draft=draft))
+
+
+def test_answers_that_cannot_be_measured(texts: list[Text], tmp_path: Path) -> None:
+    dump = specforge_dflash(texts, tmp_path / "dump")
+    message = "its answers are the target's own cannot be measured: the dump has no last states"
+    error = refused("specforge", dump, tmp_path / "out", message)
+    assert "--greedy" in error
+    own = import_dump("specforge", dump, TARGET, tmp_path / "out", declared=Declared(greedy=True))
+    assert own.layout.head is None
+    other = specforge_dflash([dataclasses.replace(t, start=8) for t in texts], tmp_path / "other")
+    message = "of the tokens looked at are the target's argmax, expected 90%"
+    refused("specforge", other, tmp_path / "o", message, declared=Declared(greedy=True))
+
+
+def test_nothing_says_where_prompts_end(texts: list[Text], tmp_path: Path) -> None:
+    dump = modelopt_vllm(texts, tmp_path / "dump")
+    error = refused("modelopt", dump, tmp_path / "out", "begins with an answer: nothing says where")
+    assert "--prompts P" in error
+    refused("vllm", vllm(texts, tmp_path / "v"), tmp_path / "out", "has no loss mask")
+    other = [Prompt(id="x", category="a", token_ids=(5, 6))]
+    message = "begins with none of the prompts given"
+    refused("modelopt", dump, tmp_path / "out", message, prompts=other)
+
+
+def test_masks_that_are_all_zero(texts: list[Text], tmp_path: Path) -> None:
+    dump = angelslim([dataclasses.replace(t, start=1000) for t in texts], tmp_path / "dump")
+    refused("angelslim", dump, tmp_path / "out", "no answer in any of the texts looked at")
+
+
+def test_rows_before_their_tokens(texts: list[Text], tmp_path: Path) -> None:
+    dump = modelopt([roll(text, -1) for text in texts], tmp_path / "dump")
+    message = "rows stand one before their tokens: the first token has no features"
+    refused("modelopt", dump, tmp_path / "out", message)
+
+
+def test_aux_and_last_states_of_different_positions(texts: list[Text], tmp_path: Path) -> None:
+    late = [dataclasses.replace(t, normed=t.normed.roll(1, 0)) for t in texts]
+    dump = modelopt(late, tmp_path / "dump")
+    message = r"aux features are \+0 from their tokens, last states -1"
+    refused("modelopt", dump, tmp_path / "out", message)
+
+
+# ---- rows of speculators
+
+
+def test_rows_of_another_dataset(texts: list[Text], tmp_path: Path) -> None:
+    dump = speculators(texts, tmp_path / "dump")
+    states = dump / "hidden_states"
+    (states / "hs_0.safetensors").rename(states / "hs_x.safetensors")
+    refused("speculators", dump, tmp_path / "out", r"hs_x\S+: expected hs_ROW.safetensors")
+    (states / "hs_x.safetensors").rename(states / "hs_99.safetensors")
+    refused("speculators", dump, tmp_path / "out", "its tokens are not those of row 99")
+    (dump / "state.json").write_text('{"_data_files": [{"name": 1}]}')
+    refused("speculators", dump, tmp_path / "out", "lists no data files")
+
+
+def test_arrow_that_is_cut_off(texts: list[Text], tmp_path: Path) -> None:
+    dump = speculators(texts, tmp_path / "dump")
+    (arrow,) = dump.glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes()[:600])
+    refused("speculators", dump, tmp_path / "out", "cannot be read as Arrow rows")
+
+
+def test_without_pyarrow(
+    texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump = speculators(texts, tmp_path / "dump")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    refused("speculators", dump, tmp_path / "out", "needs pyarrow, which is not installed")
+
+
+def test_a_stack_of_one(texts: list[Text], tmp_path: Path) -> None:
+    dump = speculators(texts, tmp_path / "dump", ())
+    refused("speculators", dump, tmp_path / "out", r"expected \[tokens, layers \+ 1, width\]")

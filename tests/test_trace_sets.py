@@ -1,0 +1,270 @@
+"""Splits and merges: nothing lost, nothing doubled, nothing on both sides that belongs together."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.errors import TraceError
+from draftquant.calibration.prompt_trace import PromptTrace
+from draftquant.calibration.prompts import Prompt
+from draftquant.calibration.record import record_traces
+from draftquant.calibration.trace_info import trace_info
+from draftquant.calibration.trace_manifest import LogprobSpec, Sampling
+from draftquant.calibration.trace_sets import merge_traces, split_traces
+from draftquant.calibration.trace_writer import trace_output
+from draftquant.calibration.traces import TraceFolder
+from draftquant.quantize.errors import OutputError
+from test_traces import AUX, TARGET, WIDTH
+from tied_pair import prompt_tokens, save_target
+
+
+def make_trace(name: str, prompt: Sequence[int], category: str = "a", **fields: Any) -> PromptTrace:
+    """Six tokens more; the continuation is of the name."""
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    token_ids = torch.cat([torch.tensor(prompt), torch.randint(50, (6,), generator=generator)])
+    top1 = torch.full((len(token_ids) - 1,), -1)
+    top1[len(prompt) - 1 :] = token_ids[len(prompt) :]
+    return PromptTrace(
+        id=name,
+        category=category,
+        prompt_length=len(prompt),
+        token_ids=token_ids,
+        features=torch.randn((len(token_ids) - 1, WIDTH), generator=generator).bfloat16(),
+        target_top1=top1,
+        **fields,
+    )
+
+
+def write(out: Path, traces: Sequence[PromptTrace], **options: Any) -> TraceFolder:
+    with trace_output(out, TARGET, AUX, **options) as writer:
+        for position, trace in enumerate(traces):
+            writer.add(trace, position=position)
+    return TraceFolder.open(out)
+
+
+def body(first: int, length: int = 10) -> list[int]:
+    return [(first + 7 * i) % 50 for i in range(length)]
+
+
+def plain(count: int, category: str = "a") -> list[PromptTrace]:
+    return [make_trace(f"{category}{i}", body(i), category) for i in range(count)]
+
+
+def ids(traces: TraceFolder) -> list[str]:
+    return [trace.id for trace in traces]
+
+
+def same(one: PromptTrace, other: PromptTrace) -> bool:
+    pairs = [
+        (getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one)
+    ]
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+
+
+# ---- split
+
+
+def test_a_split_has_every_trace_once(tmp_path: Path) -> None:
+    traces = write(tmp_path / "t", plain(12) + plain(6, "b"))
+    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=6)
+    assert report.by_category == {"a": (4, 8), "b": (2, 4)}
+    assert len(report.first) == 6
+    assert sorted(ids(report.first) + ids(report.second)) == sorted(ids(traces))
+    by_id = {trace.id: trace for trace in traces}
+    for side in (report.first, report.second):
+        assert all(same(trace, by_id[trace.id]) for trace in side)
+        assert side.manifest.target == traces.manifest.target
+    assert ids(report.second) == [i for i in ids(traces) if i not in ids(report.first)]
+
+
+def test_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
+    traces = write(tmp_path / "t", plain(20))
+    one, two, other = (
+        split_traces(traces, tmp_path / f"x{i}", tmp_path / f"y{i}", count=10, seed=seed)
+        for i, seed in enumerate((3, 3, 4))
+    )
+    assert one.first.sha256 == two.first.sha256
+    assert one.second.sha256 == two.second.sha256
+    assert ids(one.first) != ids(other.first)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_belongs_together_stays_together(seed: int, tmp_path: Path) -> None:
+    """Copies, whatever their category; near duplicates; turns of a conversation."""
+    first = make_trace("talk/turn-1", body(3, 12))
+    second = make_trace("talk/turn-2", body(8, 30), conversation_sha256=first.prompt_sha256)
+    third = make_trace("talk/turn-3", body(17, 30), conversation_sha256=first.prompt_sha256)
+    again = make_trace("copy", body(3, 12), "b")
+    near = make_trace("near", [*body(20, 19), 1])
+    nearly = make_trace("nearly", [*body(20, 19), 2])
+    others = [make_trace(f"c{i}", [49, *body(i)], "c") for i in range(10)]
+    everything = [first, second, third, again, near, nearly, *others]
+    traces = write(tmp_path / "t", everything)
+    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=8, seed=seed)
+    for group in ({"talk/turn-1", "talk/turn-2", "talk/turn-3", "copy"}, {"near", "nearly"}):
+        assert len(group & set(ids(report.first))) in (0, len(group))
+    assert report.num_kept_together == 4
+    hashes = [{prompt for _, prompt in side.prompt_sha256s()} for side in
+              (report.first, report.second)]  # fmt: skip
+    assert not hashes[0] & hashes[1]
+
+
+def test_tables_go_to_both_sides(tmp_path: Path) -> None:
+    target = save_target(tmp_path / "target")
+    prompts = [Prompt(id=str(i), category="a", token_ids=t) for i, t in
+               enumerate(prompt_tokens(6, 9))]  # fmt: skip
+    traces = record_traces(target, prompts, tmp_path / "t", max_new_tokens=4, table_ids=(7,))
+    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=3)
+    for side in (report.first, report.second):
+        assert side.manifest.tables is not None
+        for name, table in traces.tables().items():
+            assert torch.equal(side.tables()[name].nan_to_num(9), table.nan_to_num(9))
+    merged = merge_traces([report.first, report.second], tmp_path / "m").traces
+    assert merged.manifest.tables is not None
+    assert torch.equal(
+        merged.tables()["embed_tokens.weight"].nan_to_num(9),
+        traces.tables()["embed_tokens.weight"].nan_to_num(9),
+    )
+
+
+@pytest.mark.parametrize("count", [0, 4, 9])
+def test_a_side_that_would_be_empty(count: int, tmp_path: Path) -> None:
+    traces = write(tmp_path / "t", plain(4))
+    with pytest.raises(TraceError, match="of its 4 prompts would be in") as caught:
+        split_traces(traces, tmp_path / "x", tmp_path / "y", count=count)
+    assert "4 groups" in str(caught.value)
+    assert not (tmp_path / "x").exists()
+
+
+def test_outputs_of_a_split(tmp_path: Path) -> None:
+    traces = write(tmp_path / "t", plain(4))
+    with pytest.raises(TraceError, match="given twice"):
+        split_traces(traces, tmp_path / "x", tmp_path / "x", count=2)
+    with pytest.raises(OutputError, match="already exists"):
+        split_traces(traces, tmp_path / "x", tmp_path / "t", count=2)
+    with pytest.raises(OutputError, match="overlaps"):
+        split_traces(traces, tmp_path / "x", tmp_path / "t" / "y", count=2)
+    assert not (tmp_path / "x").exists()
+
+
+# ---- merge
+
+
+def test_a_merge_has_every_trace_in_order(tmp_path: Path) -> None:
+    one, two = write(tmp_path / "one", plain(3)), write(tmp_path / "two", plain(2, "b"))
+    report = merge_traces([one, two], tmp_path / "m")
+    assert ids(report.traces) == ["a0", "a1", "a2", "b0", "b1"]
+    assert all(same(a, b) for a, b in zip(report.traces, [*one, *two], strict=True))
+    assert (dict(report.renamed), report.without_tables) == ({}, ())
+
+
+def test_an_id_that_is_taken_gets_the_name_of_its_folder(tmp_path: Path) -> None:
+    one = write(tmp_path / "one", plain(2))
+    two = write(tmp_path / "two", [make_trace("a0", body(30)), make_trace("x", body(40))])
+    report = merge_traces([one, two], tmp_path / "m")
+    assert ids(report.traces) == ["a0", "a1", "two/a0", "x"]
+    assert dict(report.renamed) == {"a0": "two/a0"}
+    three = write(tmp_path / "three", [make_trace("two/a0", body(9)), make_trace("y", body(2))])
+    with pytest.raises(TraceError, match="prompt a0: its id is taken, and so is two/a0"):
+        merge_traces([one, three, two], tmp_path / "n")
+
+
+def test_seeds_may_differ_and_are_then_not_known(tmp_path: Path) -> None:
+    def sampled(name: str, seed: int) -> TraceFolder:
+        trace = make_trace(name, body(seed), token_logprob=torch.full((6,), -1.0))
+        return write(
+            tmp_path / name,
+            [trace],
+            temperature=0.7,
+            sampling=Sampling(seed=seed),
+            logprobs=LogprobSpec(kind="raw"),
+            recorded_by=f"engine {seed % 2}",
+        )
+
+    manifest = merge_traces([sampled("p", 1), sampled("q", 2)], tmp_path / "m").traces.manifest
+    assert manifest.sampling == Sampling(seed=None)
+    assert manifest.recorded_by == "engine 1 + engine 0"
+    manifest = merge_traces([sampled("r", 1), sampled("s", 3)], tmp_path / "n").traces.manifest
+    assert manifest.recorded_by == "engine 1"
+
+
+def test_tables_that_only_some_carry_are_dropped(tmp_path: Path) -> None:
+    target = save_target(tmp_path / "target")
+
+    def record(name: str, seed: int, table_ids: tuple[int, ...] | None) -> TraceFolder:
+        prompts = [Prompt(id=name, category="a", token_ids=prompt_tokens(1, 9, seed=seed)[0])]
+        return record_traces(
+            target, prompts, tmp_path / name, max_new_tokens=2, table_ids=table_ids
+        )
+
+    report = merge_traces([record("p", 0, ()), record("q", 1, None)], tmp_path / "m")
+    assert report.traces.manifest.tables is None
+    assert report.without_tables == (tmp_path / "q",)
+
+
+def other(tmp_path: Path, **changes: Any) -> TraceFolder:
+    options = {"target": TARGET, "features": AUX} | changes
+    with trace_output(tmp_path / "other", **options) as writer:
+        writer.add(make_trace("z", body(44)), position=0)
+    return TraceFolder.open(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": dataclasses.replace(TARGET, weights_sha256=None)}, "another target than"),
+        ({"features": dataclasses.replace(AUX, aux_layer_ids=(1, 3, 5))}, "another features than"),
+    ],
+)
+def test_folders_that_do_not_fit_together(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    one = write(tmp_path / "one", plain(2))
+    with pytest.raises(TraceError, match=message):
+        merge_traces([one, other(tmp_path, **changes)], tmp_path / "m")
+    with pytest.raises(TraceError, match="the same traces are given twice"):
+        merge_traces([one, TraceFolder.open(tmp_path / "one")], tmp_path / "m")
+    with pytest.raises(TraceError, match="expected at least two folders"):
+        merge_traces([one], tmp_path / "m")
+    with pytest.raises(OutputError, match="already exists"):
+        merge_traces([one], tmp_path / "one")
+    assert not (tmp_path / "m").exists()
+
+
+def test_tables_of_another_target(tmp_path: Path) -> None:
+    folders = []
+    for seed in (0, 1):
+        target = save_target(tmp_path / f"target{seed}", seed=seed)
+        (tokens,) = prompt_tokens(1, 9, seed=seed)
+        prompts = [Prompt(id=f"p{seed}", category="a", token_ids=tokens)]
+        folder = record_traces(
+            target, prompts, tmp_path / f"t{seed}", max_new_tokens=2, table_ids=()
+        )
+        folders.append(folder)
+    unknown = dataclasses.replace(folders[0].manifest.target, weights_sha256=None, name="x")
+    for folder in folders:  # as dumps of a target whose weights nobody read
+        folder.manifest = dataclasses.replace(folder.manifest, target=unknown)
+    with pytest.raises(TraceError, match=r"its tables differ from those of .*: another target"):
+        merge_traces(folders, tmp_path / "m")
+
+
+# ---- info
+
+
+def test_info_counts(tmp_path: Path) -> None:
+    first = make_trace("t1", body(3, 12))
+    second = make_trace("t2", body(8, 30), "b", conversation_sha256=first.prompt_sha256)
+    info = trace_info(write(tmp_path / "t", [first, second, make_trace("c", body(3, 12))]))
+    assert (info.num_copies, info.num_later_turns, info.num_independent) == (1, 1, 1)
+    assert [
+        (c.category, c.num_prompts, c.prompt_tokens, c.new_tokens) for c in info.categories
+    ] == [
+        ("a", 2, 24, 12),
+        ("b", 1, 30, 6),
+    ]
+    assert info.known_top1 == 0
+    assert info.head_agreement is None
+    assert info.nbytes == sum(p.stat().st_size for p in (tmp_path / "t").glob("*.safetensors"))

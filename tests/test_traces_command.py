@@ -1,0 +1,137 @@
+"""`draftquant traces`: its four verbs from the command line, what they print and how they end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.calibration.prompts import read_prompts
+from draftquant.calibration.record import record_traces
+from draftquant.calibration.traces import TraceFolder
+from draftquant.scripts.cli import main
+from dumps import Text, make_texts, modelopt, modelopt_vllm
+from test_dumps import PAIR, TARGET
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
+    out = tmp_path_factory.mktemp("recorded") / "traces"
+    prompts = read_prompts(PAIR / "prompts.jsonl")[20:28]
+    return record_traces(
+        TARGET, prompts, out, max_new_tokens=40, aux_layer_ids=(0, 1, 2), table_ids=(0,)
+    )
+
+
+@pytest.fixture(scope="module")
+def texts(recorded: TraceFolder) -> list[Text]:
+    return make_texts(TARGET, recorded, torch.float32)
+
+
+def test_import_says_what_it_found(
+    texts: list[Text], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump, out = modelopt(texts, tmp_path / "dump"), tmp_path / "out"
+    arguments = ["traces", "import", str(dump), "--from", "modelopt", "--target", str(TARGET)]
+    draft = ["--draft", str(PAIR / "draft")]
+    assert main([*arguments, "--out", str(out), *draft, "--tables"]) == 0
+    said = capsys.readouterr().out
+    assert f"{out}: 8 traces of 8 texts, 704 tokens" in said
+    assert "layers [0, 1, 2], counted after the layer: recomputed by the target" in said
+    assert "last states are those after the last norm: the head says 100.0%" in said
+    assert TraceFolder.open(out).manifest.tables is not None
+    assert main([*arguments, "--out", str(out)]) == 2
+    assert "already exists" in capsys.readouterr().err
+    wrong = ["--out", str(tmp_path / "w"), "--aux-layers", "1,2,3"]
+    assert main([*arguments, *wrong]) == 2
+    assert "holds the outputs of layers [0, 1, 2], expected [1, 2, 3]" in capsys.readouterr().err
+    assert main([*arguments, *wrong[:2], "--table-ids", "3"]) == 2
+    assert "fix: add --tables" in capsys.readouterr().err
+
+
+def test_import_with_a_prompt_file(
+    texts: list[Text], recorded: TraceFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump, prompts = modelopt_vllm(texts, tmp_path / "dump"), tmp_path / "p.jsonl"
+    lines = (PAIR / "prompts.jsonl").read_text().splitlines()[20:28]
+    prompts.write_text("\n".join(lines))
+    arguments = ["--target", str(TARGET), "--out", str(tmp_path / "out"), "--prompts", str(prompts)]
+    assert main(["traces", "import", str(dump), "--from", "modelopt", *arguments]) == 0
+    found = TraceFolder.open(tmp_path / "out").manifest.prompts
+    assert [entry.category for entry in found] == [e.category for e in recorded.manifest.prompts]
+    assert "before the last norm" in capsys.readouterr().out
+
+
+def test_import_counts_what_is_left_out(
+    texts: list[Text], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump = modelopt(texts, tmp_path / "dump")
+    saved = torch.load(dump / "conversation-2.pt")
+    saved["loss_mask"][8:] = 1
+    torch.save(saved, dump / "conversation-2.pt")
+    saved["loss_mask"][:] = 0
+    torch.save(saved, dump / "conversation-3.pt")
+    arguments = ["--target", str(TARGET), "--out", str(tmp_path / "out"), "--leave-out-off-policy"]
+    assert main(["traces", "import", str(dump), "--from", "modelopt", *arguments]) == 0
+    said = capsys.readouterr().out
+    assert "6 traces of 8 texts" in said
+    assert "1 answers left out: the target would not have given them" in said
+    assert "1 texts without an answer" in said
+
+
+def test_info(recorded: TraceFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["traces", "info", str(recorded.folder)]) == 0
+    said = capsys.readouterr().out
+    for part in (
+        "8 prompts, 704 tokens",
+        f"sha256 {recorded.sha256}",
+        "target target, 4 layers, vocabulary 1,024",
+        "recorded by transformers",
+        "features aux of layers [0, 1, 2] (counted after the layer), 768 wide, float32",
+        "greedy",
+        "8 prompts that are independent: 0 copies, 0 later turns, 0 near duplicates",
+        "the head with its norm",
+        "argmax is known at 100% of the prompts' positions",
+    ):
+        assert part in said
+    assert main(["traces", "info", str(recorded.folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_prompts"], found["num_tokens"]) == (8, 704)
+    assert sum(one["num_prompts"] for one in found["categories"]) == 8
+    assert found["target"]["vocab_size"] == 1024
+    assert found["sha256"] == recorded.sha256
+
+
+def test_split_and_merge(
+    recorded: TraceFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [str(tmp_path / "calibration"), str(tmp_path / "gate")]
+    arguments = ["traces", "split", str(recorded.folder), "--out", *sides]
+    assert main([*arguments, "--fraction", "0.25"]) == 0
+    assert "sum" in capsys.readouterr().out
+    assert [len(TraceFolder.open(Path(side))) for side in sides] == [2, 6]
+    assert main(["traces", "merge", *sides, "--out", str(tmp_path / "m")]) == 0
+    assert "8 traces, 704 tokens" in capsys.readouterr().out
+    assert main([*arguments, "--count", "3"]) == 2
+    again = ["traces", "merge", sides[0], sides[0], "--out", str(tmp_path / "n")]
+    assert main(again) == 2
+    assert "the same traces are given twice" in capsys.readouterr().err
+    arguments[-2:] = [str(tmp_path / "x"), str(tmp_path / "y")]
+    assert main([*arguments, "--fraction", "1.5"]) == 2
+    assert "expected a share in (0, 1), got 1.5" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(arguments)
+
+
+@pytest.mark.parametrize("verb", [[], ["import"], ["info"], ["split"], ["merge"]])
+def test_help_imports_no_torch(verb: list[str]) -> None:
+    code = (
+        "import sys\nfrom draftquant.scripts.cli import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit as end: assert end.code == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    command = (sys.executable, "-c", code, "traces", *verb, "--help")
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "usage: draftquant traces" in run.stdout

@@ -1,0 +1,257 @@
+"""What vLLM is started with so that it records, offline or as a server; and the command line."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.calibration.decoding import Decoding
+from draftquant.calibration.errors import TraceError
+from draftquant.calibration.prompts import Prompt
+from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.vllm import answers
+from draftquant.calibration.vllm.answers import Answer, most_likely
+from draftquant.calibration.vllm.arguments import EngineSetup
+from draftquant.calibration.vllm.offline import offline_engine
+from draftquant.scripts.cli import main
+from states_server import StatesServer, served, write_target
+
+BASE = "draftquant.calibration.vllm"
+
+
+def setup(**changes: Any) -> EngineSetup:
+    arguments: dict[str, Any] = {
+        "target": Path("/models/a target"),
+        "aux_layer_ids": (1, 29, 57),
+        "dtype": "bfloat16",
+        "max_model_len": 300,
+        "num_top_logprobs": 0,
+        "folder": Path("/shared"),
+        "given": {},
+    }
+    return EngineSetup(**(arguments | changes))
+
+
+EXPECTED = {
+    "model": "/models/a target",
+    "dtype": "bfloat16",
+    "max_model_len": 300,
+    "enable_prefix_caching": False,
+    "enable_chunked_prefill": False,
+    "logprobs_mode": "processed_logprobs",
+    "async_scheduling": False,
+    "scheduler_cls": f"{BASE}.scheduler.PlainScheduler",
+    "speculative_config": {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [2, 30, 58]}},
+    },
+    "kv_transfer_config": {
+        "kv_connector": "StatesConnector",
+        "kv_connector_module_path": f"{BASE}.connector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"draftquant_folder": "/shared"},
+    },
+}
+
+
+def test_the_arguments_of_an_engine() -> None:
+    assert setup().arguments() == EXPECTED
+
+
+def test_the_users_arguments_pass_through() -> None:
+    given = {"tensor-parallel-size": 8, "max_model_len": 4096, "quantization": "fp8"}
+    expected = EXPECTED | {"tensor_parallel_size": 8, "max_model_len": 4096, "quantization": "fp8"}
+    assert setup(given=given).arguments() == expected
+    assert setup(num_top_logprobs=30).arguments() == EXPECTED | {"max_logprobs": 30}
+    assert "max_logprobs" not in setup(num_top_logprobs=20).arguments()
+
+
+def test_the_command_of_a_server_says_the_same() -> None:
+    given = {"tensor_parallel_size": 8, "enforce_eager": True, "hf_overrides": {"a": [1]}}
+    words = shlex.split(setup(given=given).command())
+    assert words[:3] == ["vllm", "serve", "/models/a target"]
+    assert {"--enforce-eager", "--no-enable-prefix-caching", "--no-async-scheduling"} < {*words}
+    for name, value in (
+        ("--max-model-len", 300),
+        ("--tensor-parallel-size", 8),
+        ("--hf-overrides", {"a": [1]}),
+        ("--kv-transfer-config", EXPECTED["kv_transfer_config"]),
+        ("--speculative-config", EXPECTED["speculative_config"]),
+    ):
+        assert json.loads(words[words.index(name) + 1]) == value
+    assert words[words.index("--scheduler-cls") + 1] == EXPECTED["scheduler_cls"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"enable_prefix_caching": True}, "from the cache has no hidden states"),
+        ({"enable-chunked-prefill": True}, "kept in one piece"),
+        ({"speculative_config": {}}, "extracted by a method of its own"),
+        ({"kv_transfer_config": {}}, "draftquant's connector"),
+        ({"model": "x"}, "give --target"),
+        ({"dtype": "x"}, "give --dtype"),
+        ({"logprobs_mode": "raw_logits"}, "processed_logprobs"),
+        ({"scheduler_cls": "x"}, "proposes nothing"),
+        ({"async_scheduling": True}, "does not run ahead"),
+        ({"decode_context_parallel_size": 2}, "spreads the states"),
+        ({"max_model_len": 299}, "expected at least 300, .* got 299"),
+        ({"max_model_len": "auto"}, "expected at least 300, .* got 'auto'"),
+    ],
+)
+def test_arguments_that_contradict_recording(given: dict[str, object], message: str) -> None:
+    with pytest.raises(TraceError, match=message) as caught:
+        setup(given=given).arguments()
+    assert "--engine-arg " + next(iter(given)).replace("-", "_") in str(caught.value)
+    assert "leave it out" in caught.value.fix
+
+
+def test_vllm_computes_in_no_float64() -> None:
+    with pytest.raises(TraceError, match="--dtype: vLLM does not compute in float64"):
+        setup(dtype="float64").arguments()
+
+
+# ---- many prompts
+
+
+class _Slow:
+    """Answers the oldest prompt; notes how many were in flight."""
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        self.most = 0
+
+    def submit(self, position: int, _prompt: Prompt) -> None:
+        self.waiting.append(position)
+        self.most = max(self.most, len(self.waiting))
+
+    def next_answer(self) -> tuple[int, Answer]:
+        return self.waiting.pop(0), Answer(token_ids=(1,), ended="length", states="x")
+
+
+def asked(engine: _Slow, **changes: int) -> list[int]:
+    prompts = [(i, Prompt(id=f"p{i}", category="a", token_ids=(1,) * 10)) for i in range(20)]
+    limits = {"most_in_flight": 4, "bytes_per_token": 2, "max_new_tokens": 5} | changes
+    return [position for position, _ in answers.answers(engine, prompts, **limits)]
+
+
+def test_only_so_many_prompts_are_in_flight() -> None:
+    engine = _Slow()
+    assert asked(engine) == list(range(20))
+    assert engine.most == 4
+
+
+def test_only_so_many_bytes_are_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_MAX_UNREAD_BYTES", 65)
+    engine = _Slow()
+    assert asked(engine) == list(range(20))
+    assert engine.most == 2  # of 30 bytes each
+    engine = _Slow()
+    assert asked(engine, bytes_per_token=100) == list(range(20))
+    assert engine.most == 1  # larger than may be, so alone
+
+
+def test_the_most_likely_are_sorted_and_bounded() -> None:
+    found = most_likely([(7, -2.0), (3, -0.5), (5, -2.0), (1, float("-inf"))], 3)
+    assert found == ((3, -0.5), (5, -2.0), (7, -2.0))
+    assert most_likely([(1, float("-inf"))], 2) == ((1, -9999.0),)
+
+
+# ---- the command
+
+
+def test_without_vllm_the_error_says_where_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with (
+        pytest.raises(TraceError, match="vLLM is not installed beside draftquant") as caught,
+        offline_engine({}, Decoding(), session="0" * 16, max_new_tokens=1),
+    ):
+        pass
+    assert "--server URL" in caught.value.fix
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    lines = [{"id": f"p{i}", "category": "a", "token_ids": [i + 1, i + 2]} for i in range(3)]
+    (tmp_path / "prompts").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    target = write_target(tmp_path / "target")
+    return [
+        *("record", "--target", str(target), "--prompts", str(tmp_path / "prompts")),
+        *("--max-new-tokens", "4", "--aux-layers", "0,2"),
+    ]
+
+
+def test_the_command_prints_how_to_start_a_server(
+    command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    more = ["--engine", "vllm", "--shared", str(tmp_path), "--print-server-args"]
+    arguments = ["--engine-arg", "tensor-parallel-size=8", "--engine-arg", "tokenizer=a b"]
+    assert main([*command, *more, *arguments]) == 0
+    out, err = capsys.readouterr()
+    words = shlex.split(out)
+    assert words[words.index("--max-model-len") + 1] == "6"
+    assert words[words.index("--tensor-parallel-size") + 1] == "8"
+    assert words[words.index("--tokenizer") + 1] == "a b"
+    assert words[words.index("--dtype") + 1] == "bfloat16"
+    assert err == ""
+
+
+def test_the_command_records_from_a_server(
+    command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "shared").mkdir()
+    with served(StatesServer(shared=tmp_path / "shared")) as running:
+        more = ["--engine", "vllm", "--server", f"{running.url}/v1/", "--shared"]
+        out = ["--logprobs", "--out", str(tmp_path / "out")]
+        assert main([*command, *more, str(running.shared), *out]) == 0
+    assert "3 traces, 18 tokens" in capsys.readouterr().out
+    traces = TraceFolder.open(tmp_path / "out")
+    assert next(iter(traces)).token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert traces.manifest.logprobs is not None
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--engine", "sglang", "--out", "x"], "--engine sglang: SGLang 0.5.23 captures layers"),
+        (["--server", "http://a", "--out", "x"], "--server: belongs to vLLM, not to transformers"),
+        (["--engine-arg", "a=1", "--out", "x"], "--engine-arg: belongs to vLLM"),
+        (["--shared", ".", "--out", "x"], "--shared: belongs to vLLM"),
+        (["--print-server-args"], "--print-server-args: belongs to vLLM"),
+        (["--engine", "vllm", "--server", "http://a", "--out", "x"], "--shared: expected the"),
+        (["--engine", "vllm", "--print-server-args"], "--shared: expected the folder"),
+        (["--engine", "vllm", "--shared", ".", "--out", "x"], "--shared: an engine of our own"),
+        (["--engine", "vllm", "--server", "http://a", "--shared", ".", "--engine-arg", "a=1"],
+         "--engine-arg: a running server has its arguments"),
+        (["--engine", "vllm"], "--out: expected the folder to create"),
+        ([], "--out: expected the folder to create"),
+        (["--engine", "vllm", "--out", "x", "--engine-arg", "enable_prefix_caching=true"],
+         "has no hidden states"),
+        (["--engine", "vllm", "--out", "x", "--dtype", "float64"], "does not compute in float64"),
+        (["--engine", "vllm", "--out", "x", "--top-p", "0.5"], "--temperature"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_belong_together(
+    command: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, *more]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+    assert not (tmp_path / "x.recording").exists()
+
+
+@pytest.mark.parametrize("text", ["a", "=1", " =1"])
+def test_an_argument_of_the_engine_has_a_name(
+    command: list[str], capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*command, "--engine", "vllm", "--engine-arg", text])
+    assert "expected NAME=VALUE" in capsys.readouterr().err

@@ -1,0 +1,481 @@
+"""Recording from a vLLM server: traces, resumption, bad answers; the server here is a small one.
+
+The real engine is started by tests/served.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.decoding import Decoding, prompt_seed
+from draftquant.calibration.errors import TraceError
+from draftquant.calibration.prompts import Prompt
+from draftquant.calibration.target_shape import TargetShape
+from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.vllm import kept, server
+from draftquant.calibration.vllm.plan import RecordingPlan
+from draftquant.calibration.vllm.record import Served, record_with_vllm
+from draftquant.quantize.errors import OutputError
+from states_server import (
+    END,
+    VOCAB,
+    WIDTH,
+    StatesServer,
+    served,
+    states_of,
+    write_file,
+    write_target,
+)
+
+PROMPTS = [
+    Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=tuple(range(i, 2 * i + 2))) for i in range(9)
+]
+LAYERS = (0, 2)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(kept, "_WAIT", 0.2)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return write_target(tmp_path / "target")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[StatesServer]:
+    (tmp_path / "shared").mkdir()
+    with served(StatesServer(shared=tmp_path / "shared")) as found:
+        yield found
+
+
+def plan(target: Path, **changes: Any) -> RecordingPlan:
+    arguments: dict[str, Any] = {
+        "prompts": PROMPTS,
+        "max_new_tokens": 6,
+        "aux_layer_ids": LAYERS,
+        "most_in_flight": 3,
+    }
+    return RecordingPlan(target=target, shape=TargetShape.read(target), **(arguments | changes))
+
+
+def record(running: StatesServer, out: Path, asked: RecordingPlan, **options: Any) -> TraceFolder:
+    source = Served(url=running.url, folder=running.shared)
+    return record_with_vllm(asked, source, out, **options)
+
+
+def test_traces_hold_what_the_server_said(
+    running: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    traces = record(running, tmp_path / "out", plan(target))
+    manifest = traces.manifest
+    assert manifest.recorded_by == "vllm 0.32.0"
+    assert manifest.features.aux_layer_ids == LAYERS
+    assert (manifest.features.dtype, manifest.features.width) == ("bfloat16", 2 * WIDTH)
+    assert (manifest.target.name, manifest.target.num_layers) == ("target", 4)
+    assert manifest.target.weights_sha256 is not None
+    for trace, prompt in zip(traces, PROMPTS, strict=True):
+        count = len(prompt.token_ids)
+        last = prompt.token_ids[-1]
+        assert (trace.id, trace.category, trace.prompt_length) == (
+            prompt.id,
+            prompt.category,
+            count,
+        )
+        assert trace.token_ids.tolist() == [*prompt.token_ids, *range(last + 1, last + 7)]
+        # Layer i gives the input of layer i + 1.
+        expected = states_of(trace.token_ids[:-1].tolist(), (1, 3)).flatten(1)
+        assert torch.equal(trace.features, expected)
+        assert trace.target_top1[: count - 1].tolist() == [-1] * (count - 1)
+        assert trace.target_top1[count - 1 :].tolist() == list(trace.continuation)
+        assert trace.token_logprob is None
+    assert list(running.shared.iterdir()) == []
+    assert not (tmp_path / "out.recording").exists()
+
+
+def test_a_prompt_ends_with_the_end_of_text(
+    running: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    ending = Prompt(id="e", category="a", token_ids=(END - 2,))
+    (trace,) = record(running, tmp_path / "out", plan(target, prompts=[ending]))
+    assert trace.continuation == (END - 1, END)
+
+
+def test_greedy_requests_ask_for_nothing_else(
+    running: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    record(running, tmp_path / "out", plan(target, prompts=PROMPTS[:1]))
+    (asked,) = running.asked
+    assert (asked["temperature"], asked["top_p"], asked["top_k"]) == (0, 1.0, 0)
+    assert (asked["repetition_penalty"], asked["min_p"]) == (1, 0)
+    assert asked["model"] == "the-target"
+    assert "seed" not in asked
+    assert "logprobs" not in asked
+
+
+def test_drawn_tokens_have_their_logprobs(
+    running: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    decoding = Decoding(temperature=0.7, top_p=0.9, top_k=5, seed=3, num_top_logprobs=2)
+    traces = record(running, tmp_path / "out", plan(target, decoding=decoding))
+    assert traces.manifest.temperature == 0.7
+    assert traces.manifest.sampling == decoding.sampling
+    assert traces.manifest.logprobs == decoding.logprob_spec
+    for trace in traces:
+        assert trace.token_logprob is not None
+        assert trace.top_token_ids is not None
+        assert trace.top_logprobs is not None
+        assert trace.token_logprob.tolist() == [-0.5] * 6
+        assert trace.top_token_ids[:, 0].tolist() == list(trace.continuation)
+        # The second is token 9, or where that was emitted token 0, which cannot be.
+        assert set(trace.top_logprobs[:, 1].tolist()) <= {-1.5, -torch.inf}
+        top1 = trace.target_top1[trace.prompt_length - 1 :].tolist()
+        assert top1 == list(trace.continuation)  # the most likely ones
+    seeds = {tuple(body["prompt"]): body["seed"] for body in running.asked}
+    assert seeds == {p.token_ids: prompt_seed(3, p.token_ids) for p in PROMPTS}
+
+
+def test_logprobs_of_greedy_text_are_kept_on_request(
+    running: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    traces = record(running, tmp_path / "out", plan(target, decoding=Decoding(logprobs=True)))
+    assert traces.manifest.logprobs is not None
+    assert traces.manifest.logprobs.kind == "raw"
+    trace = next(iter(traces))
+    assert trace.token_logprob is not None
+    assert trace.token_logprob.tolist() == [-0.5] * 6
+
+
+# ---- a run that ends early
+
+
+def test_a_second_call_goes_on_where_the_server_died(
+    running: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    running.status = lambda number: 200 if number <= 4 else 0
+    with pytest.raises(
+        TraceError, match=r"no answer after 5 attempt\(s\): RemoteProtocolError"
+    ) as got:
+        record(running, tmp_path / "out", plan(target))
+    assert "run the same command: what was recorded is kept" in str(got.value)
+    assert not (tmp_path / "out").exists()
+    kept_ones = {int(path.stem) for path in (tmp_path / "out.recording").glob("0*.json")}
+    done = len(kept_ones)
+    assert 1 <= done <= 4
+    (running.shared / "of-another.safetensors").write_text("")
+    running.status = lambda _number: 200
+    running.asked.clear()
+    progress: list[tuple[int, int]] = []
+    traces = record(
+        running, tmp_path / "out", plan(target), on_progress=lambda *call: progress.append(call)
+    )
+    asked = {tuple(body["prompt"]) for body in running.asked}
+    assert asked == {p.token_ids for i, p in enumerate(PROMPTS) if i not in kept_ones}
+    assert progress == [(i, len(PROMPTS)) for i in range(done, len(PROMPTS) + 1)]
+    assert [path.name for path in running.shared.iterdir()] == ["of-another.safetensors"]
+    (running.shared / "of-another.safetensors").unlink()
+    whole = record(running, tmp_path / "whole", plan(target))
+    assert traces.sha256 == whole.sha256
+
+
+def test_a_server_that_is_overloaded_is_asked_again(
+    running: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    running.status = lambda number: 503 if number <= 4 else 200
+    assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
+    assert len(running.asked) == len(PROMPTS) + 4
+
+
+def test_what_is_complete_needs_no_server(
+    running: StatesServer, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was ended while it wrote the trace folder."""
+    with monkeypatch.context() as patch:
+        patch.setattr("draftquant.calibration.vllm.record.trace_output", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            record(running, tmp_path / "out", plan(target))
+    running.status = lambda _number: 0
+    assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"max_new_tokens": 7}, "max_new_tokens: begun with 6, now 7"),
+        ({"aux_layer_ids": (0, 1)}, r"aux_layer_ids: begun with \[0, 2\], now \[0, 1\]"),
+        ({"decoding": Decoding(temperature=1)}, "decoding: begun with {.*'temperature': 0"),
+        ({"prompts": PROMPTS[:5]}, "num_prompts: begun with 9, now 5"),
+        ({"prompts": [*PROMPTS[1:], PROMPTS[0]]}, "prompts_sha256: begun with"),
+    ],
+)
+def test_another_command_is_refused_with_the_difference(
+    running: StatesServer, target: Path, tmp_path: Path, changes: dict[str, Any], difference: str
+) -> None:
+    running.status = lambda number: 200 if number <= 2 else 400
+    with pytest.raises(TraceError, match=r"400: .*the server says no"):
+        record(running, tmp_path / "out", plan(target))
+    running.status = lambda _number: 200
+    with pytest.raises(OutputError, match="holds another recording that was begun") as caught:
+        record(running, tmp_path / "out", plan(target, **changes))
+    assert f"rm -r {tmp_path / 'out.recording'}" in str(caught.value)
+    with pytest.raises(OutputError, match=difference):
+        record(running, tmp_path / "out", plan(target, **changes))
+    assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
+
+
+def test_another_number_of_requests_at_a_time_is_the_same_recording(
+    running: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    running.status = lambda number: 200 if number <= 2 else 400
+    with pytest.raises(TraceError, match="400"):
+        record(running, tmp_path / "out", plan(target))
+    running.status = lambda _number: 200
+    record(running, tmp_path / "out", plan(target, most_in_flight=1))
+
+
+def test_two_processes_cannot_record_the_same(tmp_path: Path) -> None:
+    asked = {"max_new_tokens": 6}
+    with (
+        kept.kept_recording(tmp_path / "out", asked),
+        pytest.raises(OutputError, match="another process is recording there"),
+        kept.kept_recording(tmp_path / "out", asked),
+    ):
+        pass
+
+
+def test_what_was_kept_is_hostile_too(running: StatesServer, target: Path, tmp_path: Path) -> None:
+    running.status = lambda number: 200 if number <= 4 else 400
+    with pytest.raises(TraceError, match="400"):
+        record(running, tmp_path / "out", plan(target))
+    running.status = lambda _number: 200
+    folder = tmp_path / "out.recording"
+    first = min(folder.glob("0*.json"))
+    whole = first.read_text()
+    for text, what in (
+        ("{", "is no answer that was kept: not JSON"),
+        (json.dumps(json.loads(whole) | {"engine": 1}), "engine: expected str"),
+        (json.dumps(json.loads(whole) | {"token_ids": [VOCAB] * 6}), f"ids in \\[0, {VOCAB}\\)"),
+    ):
+        first.write_text(text)
+        with pytest.raises(TraceError, match=what):
+            record(running, tmp_path / "out", plan(target))
+    first.write_text(json.dumps(json.loads(whole) | {"engine": "vllm 0.33.0"}))
+    with pytest.raises(TraceError, match=r"was recorded by vllm 0\.32\.0 and vllm 0\.33\.0"):
+        record(running, tmp_path / "out", plan(target))
+    (folder / "recording.json").write_text("[]")
+    with pytest.raises(OutputError, match="is no recording that was begun"):
+        record(running, tmp_path / "out", plan(target))
+
+
+# ---- answers and files that are not what was asked for
+
+
+def _short(answer: dict[str, Any]) -> dict[str, Any]:
+    answer["choices"][0]["token_ids"].pop()
+    return answer
+
+
+def _ended(answer: dict[str, Any]) -> dict[str, Any]:
+    answer["choices"][0]["finish_reason"] = "abort"
+    return answer
+
+
+def _outside(answer: dict[str, Any]) -> dict[str, Any]:
+    answer["choices"][0]["token_ids"][0] = VOCAB
+    return answer
+
+
+def _few_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
+    answer["choices"][0]["logprobs"]["token_logprobs"].pop()
+    return answer
+
+
+def _few_beside(answer: dict[str, Any]) -> dict[str, Any]:
+    answer["choices"][0]["logprobs"]["top_logprobs"][2] = {"token_id:7": -0.5}
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [(_few_logprobs, r"got 5 and \[2, 2, 2, 2, 2, 2\]"), (_few_beside, r"got 6 and \[2, 2, 1, 2")],
+)
+def test_answers_without_the_logprobs(
+    running: StatesServer, target: Path, tmp_path: Path, change: Any, found: str
+) -> None:
+    running.change = change
+    asked = plan(target, decoding=Decoding(num_top_logprobs=2))
+    with pytest.raises(TraceError, match=f"log-probabilities of 6 tokens and of 2 .*{found}"):
+        record(running, tmp_path / "out", asked)
+
+
+def _elsewhere(answer: dict[str, Any]) -> dict[str, Any]:
+    answer["kv_transfer_params"] = {"draftquant_states": "../../etc/passwd.safetensors"}
+    return answer
+
+
+def _unwritten(answer: dict[str, Any]) -> dict[str, Any]:
+    answer["kv_transfer_params"] = {"draftquant_states": "none.safetensors"}
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "fix"),
+    [
+        (_short, "asked for 6 tokens, got 5 and 'length'", "--override-generation-config"),
+        (_ended, "the engine ended it with 'abort'", "own messages"),
+        (_outside, f"expected token ids in \\[0, {VOCAB}\\)", "serve the target"),
+        (_elsewhere, "to name a file of hidden states, got '../../etc", "--print-server-args"),
+        (_unwritten, r"did not appear within 0 seconds", "--shared"),
+        (lambda answer: answer | {"kv_transfer_params": None}, "is not vLLM's: TypeError", "0.32"),
+        (lambda _answer: {"choices": []}, "is not vLLM's: IndexError", "0.32"),
+        (lambda _answer: [], r"expected a JSON object, got \[\]", "address of a vLLM server"),
+        (lambda _answer: b"<html>", "its answer is not JSON", "address of a vLLM server"),
+    ],
+)
+def test_answers_that_are_none(
+    running: StatesServer,
+    target: Path,
+    tmp_path: Path,
+    change: Any,
+    message: str,
+    fix: str,
+) -> None:
+    running.change = change
+    with pytest.raises(TraceError, match=message) as caught:
+        record(running, tmp_path / "out", plan(target))
+    assert fix in caught.value.fix
+    assert not (tmp_path / "out").exists()
+
+
+def _half(path: Path, token_ids: Any, layer_inputs: Any) -> None:
+    write_file(path, token_ids, layer_inputs)
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def _one_token_less(path: Path, token_ids: Any, layer_inputs: Any) -> None:
+    write_file(path, token_ids[:-1], layer_inputs)
+
+
+def _other_tokens(path: Path, token_ids: Any, layer_inputs: Any) -> None:
+    write_file(path, [*token_ids[:-1], 5], layer_inputs)
+
+
+def _one_layer_more(path: Path, token_ids: Any, layer_inputs: Any) -> None:
+    write_file(path, token_ids, (*layer_inputs, 4))
+
+
+def _other_layers(path: Path, token_ids: Any, _layer_inputs: Any) -> None:
+    write_file(path, token_ids, (2, 4))
+
+
+def _nameless(path: Path, token_ids: Any, layer_inputs: Any) -> None:
+    write_file(path, token_ids, layer_inputs, engine="")
+
+
+def _lost(path: Path, _token_ids: Any, _layer_inputs: Any) -> None:
+    path.with_suffix(".failed").write_text("OSError: No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("write", "message", "fix"),
+    [
+        (_half, r"model|bytes|range|size", "its prompt is repeated"),
+        (_one_token_less, r"token_ids: expected I64 \[\d+\], got I64", "--print-server-args"),
+        (_other_tokens, "its tokens are not those of the request's answer", "of its own"),
+        (_one_layer_more, r"hidden_states: expected BF16 \[\d+, 2, 8\], got BF16 \[\d+, 3, 8\]",
+         "--print-server-args"),
+        (_other_layers, "expected the inputs of layers 1 3, got '2 4'", "--print-server-args"),
+        (_nameless, "expected the name of an engine, got ''", "--print-server-args"),
+        (_lost, "the engine lost its states: OSError: No space left", "own messages"),
+    ],
+)  # fmt: skip
+def test_files_that_are_not_of_the_answer(
+    running: StatesServer, target: Path, tmp_path: Path, write: Any, message: str, fix: str
+) -> None:
+    running.write = write
+    with pytest.raises(TraceError, match=message) as caught:
+        record(running, tmp_path / "out", plan(target))
+    assert fix in caught.value.fix
+    assert not (tmp_path / "out").exists()
+    running.write = write_file
+    assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
+
+
+# ---- refused before anything is asked
+
+
+def test_a_server_with_too_short_a_context(
+    running: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    running.max_model_len = 15
+    with pytest.raises(TraceError, match=r"its context has 15 tokens, .* needs 16") as caught:
+        record(running, tmp_path / "out", plan(target))
+    assert "--max-model-len 16" in caught.value.fix
+    assert running.asked == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_new_tokens": 56}, "65 tokens, prompt and continuation, exceed the target's 64"),
+        ({"prompts": [Prompt(id="x", category="a", token_ids=(VOCAB,))]}, "token ids below 64"),
+        ({"prompts": []}, "expected at least one"),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
+        ({"most_in_flight": 0}, "most_in_flight: expected at least 1"),
+    ],
+)
+def test_prompts_that_do_not_fit_the_target(
+    target: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TraceError, match=message):
+        plan(target, **changes)
+
+
+def test_no_server_and_no_folder(target: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    source = Served(url="http://127.0.0.1:9", folder=shared)
+    with pytest.raises(TraceError, match=r"--shared: .* is no folder"):
+        record_with_vllm(plan(target), source, tmp_path / "out")
+    shared.mkdir()
+    with pytest.raises(TraceError, match=r"no answer after 1 attempt\(s\): ConnectError"):
+        record_with_vllm(plan(target), source, tmp_path / "out")
+    for url, what in (("http://a:b", "--server: 'http://a:b': Invalid port"), ("x", "Unsupported")):
+        with pytest.raises(TraceError, match=what):
+            record_with_vllm(plan(target), Served(url=url, folder=shared), tmp_path / "out")
+
+
+def test_a_server_of_nothing(running: StatesServer, target: Path, tmp_path: Path) -> None:
+    running.models = lambda: {"data": []}  # type: ignore[method-assign]
+    with pytest.raises(TraceError, match="serves no model"):
+        record(running, tmp_path / "out", plan(target))
+
+
+def test_an_output_that_exists_is_refused(
+    running: StatesServer, target: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OutputError, match="already exists"):
+        record(running, tmp_path, plan(target))
+    assert running.asked == []
+
+
+def test_targets_whose_config_says_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no such file"):
+        TargetShape.read(tmp_path)
+    for changes, key in (
+        ({"hidden_size": None}, "hidden_size"),
+        ({"vocab_size": "9"}, "vocab_size"),
+    ):
+        folder = write_target(tmp_path / key, **changes)
+        with pytest.raises(TraceError, match=f"{key}: expected a whole number above 0"):
+            TargetShape.read(folder)
+
+
+def test_a_multimodal_target_is_read_in_its_section(tmp_path: Path) -> None:
+    text = {"num_hidden_layers": 61, "vocab_size": 7, "hidden_size": 5}
+    shape = TargetShape.read(write_target(tmp_path / "target", text_config=text))
+    assert shape == TargetShape(num_layers=61, vocab_size=7, hidden_size=5, max_positions=None)
