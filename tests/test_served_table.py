@@ -8,6 +8,7 @@ import torch
 from draftquant.calibration.prompt_trace import PromptTrace
 from served import results
 from served.drafts import SERVED_PAIRS, UNQUANTIZED
+from served.places import Places, noise
 from served.rounds import Rounds, compare
 
 K = 2
@@ -27,7 +28,9 @@ def trace(*continuation: int) -> PromptTrace:
 
 
 def compared(text: list[int], steps: list[int], here: list[int], *continuation: int) -> Rounds:
-    return compare([text], [steps], [trace(*continuation)], [here], K)
+    clear = ((9.0,) * K,) * len(here)
+    places = Places(accepted=tuple(here), distances=clear)
+    return compare([text], [steps], [trace(*continuation)], [places], K, near=0.5)
 
 
 def test_every_round_is_held_against_replay_at_its_own_place() -> None:
@@ -44,6 +47,23 @@ def test_a_differing_round_does_not_shift_the_next() -> None:
     found = compared(text, [0, 0, 2], [1, 0, 2, 0], *text)
     assert found.compared == ((0, 1), (0, 0), (2, 2))
     assert found.num_equal == 2
+
+
+def test_a_round_that_differs_is_looked_up_where_it_parted() -> None:
+    """The engine accepts none where replay accepts one, and two where replay accepts one."""
+    text = [1, 2, 3, 4, 5, 6]
+    distances = ((0.4, 9.0), (9.0, 9.0), (9.0, -0.4), (9.0, 9.0))
+    for near, ties in ((0.5, 2), (0.3, 0)):
+        places = Places(accepted=(1, 0, 1, 0), distances=distances)
+        found = compare([text], [[0, 0, 2]], [trace(*text)], [places], K, near=near)
+        assert found.compared == ((0, 1), (0, 0), (2, 1))
+        assert (found.num_equal, found.num_near_ties) == (1, ties)
+
+
+def test_noise_is_how_far_distances_move() -> None:
+    one = Places(accepted=(0,), distances=((1.0, 2.0),))
+    other = Places(accepted=(0,), distances=((4.0, -2.0),))
+    assert noise([one, one], [other, one]) == pytest.approx((25 / 4) ** 0.5)
 
 
 def test_rounds_beyond_the_common_text_are_left_out() -> None:
@@ -71,6 +91,7 @@ def test_served_and_replayed_agree() -> None:
         if row.error is None:
             assert row.difference < 0.02, row
             assert row.num_equal >= 0.9 * row.num_compared, row
+            assert row.num_unexplained <= 0.02 * row.num_compared, row
 
 
 def test_the_three_ways_of_w4a8_are_one_arithmetic() -> None:

@@ -47,6 +47,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="folder to keep drafts and traces in")
     parser.add_argument("--jobs", type=int, default=2, help="engines at a time")
     parser.add_argument("--only", nargs="*", metavar="DRAFT", help="these drafts; writes no table")
+    parser.add_argument(
+        "--family", nargs="*", metavar="F", help="these pairs; the rows of others stay"
+    )
     options = parser.parse_args()
     if options.tables:
         write_tables(read_results())
@@ -56,10 +59,14 @@ def main() -> int:
         served = [
             each
             for pair in SERVED_PAIRS
+            if options.family is None or pair.family in options.family
             for each in _serve_pair(options.python, pair, work, options.only, options.jobs)
         ]
     if options.only is None:
-        write_results(served)
+        again = {each.family for each in served}
+        kept = [each for each in read_results() if each.family not in again]
+        order = [pair.family for pair in SERVED_PAIRS]
+        write_results(sorted([*kept, *served], key=lambda each: order.index(each.family)))
     far = [each for each in served if each.difference > MAX_DIFFERENCE]
     for each in far:
         print(f"{each.family} {each.draft}: {each.difference:.2%} away from replay")
