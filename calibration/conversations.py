@@ -7,14 +7,16 @@ of its conversation: the gate counts them as one prompt, a split keeps them on o
 """
 
 import dataclasses
-import tempfile
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..quantize.errors import CheckpointError
 from ..quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ..quantize.files.staging import check_output
+from ..quantize.files.stale import remove_stale, staging_name
 from .errors import LineProblem, PromptError
 from .prompt_trace import PromptTrace
 from .prompts import Prompt, PromptEncoder
@@ -67,11 +69,11 @@ def record_conversations(
     """
     check_output(out)
     encoder, positions = PromptEncoder(target), _num_positions(target)
-    with tempfile.TemporaryDirectory(prefix=".turns-", dir=out.parent) as scratch:
+    with _scratch(out) as scratch:
         rounds: list[TraceFolder] = []
         going, cut_short = list(prompts), 0
         while going:
-            rounds.append(record(going, Path(scratch) / f"turn-{len(rounds) + 1}"))
+            rounds.append(record(going, scratch / f"turn-{len(rounds) + 1}"))
             answered = zip(going, rounds[-1], strict=True)
             later = [_next_turn(p, trace, encoder) for p, trace in answered if p.later_turns]
             going = [p for p in later if len(p.token_ids) + max_new_tokens <= positions]
@@ -80,6 +82,19 @@ def record_conversations(
     return ConversationReport(
         traces=traces, num_turns=tuple(map(len, rounds)), num_cut_short=cut_short
     )
+
+
+@contextmanager
+def _scratch(out: Path) -> Iterator[Path]:
+    """A folder for the rounds, named so that `clean` knows what a killed run left."""
+    name = f"{out.name}.turns"
+    remove_stale(out.parent, name)
+    folder = out.parent / staging_name(name)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _next_turn(prompt: Prompt, trace: PromptTrace, encoder: PromptEncoder) -> Prompt:
@@ -108,10 +123,10 @@ def _in_order(prompts: Sequence[Prompt], rounds: Sequence[TraceFolder]) -> Itera
     entries = [{entry.id: entry for entry in one.manifest.prompts} for one in rounds]
     for prompt in prompts:
         first: str | None = None
-        for turn, (one, found) in enumerate(zip(rounds, entries, strict=True), start=1):
+        for turn, (traces, found) in enumerate(zip(rounds, entries, strict=True), start=1):
             if prompt.id not in found:
                 continue
-            trace = one.load(found[prompt.id])
+            trace = traces.load(found[prompt.id])
             if prompt.later_turns:
                 trace = dataclasses.replace(
                     trace, id=f"{prompt.id}/turn-{turn}", conversation_sha256=first

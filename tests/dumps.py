@@ -159,6 +159,22 @@ def angelslim(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS)
     return dump
 
 
+def angelslim_dflash(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS) -> Path:
+    """A batch padded behind to its longest text, then cut into samples; no last states."""
+    dump.mkdir(parents=True)
+    longest = max(len(text.token_ids) for text in texts)
+    for i, text in enumerate(texts):
+        pad = longest - len(text.token_ids)
+        record = {
+            "input_ids": nn.functional.pad(text.token_ids, (0, pad))[None],
+            "hidden_states": nn.functional.pad(text.aux(layers), (0, 0, 0, pad))[None],
+            "loss_mask": nn.functional.pad(text.mask, (0, pad))[None],
+            "attention_mask": nn.functional.pad(torch.ones_like(text.mask), (0, pad))[None],
+        }
+        torch.save(record, dump / f"sample_{i:08d}_rank0.ckpt")
+    return dump
+
+
 def vllm(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS) -> Path:
     """With include_output_tokens: all tokens but the last, the last layer's output in a slot."""
     dump.mkdir(parents=True)

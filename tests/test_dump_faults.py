@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import io
 import pickle
+import random
 import shutil
 import sys
 import zipfile
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.dumps.import_dump import import_dump
+from draftquant.calibration.dumps.readers import READERS
 from draftquant.calibration.dumps.settle import Declared
 from draftquant.calibration.errors import PromptError, TraceError
 from draftquant.calibration.prompts import Prompt, read_prompts
@@ -445,3 +447,33 @@ def test_without_pyarrow(
 def test_a_stack_of_one(texts: list[Text], tmp_path: Path) -> None:
     dump = speculators(texts, tmp_path / "dump", ())
     refused("speculators", dump, tmp_path / "out", r"expected \[tokens, layers \+ 1, width\]")
+
+
+@pytest.mark.parametrize("name", ["specforge", "modelopt", "vllm"])
+def test_damaged_bytes_give_an_error_of_ours_or_tensors(
+    name: Any, texts: list[Text], tmp_path: Path
+) -> None:
+    """A byte changed, the end cut off, bytes put in: what is read is whole or refused."""
+    short = dataclasses.replace(
+        texts[0],
+        token_ids=texts[0].token_ids[:6],
+        layers=tuple(layer[:6, :4].clone() for layer in texts[0].layers),
+        normed=texts[0].normed[:6, :4].clone(),
+    )
+    dump = BUILDERS[name]([short], tmp_path / "dump", (0, 1, 2))
+    files = [p for p in dump.rglob("*") if p.suffix in (".ckpt", ".pt", ".safetensors")]
+    (file,) = (p for p in files if "vocab" not in p.name)
+    whole, draw = file.read_bytes(), random.Random(0)
+    refusals = 0
+    for _ in range(200):
+        at = draw.randrange(len(whole))
+        middle = draw.choice((bytes([draw.randrange(256)]), b"", bytes(draw.randrange(9))))
+        rest = b"" if draw.random() < 0.1 else whole[at + len(middle) :]
+        file.write_bytes(whole[:at] + middle + rest)
+        try:
+            sample = READERS[name](dump)[0].read()
+        except TraceError:
+            refusals += 1
+        else:
+            assert len(sample.token_ids) == len(sample.aux)
+    assert refusals > 50

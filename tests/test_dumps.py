@@ -20,6 +20,7 @@ from draftquant.validate.replay import replay_drafts
 from dumps import (
     BUILDERS,
     Text,
+    angelslim_dflash,
     make_texts,
     modelopt,
     modelopt_vllm,
@@ -278,6 +279,20 @@ def test_a_config_alone_will_do_with_a_draft_and_a_word(
     assert len(report.traces) == NUM_PROMPTS
 
 
+@pytest.mark.parametrize(
+    ("name", "builder"), [("specforge", specforge_dflash), ("angelslim", angelslim_dflash)]
+)
+def test_dumps_for_dflash_have_no_last_states(
+    name: Any, builder: Any, recorded: TraceFolder, texts: list[Text], draft: LoadedDraft,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    dump, declared = builder(texts, tmp_path / "dump"), Declared(greedy=True)
+    report = import_dump(name, dump, TARGET, tmp_path / "out", declared=declared)
+    assert report.layout.head is None
+    assert largest_difference(recorded, report.traces) <= ROUNDING[torch.float32]
+    assert counts(draft, report.traces) == counts(draft, recorded)
+
+
 def test_last_states_may_be_the_last_aux_slot(
     recorded: TraceFolder, texts: list[Text], tmp_path: Path
 ) -> None:
@@ -285,6 +300,7 @@ def test_last_states_may_be_the_last_aux_slot(
     dump = vllm(texts, tmp_path / "dump", (1, 2))
     report = import_dump("vllm", dump, TARGET, tmp_path / "out", prompts=prompts_of(recorded))
     assert report.layout.layer_ids == (1, 2, 3)
+    assert "the last layer is among them" in " ".join(report.layout.sentences())
     assert report.layout.head is not None
 
 

@@ -1,6 +1,7 @@
 """Splits and merges: nothing lost, nothing doubled, nothing on both sides that belongs together."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -268,3 +269,13 @@ def test_info_counts(tmp_path: Path) -> None:
     assert info.known_top1 == 0
     assert info.head_agreement is None
     assert info.nbytes == sum(p.stat().st_size for p in (tmp_path / "t").glob("*.safetensors"))
+
+
+def test_a_conversation_that_is_no_hash(tmp_path: Path) -> None:
+    write(tmp_path / "t", [make_trace("a", body(3), conversation_sha256="b" * 64)])
+    path = tmp_path / "t" / "trace.json"
+    manifest = json.loads(path.read_text())
+    manifest["prompts"][0]["conversation_sha256"] = "x"
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(TraceError, match="conversation_sha256: expected 64 hex digits"):
+        TraceFolder.open(tmp_path / "t")

@@ -1,7 +1,8 @@
 """Distinct prompts: what the gate samples.
 
-Copies of a prompt, recorded under whatever ids, are one prompt that was decoded several times. Its
-counts are summed: it then weighs as much as its copies together, and counts as one.
+Copies of a prompt, recorded under whatever ids, are one prompt that was decoded several times, and
+the turns of a conversation are one text. Their counts are summed: the sum weighs as much as they do
+together, and counts as one.
 """
 
 from collections.abc import Iterable

@@ -1,11 +1,12 @@
-"""AngelSlim's offline features: `rank_0/rows_0-5000/data_0.ckpt`.
+"""AngelSlim's offline features: `rank_0/rows_0-5000/data_0.ckpt`, for DFlash `sample_0_rank0.ckpt`.
 
     input_ids, loss_mask   [1, N]
     hidden_states          [1, N, m W]: these are the aux ones
-    target_hiddens         [1, N, W], after the norm; absent from DFlash dumps
-    and position_ids, inputs_embeds of multimodal targets, which are not needed
+    target_hiddens         [1, N, W], after the norm; not for DFlash
+    and attention_mask, position_ids, inputs_embeds, which are not needed
 
-Source: Tencent/AngelSlim 67394ce, tools/generate_hidden_for_draft_model.py.
+Source: Tencent/AngelSlim 67394ce, tools/generate_hidden_for_draft_model.py and
+tools/generate_dflash_data.py.
 """
 
 from collections.abc import Sequence

@@ -57,7 +57,9 @@ class Layout:
         if self.shift:
             yield f"rows stand {-self.shift} behind their tokens: put back"
         if self.last_in_aux:
-            yield "the last slot is the last layer's, which no draft reads: left out"
+            yield "the last slot is the last layer's, which the draft does not read: left out"
+        elif self.recomputed and self.layer_ids[-1] == self.recomputed.target.num_layers - 1:
+            yield "the last layer is among them: name the draft if it does not read it (--draft)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def import_dump(
     facts = read_target(target)
     pendings = READERS[written_by](dump)
     layout = settle(dump, pendings, facts, declared, Answers(facts.ends, prompts))
-    first = pendings[0].load()
+    first = pendings[0].read()
     spec = FeatureSpec(
         kind="aux",
         width=len(layout.layer_ids) * facts.width,
@@ -85,7 +85,7 @@ def import_dump(
     ) as writer:
         kept = 0
         for done, pending in enumerate(pendings, start=1):
-            sample = pending.load()
+            sample = pending.read()
             check_sample(sample, facts, first)
             found = list(answers.of(sample))
             without_answer += not found

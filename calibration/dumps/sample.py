@@ -38,7 +38,7 @@ class Pending(NamedTuple):
     """A sample that is still on the disk: its file, and what reads it."""
 
     file: Path
-    load: Callable[[], Sample]
+    read: Callable[[], Sample]
 
 
 def make_sample(

@@ -167,7 +167,7 @@ def _spread(pendings: Sequence[Pending], most: int) -> Sequence[Pending]:
 def _look(pendings: Sequence[Pending], find: Answers) -> Iterator[Answer]:
     """The beginning of the first answer of each."""
     for pending in pendings:
-        for answer in list(find.of(pending.load()))[:1]:
+        for answer in list(find.of(pending.read()))[:1]:
             yield _beginning(answer)
 
 
