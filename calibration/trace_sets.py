@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..quantize.files.staging import check_output
+from ..recipes.decode import encode
+from ..recipes.errors import short
 from .carried_tables import CarriedTables
 from .errors import TraceError
 from .near_duplicates import independent_groups, prompt_text
@@ -228,9 +230,21 @@ def _check_alike(folders: Sequence[TraceFolder]) -> None:
             if theirs != ours:
                 raise TraceError(
                     folder.folder,
-                    f"another {what} than {first.folder}: {theirs}, expected {ours}",
+                    f"another {what} than {first.folder}: {_difference(ours, theirs)}",
                     fix="merge traces of one target, recorded alike",
                 )
+
+
+def _difference(ours: object, theirs: object) -> str:
+    """Which fields differ, in words."""
+    own, other = encode(ours), encode(theirs)
+    if not (isinstance(own, dict) and isinstance(other, dict)):
+        return f"{short(other)}, expected {short(own)}"
+    return ", ".join(
+        f"{key} {short(other.get(key))}, expected {short(own.get(key))}"
+        for key in sorted(own.keys() | other.keys())
+        if own.get(key) != other.get(key)
+    )
 
 
 def _kind(manifest: TraceManifest) -> tuple[object, ...]:

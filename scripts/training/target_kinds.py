@@ -7,8 +7,6 @@ from transformers import DeepseekV3Config, LlamaConfig, Qwen3Config
 from .corpus import END_OF_TEXT_ID
 from .target import INITIALIZER_RANGE, TargetKind, TargetSize
 
-KV_LORA_RANK, QK_ROPE_HEAD_DIM = 512, 64
-
 
 def _llama(size: TargetSize) -> LlamaConfig:
     return LlamaConfig(
@@ -27,17 +25,16 @@ def _deepseek_v3(size: TargetSize) -> DeepseekV3Config:
     """Latent attention with interleaved rotary pairs, and a dense MLP in every layer.
 
     Every head has its own keys and values, so `size.num_key_value_heads` has no meaning. The
-    latent and rotary widths are those of all published models, 512 + 64: engines have attention
-    kernels for no others. No layer has experts: their keys are there because the config wants
-    values.
+    rotary part of a head is half its plain part, as published. No layer has experts: their keys
+    are there because the config wants values.
     """
     return DeepseekV3Config(
         **_common(size),
         num_key_value_heads=size.num_attention_heads,
         q_lora_rank=size.hidden_size // 2,
-        kv_lora_rank=KV_LORA_RANK,
+        kv_lora_rank=size.hidden_size // 4,
         qk_nope_head_dim=size.head_dim,
-        qk_rope_head_dim=QK_ROPE_HEAD_DIM,
+        qk_rope_head_dim=size.head_dim // 2,
         v_head_dim=size.head_dim,
         first_k_dense_replace=size.num_hidden_layers,
         moe_intermediate_size=size.intermediate_size,
