@@ -21,7 +21,8 @@ from .devices import available_bytes
 from .errors import DeviceError
 from .passes import BLOCK_ROWS, MAX_SCORES
 from .predictions import MAX_LOGITS
-from .traces import FEATURE_DTYPES, TraceFolder
+from .prompt_trace import FEATURE_DTYPES
+from .traces import TraceFolder
 
 _DECODED = 8  # bytes that decoding holds at most per byte of a stored block
 
@@ -91,7 +92,7 @@ class MemoryEstimate:
         raise DeviceError(
             f"--device {self.device}",
             f"replay needs {_gigabytes(self.total)} beside what is in use, and"
-            f" {_gigabytes(self.available)} are available",
+            f" {_gigabytes(self.available or 0)} are available",
             details=[f"  {self.line()}"],
             fix="replay in --dtype bfloat16 or with --batch-size 1, one quantized draft at a time,"
             " or where there is more memory",

@@ -205,8 +205,8 @@ def batch_proposals(
         recorded = after[:, : len(one.rows), depths]
         together = max(1, MAX_LOGITS // forward.num_logits)
         parts = zip(
-            one.hidden.flatten(0, -2).split(together),
-            recorded.flatten().split(together),
+            torch.split(one.hidden.flatten(0, -2), together),
+            torch.split(recorded.flatten(), together),
             strict=True,
         )
         likely, drawn = [], []

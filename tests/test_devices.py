@@ -96,8 +96,8 @@ def test_memory_of_a_gpu_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_peak_of_this_process_is_in_bytes() -> None:
     before = peak_bytes(CPU)
     assert 50 * 2**20 < before < 2**40
-    held = torch.ones(before // 4 + 2**22)  # as much again
-    assert peak_bytes(CPU) >= before + held.nbytes - 2**24
+    held = torch.ones(before // 4 + 2**24)  # more than was ever held
+    assert peak_bytes(CPU) >= held.nbytes
 
 
 # ---- a replay on a device that is not the CPU

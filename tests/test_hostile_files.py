@@ -94,7 +94,8 @@ HOMES = {
     "print": set(),
 }  # fmt: skip
 """Methods that open, read, parse or print, and the modules that call them: the others ask these."""
-TRIALS = ("scripts/publishers.py", "scripts/io_faults.py")  # what bench_kills and others run
+# What bench_kills, bench_replay and others run.
+TRIALS = ("scripts/publishers.py", "scripts/io_faults.py", "scripts/replay_jobs.py")
 OURS = {"Checkpoint", "TraceFolder", "traces"}
 
 

@@ -100,7 +100,7 @@ def _per_token(draft: LoadedDraft, scales: Mapping[str, float]) -> LoadedDraft:
 
 
 def _rounded(draft: LoadedDraft, scales: Mapping[str, float]) -> LoadedDraft:
-    tensors = {name: torch.tensor(scale) for name, scale in scales.items()}
+    tensors = {name: torch.tensor(scale, device=draft.device) for name, scale in scales.items()}
     return _with(draft, InputRounding("tensor-static", tensors, None))
 
 

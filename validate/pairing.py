@@ -261,7 +261,7 @@ def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 def _blocks(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Rows of both, some at a time, so that what is made of them stays small."""
     rows = max(1, _BLOCK * len(a) // max(1, a.numel()))
-    return zip(a.split(rows), b.split(rows), strict=True)
+    return zip(torch.split(a, rows), torch.split(b, rows), strict=True)
 
 
 def _first(said: Mapping[str, str], found: Mapping[str, str]) -> str:

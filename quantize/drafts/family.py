@@ -62,6 +62,10 @@ class Geometry(Protocol):
         """Number of decoder layers of the draft."""
 
     @property
+    def num_attention_heads(self) -> int:
+        """Query heads of a layer."""
+
+    @property
     def hidden_size(self) -> int:
         """Width of the draft's hidden states."""
 

@@ -141,7 +141,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     if weight.dtype == wide:
         return F.linear(x, weight)
     rows = max(1, MAX_WIDENED // weight.shape[1])
-    parts = [F.linear(x, part.to(wide)) for part in weight.split(rows)]
+    parts = [F.linear(x, part.to(wide)) for part in torch.split(weight, rows)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 

@@ -68,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
     folders = [TraceFolder.open(folder) for folder in options.traces]
     device = resolve_device(options.device)
     shared = shared_tables(folders[0], options.target, device)
-    draft = load_draft(resolve_draft(options.draft).folder, device=device, shared=shared)
+    folder = resolve_draft(options.draft).folder
+    draft = load_draft(folder, device=device, compact=True, shared=shared)
     num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, [draft])
     measured = []
     for traces in folders:

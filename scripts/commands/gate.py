@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     traces = TraceFolder.open(options.traces)
     warnings += check_held_out(candidate.quantized_by, traces)
     loaded = load_for_replay(references, traces, options)
-    warnings += check_loaded(*loaded.drafts, candidate, unrelated=options.unrelated)
+    warnings += check_loaded(*loaded.both, candidate, unrelated=options.unrelated)
     warnings += _target_warnings(options.target, traces)
     warnings += other_policy_warnings(candidate.quantized_by, options.policy)
     replays = replay_loaded(loaded, options)

@@ -36,6 +36,12 @@ class LoadedForReplay:
     device: "torch.device"
     max_tokens: int
 
+    @property
+    def both(self) -> "tuple[LoadedDraft, LoadedDraft]":
+        """Baseline and candidate of a gate."""
+        baseline, candidate = self.drafts
+        return baseline, candidate
+
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     """Traces, how many tokens are drafted and how, the target; device, dtype and batch size."""

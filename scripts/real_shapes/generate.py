@@ -13,7 +13,7 @@ from ...quantize.files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import StoredTensor
 from ...quantize.files.staging import check_output, staged_output, write_text
-from .configs import INITIALIZER_RANGE
+from .configs import INITIALIZER_RANGE, Config
 from .drafts import DEFAULT_DRAFT, REAL_DRAFTS, Shapes
 
 NORM_SPREAD = 0.05
@@ -53,7 +53,14 @@ def write_real_shape_draft(
         OutputError: the folder exists, or cannot be written.
     """
     config = REAL_DRAFTS[draft].config(divide)
-    tensors = stored_tensors(REAL_DRAFTS[draft].shapes(config))
+    write_random_model(folder, config, REAL_DRAFTS[draft].shapes(config), seed=seed, scale=scale)
+
+
+def write_random_model(
+    folder: Path, config: Config, shapes: Shapes, *, seed: int = 0, scale: float = 1.0
+) -> None:
+    """Write a model of these shapes into a new folder; see `write_real_shape_draft`."""
+    tensors = stored_tensors(shapes)
     check_output(folder, needed_bytes=sum(tensor.nbytes for tensor in tensors))
     generator = torch.Generator().manual_seed(seed)
     tile = torch.randn(PERIOD, generator=generator).mul_(INITIALIZER_RANGE * scale).bfloat16()

@@ -1,0 +1,91 @@
+"""The benchmark of replay and recording, on a pair that is 64 times narrower."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from draftquant.scripts import bench_replay
+from draftquant.scripts.bench_replay import Inputs, Job, Measurement, main, measure, plan_jobs
+from draftquant.scripts.checkout import CheckoutError
+from draftquant.scripts.real_shapes.drafts import REAL_DRAFTS
+from draftquant.scripts.real_shapes.target import target_config, target_shapes
+
+INPUTS = Inputs(drafts=(Path("a"), Path("b")), traces=Path("t"), target=Path("m"), out=Path("w"))
+
+
+def test_both_dtypes_are_timed_with_one_prompt_and_with_all() -> None:
+    jobs = plan_jobs(INPUTS, device="cpu", tokens=64, prompts=4, record=True)
+    assert [job.name for job in jobs] == [
+        "replay float32, one prompt at a time",
+        "replay float32, prompts together",
+        "replay bfloat16, one prompt at a time",
+        "replay bfloat16, prompts together",
+        "record bfloat16, one prompt at a time",
+        "record bfloat16, prompts together",
+        "record float32, prompts together",
+    ]
+    assert [job.options["batch_size"] for job in jobs] == [1, None, 1, None, 1, 4, 4]
+    assert {job.options["device"] for job in jobs} == {"cpu"}
+    assert len(plan_jobs(INPUTS, device="cpu", tokens=64, prompts=4, record=False)) == 4
+
+
+def test_the_target_is_as_wide_as_the_real_one() -> None:
+    config = target_config(REAL_DRAFTS["kimi-k2.5-eagle3"].config())
+    shapes = target_shapes(config)
+    assert shapes["model.embed_tokens"] == (163_840, 7_168)
+    assert shapes["model.layers.1.mlp.up_proj"] == (12_288, 7_168)
+    assert shapes["model.layers.0.self_attn.k_proj"] == (8 * 128, 7_168)
+    assert len(shapes) == 2 + 2 * 9
+
+
+def test_a_small_pair_is_made_and_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [str(tmp_path), "--divide", "64", "--prompts", "2", "--tokens", "24", "--record"]
+    assert main([*asked, "--device", "cpu", "--json"]) == 0
+    found = [Measurement(**one) for one in json.loads(capsys.readouterr().out)]
+    assert len(found) == 7
+    for one in found:
+        assert one.error is None
+        assert one.seconds > 0
+        assert one.load_seconds > 0
+        assert one.peak_rss_bytes > 100 * 2**20
+        replays = one.name.startswith("replay")
+        assert one.tokens == (2 * (24 + 25) if replays else 2 * 24)
+        assert (one.estimated_bytes is not None) == replays
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {
+        "kimi-k2.5-eagle3-64", "kimi-k2.5-eagle3-64-mi325x-w4a8", "traces-64-2x24", "target-64",
+    }  # fmt: skip
+    monkey = [str(tmp_path), "--divide", "64", "--prompts", "2", "--tokens", "24"]
+    assert main(monkey) == 0  # what is there already is used again
+    assert "replay on auto" in capsys.readouterr().out
+
+
+def test_a_measurement_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job(
+        name="replay x", kind="make target", options={"draft": "none", "divide": 1, "out": ""}
+    )
+    failed = measure(job)
+    assert failed.error is not None
+    assert "KeyError: 'none'" in failed.error
+    bench_replay.print_measurements([failed], "cpu")
+    assert "failed" in capsys.readouterr().out
+
+
+def test_what_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), "--divide", "64", "--recipe", "none"]) == 2
+    said = capsys.readouterr().err
+    assert "error: -m draftquant.scripts.cli quantize: failed" in said
+    assert "fix: use another WORKDIR" in said
+
+
+def test_without_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def absent(command: str) -> None:
+        raise CheckoutError(command, "expected a checkout", fix="clone it")
+
+    monkeypatch.setattr(bench_replay, "check_checkout", absent)
+    assert main([str(tmp_path / "work")]) == 2
+    assert not (tmp_path / "work").exists()
+    assert sys.executable
