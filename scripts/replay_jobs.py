@@ -19,9 +19,9 @@ def _replay(
 ) -> Mapping[str, Any]:
     import torch
 
-    from ..calibration.devices import peak_bytes
-    from ..calibration.memory import estimate_replay
-    from ..calibration.traces import TraceFolder
+    from ..calibration.passes.devices import peak_bytes
+    from ..calibration.passes.memory import estimate_replay
+    from ..calibration.traces.folder import TraceFolder
     from ..validate.replay import replay_drafts
     from .commands.replaying import load_for_replay
 
@@ -63,10 +63,10 @@ def _record(
 ) -> Mapping[str, Any]:  # fmt: skip
     import torch
 
-    from ..calibration.devices import peak_bytes, resolve_device
-    from ..calibration.prompts import Prompt
-    from ..calibration.record import record_traces
-    from ..calibration.target_model import Placement
+    from ..calibration.passes.devices import peak_bytes, resolve_device
+    from ..calibration.prompts.prompt_file import Prompt
+    from ..calibration.recording.record import record_traces
+    from ..calibration.recording.target_model import Placement
 
     placement = Placement(device=resolve_device(device))
     generator = torch.Generator().manual_seed(0)
@@ -99,10 +99,10 @@ def _make_traces(draft: str, out: str, prompts: int, tokens: int) -> Mapping[str
     """Random text and features, as long as the job says; each prompt one token longer."""
     import torch
 
-    from ..calibration.draft_inputs import default_aux_layer_ids
-    from ..calibration.prompt_trace import PromptTrace
-    from ..calibration.trace_manifest import FeatureSpec, TargetIdentity
-    from ..calibration.trace_writer import trace_output
+    from ..calibration.passes.draft_inputs import default_aux_layer_ids
+    from ..calibration.traces.manifest import FeatureSpec, TargetIdentity
+    from ..calibration.traces.prompt_trace import PromptTrace
+    from ..calibration.traces.writer import trace_output
     from ..quantize.drafts import read_draft
     from ..quantize.files.checkpoint import Checkpoint
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy import optimize
 from scipy.special import expit, logit
 
-from ..calibration.feature_evidence import FeatureEvidence
-from ..calibration.trace_manifest import TargetIdentity
+from ..calibration.traces.feature_evidence import FeatureEvidence
+from ..calibration.traces.manifest import TargetIdentity
 from ..validate.draft_replay import DraftReplay, FirstStepAgreement, PromptReplay, TraceFigures
 from ..validate.statistics import AcceptanceCounts
 

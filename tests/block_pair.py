@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draftquant.calibration.predictions import draft_predictions
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.drafts.families.dflash import DFlash
 from reference_dflash import random_weights
 from safetensors.torch import load_file, save_file

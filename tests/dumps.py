@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.traces.folder import TraceFolder
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from draftquant.calibration.draft_inputs import first_hidden
-from draftquant.calibration.predictions import draft_predictions
-from draftquant.calibration.prompt_trace import PromptTrace
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.passes.draft_inputs import first_hidden
+from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.quantize.numerics.fp8 import fp8_rounded, fp8_scale
 from draftquant.quantize.stored.loading import LoadedDraft
 from draftquant.validate.rounds import accepted_by_row, rounds

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draftquant.calibration.predictions import draft_proposals
-from draftquant.calibration.prompt_trace import PromptTrace
-from draftquant.calibration.target_tables import TargetTables
+from draftquant.calibration.passes.predictions import draft_proposals
+from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.validate.rounds import prompt_counts
 from engine_loop import CachedTarget

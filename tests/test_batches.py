@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration import batches, draft_inputs
-from draftquant.calibration.batches import batches_of, proposals_of_batch
-from draftquant.calibration.decoding import GREEDY, Decoding
-from draftquant.calibration.draft_inputs import first_hidden
-from draftquant.calibration.predictions import draft_proposals
-from draftquant.calibration.prompts import Prompt, read_prompts
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.trace_manifest import TraceEntry
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.passes import batches, draft_inputs
+from draftquant.calibration.passes.batches import batches_of, proposals_of_batch
+from draftquant.calibration.passes.draft_inputs import first_hidden
+from draftquant.calibration.passes.predictions import draft_proposals
+from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
+from draftquant.calibration.recording.decoding import GREEDY, Decoding
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.validate.replay import chosen_num_draft_tokens, replay_drafts
 

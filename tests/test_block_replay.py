@@ -22,15 +22,15 @@ from block_pair import (
     save_target,
     shared_tables,
 )
-from draftquant.calibration import block
-from draftquant.calibration.draft_inputs import first_hidden
 from draftquant.calibration.errors import CalibrationError, TraceError
-from draftquant.calibration.input_scales import measure_input_scales
-from draftquant.calibration.passes import whole_rows
-from draftquant.calibration.predictions import draft_passes, draft_predictions
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
+from draftquant.calibration.passes import block
+from draftquant.calibration.passes.draft_inputs import first_hidden
+from draftquant.calibration.passes.draft_pass import whole_rows
+from draftquant.calibration.passes.predictions import draft_passes, draft_predictions
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.files.checkpoint import Checkpoint

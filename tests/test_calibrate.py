@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration import range_plot
-from draftquant.calibration.chain_ranges import RangeKey, Ranges
 from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.input_range import InputRange
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.range_plot import check_plot_path, draw_ranges
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.static_error import static_errors
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.linear_inputs import range_plot
+from draftquant.calibration.linear_inputs.chain_ranges import RangeKey, Ranges
+from draftquant.calibration.linear_inputs.input_range import InputRange
+from draftquant.calibration.linear_inputs.range_plot import check_plot_path, draw_ranges
+from draftquant.calibration.linear_inputs.static_error import static_errors
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
 from draftquant.validate.alignment import ScaleComparison, compare_scales

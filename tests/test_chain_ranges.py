@@ -5,14 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.chain import chain_passes
-from draftquant.calibration.chain_ranges import RangeKey, measure_ranges, merged, of_modules
-from draftquant.calibration.draft_inputs import first_hidden
 from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.passes import whole_rows
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.linear_inputs.chain_ranges import (
+    RangeKey,
+    measure_ranges,
+    merged,
+    of_modules,
+)
+from draftquant.calibration.passes.chain import chain_passes
+from draftquant.calibration.passes.draft_inputs import first_hidden
+from draftquant.calibration.passes.draft_pass import whole_rows
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.drafts.forward import ChainForward
 from draftquant.quantize.stored.loading import load_draft
 from tied_pair import prompt_tokens, save_draft, save_target

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from draftquant.calibration.chain import chain_passes
+from draftquant.calibration.passes.chain import chain_passes
 from draftquant.quantize.drafts import forward, read_draft
 from draftquant.quantize.drafts.forward import linear, softmax_attention
 from draftquant.quantize.errors import CheckpointError

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from draftquant.calibration.conversations import record_conversations
 from draftquant.calibration.errors import PromptError
-from draftquant.calibration.near_duplicates import num_near_duplicates, prompt_text
-from draftquant.calibration.prompts import Prompt, read_prompts
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
+from draftquant.calibration.recording.conversations import record_conversations
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.near_duplicates import num_near_duplicates, prompt_text
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.decoding import Decoding, TokenChooser, processed_logprobs
 from draftquant.calibration.errors import TraceError
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.record import record_traces
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.decoding import Decoding, TokenChooser, processed_logprobs
+from draftquant.calibration.recording.record import record_traces
 from tied_pair import prompt_tokens, save_target
 from transformers import (
     TemperatureLogitsWarper,

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration import devices, draft_inputs, passes
-from draftquant.calibration.batches import proposals_of_batch
-from draftquant.calibration.devices import available_bytes, peak_bytes, resolve_device
 from draftquant.calibration.errors import DeviceError
-from draftquant.calibration.prompt_trace import PromptTrace
+from draftquant.calibration.passes import devices, draft_inputs
+from draftquant.calibration.passes import draft_pass as passes
+from draftquant.calibration.passes.batches import proposals_of_batch
+from draftquant.calibration.passes.devices import available_bytes, peak_bytes, resolve_device
+from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.quantize.stored.loading import LoadedDraft
 from test_passes import ACTIVATIONS, DRAFTS, K, case_of, rounding
 from torch import Tensor

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.block import BlockAttention
+from draftquant.calibration.passes.block import BlockAttention
 from draftquant.quantize.drafts.dflash_geometry import DFlashGeometry
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.forward import BlockForward

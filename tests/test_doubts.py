@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from draftquant.calibration.feature_evidence import FeatureEvidence
+from draftquant.calibration.traces.feature_evidence import FeatureEvidence
 from draftquant.validate.doubts import Background, min_baseline_length
 from draftquant.validate.errors import GateError
 from draftquant.validate.gate import GateReport, judge

@@ -18,9 +18,9 @@ from draftquant.calibration.dumps.import_dump import import_dump
 from draftquant.calibration.dumps.readers import READERS
 from draftquant.calibration.dumps.settle import Declared
 from draftquant.calibration.errors import PromptError, TraceError
-from draftquant.calibration.prompts import Prompt, read_prompts
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.files.torch_file import TorchFileProblem, load_plain
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft

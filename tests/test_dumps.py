@@ -10,11 +10,11 @@ import pytest
 import torch
 from draftquant.calibration.dumps.import_dump import import_dump
 from draftquant.calibration.dumps.settle import Declared
-from draftquant.calibration.prompts import read_prompts
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.target_tables import EMBEDDING, HEAD, TargetTables
-from draftquant.calibration.trace_manifest import FeatureDtype
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.prompts.prompt_file import read_prompts
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.manifest import FeatureDtype
+from draftquant.calibration.traces.target_tables import EMBEDDING, HEAD, TargetTables
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.validate.replay import replay_drafts
 from dumps import (

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from draftquant.calibration.trace_writer import trace_output
+from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.repairs import plan_repairs, repair_draft

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from draftquant.calibration.feature_evidence import FeatureEvidence, FeatureTally
-from draftquant.calibration.prompt_trace import PromptTrace
+from draftquant.calibration.traces.feature_evidence import FeatureEvidence, FeatureTally
+from draftquant.calibration.traces.prompt_trace import PromptTrace
 from torch import Tensor
 
 VOCAB, WIDTH, PROMPTS, TOKENS = 40, 96, 6, 150

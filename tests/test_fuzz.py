@@ -20,10 +20,10 @@ import pytest
 import torch
 import yaml
 from draftquant.calibration.errors import PromptError
-from draftquant.calibration.prompt_trace import PromptTrace
-from draftquant.calibration.prompts import read_prompts
-from draftquant.calibration.trace_manifest import FeatureSpec, TargetIdentity
-from draftquant.calibration.trace_writer import trace_output
+from draftquant.calibration.prompts.prompt_file import read_prompts
+from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
+from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.drafts.mask_embedding import read_mask_embedding
 from draftquant.quantize.errors import CheckpointError
 from draftquant.recipes import built_in_recipes, load_recipe, to_mapping

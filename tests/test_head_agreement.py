@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.head_agreement import head_agreement
-from draftquant.calibration.prompt_trace import PromptTrace
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.target_tables import FINAL_NORM, HEAD, SharedTables, TargetTables
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.head_agreement import head_agreement
+from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.target_tables import FINAL_NORM, HEAD, SharedTables, TargetTables
 from tied_pair import NUM_LAYERS, prompt_tokens, save_target
 from torch import Tensor
 

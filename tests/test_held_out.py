@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from draftquant.calibration.prompt_trace import PromptTrace, prompt_sha256
-from draftquant.calibration.trace_writer import trace_output
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.prompt_trace import PromptTrace, prompt_sha256
+from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import GateError

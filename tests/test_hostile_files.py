@@ -23,8 +23,8 @@ import pytest
 import torch
 from draftquant.calibration.dumps.files import load_safetensors, load_tensors
 from draftquant.calibration.errors import PromptError
-from draftquant.calibration.prompts import read_prompts
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.prompts.prompt_file import read_prompts
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.drafts.mask_embedding import read_mask_embedding
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.safetensors_header import MAX_HEADER_BYTES, read_header
@@ -90,7 +90,7 @@ HOMES = {
     "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py", "scripts/console.py",
              "quantize/files/staging.py"},
     "loads": {"recipes/strict_json.py"},
-    "load": {"quantize/files/torch_file.py", "calibration/moments.py"},
+    "load": {"quantize/files/torch_file.py", "calibration/linear_inputs/moments.py"},
     "print": set(),
 }  # fmt: skip
 """Methods that open, read, parse or print, and the modules that call them: the others ask these."""

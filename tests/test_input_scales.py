@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError, TraceError
-from draftquant.calibration.input_scales import InputScale, measure_input_scales
-from draftquant.calibration.observation import run_over_traces
-from draftquant.calibration.prompts import Prompt, read_prompts
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.static_scales import calibrated_scales
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.linear_inputs.input_scales import InputScale, measure_input_scales
+from draftquant.calibration.linear_inputs.observation import run_over_traces
+from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
+from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import make_plan

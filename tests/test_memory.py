@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration import batches, memory
 from draftquant.calibration.errors import DeviceError
-from draftquant.calibration.memory import MemoryEstimate, estimate_replay
-from draftquant.calibration.prompt_trace import PromptTrace
-from draftquant.calibration.trace_manifest import FeatureSpec, TargetIdentity
-from draftquant.calibration.trace_writer import trace_output
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.passes import batches, memory
+from draftquant.calibration.passes.memory import MemoryEstimate, estimate_replay
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
+from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.predictions import draft_predictions
+from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.quantize.drafts.eagle3_geometry import Eagle3MlaGeometry
 from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
 from draftquant.quantize.drafts.forward import ChainForward, softmax_attention

@@ -8,11 +8,11 @@ import pytest
 import tied_pair
 import torch
 from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.moments import MomentsAlongTraces
-from draftquant.calibration.observation import run_over_traces
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.linear_inputs.moments import MomentsAlongTraces
+from draftquant.calibration.linear_inputs.observation import run_over_traces
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from reference_draft import transformers_in_float64
 from torch import Tensor

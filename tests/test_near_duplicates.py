@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from draftquant.calibration.near_duplicates import PromptText, num_near_duplicates
+from draftquant.calibration.traces.near_duplicates import PromptText, num_near_duplicates
 
 TEMPLATE = tuple(range(900, 1000))
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import reference_dflash
 import torch
-from draftquant.calibration import block, chain
 from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.passes import whole_rows
-from draftquant.calibration.predictions import draft_passes, draft_predictions
+from draftquant.calibration.passes import block, chain
+from draftquant.calibration.passes.draft_pass import whole_rows
+from draftquant.calibration.passes.predictions import draft_passes, draft_predictions
 from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from draftquant.calibration.errors import LineProblem
-from draftquant.calibration.prompt_forms import read_form
-from draftquant.calibration.prompts import read_prompts
+from draftquant.calibration.prompts.forms import read_form
+from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.scripts.cli import main
 
 USER = {"role": "user", "content": "Hi"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from draftquant.calibration.errors import PromptError
-from draftquant.calibration.prompts import Prompt, read_prompts
+from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.draft_inputs import check_trace_fits, default_aux_layer_ids
 from draftquant.calibration.errors import TraceError
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.passes.draft_inputs import check_trace_fits, default_aux_layer_ids
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.stored.loading import load_draft
 from safetensors.torch import load_file, save_file
@@ -135,7 +135,7 @@ def test_bfloat16_is_computed_and_stored(target: Path, tmp_path: Path) -> None:
 def test_long_prompts_are_read_in_pieces(
     target: Path, tmp_path: Path, traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftquant.calibration.record._MAX_LOGITS", 2 * VOCAB * 3)
+    monkeypatch.setattr("draftquant.calibration.recording.record._MAX_LOGITS", 2 * VOCAB * 3)
     pieces = record_traces(
         target, PROMPTS, tmp_path / "pieces", max_new_tokens=12, dtype="float64", batch_size=2
     )

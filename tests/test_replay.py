@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError, TraceError
-from draftquant.calibration.prompt_trace import PromptTrace
-from draftquant.calibration.prompts import Prompt, read_prompts
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import WeightFormat

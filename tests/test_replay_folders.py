@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.input_scales import measure_input_scales
-from draftquant.calibration.prompts import read_prompts
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
+from draftquant.calibration.prompts.prompt_file import read_prompts
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource

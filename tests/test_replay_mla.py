@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.input_scales import measure_input_scales
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint

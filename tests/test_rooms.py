@@ -1,4 +1,4 @@
-"""The rooms of quantize: which may import which. Only downward, so there is no circle.
+"""The rooms of quantize and calibration: which may import which. Only downward: there is no circle.
 
 And that what verifies imports nothing of what writes: an error must not hide in a common helper.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from test_packaging import MODULES, imported_names, imports, parsed
 
-FLOORS = (
+QUANTIZE = (
     ("errors", "plugins"),
     ("files",),
     ("drafts", "numerics"),
@@ -20,20 +20,35 @@ FLOORS = (
     ("execute", "engines"),
     ("quantize", "dequantize", "transcode"),
 )
+CALIBRATION = (
+    ("errors",),
+    ("traces",),
+    ("prompts", "passes"),
+    ("recording", "linear_inputs"),
+    ("dumps", "vllm"),
+)
+HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION}
 """From the ground up: a room imports from floors below its own."""
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FLOOR = {
+    (house, room): floor
+    for house, floors in HOUSES.items()
+    for floor, rooms in enumerate(floors)
+    for room in rooms
+}
+Room = tuple[str, str]
 READING = {"errors", "drafts", "lints", "stored"}
 READ_FILES = {"checkpoint", "entries", "safetensors_header", "provenance"}
 """Of the room `files`: what reads. The others write, stage, copy and publish."""
 
 
-def room_of(module: Path) -> str:
-    """The folder below quantize/, or the module itself where it lies flat."""
-    return module.with_suffix("").parts[1]
+def room_of(module: Path) -> Room:
+    """The house, and the folder in it, or the module itself where it lies flat."""
+    house, room = module.with_suffix("").parts[:2]
+    return house, room
 
 
 def imports_between(modules: Sequence[Path]) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
-    """Importing module, line, and what it imports of another room, the room first."""
+    """Importing module, line, and what it imports of another room of its house, the room first."""
     for module in modules:
         yield from of_other_rooms(module, parsed(module))
 
@@ -41,9 +56,10 @@ def imports_between(modules: Sequence[Path]) -> Iterator[tuple[Path, int, tuple[
 def of_other_rooms(module: Path, tree: ast.Module) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
     for node, _ in imports(tree):
         for name in imported_names(module, node):
-            if name[:2] != ("draftquant", "quantize"):
+            house, room = room_of(module)
+            if name[:2] != ("draftquant", house):
                 continue
-            if len(name) > 2 and name[2] != room_of(module):
+            if len(name) > 2 and name[2] != room:
                 yield module, node.lineno, name[2:]
 
 
@@ -51,16 +67,16 @@ def upward(found: Iterator[tuple[Path, int, tuple[str, ...]]]) -> list[str]:
     return [
         f"{module}:{line} imports {'.'.join(name)}"
         for module, line, name in found
-        if FLOOR[name[0]] >= FLOOR[room_of(module)]
+        if FLOOR[module.parts[0], name[0]] >= FLOOR[room_of(module)]
     ]
 
 
-ROOMS = [m for m in MODULES if m.parts[0] == "quantize" and m.parts[1] != "__init__.py"]
+ROOMS = [m for m in MODULES if m.parts[0] in HOUSES and m.parts[1] != "__init__.py"]
 
 
 def test_every_room_has_its_floor() -> None:
     assert {room_of(module) for module in ROOMS} == set(FLOOR)
-    assert len(FLOOR) == sum(map(len, FLOORS))
+    assert len(FLOOR) == sum(len(rooms) for floors in HOUSES.values() for rooms in floors)
 
 
 def test_rooms_import_only_downward() -> None:
@@ -69,15 +85,16 @@ def test_rooms_import_only_downward() -> None:
 
 def test_every_floor_is_needed() -> None:
     """Each room but the ground one stands on the floor right below: no floor is just there."""
-    below: dict[str, set[int]] = {}
+    below: dict[Room, set[int]] = {}
     for module, _, name in imports_between(ROOMS):
-        below.setdefault(room_of(module), set()).add(FLOOR[name[0]])
-    for floor, rooms in enumerate(FLOORS[1:]):
-        assert any(floor in below[room] for room in rooms), rooms
+        below.setdefault(room_of(module), set()).add(FLOOR[module.parts[0], name[0]])
+    for house, floors in HOUSES.items():
+        for floor, rooms in enumerate(floors[1:]):
+            assert any(floor in below[house, room] for room in rooms), rooms
 
 
 def test_what_verifies_imports_nothing_of_what_writes() -> None:
-    verifying = [module for module in ROOMS if room_of(module) == "verify"]
+    verifying = [module for module in ROOMS if room_of(module) == ("quantize", "verify")]
     assert len(verifying) > 10
     faults = [
         f"{module}:{line} imports {'.'.join(name)}"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.decoding import GREEDY, Decoding
-from draftquant.calibration.draft_inputs import first_hidden
-from draftquant.calibration.predictions import draft_proposals
-from draftquant.calibration.prompts import Prompt, read_prompts
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.trace_manifest import LogprobSpec
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.passes.draft_inputs import first_hidden
+from draftquant.calibration.passes.predictions import draft_proposals
+from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
+from draftquant.calibration.recording.decoding import GREEDY, Decoding
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.manifest import LogprobSpec
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.scripts.cli import main
 from draftquant.validate.draft_replay import DraftReplay

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.prompt_trace import PromptTrace
+from draftquant.calibration.traces.prompt_trace import PromptTrace
 from served import results
 from served.drafts import SERVED_PAIRS, UNQUANTIZED
 from served.places import Places, noise

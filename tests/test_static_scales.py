@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from draftquant.calibration.static_scales import constant_scales, static_activations
+from draftquant.calibration.linear_inputs.static_scales import constant_scales, static_activations
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.files.checkpoint import Checkpoint

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.calibration.draft_inputs import check_trace_fits, first_hidden
 from draftquant.calibration.errors import CalibrationError, TraceError
-from draftquant.calibration.predictions import draft_predictions
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.target_tables import EMBEDDING, HEAD, TargetTables
-from draftquant.calibration.trace_manifest import TargetIdentity
-from draftquant.calibration.trace_writer import trace_output
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
+from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.manifest import TargetIdentity
+from draftquant.calibration.traces.target_tables import EMBEDDING, HEAD, TargetTables
+from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.drafts import read_config
 from draftquant.quantize.errors import CheckpointError, OutputError
 from draftquant.quantize.files.checkpoint import Checkpoint

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration import target_model
 from draftquant.calibration.errors import TraceError
-from draftquant.calibration.prompts import read_prompts
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.target_model import ON_CPU, Placement, input_device, loaded_target
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.prompts.prompt_file import read_prompts
+from draftquant.calibration.recording import target_model
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.recording.target_model import (
+    ON_CPU,
+    Placement,
+    input_device,
+    loaded_target,
+)
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
 from tied_pair import save_target

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.errors import TraceError
-from draftquant.calibration.prompt_trace import PromptTrace
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.trace_info import trace_info
-from draftquant.calibration.trace_manifest import LogprobSpec, Sampling
-from draftquant.calibration.trace_sets import merge_traces, split_traces
-from draftquant.calibration.trace_writer import trace_output
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.info import trace_info
+from draftquant.calibration.traces.manifest import LogprobSpec, Sampling
+from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.sets import merge_traces, split_traces
+from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.errors import OutputError
 from test_traces import AUX, TARGET, WIDTH
 from tied_pair import prompt_tokens, save_target

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.prompts import read_prompts
-from draftquant.calibration.record import record_traces
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.prompts.prompt_file import read_prompts
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.scripts.cli import main
 from dumps import Text, make_texts, modelopt, modelopt_vllm
 from test_dumps import PAIR, TARGET

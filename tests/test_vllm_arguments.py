@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.calibration.decoding import Decoding
 from draftquant.calibration.errors import TraceError
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.decoding import Decoding
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.vllm import answers
 from draftquant.calibration.vllm.answers import Answer, most_likely
 from draftquant.calibration.vllm.arguments import EngineSetup

@@ -12,10 +12,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from draftquant.calibration.decoding import Decoding, prompt_seed
 from draftquant.calibration.errors import TraceError
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.target_shape import TargetShape
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.decoding import Decoding, prompt_seed
+from draftquant.calibration.recording.target_shape import TargetShape
 from draftquant.calibration.vllm.offline import offline_engine
 from draftquant.calibration.vllm.plan import RecordingPlan
 from draftquant.calibration.vllm.record import Offline, record_with_vllm

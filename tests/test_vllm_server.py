@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.decoding import Decoding, prompt_seed
 from draftquant.calibration.errors import TraceError
-from draftquant.calibration.prompts import Prompt
-from draftquant.calibration.target_shape import TargetShape
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.decoding import Decoding, prompt_seed
+from draftquant.calibration.recording.target_shape import TargetShape
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.vllm import kept, server
 from draftquant.calibration.vllm.plan import RecordingPlan
 from draftquant.calibration.vllm.record import Served, record_with_vllm

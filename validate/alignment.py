@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..calibration.traces import TraceFolder
+from ..calibration.traces.folder import TraceFolder
 from ..quantize.stored.activations import InputRounding
 from ..quantize.stored.loading import LoadedDraft
 from .draft_replay import DraftReplay

@@ -6,7 +6,7 @@ on the features that it was trained to read. Figures that say otherwise are ANOM
 
 from dataclasses import dataclass
 
-from ..calibration.head_agreement import MIN_AGREEMENT
+from ..calibration.traces.head_agreement import MIN_AGREEMENT
 from .draft_replay import DraftReplay
 from .errors import GateError
 from .policy import Policy

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ..calibration.feature_evidence import FeatureEvidence
-from ..calibration.trace_manifest import Sampling, TargetIdentity
+from ..calibration.traces.feature_evidence import FeatureEvidence
+from ..calibration.traces.manifest import Sampling, TargetIdentity
 from .estimand import DraftSampling
 from .statistics import AcceptanceCounts, pooled
 

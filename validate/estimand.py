@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from ..calibration.trace_manifest import Sampling
+from ..calibration.traces.manifest import Sampling
 
 DraftSampling = Literal["greedy", "probabilistic"]
 """How a draft chooses its proposals: its most likely tokens, or drawn at the target's temperature.

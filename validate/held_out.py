@@ -1,6 +1,6 @@
 """The held-out rule: a draft is never judged on prompts that its quantization looked at."""
 
-from ..calibration.traces import TraceFolder
+from ..calibration.traces.folder import TraceFolder
 from ..quantize.files.provenance import QuantizedProvenance
 from .errors import GateError
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..calibration.batches import MAX_TOKENS, batches_of, proposals_of_batch
-from ..calibration.draft_inputs import check_trace_fits
-from ..calibration.feature_evidence import FeatureTally
-from ..calibration.near_duplicates import PromptText, num_near_duplicates, prompt_text
-from ..calibration.predictions import Proposals, num_draft_tokens_fault
-from ..calibration.prompt_trace import PromptTrace
-from ..calibration.traces import TraceFolder
+from ..calibration.passes.batches import MAX_TOKENS, batches_of, proposals_of_batch
+from ..calibration.passes.draft_inputs import check_trace_fits
+from ..calibration.passes.predictions import Proposals, num_draft_tokens_fault
+from ..calibration.traces.feature_evidence import FeatureTally
+from ..calibration.traces.folder import TraceFolder
+from ..calibration.traces.near_duplicates import PromptText, num_near_duplicates, prompt_text
+from ..calibration.traces.prompt_trace import PromptTrace
 from ..quantize.stored.loading import LoadedDraft
 from .draft_replay import (
     DraftReplay,

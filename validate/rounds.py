@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..calibration.predictions import Proposals
-from ..calibration.prompt_trace import PromptTrace
+from ..calibration.passes.predictions import Proposals
+from ..calibration.traces.prompt_trace import PromptTrace
 from .expectation import (
     acceptance_probabilities,
     expected_rounds,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import TraceError
-from ..prompts import Prompt
+from ..prompts.prompt_file import Prompt
 from .sample import Sample
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
-from ..predictions import draft_predictions
+from ..passes.predictions import draft_predictions
 from .answers import Answer
 
 MIN_ACCEPTED = 0.55

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..errors import TraceError
-from ..head_agreement import MIN_AGREEMENT, normalized
-from ..target_tables import FINAL_NORM, HEAD, SharedTables
+from ..traces.head_agreement import MIN_AGREEMENT, normalized
+from ..traces.target_tables import FINAL_NORM, HEAD, SharedTables
 from .answers import Answer
 
 SHIFTS = (-1, 0, 1)

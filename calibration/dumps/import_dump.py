@@ -8,14 +8,14 @@ import torch
 
 from ...quantize.files.staging import check_output
 from ..errors import TraceError
-from ..feature_evidence import FeatureTally
-from ..head_agreement import MIN_AGREEMENT
-from ..prompt_trace import PromptTrace, prompt_sha256
-from ..prompts import Prompt
-from ..target_tables import TargetTables
-from ..trace_manifest import FeatureSpec
-from ..trace_writer import trace_output
-from ..traces import TraceFolder
+from ..prompts.prompt_file import Prompt
+from ..traces.feature_evidence import FeatureTally
+from ..traces.folder import TraceFolder
+from ..traces.head_agreement import MIN_AGREEMENT
+from ..traces.manifest import FeatureSpec
+from ..traces.prompt_trace import PromptTrace, prompt_sha256
+from ..traces.target_tables import TargetTables
+from ..traces.writer import trace_output
 from .answers import Answer, Answers
 from .findings import ImportReport, Layout
 from .formats import DumpFormat

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..errors import TraceError
-from ..prompt_trace import PromptTrace
-from ..prompts import Prompt
-from ..record import record_traces
-from ..trace_manifest import FeatureDtype, TargetIdentity
+from ..prompts.prompt_file import Prompt
+from ..recording.record import record_traces
+from ..traces.manifest import FeatureDtype, TargetIdentity
+from ..traces.prompt_trace import PromptTrace
 from .answers import Answer
 from .head import SHIFTS
 

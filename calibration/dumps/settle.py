@@ -7,10 +7,10 @@ from pathlib import Path
 from torch import Tensor
 
 from ...quantize.stored.loading import LoadedDraft
-from ..draft_inputs import default_aux_layer_ids
 from ..errors import TraceError
-from ..prompt_trace import FEATURE_DTYPES
-from ..trace_manifest import FeatureDtype
+from ..passes.draft_inputs import default_aux_layer_ids
+from ..traces.manifest import FeatureDtype
+from ..traces.prompt_trace import FEATURE_DTYPES
 from .answers import Answer, Answers
 from .draft_steps import DraftFinding, DraftSteps
 from .findings import Layout

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_object
 from ..errors import TraceError
-from ..parquet import import_pyarrow
+from ..prompts.parquet import import_pyarrow
 from .files import find_files, load_safetensors, pending, sample_name
 from .sample import Pending, Sample, make_sample
 from .vllm import NAMES

@@ -10,9 +10,9 @@ from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...recipes.errors import visible
 from ..errors import TraceError
-from ..target_tables import FINAL_NORM, TargetTables
-from ..trace_manifest import TargetIdentity
-from ..traces import file_sha256
+from ..traces.folder import file_sha256
+from ..traces.manifest import TargetIdentity
+from ..traces.target_tables import FINAL_NORM, TargetTables
 
 RUNNABLE_SHARE = 0.4
 """Of the memory: larger weights are not loaded to recompute a few positions."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ..prompts import Prompt
+from ..prompts.prompt_file import Prompt
 
 LEAST_LOGPROB = -9999.0
 """What vLLM's server writes for the logarithm of 0, which JSON cannot say."""

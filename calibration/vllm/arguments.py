@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...recipes.errors import short
 from ..errors import TraceError
-from ..trace_manifest import FeatureDtype
+from ..traces.manifest import FeatureDtype
 from .states_file import FOLDER_KEY, layer_inputs
 
 LOGPROBS_MODE = "processed_logprobs"

@@ -26,8 +26,8 @@ from ...recipes.errors import short
 from ...recipes.regular_file import open_regular, read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import TraceError
-from ..prompts import Prompt
-from ..trace_manifest import LogprobSpec
+from ..prompts.prompt_file import Prompt
+from ..traces.manifest import LogprobSpec
 from .answers import Answer
 from .states_file import FAILED, ExpectedStates, check_states
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ..decoding import Decoding, prompt_seed
 from ..errors import TraceError
-from ..prompts import Prompt
+from ..prompts.prompt_file import Prompt
+from ..recording.decoding import Decoding, prompt_seed
 from .answers import Answer, most_likely
 from .states_file import STATES_KEY
 

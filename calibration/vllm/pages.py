@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import StoredTensor
-from ..prompt_trace import FEATURE_DTYPES
+from ..traces.prompt_trace import FEATURE_DTYPES
 from .states_file import UNFINISHED, StatesHead
 
 _PIECE_BYTES = 16 * 2**20  # copied at a time

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ...quantize.stored.loading import LoadedDraft
-from ..decoding import GREEDY, Decoding
 from ..errors import TraceError
-from ..prompts import Prompt
-from ..target_shape import TargetShape, check_prompts, chosen_layers, feature_spec
-from ..trace_manifest import FeatureDtype, FeatureSpec, TargetIdentity
+from ..prompts.prompt_file import Prompt
+from ..recording.decoding import GREEDY, Decoding
+from ..recording.target_shape import TargetShape, check_prompts, chosen_layers, feature_spec
+from ..traces.manifest import FeatureDtype, FeatureSpec, TargetIdentity
 from .arguments import EngineSetup
 from .states_file import ExpectedStates
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from ...quantize.files.staging import check_output
-from ..draft_inputs import fused_features
 from ..errors import TraceError
-from ..prompt_trace import PromptTrace
-from ..target_shape import target_identity
-from ..target_tables import TargetTables
-from ..trace_writer import trace_output
-from ..traces import TraceFolder
+from ..passes.draft_inputs import fused_features
+from ..recording.target_shape import target_identity
+from ..traces.folder import TraceFolder
+from ..traces.prompt_trace import PromptTrace
+from ..traces.target_tables import TargetTables
+from ..traces.writer import trace_output
 from .answers import LEAST_LOGPROB, Answer, Engine, answers
 from .kept import KeptRecording, kept_recording
 from .offline import offline_engine

@@ -14,9 +14,9 @@ import httpx2
 
 from ...recipes.errors import short
 from ...recipes.strict_json import JsonProblem, parse_json
-from ..decoding import Decoding, prompt_seed
 from ..errors import TraceError
-from ..prompts import Prompt
+from ..prompts.prompt_file import Prompt
+from ..recording.decoding import Decoding, prompt_seed
 from .answers import Answer, most_likely
 from .states_file import STATES_KEY
 

@@ -17,8 +17,8 @@ from ...quantize.errors import CheckpointError
 from ...quantize.files.safetensors_header import read_header
 from ...recipes.errors import short
 from ..errors import TraceError
-from ..prompt_trace import FEATURE_DTYPES
-from ..trace_manifest import FeatureDtype, is_printable_name
+from ..traces.manifest import FeatureDtype, is_printable_name
+from ..traces.prompt_trace import FEATURE_DTYPES
 
 STATES_KEY = "draftquant_states"
 """In `kv_transfer_params`: of a request the session that asks, of its answer the file's name."""

@@ -12,9 +12,9 @@ from ..console import print_json, print_table, progress_bar, stdout, table
 from .common import add_device, add_num_draft_tokens, shared_tables
 
 if TYPE_CHECKING:
-    from ...calibration.chain_ranges import Ranges
-    from ...calibration.static_error import StaticError
-    from ...calibration.traces import TraceFolder
+    from ...calibration.linear_inputs.chain_ranges import Ranges
+    from ...calibration.linear_inputs.static_error import StaticError
+    from ...calibration.traces.folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
     from ...validate.alignment import ScaleComparison
 
@@ -54,11 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...calibration.chain_ranges import measure_ranges, merged
-    from ...calibration.devices import resolve_device
-    from ...calibration.range_plot import check_plot_path, draw_ranges
-    from ...calibration.static_error import static_errors
-    from ...calibration.traces import TraceFolder
+    from ...calibration.linear_inputs.chain_ranges import measure_ranges, merged
+    from ...calibration.linear_inputs.range_plot import check_plot_path, draw_ranges
+    from ...calibration.linear_inputs.static_error import static_errors
+    from ...calibration.passes.devices import resolve_device
+    from ...calibration.traces.folder import TraceFolder
     from ...quantize.stored.loading import load_draft
     from ...validate.replay import chosen_num_draft_tokens
 

@@ -17,8 +17,8 @@ from ...validate.estimand import DraftSampling
 if TYPE_CHECKING:
     import torch
 
-    from ...calibration.target_tables import SharedTables
-    from ...calibration.traces import TraceFolder
+    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.target_tables import SharedTables
 
 
 def open_draft(reference: str) -> tuple[DraftSource, Draft]:
@@ -92,7 +92,7 @@ def shared_tables(
 
     As they are stored, so that a draft that is loaded compact holds them so.
     """
-    from ...calibration.target_tables import TargetTables
+    from ...calibration.traces.target_tables import TargetTables
 
     if target:
         return TargetTables.find(target).shared(None, device)

@@ -18,7 +18,7 @@ from .replay import print_replays
 from .replaying import add_replay_arguments, load_for_replay, replay_loaded
 
 if TYPE_CHECKING:
-    from ...calibration.traces import TraceFolder
+    from ...calibration.traces.folder import TraceFolder
     from ...validate.gate import GateReport
     from ...validate.paired import PairedChange
 
@@ -80,8 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...calibration.head_agreement import head_agreement
-    from ...calibration.traces import TraceFolder
+    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.head_agreement import head_agreement
     from ...validate.doubts import Background
     from ...validate.gate import judge
     from ...validate.held_out import check_held_out
@@ -139,7 +139,7 @@ def other_policy_warnings(
 
 def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, ...]:
     """The tables of a target that was not recorded make another draft of both."""
-    from ...calibration.traces import file_sha256
+    from ...calibration.traces.folder import file_sha256
 
     recorded = traces.manifest.target
     if target is None or file_sha256(target / CONFIG_FILE) == recorded.config_sha256:

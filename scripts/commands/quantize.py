@@ -21,7 +21,7 @@ from .common import (
 from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loads
 
 if TYPE_CHECKING:
-    from ...calibration.static_scales import StaticScales
+    from ...calibration.linear_inputs.static_scales import StaticScales
     from ...quantize.quantize import QuantizeReport
 
 
@@ -138,10 +138,14 @@ def _static_scales(plan: Plan, options: argparse.Namespace) -> "StaticScales | N
     """One constant, or measured on traces; None where neither is asked for."""
     if options.input_scale is None and options.traces is None:
         return None
-    from ...calibration.devices import resolve_device
-    from ...calibration.feature_evidence import feature_evidence
-    from ...calibration.static_scales import calibrated_scales, constant_scales, static_activations
-    from ...calibration.traces import TraceFolder
+    from ...calibration.linear_inputs.static_scales import (
+        calibrated_scales,
+        constant_scales,
+        static_activations,
+    )
+    from ...calibration.passes.devices import resolve_device
+    from ...calibration.traces.feature_evidence import feature_evidence
+    from ...calibration.traces.folder import TraceFolder
     from ...quantize.stored.loading import load_draft
     from ...validate.replay import chosen_num_draft_tokens
 

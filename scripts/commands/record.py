@@ -20,14 +20,14 @@ from .record_engine import (
 )
 
 if TYPE_CHECKING:
-    from ...calibration.conversations import Record
-    from ...calibration.prompts import Prompt
-    from ...calibration.traces import TraceFolder
+    from ...calibration.prompts.prompt_file import Prompt
+    from ...calibration.recording.conversations import Record
+    from ...calibration.traces.folder import TraceFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`record --target M --prompts P --out T`."""
-    from ...calibration.trace_manifest import FeatureDtype
+    from ...calibration.traces.manifest import FeatureDtype
 
     parser.add_argument(
         "--target",
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
     from transformers.utils import logging
 
     from ...calibration.errors import TraceError
-    from ...calibration.prompts import read_prompts
+    from ...calibration.prompts.prompt_file import read_prompts
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
     check_engine(options)
@@ -159,10 +159,10 @@ def _how(options: argparse.Namespace) -> HowToRecord:
     """What is recorded, whoever runs the target."""
     import torch
 
-    from ...calibration.decoding import Decoding
-    from ...calibration.devices import resolve_device
-    from ...calibration.draft_inputs import mask_token_ids
-    from ...calibration.target_tables import TargetTables
+    from ...calibration.passes.devices import resolve_device
+    from ...calibration.passes.draft_inputs import mask_token_ids
+    from ...calibration.recording.decoding import Decoding
+    from ...calibration.traces.target_tables import TargetTables
     from ...quantize.stored.loading import load_draft
 
     device = resolve_device(options.device)
@@ -200,8 +200,8 @@ def _record_with_transformers(
     out: Path,
     on_progress: Callable[[int, int], None],
 ) -> "TraceFolder":
-    from ...calibration.record import record_traces
-    from ...calibration.target_model import Placement
+    from ...calibration.recording.record import record_traces
+    from ...calibration.recording.target_model import Placement
 
     return record_traces(
         options.target,
@@ -237,7 +237,7 @@ def _all_turns(
     options: argparse.Namespace, prompts: "Sequence[Prompt]", record: "Record"
 ) -> "TraceFolder":
     """Record conversations, and say how far they went."""
-    from ...calibration.conversations import record_conversations
+    from ...calibration.recording.conversations import record_conversations
 
     report = record_conversations(
         prompts, options.target, options.out, record, max_new_tokens=options.max_new_tokens

@@ -13,9 +13,9 @@ from ..console import print_document
 if TYPE_CHECKING:
     import torch
 
-    from ...calibration.decoding import Decoding
-    from ...calibration.prompts import Prompt
-    from ...calibration.traces import TraceFolder
+    from ...calibration.prompts.prompt_file import Prompt
+    from ...calibration.recording.decoding import Decoding
+    from ...calibration.traces.folder import TraceFolder
     from ...calibration.vllm.plan import RecordingPlan
     from ...quantize.stored.loading import LoadedDraft
 
@@ -140,7 +140,7 @@ def record_from_engine(
 def _plan(
     how: HowToRecord, prompts: "Sequence[Prompt]", options: argparse.Namespace
 ) -> "RecordingPlan":
-    from ...calibration.target_shape import TargetShape
+    from ...calibration.recording.target_shape import TargetShape
     from ...calibration.vllm.plan import RecordingPlan
 
     return RecordingPlan(

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...calibration.traces import TraceFolder
+    from ...calibration.traces.folder import TraceFolder
 
     traces = TraceFolder.open(options.traces)
     loaded = load_for_replay(options.drafts, traces, options, rope_theta=options.rope_theta)

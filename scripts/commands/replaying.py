@@ -13,8 +13,8 @@ from .common import add_device, add_draft_sampling, add_num_draft_tokens, shared
 if TYPE_CHECKING:
     import torch
 
-    from ...calibration.target_tables import SharedTables
-    from ...calibration.traces import TraceFolder
+    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.target_tables import SharedTables
     from ...quantize.stored.loading import LoadedDraft
     from ...validate.draft_replay import DraftReplay
 
@@ -91,8 +91,8 @@ def load_for_replay(
     """
     import torch
 
-    from ...calibration.devices import resolve_device
-    from ...calibration.memory import estimate_replay
+    from ...calibration.passes.devices import resolve_device
+    from ...calibration.passes.memory import estimate_replay
     from ...quantize.stored.loading import load_draft
     from ...validate.errors import ReplayError
 
@@ -136,7 +136,7 @@ def load_for_replay(
 
 def replay_loaded(loaded: LoadedForReplay, options: argparse.Namespace) -> "Sequence[DraftReplay]":
     """Replay with a progress bar; then say on stderr what memory it took."""
-    from ...calibration.devices import peak_bytes
+    from ...calibration.passes.devices import peak_bytes
     from ...validate.replay import chosen_num_draft_tokens, replay_drafts
 
     chosen = chosen_num_draft_tokens(options.num_draft_tokens, loaded.drafts)

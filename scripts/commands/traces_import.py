@@ -80,11 +80,11 @@ def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from transformers.utils import logging
 
-    from ...calibration.draft_inputs import mask_token_ids
     from ...calibration.dumps.import_dump import import_dump
     from ...calibration.dumps.settle import Declared
     from ...calibration.errors import TraceError
-    from ...calibration.prompts import read_prompts
+    from ...calibration.passes.draft_inputs import mask_token_ids
+    from ...calibration.prompts.prompt_file import read_prompts
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
     if options.table_ids and not options.tables:
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace) -> "LoadedDraft":
-    from ...calibration.target_tables import SharedTables, TargetTables
+    from ...calibration.traces.target_tables import SharedTables, TargetTables
     from ...quantize.errors import CheckpointError
     from ...quantize.stored.loading import load_draft
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..console import megabytes, print_json, print_table, stdout, table
 
 if TYPE_CHECKING:
-    from ...calibration.trace_info import TraceInfo
-    from ...calibration.trace_manifest import TraceManifest
+    from ...calibration.traces.info import TraceInfo
+    from ...calibration.traces.manifest import TraceManifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...calibration.trace_info import trace_info
-    from ...calibration.traces import TraceFolder
+    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.info import trace_info
 
     info = trace_info(TraceFolder.open(options.traces))
     if options.json:

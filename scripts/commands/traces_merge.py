@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...calibration.trace_sets import merge_traces
-    from ...calibration.traces import TraceFolder
+    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.sets import merge_traces
 
     report = merge_traces([TraceFolder.open(folder) for folder in options.traces], options.out)
     stdout().line(

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...calibration.passes import DraftPass, whole_rows
-from ...calibration.predictions import draft_passes, draft_predictions
+from ...calibration.passes.draft_pass import DraftPass, whole_rows
+from ...calibration.passes.predictions import draft_passes, draft_predictions
 from ...quantize.drafts import Family
 from ...quantize.drafts.family import Geometry
 from ...quantize.drafts.forward import DraftForward

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.cli import main as draftquant
 from served.serve import ENVIRONMENT

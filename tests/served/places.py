@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from draftquant.calibration.draft_inputs import first_hidden
-from draftquant.calibration.passes import whole_rows
-from draftquant.calibration.predictions import draft_passes
-from draftquant.calibration.prompt_trace import PromptTrace
-from draftquant.calibration.traces import TraceFolder
+from draftquant.calibration.passes.draft_inputs import first_hidden
+from draftquant.calibration.passes.draft_pass import whole_rows
+from draftquant.calibration.passes.predictions import draft_passes
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.quantize.drafts.forward import DraftForward
 from draftquant.quantize.stored.loading import LoadedDraft
 from draftquant.validate.rounds import accepted_by_row, recorded_tokens

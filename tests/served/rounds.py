@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from draftquant.calibration.prompt_trace import PromptTrace
+from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.validate.rounds import rounds
 from served.places import Places
 

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
-from draftquant.calibration.traces import TraceFolder  # noqa: E402
+from draftquant.calibration.traces.folder import TraceFolder  # noqa: E402
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft  # noqa: E402
 from served.drafts import (  # noqa: E402
     MAX_NEW_TOKENS,

@@ -1,0 +1,1 @@
+"""What the linears of a draft read along traces: ranges, scales, second moments."""

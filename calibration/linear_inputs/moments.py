@@ -1,0 +1,137 @@
+"""Second moments of the inputs of linears, along all that K draft tokens need, spooled to disk.
+
+One matrix [in, in] for linears that read the same inputs: while a stage is measured its matrices
+are in memory, afterwards they lie in files that are mapped when they are asked for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...quantize.drafts.forward import BlockForward, OnInput
+from ...quantize.drafts.fused import fused_linear
+from ...quantize.stored.loading import LoadedDraft
+from ..errors import CalibrationError
+from ..traces.folder import TraceFolder
+from .observation import never_run, run_over_traces
+
+_ROWS = 4096  # inputs multiplied at a time
+
+
+class MomentsAlongTraces:
+    """`Statistics` of `quantize.algorithms`, measured on recorded traces.
+
+    Args:
+        draft: the draft to quantize.
+        traces: recorded for calibration, not the ones that the gate judges on.
+        num_draft_tokens: K, as it will be served.
+        spool: existing folder for the matrices, 4 in^2 bytes each.
+        rounding: how the inputs are rounded when served; what it returns is measured.
+        on_progress: called with (prompts done, prompts) in every stage.
+    """
+
+    def __init__(
+        self,
+        draft: LoadedDraft,
+        traces: TraceFolder,
+        *,
+        num_draft_tokens: int,
+        spool: Path,
+        rounding: OnInput = lambda _name, x: x,
+        on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> None:
+        self._draft, self._traces, self._spool = draft, traces, spool
+        self._num_draft_tokens = num_draft_tokens
+        self._rounding, self._on_progress = rounding, on_progress
+        self._weights = dict(draft.weights)
+        self._files: dict[str, Path] = {}
+
+    def measure(self, modules: Sequence[str], quantized: Mapping[str, Tensor]) -> None:
+        """See `Statistics.measure`.
+
+        Raises:
+            TraceError: the traces do not fit the draft.
+            CalibrationError: the draft cannot propose K tokens, no trace is long enough, or the
+                draft computes NaN or infinity.
+        """
+        for name, weight in quantized.items():
+            before = self._weights[f"{name}.weight"]
+            self._weights[f"{name}.weight"] = weight.to(before.device, self._draft.dtype)
+        if not modules:
+            return
+        leaders = _leaders(self._draft, modules)
+        sums = {leader: _Sum() for leader in leaders.values()}
+
+        def observe(name: str, x: Tensor) -> Tensor:
+            x = self._rounding(name, x)
+            if name in sums:
+                sums[name].add(x)
+            return x
+
+        forward = self._draft.family.forward(self._draft.geometry, self._weights, observe)
+        run_over_traces(
+            forward,
+            self._draft,
+            self._traces,
+            num_draft_tokens=self._num_draft_tokens,
+            on_progress=self._on_progress,
+        )
+        for leader, found in sums.items():
+            path = self._spool / f"{leader}.npy"
+            np.save(path, self._mean(leader, found))
+            self._files |= {name: path for name, of in leaders.items() if of == leader}
+
+    def _mean(self, leader: str, found: "_Sum") -> NDArray[np.float32]:
+        if found.total is None:
+            raise never_run(f"{self._traces.folder}: {leader}", self._num_draft_tokens)
+        mean = found.total / found.count
+        if not bool(mean.isfinite().all()):
+            raise CalibrationError(
+                f"{self._draft.name}: {leader}",
+                "an input is NaN or infinite",
+                fix="inspect the draft's weights",
+            )
+        matrix: NDArray[np.float32] = mean.cpu().numpy()
+        return matrix
+
+    def second_moments(self, module: str) -> Tensor:
+        """See `Statistics.second_moments`."""
+        mapped = np.load(self._files[module], mmap_mode="c")  # copy on write: torch wants writable
+        return torch.from_numpy(mapped)
+
+
+class _Sum:
+    """The sum of x xᵀ over inputs x, [in, in] float32, and their number."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self.count = 0
+
+    def add(self, x: Tensor) -> None:
+        """Add all inputs [..., in]."""
+        rows = x.reshape(-1, x.shape[-1]).float()
+        if self.total is None:
+            self.total = rows.new_zeros((rows.shape[1], rows.shape[1]))
+        for part in torch.split(rows, _ROWS):
+            self.total.addmm_(part.T, part)
+        self.count += len(rows)
+
+
+def _leaders(draft: LoadedDraft, modules: Sequence[str]) -> dict[str, str]:
+    """Module -> the first of those that read the very same inputs.
+
+    Linears that engines fuse do, but for the queries of a block draft: keys and values read the
+    context as well.
+    """
+    blocks = isinstance(draft.forward, BlockForward)
+    first: dict[tuple[str, str], str] = {}
+    leaders = {}
+    for name in modules:
+        parent, _, leaf = name.rpartition(".")
+        fused = None if blocks and leaf == "q_proj" else fused_linear(leaf)
+        leaders[name] = first.setdefault((parent, fused.vllm if fused else leaf), name)
+    return leaders

@@ -1,0 +1,64 @@
+"""Running a draft over recorded traces for the sake of what its linears read."""
+
+from collections.abc import Callable
+
+import torch
+
+from ...quantize.drafts.forward import DraftForward
+from ...quantize.stored.loading import LoadedDraft
+from ..errors import CalibrationError
+from ..passes.draft_inputs import check_trace_fits, first_hidden
+from ..passes.draft_pass import DraftPass, whole_rows
+from ..passes.predictions import draft_passes, num_draft_tokens_fault
+from ..traces.folder import TraceFolder
+
+
+def run_over_traces(
+    forward: DraftForward,
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    *,
+    num_draft_tokens: int,
+    on_pass: Callable[[DraftPass], None] = lambda _pass: None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> None:
+    """Draft K tokens from every position of the continuations, teacher-forced as replay does it.
+
+    Args:
+        forward: maths of `draft`, over its weights or others; its `OnInput` sees every input.
+        draft: what reads the traces.
+        traces: recorded for calibration, not the ones that the gate judges on.
+        num_draft_tokens: K, as it will be served.
+        on_pass: called after every pass; what `OnInput` saw since the call before belongs to it.
+        on_progress: called with (prompts done, prompts).
+
+    Raises:
+        TraceError: the traces do not fit the draft.
+        CalibrationError: the draft cannot propose K tokens, or computes NaN or infinity.
+    """
+    fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
+    if fault:
+        raise CalibrationError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
+    check_trace_fits(draft, traces)
+    for done, trace in enumerate(traces, start=1):
+        rows = whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1)
+        with torch.inference_mode():
+            passes = draft_passes(
+                forward,
+                first_hidden(draft, traces, trace)[None],
+                trace.token_ids[None],
+                rows=rows,
+                num_draft_tokens=num_draft_tokens,
+            )
+            for one in passes:
+                on_pass(one)
+        on_progress(done, len(traces))
+
+
+def never_run(where: object, num_draft_tokens: int) -> CalibrationError:
+    """The error for a linear that nothing has run through."""
+    return CalibrationError(
+        where,
+        f"was never run: no continuation is longer than {num_draft_tokens} tokens",
+        fix="record longer continuations",
+    )

@@ -1,0 +1,118 @@
+"""Static input scales of a plan, by the names on disk: measured on traces, or one constant."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ...quantize.errors import BackendError
+from ...quantize.plan import Plan
+from ...quantize.quantize import balanced_norms
+from ...quantize.stored.loading import LoadedDraft
+from ...recipes import ActivationFormat, Recipe
+from ..traces.folder import TraceFolder
+from .input_scales import measure_input_scales
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticScales:
+    """What `quantize_draft` stores.
+
+    Attributes:
+        scales: one per quantized linear, by on-disk module name.
+        origin: where they came from, for provenance.
+        prompts: identities of the prompts that were looked at.
+    """
+
+    scales: Mapping[str, float]
+    origin: str
+    prompts: frozenset[str] = frozenset()
+
+
+def constant_scales(plan: Plan, scale: float) -> StaticScales:
+    """One scale for all quantized linears, as `--input-scale` gives it.
+
+    Raises:
+        BackendError: it is not a positive number.
+    """
+    if not 0 < scale < math.inf:
+        raise BackendError(
+            "--input-scale",
+            f"expected a positive number, got {scale}",
+            fix="1.0 is a safe choice",
+        )
+    scales = dict.fromkeys((step.row.module for step in plan.quantized), scale)
+    return StaticScales(scales=scales, origin="--input-scale")
+
+
+def static_activations(recipe: Recipe) -> ActivationFormat:
+    """The format of activations that scales are to be measured for.
+
+    Raises:
+        BackendError: the recipe stores no static scales.
+    """
+    if recipe.activations is None or not recipe.needs_input_scales:
+        raise BackendError(
+            "--traces",
+            f"recipe {recipe.name} stores no static input scales: nothing to calibrate",
+            fix="drop --traces, or use a recipe with static activations (blackwell-fp8)",
+        )
+    return recipe.activations
+
+
+def calibrated_scales(
+    plan: Plan,
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    *,
+    num_draft_tokens: int,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> StaticScales:
+    """The scales of all quantized linears, measured along the traces.
+
+    Args:
+        plan: of this draft.
+        draft: to quantize, in BF16 or wider values.
+        traces: recorded for calibration.
+        num_draft_tokens: K, as it will be served.
+        on_progress: called with (prompts done, prompts).
+
+    Raises:
+        BackendError: the recipe stores no static scales.
+        TraceError, CalibrationError: see `measure_input_scales`.
+    """
+    found = measure_input_scales(
+        balanced_draft(draft, plan),
+        traces,
+        num_draft_tokens=num_draft_tokens,
+        activations=static_activations(plan.recipe),
+        on_progress=on_progress,
+    )
+    modules = {
+        step.row.canonical.removesuffix(".weight"): step.row.module for step in plan.quantized
+    }
+    return StaticScales(
+        scales={modules[name]: one.scale for name, one in found.items() if name in modules},
+        origin=f"traces sha256 {traces.sha256}, num_draft_tokens {num_draft_tokens}",
+        prompts=frozenset(prompt for _, prompt in traces.prompt_sha256s()),
+    )
+
+
+def balanced_draft(draft: LoadedDraft, plan: Plan) -> LoadedDraft:
+    """The draft as the plan will balance its concat input: other inputs, the same outputs.
+
+    Raises:
+        CheckpointError: a source file shrank.
+    """
+    balanced = balanced_norms(plan)
+    if plan.balanced is None or not balanced:
+        return draft
+    norm, linears = plan.balanced
+    factor = 2.0 ** balanced[norm.row.tensor.name]
+    weights = dict(draft.weights)
+    weights[norm.row.canonical] = weights[norm.row.canonical] / factor
+    for step in linears:
+        weight = weights[step.row.canonical].clone()
+        weight[:, : weight.shape[1] // 2] *= factor
+        weights[step.row.canonical] = weight
+    return dataclasses.replace(draft, weights=weights)

@@ -1,0 +1,1 @@
+"""A draft's passes along traces: chains or blocks, several prompts together, on any device."""

@@ -1,0 +1,96 @@
+"""Prompts that go through a draft together: which ones, and how shorter ones are filled up."""
+
+from collections.abc import Sequence
+
+import torch
+
+from ...quantize.stored.loading import LoadedDraft
+from ..traces.folder import TraceFolder
+from ..traces.manifest import TraceEntry
+from ..traces.prompt_trace import PromptTrace
+from .draft_inputs import filled_up, first_hidden_of_batch
+from .draft_pass import BLOCK_ROWS, whole_rows
+from .predictions import Proposals, batch_proposals
+
+MAX_TOKENS = 4096
+"""Of a batch, with what shorter prompts are filled up with; more is hardly faster."""
+
+
+def batches_of(
+    entries: Sequence[TraceEntry], *, max_tokens: int = MAX_TOKENS, max_prompts: int | None = None
+) -> list[list[int]]:
+    """Positions of prompts to run together, alike in length so that little is filled up.
+
+    Args:
+        entries: of a trace folder.
+        max_tokens: prompts of a batch times tokens of its longest; one prompt is always a batch.
+        max_prompts: of a batch, whatever their lengths; None = as many as `max_tokens` lets.
+
+    Returns:
+        Every position once.
+    """
+
+    def lengths(position: int) -> tuple[int, int]:
+        return entries[position].prompt_length, entries[position].num_tokens
+
+    batches: list[list[int]] = []
+    longest = 0
+    for position in sorted(range(len(entries)), key=lengths):
+        count = entries[position].num_tokens
+        last = batches[-1] if batches else []
+        fits = (len(last) + 1) * max(longest, count) <= max_tokens
+        if last and (fits if max_prompts is None else len(last) < max_prompts):
+            last.append(position)
+            longest = max(longest, count)
+        else:
+            batches.append([position])
+            longest = count
+    return batches
+
+
+def proposals_of_batch(
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    batch: Sequence[PromptTrace],
+    *,
+    num_draft_tokens: int,
+    temperature: float | None = None,
+) -> list[Proposals]:
+    """What a draft proposes along several prompts: for each what `draft_proposals` gives.
+
+    Prompts are filled up behind with their own last token and features: nothing looks ahead, and
+    what is filled up is finite wherever the prompt is.
+
+    Args:
+        draft: whose inputs are not rounded under one scale of a whole call (`rounds_alone`), or
+            the batch has one prompt.
+        traces: that the prompts are of.
+        batch: at least one prompt.
+        num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
+        temperature: see `draft_proposals`.
+
+    Returns:
+        Per prompt, on the CPU.
+
+    Raises:
+        TraceError: the draft has no embedding of a token.
+        CalibrationError: the draft computes NaN or infinity.
+    """
+    own = [whole_rows(t.num_tokens, num_draft_tokens, first_row=t.prompt_length - 1) for t in batch]
+    rows = range(min(one.start for one in own), max(one.stop for one in own))
+    hidden = first_hidden_of_batch(draft, traces, batch)
+    longest = hidden.shape[1] + 1
+    token_ids = torch.stack([filled_up(trace.token_ids, longest) for trace in batch])
+    proposed = batch_proposals(
+        draft.forward,
+        hidden,
+        token_ids.to(hidden.device),
+        rows=rows,
+        num_draft_tokens=num_draft_tokens,
+        temperature=temperature,
+        block_rows=min(BLOCK_ROWS, max(1, MAX_TOKENS // len(batch))),
+    ).cpu()
+    return [
+        proposed.of_sequence(i, slice(one.start - rows.start, one.stop - rows.start))
+        for i, one in enumerate(own)
+    ]

@@ -1,0 +1,159 @@
+"""What a draft reads of a trace, and whether the trace is one that this draft can read.
+
+Wrong features do not crash a draft, they only lower its acceptance: every mismatch that can be seen
+is an error here.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...quantize.stored.loading import LoadedDraft
+from ..errors import TraceError
+from ..traces.folder import TraceFolder
+from ..traces.prompt_trace import PromptTrace
+from ..traces.target_tables import EMBEDDING
+
+
+def default_aux_layer_ids(num_layers: int) -> tuple[int, ...]:
+    """The layers that EAGLE-3 drafts read unless they say otherwise: [1, L/2 - 1, L - 4].
+
+    Post-layer ids; the same tensors as the "input of layer" ids (2, L/2, L - 3) of vLLM and EAGLE.
+    Source: TorchSpec `misc.py`, ModelOpt `hf_eagle.py`, SpecForge `model_providers.py`.
+
+    Args:
+        num_layers: decoder layers of the target, L.
+
+    Raises:
+        TraceError: the target is too shallow for three distinct layers (L < 7).
+    """
+    ids = (1, num_layers // 2 - 1, num_layers - 4)
+    if not 1 < ids[1] < ids[2]:
+        raise TraceError(
+            f"target of {num_layers} layers",
+            f"the default aux layers [1, L/2 - 1, L - 4] = {list(ids)} are not ascending",
+            fix="name the layers: --aux-layers, 0-based, counted after the layer",
+        )
+    return ids
+
+
+def mask_token_ids(geometry: Any) -> tuple[int, ...]:
+    """Tokens that a draft reads beside those of the text: the mask of a block draft.
+
+    Args:
+        geometry: of any family.
+    """
+    mask = getattr(geometry, "mask_token_id", None)
+    return () if mask is None else (mask,)
+
+
+def fused_features(draft: LoadedDraft, features: Tensor) -> Tensor:
+    """What the draft's fc makes of a target's features, on the CPU wherever the draft is.
+
+    Args:
+        draft: whose fc is applied.
+        features: [n, width] of the target, in the draft's dtype.
+
+    Returns:
+        [n, H].
+    """
+    with torch.no_grad():
+        return draft.forward.fuse(features[None].to(draft.device))[0].cpu()
+
+
+def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
+    """Check that the recorded features are the ones that the draft was trained to read.
+
+    Raises:
+        TraceError: other target layers, another width, another vocabulary, features fused with
+            other weights, or a mask token whose embedding the draft does not have.
+    """
+    problem = _misfit(draft, traces)
+    if problem:
+        what, fix = problem
+        raise TraceError(traces.folder, f"does not fit the draft {draft.name}: {what}", fix=fix)
+    if "mask_embedding" not in draft.weights:  # a side file of the draft goes before the table
+        masks = torch.tensor(mask_token_ids(draft.geometry), dtype=torch.int64)
+        _check_embedded(draft, masks, traces)
+
+
+def first_hidden(draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace) -> Tensor:
+    """The draft's hidden state before its first step, for every position with a feature.
+
+    Returns:
+        [N - 1, W] in the dtype and on the device of the draft, a constant to autograd.
+
+    Raises:
+        TraceError: the draft has no embedding of one of the trace's tokens.
+    """
+    return first_hidden_of_batch(draft, traces, [trace])[0]
+
+
+def first_hidden_of_batch(
+    draft: LoadedDraft, traces: TraceFolder, batch: Sequence[PromptTrace]
+) -> Tensor:
+    """`first_hidden` of several prompts, the shorter ones filled up with their last row.
+
+    Returns:
+        [B, N - 1, W] for N tokens of the longest.
+
+    Raises:
+        TraceError: the draft has no embedding of a token.
+    """
+    for trace in batch:
+        _check_embedded(draft, trace.token_ids, traces)
+    longest = max(trace.num_tokens for trace in batch) - 1
+    features = torch.stack([filled_up(trace.features, longest) for trace in batch])
+    features = features.to(draft.device, draft.dtype)
+    if traces.manifest.features.kind == "fused":
+        return features
+    with torch.no_grad():
+        return draft.forward.fuse(features)
+
+
+def filled_up(rows: Tensor, length: int) -> Tensor:
+    """Rows [N, ...] and the last one again and again, [length, ...]; N is at least 1."""
+    return torch.cat((rows, rows[-1:].expand(length - len(rows), *rows.shape[1:])))
+
+
+def _check_embedded(draft: LoadedDraft, token_ids: Tensor, traces: TraceFolder) -> None:
+    """Rows that a trace's tables do not carry are NaN, which an argmax would hide."""
+    absent = token_ids[draft.weights[EMBEDDING][token_ids, 0].isnan().to(token_ids.device)]
+    if len(absent):
+        token = int(absent[0])
+        raise TraceError(
+            traces.folder,
+            f"the draft {draft.name} reads token {token}, whose embedding the traces do not carry",
+            fix=f"give the target (--target M), or record again with --tables --table-ids {token}",
+        )
+
+
+def _misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
+    features, target, geometry = traces.manifest.features, traces.manifest.target, draft.geometry
+    ids = geometry.aux_layer_ids or default_aux_layer_ids(target.num_layers)
+    if tuple(ids) != features.aux_layer_ids:
+        return (
+            f"it reads the target layers {list(ids)} (after the layer), recorded are"
+            f" {list(features.aux_layer_ids)}",
+            f"record with --aux-layers {' '.join(map(str, ids))}",
+        )
+    aux_width = geometry.num_aux_layers * geometry.target_hidden_size
+    width = aux_width if features.kind == "aux" else geometry.hidden_size
+    if features.width != width:
+        return (
+            f"expected {features.kind} features of width {width}, recorded are {features.width}",
+            "record traces of the target that this draft was trained for",
+        )
+    if features.kind == "fused" and features.fusion_sha256 != draft.fusion_sha256:
+        return (
+            "the features were fused with the fc of another draft (fusion_sha256 differs)",
+            "record aux features, which fit every draft of this target, or fuse with this draft",
+        )
+    if geometry.vocab_size != target.vocab_size:
+        return (
+            f"its vocabulary has {geometry.vocab_size} tokens, the target's {target.vocab_size}",
+            "record traces of the target that this draft was trained for",
+        )
+    return None

@@ -1,0 +1,216 @@
+"""What a replay takes of a device's memory, known from headers before it starts.
+
+Weights are counted to the byte; what the passes hold for a moment is bounded from above.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...quantize.drafts import Row
+from ...quantize.drafts.forward import MAX_WIDENED
+from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.stored.decode import read_rows
+from ...quantize.stored.draft import StoredDraft
+from ...quantize.stored.weights import BLOCK_BYTES, held_dtype
+from ..errors import DeviceError
+from ..traces.folder import TraceFolder
+from ..traces.prompt_trace import FEATURE_DTYPES
+from .batches import MAX_TOKENS, batches_of
+from .devices import available_bytes
+from .draft_pass import BLOCK_ROWS, MAX_SCORES
+from .predictions import MAX_LOGITS
+
+_DECODED = 8  # bytes that decoding holds at most per byte of a stored block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftMemory:
+    """The weights of one draft: bytes of its own, and bytes in common with the first."""
+
+    name: str
+    own: int
+    common: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes that a replay takes at most, beside what the process holds already.
+
+    Attributes:
+        drafts: per draft. tables: embedding and head that are the target's.
+        reading: while weights are read.
+        passes: while drafts run. max_tokens: of one batch, see `batches_of`.
+        available: on the device; None where that is not known.
+    """
+
+    device: torch.device
+    drafts: tuple[DraftMemory, ...]
+    tables: int
+    reading: int
+    passes: int
+    max_tokens: int
+    available: int | None
+
+    @property
+    def total(self) -> int:
+        """All of it: reading has ended when the passes begin."""
+        weights = self.tables + sum(draft.own for draft in self.drafts)
+        return weights + max(self.reading, self.passes)
+
+    @property
+    def fits(self) -> bool:
+        """As far as is known."""
+        return self.available is None or self.total <= self.available
+
+    def line(self) -> str:
+        """For people, in decimal gigabytes."""
+        weights = [
+            f"{draft.name} {_gigabytes(draft.own)}"
+            + (f" beside {_gigabytes(draft.common)} of the first's" if draft.common else "")
+            for draft in self.drafts
+        ]
+        if self.tables:
+            weights.append(f"tables of the target {_gigabytes(self.tables)}")
+        left = "" if self.available is None else f" of {_gigabytes(self.available)} available"
+        return (
+            f"memory on {self.device}: {_gigabytes(self.total)} at most{left}: weights"
+            f" {', '.join(weights)}; passes {_gigabytes(self.passes)}"
+        )
+
+    def check(self) -> None:
+        """Refuse what does not fit.
+
+        Raises:
+            DeviceError: more is needed than there is.
+        """
+        if self.fits:
+            return
+        raise DeviceError(
+            f"--device {self.device}",
+            f"replay needs {_gigabytes(self.total)} beside what is in use, and"
+            f" {_gigabytes(self.available or 0)} are available",
+            details=[f"  {self.line()}"],
+            fix="replay in --dtype bfloat16 or with --batch-size 1, one quantized draft at a time,"
+            " or where there is more memory",
+        )
+
+
+def estimate_replay(
+    folders: Sequence[Path],
+    traces: TraceFolder,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_draft_tokens: int | None,
+    batch_size: int | None,
+) -> MemoryEstimate:
+    """What `replay_drafts` will take with drafts that are loaded compact, each like the first.
+
+    Reads headers, and of tensors that two drafts may have in common the first rows.
+
+    Args:
+        folders: the drafts, the reference first.
+        traces: to replay.
+        dtype: of the computation.
+        device: of the computation.
+        num_draft_tokens: K; None = what each draft is made for.
+        batch_size: see `replay_drafts`.
+
+    Raises:
+        CheckpointError, VerifyError: as of `load_draft`.
+    """
+    stored = [StoredDraft.read(Checkpoint.open(folder)) for folder in folders]
+    held = [_DraftOnDisk(draft, dtype) for draft in stored]
+    drafts = tuple(one.weights(held[0] if i else None) for i, one in enumerate(held))
+    available = available_bytes(device)
+
+    def with_batches(max_tokens: int) -> MemoryEstimate:
+        batches = batches_of(traces.manifest.prompts, max_tokens=max_tokens, max_prompts=batch_size)
+        return MemoryEstimate(
+            device=device,
+            drafts=drafts,
+            tables=max(one.tables() for one in held),
+            reading=_DECODED * BLOCK_BYTES,
+            passes=max(one.passes(traces, batches, num_draft_tokens) for one in held),
+            max_tokens=max_tokens,
+            available=available,
+        )
+
+    estimate = with_batches(MAX_TOKENS)
+    while not estimate.fits and batch_size is None and estimate.max_tokens > 1:
+        estimate = with_batches(estimate.max_tokens // 2)
+    return estimate
+
+
+class _DraftOnDisk:
+    """One draft by its headers."""
+
+    def __init__(self, stored: StoredDraft, dtype: torch.dtype) -> None:
+        self._stored = stored
+        self._dtype = dtype
+        self._rows = {row.canonical: row for row in stored.draft.rows}
+        self.geometry = stored.draft.geometry
+
+    def weights(self, first: "_DraftOnDisk | None") -> DraftMemory:
+        own = common = 0
+        for row in self._rows.values():
+            nbytes = row.tensor.numel * self._held(row).itemsize
+            if first is not None and self._seems_held(row, first):
+                common += nbytes
+            else:
+                own += nbytes
+        return DraftMemory(name=self._stored.checkpoint.folder.name, own=own, common=common)
+
+    def tables(self) -> int:
+        """Of embedding and head that are not stored, as if the target had BF16."""
+        g = self.geometry
+        rows = {"embed_tokens.weight": g.vocab_size, "lm_head.weight": g.draft_vocab_size}
+        absent = (count for name, count in rows.items() if name not in self._rows)
+        return sum(absent) * g.hidden_size * 2
+
+    def passes(
+        self, traces: TraceFolder, batches: Sequence[Sequence[int]], num_draft_tokens: int | None
+    ) -> int:
+        """What the passes over the largest of some batches hold at once."""
+        entries = traces.manifest.prompts
+        features, g = traces.manifest.features, self.geometry
+        num_draft_tokens = num_draft_tokens or (g.block_size or 4) - 1
+        wide = torch.promote_types(self._dtype, torch.float32).itemsize
+        linears = [r for r in self._rows.values() if r.role in ("attention", "mlp", "kv_up")]
+        per_row = sum(sum(row.tensor.shape) for row in linears) // g.num_layers * wide
+        keys = 2 * max(r.tensor.shape[0] for r in linears if r.role == "attention") * wide
+        most = 0
+        for batch in batches:
+            tokens = max(entries[i].num_tokens for i in batch)
+            every = len(batch) * tokens
+            rows = len(batch) * min(tokens, BLOCK_ROWS)
+            scores = min(3 * MAX_SCORES, 3 * len(batch) * g.num_attention_heads * tokens**2)
+            logits = min(MAX_LOGITS, rows * g.draft_vocab_size)
+            read = features.width * (2 * FEATURE_DTYPES[features.dtype][0].itemsize + wide)
+            held = every * (read + 2 * g.hidden_size * wide)
+            held += rows * per_row + (every * g.num_layers + rows * num_draft_tokens) * keys
+            most = max(most, held + (scores + 2 * logits + MAX_WIDENED) * wide)
+        return most
+
+    def _held(self, row: Row) -> torch.dtype:
+        return held_dtype(self._stored, row, self._dtype, compact=True)
+
+    def _seems_held(self, row: Row, first: "_DraftOnDisk") -> bool:
+        """True if the first draft has this tensor, as far as headers and first rows show."""
+        other = first._rows.get(row.canonical)
+        if other is None or self._stored.is_quantized(row) or first._stored.is_quantized(other):
+            return False
+        mine, its = row.tensor, other.tensor
+        if (mine.dtype, mine.shape) != (its.dtype, its.shape):
+            return False
+        some = max(1, math.isqrt(mine.shape[0])) if mine.shape else 1
+        ours = read_rows(self._stored.checkpoint, mine, 0, some)
+        return bool((ours == read_rows(first._stored.checkpoint, its, 0, some)).all())
+
+
+def _gigabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB"

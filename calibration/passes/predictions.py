@@ -1,0 +1,261 @@
+"""What a draft of either kind computes and proposes along a trace, and how much it can propose."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...quantize.drafts.family import Geometry
+from ...quantize.drafts.forward import BlockForward, ChainForward, DraftForward
+from .block import block_passes
+from .chain import chain_passes
+from .draft_pass import BLOCK_ROWS, DraftPass, finite, whole_rows
+
+MAX_LOGITS = 2**26
+"""Elements of the logits of one part of the rows: 256 MB in float32."""
+
+
+def draft_passes(
+    forward: DraftForward,
+    hidden: Tensor,
+    token_ids: Tensor,
+    *,
+    rows: range,
+    num_draft_tokens: int,
+    block_rows: int = BLOCK_ROWS,
+) -> Iterator[DraftPass]:
+    """`chain_passes` or `block_passes`, whichever the draft does.
+
+    With gradients enabled every pass keeps its graph, and the graphs of all passes share the keys
+    of the context: add up a loss over the passes, then go backward once. Without, memory is that of
+    one pass and of the keys so far.
+
+    Args:
+        forward: the draft, over weights on any device, some of which may require gradients.
+        hidden: [B, N - 1, W], the draft's rows of the target's features, from position 0 on.
+        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
+        rows: whose chains or blocks are drafted, evenly spaced, each with all its K predictions
+            inside the trace (`whole_rows`); other rows are context only.
+        num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
+        block_rows: rows (of a block draft, slots) of each sequence evaluated together; changes the
+            result by rounding only.
+
+    Returns:
+        Passes that together hold every one of `rows` at every depth 0 .. K - 1 once.
+
+    Raises:
+        CalibrationError: the draft computes NaN or infinity.
+    """
+    if isinstance(forward, BlockForward):
+        return block_passes(
+            forward,
+            hidden,
+            token_ids,
+            rows=rows,
+            num_draft_tokens=num_draft_tokens,
+            block_rows=block_rows,
+        )
+    if isinstance(forward, ChainForward):
+        return chain_passes(
+            forward,
+            hidden,
+            token_ids,
+            rows=rows,
+            num_draft_tokens=num_draft_tokens,
+            block_rows=block_rows,
+        )
+    raise TypeError(f"{type(forward).__name__} proposes neither a chain nor a block")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposals:
+    """What a draft proposes from R rows at K depths.
+
+    Attributes:
+        token_ids: [R, K] int64, its most likely tokens, in the target's vocabulary: row i, column j
+            is for position first_row + i + 2 + j.
+        recorded_logprobs: [R, K] float32, its log-probabilities of the tokens recorded there,
+            -infinity for those that it cannot propose; None where no temperature is given.
+    """
+
+    token_ids: Tensor
+    recorded_logprobs: Tensor | None
+
+    def of_sequence(self, i: int, rows: slice = slice(None)) -> "Proposals":
+        """Some rows of one sequence of a batch."""
+        logprobs = self.recorded_logprobs
+        return Proposals(
+            token_ids=self.token_ids[i, rows],
+            recorded_logprobs=None if logprobs is None else logprobs[i, rows],
+        )
+
+    def cpu(self) -> "Proposals":
+        """The same on the CPU."""
+        logprobs = self.recorded_logprobs
+        return Proposals(
+            token_ids=self.token_ids.cpu(),
+            recorded_logprobs=None if logprobs is None else logprobs.cpu(),
+        )
+
+
+@torch.inference_mode()
+def draft_predictions(
+    forward: DraftForward,
+    hidden: Tensor,
+    token_ids: Tensor,
+    *,
+    first_row: int,
+    num_draft_tokens: int,
+    block_rows: int = BLOCK_ROWS,
+) -> Tensor:
+    """The most likely tokens of `draft_proposals`, which has the arguments."""
+    return draft_proposals(
+        forward,
+        hidden,
+        token_ids,
+        first_row=first_row,
+        num_draft_tokens=num_draft_tokens,
+        block_rows=block_rows,
+    ).token_ids
+
+
+@torch.inference_mode()
+def draft_proposals(
+    forward: DraftForward,
+    hidden: Tensor,
+    token_ids: Tensor,
+    *,
+    first_row: int,
+    num_draft_tokens: int,
+    temperature: float | None = None,
+    block_rows: int = BLOCK_ROWS,
+) -> Proposals:
+    """What a draft proposes from every row, teacher-forced along the recorded tokens.
+
+    Args:
+        forward: the draft.
+        hidden: [N - 1, W], the draft's rows of the target's features, from position 0 on.
+        token_ids: [N] int64.
+        first_row: rows before it are context only.
+        num_draft_tokens: K, one that `num_draft_tokens_fault` finds nothing wrong with.
+        temperature: above 0, at which the draft samples; None asks for its most likely tokens only.
+        block_rows: see `draft_passes`.
+
+    Returns:
+        Of R = max(0, N - 1 - K - first_row) rows.
+
+    Raises:
+        CalibrationError: the draft computes NaN or infinity.
+    """
+    found = batch_proposals(
+        forward,
+        hidden[None],
+        token_ids[None],
+        rows=whole_rows(len(token_ids), num_draft_tokens, first_row=first_row),
+        num_draft_tokens=num_draft_tokens,
+        temperature=temperature,
+        block_rows=block_rows,
+    )
+    return found.of_sequence(0)
+
+
+@torch.inference_mode()
+def batch_proposals(
+    forward: DraftForward,
+    hidden: Tensor,
+    token_ids: Tensor,
+    *,
+    rows: range,
+    num_draft_tokens: int,
+    temperature: float | None = None,
+    block_rows: int = BLOCK_ROWS,
+) -> Proposals:
+    """`draft_proposals` of the same rows of several sequences.
+
+    Args:
+        forward: the draft.
+        hidden: [B, N - 1, W].
+        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
+        rows: R consecutive ones, each with all its K predictions inside the N tokens.
+        num_draft_tokens: K.
+        temperature: see `draft_proposals`.
+        block_rows: see `draft_passes`.
+
+    Returns:
+        [B, R, K] each.
+
+    Raises:
+        CalibrationError: the draft computes NaN or infinity.
+    """
+    shape = (len(token_ids), len(rows), num_draft_tokens)
+    best = token_ids.new_empty(shape)
+    logprobs = None if temperature is None else hidden.new_empty(shape, dtype=torch.float32)
+    for one in draft_passes(
+        forward,
+        hidden,
+        token_ids,
+        rows=rows,
+        num_draft_tokens=num_draft_tokens,
+        block_rows=block_rows,
+    ):
+        at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
+        depths = slice(one.depths.start, one.depths.stop)
+        after = token_ids[:, one.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
+        recorded = after[:, : len(one.rows), depths]
+        together = max(1, MAX_LOGITS // forward.num_logits)
+        parts = zip(
+            torch.split(one.hidden.flatten(0, -2), together),
+            torch.split(recorded.flatten(), together),
+            strict=True,
+        )
+        likely, drawn = [], []
+        for some, tokens in parts:
+            logits = forward.logits(some)
+            likely.append(_argmax(forward, logits, one))
+            if temperature is not None:
+                drawn.append(_logprobs_of(forward, logits, tokens, temperature))
+        best[:, at, depths] = torch.cat(likely).view(recorded.shape)
+        if logprobs is not None:
+            logprobs[:, at, depths] = torch.cat(drawn).view(recorded.shape)
+    return Proposals(token_ids=best, recorded_logprobs=logprobs)
+
+
+def _logprobs_of(
+    forward: DraftForward, logits: Tensor, token_ids: Tensor, temperature: float
+) -> Tensor:
+    """[R] float32 of the target's tokens [R] under logits [R, draft vocabulary], as engines do."""
+    offered = forward.to_target(torch.arange(logits.shape[-1], device=logits.device))
+    draft_ids = torch.full(
+        (int(max(offered.max(), token_ids.max())) + 1,), -1, device=offered.device
+    )
+    draft_ids[offered] = torch.arange(len(offered), device=offered.device)
+    chosen = draft_ids[token_ids]
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    logprobs = wide.float().log_softmax(-1).gather(-1, chosen.clamp(min=0)[..., None])[..., 0]
+    return logprobs.masked_fill(chosen < 0, -torch.inf)
+
+
+def _argmax(forward: DraftForward, logits: Tensor, one: DraftPass) -> Tensor:
+    """[R] target-vocabulary ids; NaN and infinity are maximal, and refused."""
+    best, draft_ids = logits.max(-1)
+    finite(best, f"draft rows {one.rows[0]} to {one.rows[-1]}", "logits")
+    return forward.to_target(draft_ids)
+
+
+def num_draft_tokens_fault(geometry: Geometry, num_draft_tokens: int) -> tuple[str, str] | None:
+    """What is wrong with a number of draft tokens for this draft, and how to put it right.
+
+    A block holds an anchor and at most `block_size` - 1 masks; fewer masks make a shorter block, as
+    vLLM 0.33 and SGLang 0.5.23 do when they are asked for fewer draft tokens.
+    """
+    if num_draft_tokens < 1:
+        return f"expected at least 1, got {num_draft_tokens}", "give the number that will be served"
+    size = geometry.block_size
+    if size is not None and num_draft_tokens >= size:
+        return (
+            f"expected at most {size - 1}, got {num_draft_tokens}: the draft fills blocks of {size}"
+            " tokens, and the first of them is given",
+            f"give {size - 1} or less, as it will be served",
+        )
+    return None

@@ -1,0 +1,140 @@
+"""The forms in which prompts come: ours, and those of the benchmarks and trainers that users have.
+
+| form | keys | prompt |
+|---|---|---|
+| ours | `token_ids`, `text` or `messages` | as they are; messages through the chat template |
+| MT-Bench, Spec-Bench, SPEED-Bench | `turns` | the first; others follow the target's answer |
+| ShareGPT, SpecForge, TorchSpec | `conversations` | all up to the last turn of the user |
+| instruction sets, mt_bench_prompts | `prompt` | one turn of the user; of a list the first |
+
+Sources: `question.jsonl` of FastChat and Spec-Bench, the dataset card of SPEED-Bench,
+`scripts/prepare_data.py` of SpecForge.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from ...recipes.errors import short
+from ..errors import LineProblem
+
+Kind = Literal["token_ids", "text", "messages"]
+Message = Mapping[str, Any]
+
+NO_CATEGORY = "all"
+_ROLES = {"human": "user", "gpt": "assistant"}
+"""ShareGPT's names."""
+_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+"""How SPEED-Bench begins texts that its script is still to fill in."""
+_IDS = ("id", "question_id", "prompt_id")
+_BESIDE = {*_IDS, "category"}
+_SPEED = {"sub_category", "source", "src_id", "difficulty", "multiturn"}
+"""What SPEED-Bench says beside its turns."""
+_OURS = _BESIDE | {"token_ids", "text", "messages"}
+
+
+class Form(NamedTuple):
+    """What a line says of its prompt.
+
+    Attributes:
+        id: None where the line has none; lines are numbered then.
+        kind: what `value` is.
+        later_turns: of the user, which follow the target's answers.
+        of_others: it is no form of ours.
+    """
+
+    id: object
+    category: object
+    kind: Kind
+    value: Any
+    later_turns: tuple[str, ...] = ()
+    of_others: bool = False
+
+
+def read_form(value: Mapping[str, Any]) -> Form:
+    """The prompt of one line, whatever tool wrote it.
+
+    Raises:
+        LineProblem: it is of no known form; the message names those that are known.
+    """
+    marks = [mark for mark in _FORMS if mark in value]
+    if len(marks) > 1 or (marks and value.keys() & {"token_ids", "text", "messages"}):
+        raise LineProblem(f"expected one form of prompt, got {', '.join(sorted(value))}")
+    allowed, read = _FORMS[marks[0]] if marks else (_OURS, _ours)
+    unknown = sorted(value.keys() - allowed)
+    if unknown:
+        raise LineProblem(
+            f"unknown key {short(unknown[0])}; known: {', '.join(sorted(allowed))}; forms:"
+            f" token_ids, text, messages, {', '.join(_FORMS)}"
+        )
+    found = next((value[key] for key in _IDS if key in value), None)
+    named = str(found) if type(found) is int else found
+    kind, prompt, later_turns = read(value)
+    category = value.get("category", NO_CATEGORY)
+    return Form(named, category, kind, prompt, later_turns, of_others=bool(marks))
+
+
+Read = tuple[Kind, Any, tuple[str, ...]]
+
+
+def _ours(value: Mapping[str, Any]) -> Read:
+    if "token_ids" in value and "messages" not in value:
+        return "token_ids", value["token_ids"], ()
+    if "text" in value and "messages" not in value:
+        if not isinstance(value["text"], str):
+            raise LineProblem("text: expected a string")
+        return "text", value["text"], ()
+    if "messages" in value and not value.keys() & {"text", "token_ids"}:
+        return "messages", _messages(value["messages"], "messages", "role", "content"), ()
+    forms = f"token_ids, text, messages, {', '.join(_FORMS)}"
+    raise LineProblem(f"expected one of {forms}")
+
+
+def _turns(value: Mapping[str, Any]) -> Read:
+    return _first_turn(value["turns"], "turns")
+
+
+def _prompt(value: Mapping[str, Any]) -> Read:
+    prompt = value["prompt"]
+    return _first_turn([prompt] if isinstance(prompt, str) else prompt, "prompt")
+
+
+def _first_turn(turns: object, key: str) -> Read:
+    good = isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns)
+    if not good:
+        raise LineProblem(f"{key}: expected texts of the user, at least one")
+    assert isinstance(turns, list)
+    if any(turn.startswith(_PLACEHOLDER) for turn in turns):
+        raise LineProblem(f"{key}: a placeholder of SPEED-Bench; run its script, which fetches it")
+    return "messages", [{"role": "user", "content": turns[0]}], tuple(turns[1:])
+
+
+def _conversations(value: Mapping[str, Any]) -> Read:
+    given = value["conversations"]
+    first = given[0] if isinstance(given, list) and given and isinstance(given[0], dict) else {}
+    names = ("from", "value") if "from" in first else ("role", "content")
+    messages = _messages(given, "conversations", *names)
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if not users:
+        raise LineProblem("conversations: no turn of the user")
+    return "messages", messages[: users[-1] + 1], ()
+
+
+def _messages(given: object, key: str, role: str, content: str) -> list[Message]:
+    good = isinstance(given, list) and given and all(
+        isinstance(m, dict) and all(isinstance(m.get(k), str) for k in (role, content))
+        for m in given
+    )  # fmt: skip
+    if not good:
+        raise LineProblem(f"{key}: expected a list of objects with {role} and {content}")
+    assert isinstance(given, list)
+    if role == "role":
+        return list(given)
+    return [{"role": _ROLES.get(m[role], m[role]), "content": m[content]} for m in given]
+
+
+_FORMS: Mapping[str, tuple[set[str], Callable[[Mapping[str, Any]], Read]]] = {
+    "turns": (_BESIDE | _SPEED | {"turns", "reference"}, _turns),
+    "conversations": (_BESIDE | {"conversations"}, _conversations),
+    "prompt": (_BESIDE | {"prompt", "reference"}, _prompt),
+}
+"""Key that marks a form of others -> the keys that it may have, and its reader."""

@@ -1,0 +1,205 @@
+"""Prompt files: JSON lines, or the rows of a parquet file, in a form of ours or of others.
+
+    {"id": "a", "category": "code", "token_ids": [1, 2, 3]}
+    {"id": "b", "category": "code", "text": "def f("}
+    {"id": "c", "category": "chat", "messages": [{"role": "user", "content": "Hi"}]}
+
+Token ids are used as they are; a "text" beside them is for human readers only. Text alone is
+tokenized with the special tokens that the target's tokenizer adds by default. Messages go through
+its chat template, with the generation prompt. "category" may be absent; in files of others also
+the id, and lines are numbered then. The forms of others: `forms`. A column of a parquet file
+that is null in a row is absent there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...recipes.errors import short
+from ...recipes.regular_file import open_stream
+from ...recipes.strict_json import JsonProblem, parse_json
+from ..errors import LineProblem, PromptError
+from ..traces.manifest import is_printable_name
+from .forms import Form, Message, read_form
+from .parquet import parquet_rows
+
+_LONGEST_LINE = 16 * 2**20  # bytes; a prompt of a million tokens has 7 MB
+_MOST_PROBLEMS = 20
+Line = bytes | Mapping[str, Any]
+"""Of a JSON lines file, or a row of a parquet file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        id: unique within the file. category: for per-category figures.
+        token_ids: what the target is given, at least one token.
+        messages: that the chat template made `token_ids` of; empty where no later turn follows.
+        later_turns: texts of the user that stand behind them in the file, and are no part of them.
+    """
+
+    id: str
+    category: str
+    token_ids: tuple[int, ...]
+    messages: tuple[Message, ...] = ()
+    later_turns: tuple[str, ...] = ()
+
+
+def read_prompts(path: Path, *, target: Path | None = None) -> tuple[Prompt, ...]:
+    """Read a prompt file.
+
+    Args:
+        path: JSON lines as described above, blank lines are skipped; or a parquet file by its name.
+        target: folder of the target, whose tokenizer is used for "text" and "messages" (never
+            remote code); not needed for "token_ids".
+
+    Returns:
+        The prompts in the order of the file, at least one.
+
+    Raises:
+        PromptError: the file cannot be read, or holds lines that are no prompts: the first twenty,
+            each with its problem.
+    """
+    encoder = PromptEncoder(target)
+    prompts: dict[str, Prompt] = {}
+    problems: list[str] = []
+    lines: Iterator[tuple[int, Line]]
+    lines = parquet_rows(path) if path.suffix == ".parquet" else _lines(path)
+    for number, line in lines:
+        try:
+            prompt = _prompt(_parsed(line), number, encoder)
+            if prompt.id in prompts:
+                raise LineProblem(f"id {prompt.id!r} stands on an earlier line too")
+            prompts[prompt.id] = prompt
+        except LineProblem as exc:
+            problems.append(f"{path}:{number}: {exc}")
+            if len(problems) == _MOST_PROBLEMS:
+                break
+    if problems:
+        raise PromptError(
+            path,
+            f"{len(problems)} line(s) are no prompts:",
+            details=problems,
+            fix="see draftquant/calibration/prompts/forms.py for the forms",
+        )
+    if not prompts:
+        raise PromptError(path, "holds no prompt", fix="add one JSON object per line")
+    return tuple(prompts.values())
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Every line that is not blank, with its number; U+2028 is no line end in JSON."""
+    try:
+        with open_stream(path) as stream:
+            number = 0
+            while line := stream.readline(_LONGEST_LINE + 1):
+                number += 1
+                if len(line) > _LONGEST_LINE:
+                    what = f"line {number} has more than {_LONGEST_LINE:,} bytes"
+                    raise PromptError(path, what, fix="give one prompt per line")
+                if line.strip():
+                    yield number, line
+    except OSError as exc:
+        raise PromptError(path, f"cannot be read: {exc}", fix="give a JSON lines file") from exc
+
+
+class PromptEncoder:
+    """The target's tokenizer, loaded at the first prompt that needs it; never remote code.
+
+    Args:
+        target: its folder; None = only token ids can be had.
+    """
+
+    def __init__(self, target: Path | None) -> None:
+        self._target = target
+        self._tokenizer: Any = None
+
+    def text(self, text: str) -> Sequence[int]:
+        """Token ids of plain text, with the special tokens that the tokenizer adds by default."""
+        ids: Sequence[int] = self._loaded()(text)["input_ids"]
+        return ids
+
+    def messages(self, messages: Sequence[Message]) -> Sequence[int]:
+        """Token ids of a conversation, with the generation prompt.
+
+        Raises:
+            LineProblem: the tokenizer has no chat template, or it fails.
+        """
+        tokenizer = self._loaded()
+        if not tokenizer.chat_template:
+            raise LineProblem("messages: the target's tokenizer has no chat template; give text")
+        from jinja2 import TemplateError
+
+        try:
+            rendered = tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False
+            )
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as exc:
+            raise LineProblem(f"messages: the target's chat template fails: {exc}") from exc
+        # The template writes the special tokens itself.
+        ids: Sequence[int] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def answer(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer, without special tokens."""
+        text: str = self._loaded().decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def _loaded(self) -> Any:
+        if self._target is None:
+            raise LineProblem("text and messages need the target's tokenizer; give token_ids")
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(
+                    self._target, local_files_only=True, trust_remote_code=False
+                )
+            except Exception as exc:
+                first = (str(exc).strip() or repr(exc)).splitlines()[0]
+                raise PromptError(self._target, f"no tokenizer can be loaded: {first}",
+                                  fix="give prompts as token_ids") from exc  # fmt: skip
+        return self._tokenizer
+
+
+def _parsed(line: Line) -> Mapping[str, Any]:
+    if not isinstance(line, bytes):
+        return line
+    try:
+        value = parse_json(line.decode("utf-8"))
+    except (UnicodeDecodeError, JsonProblem) as exc:
+        raise LineProblem(str(exc)) from exc
+    if not isinstance(value, dict):
+        raise LineProblem("expected a JSON object")
+    return value
+
+
+def _prompt(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> Prompt:
+    form = read_form(value)
+    prompt_id = f"line-{number}" if form.id is None and form.of_others else form.id
+    if not is_printable_name(prompt_id):
+        raise LineProblem(f"id: expected 1 to 200 printable characters, got {short(prompt_id)}")
+    if not is_printable_name(form.category) or not form.category.strip():
+        what = "expected text of 1 to 200 printable characters"
+        raise LineProblem(f"category: {what}, got {short(form.category)}")
+    return Prompt(
+        id=prompt_id,
+        category=form.category,
+        token_ids=_token_ids(form, encoder),
+        messages=tuple(form.value) if form.later_turns else (),
+        later_turns=form.later_turns,
+    )
+
+
+def _token_ids(form: Form, encoder: PromptEncoder) -> tuple[int, ...]:
+    ids: object = form.value
+    if form.kind == "text":
+        ids = encoder.text(form.value)
+    elif form.kind == "messages":
+        ids = encoder.messages(form.value)
+    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+        raise LineProblem("token_ids: expected a list of at least one whole number >= 0")
+    return tuple(ids)

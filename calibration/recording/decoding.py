@@ -1,0 +1,190 @@
+"""How a target's text is continued: greedily, or drawn from its probabilities.
+
+Temperature, then top-k, then top-p, as transformers, vLLM and SGLang apply them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import TraceError
+from ..traces.manifest import LogprobSpec, Sampling
+from ..traces.prompt_trace import prompt_sha256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """What a recorder is asked for.
+
+    Attributes:
+        temperature: 0 = greedy.
+        top_p: in (0, 1], 1 = all tokens. top_k: 0 = all tokens.
+        seed: of the draws; a prompt's draws depend on it and on the prompt's tokens alone.
+        logprobs: keep the log-probabilities of emitted tokens; those of sampled ones are kept
+            always.
+        num_top_logprobs: keep so many of the most likely tokens too.
+    """
+
+    temperature: float = 0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    logprobs: bool = False
+    num_top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            TraceError: a value is out of range, or says how to sample what is chosen greedily.
+        """
+        problem = self._problem()
+        if problem:
+            raise TraceError(*problem[:2], fix=problem[2])
+
+    @property
+    def sampled(self) -> bool:
+        """Whether tokens are drawn."""
+        return self.temperature > 0
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """For trace.json."""
+        if not self.sampled:
+            return None
+        return Sampling(top_p=self.top_p, top_k=self.top_k, seed=self.seed)
+
+    @property
+    def logprob_spec(self) -> LogprobSpec | None:
+        """For trace.json: raw for greedy text, of the distribution drawn from for drawn text."""
+        if not (self.sampled or self.logprobs or self.num_top_logprobs):
+            return None
+        return LogprobSpec(
+            kind="processed" if self.sampled else "raw", num_top=self.num_top_logprobs
+        )
+
+    def _problem(self) -> tuple[str, str, str] | None:
+        if not 0 <= self.temperature < math.inf:
+            return "--temperature", f"expected at least 0, got {self.temperature}", "0 is greedy"
+        if not 0 < self.top_p <= 1:
+            return "--top-p", f"expected a share in (0, 1], got {self.top_p}", "1 keeps all tokens"
+        for name, value in (("--top-k", self.top_k), ("--top-logprobs", self.num_top_logprobs)):
+            if value < 0:
+                return name, f"expected at least 0, got {value}", "give a whole number"
+        if not self.sampled and (self.top_p, self.top_k) != (1, 0):
+            what = "--top-p and --top-k say how to sample, but decoding is greedy"
+            return "--temperature", what, "give a --temperature above 0, or neither of the two"
+        return None
+
+
+GREEDY = Decoding()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenTokens:
+    """The next token of B sequences.
+
+    Attributes:
+        token_ids: [B] int64.
+        logprob: [B] float32; None where not asked for, as the next two.
+        top_token_ids, top_logprobs: [B, num_top] int64 and float32, most likely first.
+    """
+
+    token_ids: Tensor
+    logprob: Tensor | None
+    top_token_ids: Tensor | None
+    top_logprobs: Tensor | None
+
+    def cpu(self) -> "ChosenTokens":
+        """The same on the CPU."""
+        return ChosenTokens(
+            token_ids=self.token_ids.cpu(),
+            logprob=_on_cpu(self.logprob),
+            top_token_ids=_on_cpu(self.top_token_ids),
+            top_logprobs=_on_cpu(self.top_logprobs),
+        )
+
+
+def _on_cpu(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.cpu()
+
+
+class TokenChooser:
+    """Chooses the next tokens of some prompts, one call per position.
+
+    Args:
+        decoding: how.
+        prompts: B prompts' token ids; each has its own stream of random numbers, so that a prompt
+            is continued alike whatever it is batched with.
+    """
+
+    def __init__(self, decoding: Decoding, prompts: Sequence[Sequence[int]]) -> None:
+        self._decoding = decoding
+        self._streams = [
+            torch.Generator().manual_seed(prompt_seed(decoding.seed, ids)) for ids in prompts
+        ]
+
+    def choose(self, logits: Tensor) -> ChosenTokens:
+        """The next token of every prompt.
+
+        Args:
+            logits: [B, V] of the target, after the last token of each.
+        """
+        decoding, spec = self._decoding, self._decoding.logprob_spec
+        if spec is None:
+            return ChosenTokens(
+                token_ids=logits.argmax(-1), logprob=None, top_token_ids=None, top_logprobs=None
+            )
+        logprobs = processed_logprobs(logits, decoding)
+        token_ids = self._drawn(logprobs) if decoding.sampled else logits.argmax(-1)
+        top = logprobs.topk(spec.num_top) if spec.num_top else None
+        return ChosenTokens(
+            token_ids=token_ids,
+            logprob=logprobs.gather(1, token_ids[:, None])[:, 0],
+            top_token_ids=top.indices if top else None,
+            top_logprobs=top.values if top else None,
+        )
+
+    def _drawn(self, logprobs: Tensor) -> Tensor:
+        """One token per row by inversion, [B]; float64, as a vocabulary has many small terms."""
+        cumulative = logprobs.double().exp().cumsum(-1)
+        uniform = [torch.rand(1, generator=s, dtype=torch.float64) for s in self._streams]
+        total = cumulative[:, -1:]
+        drawn = torch.cat(uniform).to(total.device)[:, None] * total
+        drawn = drawn.minimum(total.nextafter(torch.zeros_like(total)))
+        # The first token whose cumulative probability lies above the number: never one of zero.
+        return torch.searchsorted(cumulative, drawn, right=True)[:, 0]
+
+
+def processed_logprobs(logits: Tensor, decoding: Decoding) -> Tensor:
+    """Log-probabilities of the distribution that tokens are drawn from.
+
+    Args:
+        logits: [B, V].
+        decoding: greedy leaves the logits as they are.
+
+    Returns:
+        [B, V] float32, -infinity for tokens that top-k or top-p leave out. Of tokens as likely as
+        the last that top-k keeps, all are kept.
+    """
+    wide = logits.float()
+    if not decoding.sampled:
+        return wide.log_softmax(-1)
+    wide = wide / decoding.temperature
+    if 0 < decoding.top_k < wide.shape[-1]:
+        least = wide.topk(decoding.top_k).values[:, -1:]
+        wide = wide.masked_fill(wide < least, -torch.inf)
+    if decoding.top_p < 1:
+        ordered, order = wide.sort(dim=-1)  # ascending: what goes is the tail that sums to 1 - p
+        tail = ordered.double().softmax(-1).cumsum(-1) <= 1 - decoding.top_p
+        tail[:, -1] = False
+        wide = wide.masked_fill(tail.scatter(1, order, tail), -torch.inf)
+    return wide.log_softmax(-1)
+
+
+def prompt_seed(seed: int, token_ids: Sequence[int]) -> int:
+    """The seed of a prompt's own draws, below 2**60."""
+    return int(prompt_sha256((seed, *token_ids))[:15], 16)

@@ -1,0 +1,158 @@
+"""What a recorder must know of a target before it runs: sizes, identity, and what fits it."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...quantize.errors import CheckpointError
+from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
+from ...quantize.stored.loading import LoadedDraft
+from ...recipes.errors import short, visible
+from ..errors import TraceError
+from ..passes.draft_inputs import default_aux_layer_ids
+from ..prompts.prompt_file import Prompt
+from ..traces.folder import file_sha256
+from ..traces.manifest import FeatureDtype, FeatureSpec, TargetIdentity
+from ..traces.prompt_trace import FEATURE_DTYPES
+
+_TEXT_SECTIONS = ("text_config", "llm_config")  # of multimodal targets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetShape:
+    """Sizes of a target.
+
+    Attributes:
+        num_layers: decoder layers. vocab_size: token ids lie in [0, vocab_size).
+        hidden_size: width of one layer's output.
+        max_positions: tokens of prompt and continuation at most; None = not said.
+    """
+
+    num_layers: int
+    vocab_size: int
+    hidden_size: int
+    max_positions: int | None
+
+    @classmethod
+    def read(cls, target: Path) -> "TargetShape":
+        """From config.json alone: remote code is not needed, and nothing of the weights.
+
+        Raises:
+            TraceError: there is no config.json, or it does not say the sizes.
+        """
+        path = target / CONFIG_FILE
+        try:
+            config = read_json_object(path, "give the local folder of the target, with config.json")
+        except CheckpointError as exc:
+            raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
+        sections = (config.get(name) for name in _TEXT_SECTIONS)
+        text = next((section for section in sections if isinstance(section, Mapping)), config)
+        longest = text.get("max_position_embeddings")
+        return cls(
+            num_layers=_size(text, "num_hidden_layers", path),
+            vocab_size=_size(text, "vocab_size", path),
+            hidden_size=_size(text, "hidden_size", path),
+            max_positions=longest if type(longest) is int else None,
+        )
+
+
+def _size(config: Mapping[str, Any], key: str, path: Path) -> int:
+    value = config.get(key)
+    if type(value) is not int or value < 1:
+        raise TraceError(path, f"{key}: expected a whole number above 0, got {short(value)}",
+                         fix="give a causal language model")  # fmt: skip
+    return value
+
+
+def target_identity(target: Path, shape: TargetShape) -> TargetIdentity:
+    """The target's name and hashes; reads all of its weights, if they are there."""
+    files = sorted(target.glob("*.safetensors"))
+    weights = hashlib.sha256()
+    for path in files:
+        weights.update(f"{path.name} {file_sha256(path)}\n".encode())
+    return TargetIdentity(
+        name=visible(target.resolve().name),
+        config_sha256=file_sha256(target / CONFIG_FILE),
+        weights_sha256=weights.hexdigest() if files else None,
+        num_layers=shape.num_layers,
+        vocab_size=shape.vocab_size,
+    )
+
+
+def check_prompts(prompts: Sequence[Prompt], shape: TargetShape, max_new_tokens: int) -> None:
+    """Refuse prompts that the target cannot continue.
+
+    Raises:
+        TraceError: there is none; one is of another vocabulary, or too long.
+    """
+    if not prompts:
+        raise TraceError("prompts", "expected at least one", fix="give a prompt file")
+    for prompt in prompts:
+        if not prompt.token_ids or max(prompt.token_ids) >= shape.vocab_size:
+            raise TraceError(
+                f"prompt {prompt.id}",
+                f"expected token ids below {shape.vocab_size}, the target's vocabulary",
+                fix="tokenize the prompts with this target's tokenizer",
+            )
+        total = len(prompt.token_ids) + max_new_tokens
+        if shape.max_positions is not None and total > shape.max_positions:
+            raise TraceError(
+                f"prompt {prompt.id}",
+                f"{total} tokens, prompt and continuation, exceed the target's"
+                f" {shape.max_positions} positions",
+                fix="shorten the prompt or max_new_tokens",
+            )
+
+
+def chosen_layers(
+    asked: Sequence[int] | None, draft: LoadedDraft | None, shape: TargetShape
+) -> tuple[int, ...]:
+    """The layers to record: those asked for, else the draft's, else EAGLE-3's defaults.
+
+    Raises:
+        TraceError: the target has no such layers, or they are not ascending.
+    """
+    if asked is not None:
+        ids = tuple(asked)
+    elif draft is not None and draft.geometry.aux_layer_ids:
+        ids = tuple(draft.geometry.aux_layer_ids)
+    else:
+        ids = default_aux_layer_ids(shape.num_layers)
+    if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= shape.num_layers:
+        raise TraceError(
+            "aux layers",
+            f"expected ascending ids in [0, {shape.num_layers}), got {list(ids)}",
+            fix="give 0-based layers of this target: their outputs are recorded",
+        )
+    return ids
+
+
+def feature_spec(
+    shape: TargetShape, ids: tuple[int, ...], draft: LoadedDraft | None, dtype: FeatureDtype
+) -> FeatureSpec:
+    """What is stored of these layers: their outputs, or what the draft's fc makes of them.
+
+    Raises:
+        TraceError: the draft's fc does not read so many values, or is of another dtype.
+    """
+    width = len(ids) * shape.hidden_size
+    if draft is None:
+        return FeatureSpec(
+            kind="aux", width=width, dtype=dtype, aux_layer_ids=ids, fusion_sha256=None
+        )
+    fc = draft.weights["fc.weight"]
+    if fc.shape[1] != width or draft.dtype != FEATURE_DTYPES[dtype][0]:
+        raise TraceError(
+            f"draft {draft.name}",
+            f"its fc reads {fc.shape[1]} {draft.dtype} values, the target gives {width} in {dtype}",
+            fix="load the draft in the dtype of the recording, and give the draft of this target",
+        )
+    return FeatureSpec(
+        kind="fused",
+        width=fc.shape[0],
+        dtype=dtype,
+        aux_layer_ids=ids,
+        fusion_sha256=draft.fusion_sha256,
+    )

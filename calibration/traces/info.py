@@ -1,0 +1,97 @@
+"""What is in a trace folder, by one pass over it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .feature_evidence import FeatureEvidence, FeatureTally
+from .folder import TraceFolder
+from .head_agreement import head_agreement
+from .near_duplicates import independent_groups, num_near_duplicates, prompt_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryInfo:
+    """The traces of one category.
+
+    Attributes:
+        num_prompts: at least 1. prompt_tokens, new_tokens: of all of them.
+        shortest, longest: continuation, in tokens.
+    """
+
+    category: str
+    num_prompts: int
+    prompt_tokens: int
+    new_tokens: int
+    shortest: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceInfo:
+    """What a trace folder holds.
+
+    Attributes:
+        categories: by name. nbytes: of its files.
+        num_copies: prompts whose token ids another one before has too.
+        num_later_turns: prompts that go on with a conversation.
+        num_near_duplicates: see `num_near_duplicates`. num_independent: groups of prompts that have
+            nothing to do with each other, as a split keeps them.
+        known_top1: share of positions in prompts whose argmax is known.
+        features: whether they belong to their tokens.
+        head_agreement: see `head_agreement`; None where the traces do not carry what it needs.
+    """
+
+    traces: TraceFolder
+    categories: Sequence[CategoryInfo]
+    nbytes: int
+    num_copies: int
+    num_later_turns: int
+    num_near_duplicates: int
+    num_independent: int
+    known_top1: float
+    features: FeatureEvidence
+    head_agreement: float | None
+
+
+def trace_info(traces: TraceFolder) -> TraceInfo:
+    """Look at every trace once.
+
+    Raises:
+        TraceError: a trace is damaged.
+    """
+    texts, evidence = [], FeatureTally()
+    known = positions = 0
+    for trace in traces:
+        texts.append(prompt_text(trace))
+        evidence.add(trace)
+        top1 = trace.target_top1[: trace.prompt_length - 1]
+        known, positions = known + int((top1 >= 0).sum()), positions + len(top1)
+    files = [shard.nbytes for shard in traces.manifest.shards]
+    tables = traces.manifest.tables
+    return TraceInfo(
+        traces=traces,
+        categories=tuple(_categories(traces)),
+        nbytes=sum(files) + (tables.nbytes if tables else 0),
+        num_copies=len(texts) - len({text.prompt for text in texts}),
+        num_later_turns=sum(e.conversation_sha256 is not None for e in traces.manifest.prompts),
+        num_near_duplicates=num_near_duplicates(texts),
+        num_independent=len(independent_groups(texts)),
+        known_top1=known / max(1, positions),
+        features=evidence.evidence(),
+        head_agreement=head_agreement(traces, traces.tables()),
+    )
+
+
+def _categories(traces: TraceFolder) -> Iterator[CategoryInfo]:
+    prompts = traces.manifest.prompts
+    for category in sorted({entry.category for entry in prompts}):
+        own = [entry for entry in prompts if entry.category == category]
+        new = [entry.num_tokens - entry.prompt_length for entry in own]
+        yield CategoryInfo(
+            category=category,
+            num_prompts=len(own),
+            prompt_tokens=sum(entry.prompt_length for entry in own),
+            new_tokens=sum(new),
+            shortest=min(new),
+            longest=max(new),
+        )

@@ -1,0 +1,148 @@
+"""One prompt of a trace in memory, and what must hold of it whoever recorded it."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import TraceError
+from .manifest import FeatureDtype, TraceManifest
+
+FEATURE_DTYPES: dict[FeatureDtype, tuple[torch.dtype, str]] = {
+    "float32": (torch.float32, "F32"),
+    "float64": (torch.float64, "F64"),
+    "bfloat16": (torch.bfloat16, "BF16"),
+    "float16": (torch.float16, "F16"),
+}
+"""Manifest spelling -> (torch dtype, safetensors spelling)."""
+
+_AGAIN = "record the traces again"
+_MAX_LOGPROB = 1e-3  # engines round logarithms of probabilities near 1 to something above 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTrace:
+    """One prompt and its continuation.
+
+    Attributes:
+        id: unique within the folder. category: for per-category figures.
+        prompt_length: P, tokens that were given.
+        token_ids: [N] int64.
+        features: [N - 1, width], dtype of the manifest, finite.
+        target_top1: [N - 1] int64, the target's argmax after each position, -1 = not known.
+        token_logprob: [N - P] float32, of each token of the continuation; None = not recorded.
+        top_token_ids, top_logprobs: [N - P, num_top] int64 and float32, the target's most likely
+            tokens there; None = not recorded.
+        conversation_sha256: of a later turn, the `prompt_sha256` of the first turn of its
+            conversation; None for a first turn.
+    """
+
+    id: str
+    category: str
+    prompt_length: int
+    token_ids: Tensor
+    features: Tensor
+    target_top1: Tensor
+    token_logprob: Tensor | None = None
+    top_token_ids: Tensor | None = None
+    top_logprobs: Tensor | None = None
+    conversation_sha256: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """N, prompt and continuation."""
+        return self.token_ids.shape[0]
+
+    @property
+    def prompt_sha256(self) -> str:
+        """Identity of the prompt: see `prompt_sha256`."""
+        return prompt_sha256(self.token_ids[: self.prompt_length].tolist())
+
+    @property
+    def cluster_sha256(self) -> str:
+        """Identity of the conversation: turns of one, and copies of them, are not independent."""
+        return self.conversation_sha256 or self.prompt_sha256
+
+    @property
+    def continuation(self) -> tuple[int, ...]:
+        """The token ids that the target chose."""
+        return tuple(self.token_ids[self.prompt_length :].tolist())
+
+
+def prompt_sha256(token_ids: Sequence[int]) -> str:
+    """Identity of a prompt whatever its id: hash of its token ids, decimal, with commas between."""
+    return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
+
+
+def check_trace(trace: PromptTrace, manifest: TraceManifest, where: object) -> None:
+    """Check one trace in memory: shapes, dtypes, ranges, and that decoding was as declared.
+
+    Args:
+        trace: to check.
+        manifest: of its folder; which prompts that holds does not matter.
+        where: the file, for errors.
+
+    Raises:
+        TraceError: names the prompt and the first contradiction.
+    """
+    problem = _trace_problem(trace, manifest) or _logprob_problem(trace, manifest)
+    if problem:
+        raise TraceError(where, f"prompt {trace.id}: {problem[0]}", fix=problem[1])
+
+
+def _trace_problem(trace: PromptTrace, manifest: TraceManifest) -> tuple[str, str] | None:
+    features, vocab_size = manifest.features, manifest.target.vocab_size
+    count, start = trace.num_tokens, trace.prompt_length
+    if not 1 <= start < count:
+        return f"{count} tokens with a prompt of {start} leave no continuation", _AGAIN
+    expected = (count - 1, features.width)
+    if tuple(trace.features.shape) != expected or trace.target_top1.shape != (count - 1,):
+        return (
+            f"expected features {list(expected)} and target_top1 [{count - 1}], got"
+            f" {list(trace.features.shape)} and {list(trace.target_top1.shape)}",
+            _AGAIN,
+        )
+    if trace.features.dtype != FEATURE_DTYPES[features.dtype][0]:
+        return f"expected {features.dtype} features, got {trace.features.dtype}", _AGAIN
+    for name, ids, least in (
+        ("token_ids", trace.token_ids, 0),
+        ("target_top1", trace.target_top1, -1),
+    ):
+        if int(ids.min()) < least or int(ids.max()) >= vocab_size:
+            return f"{name}: expected ids in [{least}, {vocab_size})", _AGAIN
+    if not bool(torch.isfinite(trace.features).all()):
+        return "features contain NaN or infinity", "record in a wider dtype"
+    greedy = trace.target_top1[start - 1 :] == trace.token_ids[start:]
+    if not manifest.sampled and not bool(greedy.all()):
+        first = start + int(greedy.int().argmin())
+        return (
+            f"the trace is not greedy: token {first} is {int(trace.token_ids[first])}, the target's"
+            f" argmax was {int(trace.target_top1[first - 1])}",
+            "record at temperature 0, without penalties or grammar",
+        )
+    return None
+
+
+def _logprob_problem(trace: PromptTrace, manifest: TraceManifest) -> tuple[str, str] | None:
+    given = (trace.token_logprob, trace.top_token_ids, trace.top_logprobs)
+    spec, count = manifest.logprobs, trace.num_tokens - trace.prompt_length
+    num_top = spec.num_top if spec else 0
+    shapes = [(count,) if spec else None, *[(count, num_top) if num_top else None] * 2]
+    found = [None if tensor is None else tuple(tensor.shape) for tensor in given]
+    if found != shapes:
+        return (
+            f"token_logprob, top_token_ids, top_logprobs: expected shapes {shapes}, got {found}",
+            _AGAIN,
+        )
+    for name, values in (("token_logprob", given[0]), ("top_logprobs", given[2])):
+        # NaN is no number at all, and compares false.
+        if values is not None and not bool((values <= _MAX_LOGPROB).all()):
+            return f"{name}: expected logarithms of probabilities, at most 0", _AGAIN
+    if trace.token_logprob is not None and not bool(torch.isfinite(trace.token_logprob).all()):
+        return "token_logprob: a token that was emitted has probability 0", _AGAIN
+    top = trace.top_token_ids
+    if top is not None and not 0 <= int(top.min()) <= int(top.max()) < manifest.target.vocab_size:
+        return f"top_token_ids: expected ids in [0, {manifest.target.vocab_size})", _AGAIN
+    return None

@@ -1,0 +1,282 @@
+"""Trace folders cut in two, and joined: what may be together, and what must not be apart.
+
+A split leaves no prompt on both sides, nor its copies, its near duplicates, or other turns of its
+conversation: what calibrates a draft must not judge it. A merge joins what was recorded alike.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...quantize.files.staging import check_output
+from ...recipes.decode import encode
+from ...recipes.errors import short
+from ..errors import TraceError
+from .carried_tables import CarriedTables
+from .folder import TraceFolder
+from .manifest import Sampling, TraceManifest, is_printable_name
+from .near_duplicates import independent_groups, prompt_text
+from .prompt_trace import PromptTrace
+from .writer import TraceWriter, trace_output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitReport:
+    """A split that is done.
+
+    Attributes:
+        first, second: the folders that were written, opened.
+        by_category: prompts of each category in the two.
+        num_kept_together: prompts that stand where they do because another one does.
+    """
+
+    first: TraceFolder
+    second: TraceFolder
+    by_category: Mapping[str, tuple[int, int]]
+    num_kept_together: int
+
+
+def split_traces(
+    traces: TraceFolder, first: Path, second: Path, *, count: int, seed: int = 0
+) -> SplitReport:
+    """Write two trace folders that have no prompt in common.
+
+    Each category gives the same share of its prompts, up to rounding and to what belongs together.
+    The two are published one after the other.
+
+    Args:
+        traces: to split; stays as it is.
+        first: folder to create.
+        second: folder to create.
+        count: prompts wanted in `first`, which gets no more.
+        seed: equal seeds give equal splits.
+
+    Raises:
+        TraceError: one of the two would be empty, or a trace is damaged.
+        OutputError: an output exists already, or its parent does not.
+    """
+    for out in (first, second):
+        check_output(out, traces.folder)
+    if first.absolute() == second.absolute():
+        raise TraceError(second, "given twice", fix="name two folders")
+    texts = [prompt_text(trace) for trace in traces]
+    groups = independent_groups(texts)
+    chosen = _chosen(traces.manifest, groups, count, seed)
+    if not 0 < len(chosen) < len(traces):
+        raise TraceError(
+            traces.folder,
+            f"{len(chosen)} of its {len(traces)} prompts would be in {first}, with {count} wanted:"
+            f" they are {len(groups)} groups of prompts that belong together",
+            fix="ask for another number, or record more prompts",
+        )
+    entries = list(enumerate(traces.manifest.prompts))
+    sides = (
+        (first, [e for e in entries if e[0] in chosen]),
+        (second, [e for e in entries if e[0] not in chosen]),
+    )
+    with ExitStack() as outputs:
+        for out, side in reversed(sides):  # the first is published first
+            writer = outputs.enter_context(_output_like(out, traces.manifest, [traces]))
+            for place, (_, entry) in enumerate(side):
+                writer.add(traces.load(entry), position=place)
+    categories = sorted({entry.category for _, entry in entries})
+    return SplitReport(
+        first=TraceFolder.open(first),
+        second=TraceFolder.open(second),
+        by_category={
+            category: (
+                sum(entry.category == category for _, entry in sides[0][1]),
+                sum(entry.category == category for _, entry in sides[1][1]),
+            )
+            for category in categories
+        },
+        num_kept_together=len(traces) - len(groups),
+    )
+
+
+def _chosen(
+    manifest: TraceManifest, groups: Sequence[Sequence[int]], count: int, seed: int
+) -> set[int]:
+    """Positions of the first side: of each category its share, in whole groups."""
+    strata: dict[str, list[Sequence[int]]] = {}
+    for group in groups:
+        strata.setdefault(manifest.prompts[group[0]].category, []).append(group)
+    sizes = {category: sum(map(len, strata[category])) for category in sorted(strata)}
+    draw = random.Random(seed)
+    chosen: set[int] = set()
+    for category, quota in _quotas(sizes, count).items():
+        room = quota
+        shuffled = strata[category]
+        draw.shuffle(shuffled)
+        for group in shuffled:
+            if len(group) <= room:
+                chosen.update(group)
+                room -= len(group)
+    return chosen
+
+
+def _quotas(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+    """`count` shared out in proportion, what is left over to the largest remainders."""
+    total = sum(sizes.values())
+    quotas = {category: count * size // total for category, size in sizes.items()}
+    by_remainder = sorted(sizes, key=lambda category: -(count * sizes[category] % total))
+    for category in by_remainder[: count - sum(quotas.values())]:
+        quotas[category] += 1
+    return quotas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeReport:
+    """A merge that is done.
+
+    Attributes:
+        traces: the folder that was written, opened.
+        renamed: old id -> new id, of prompts whose id another folder has too.
+        without_tables: folders that carry no tables where others do: the merged one carries none.
+    """
+
+    traces: TraceFolder
+    renamed: Mapping[str, str]
+    without_tables: tuple[Path, ...]
+
+
+def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
+    """Write one trace folder with the traces of several, in their order.
+
+    An id that an earlier folder has too gets the name of its own folder in front: `gate/p1`.
+
+    Args:
+        folders: at least two, of the same target, features and decoding; seeds may differ.
+        out: folder to create.
+
+    Raises:
+        TraceError: the folders do not fit together, or a trace is damaged.
+        OutputError: `out` exists already, or its parent does not.
+    """
+    check_output(out)
+    _check_alike(folders)
+    with_tables = [folder for folder in folders if folder.manifest.tables]
+    all_carry = len(with_tables) == len(folders)
+    renamed: dict[str, str] = {}
+    taken: set[str] = set()
+    merged = replace(
+        folders[0].manifest,
+        sampling=_common_sampling(folders),
+        recorded_by=_recorders(folders),
+    )
+    with _output_like(out, merged, folders if all_carry else ()) as writer:
+        place = 0
+        for folder in folders:
+            for trace in folder:
+                name = trace.id
+                if name in taken:
+                    name = renamed[trace.id] = f"{folder.folder.resolve().name}/{trace.id}"
+                if name in taken or not is_printable_name(name):
+                    raise TraceError(
+                        folder.folder,
+                        f"prompt {trace.id}: its id is taken, and so is {name}",
+                        fix="rename the folder, which goes before ids that are taken",
+                    )
+                taken.add(name)
+                writer.add(replace(trace, id=name), position=place)
+                place += 1
+    return MergeReport(
+        traces=TraceFolder.open(out),
+        renamed=renamed,
+        without_tables=tuple(
+            folder.folder for folder in folders if with_tables and folder not in with_tables
+        ),
+    )
+
+
+def copy_traces(
+    folders: Sequence[TraceFolder], out: Path, traces: Iterable[PromptTrace]
+) -> TraceFolder:
+    """Write a trace folder of traces that were loaded from folders recorded in one go.
+
+    Args:
+        folders: at least one; the first says target, features and decoding. Tables of all that
+            carry some are carried.
+        out: folder to create.
+        traces: in order.
+
+    Raises:
+        TraceError: there are none, or two have the same id.
+        OutputError: `out` exists already, or its parent does not.
+    """
+    with _output_like(out, folders[0].manifest, folders) as writer:
+        for place, trace in enumerate(traces):
+            writer.add(trace, position=place)
+    return TraceFolder.open(out)
+
+
+def _check_alike(folders: Sequence[TraceFolder]) -> None:
+    if len(folders) < 2:
+        raise TraceError("traces merge", "expected at least two folders", fix="name more")
+    first = folders[0]
+    seen = {first.sha256}
+    for folder in folders[1:]:
+        if folder.sha256 in seen:
+            raise TraceError(folder.folder, "the same traces are given twice", fix="give them once")
+        seen.add(folder.sha256)
+        for what, theirs, ours in zip(
+            ("target", "features", "decoding", "log-probabilities"),
+            _kind(folder.manifest),
+            _kind(first.manifest),
+            strict=True,
+        ):
+            if theirs != ours:
+                raise TraceError(
+                    folder.folder,
+                    f"another {what} than {first.folder}: {_difference(ours, theirs)}",
+                    fix="merge traces of one target, recorded alike",
+                )
+
+
+def _difference(ours: object, theirs: object) -> str:
+    """Which fields differ, in words."""
+    own, other = encode(ours), encode(theirs)
+    if not (isinstance(own, dict) and isinstance(other, dict)):
+        return f"{short(other)}, expected {short(own)}"
+    return ", ".join(
+        f"{key} {short(other.get(key))}, expected {short(own.get(key))}"
+        for key in sorted(own.keys() | other.keys())
+        if own.get(key) != other.get(key)
+    )
+
+
+def _kind(manifest: TraceManifest) -> tuple[object, ...]:
+    """What must be equal: target, features, decoding, log-probabilities."""
+    sampling = manifest.sampling and replace(manifest.sampling, seed=None)
+    return manifest.target, manifest.features, (manifest.temperature, sampling), manifest.logprobs
+
+
+def _common_sampling(folders: Sequence[TraceFolder]) -> Sampling | None:
+    """That of all folders; the seed is not known where they differ."""
+    found = {folder.manifest.sampling for folder in folders}
+    sampling = folders[0].manifest.sampling
+    return sampling if len(found) == 1 or sampling is None else replace(sampling, seed=None)
+
+
+def _recorders(folders: Sequence[TraceFolder]) -> str | None:
+    found = list(dict.fromkeys(folder.manifest.recorded_by for folder in folders))
+    return found[0] if len(found) == 1 else " + ".join(name or "transformers" for name in found)
+
+
+def _output_like(
+    out: Path, manifest: TraceManifest, folders: Sequence[TraceFolder]
+) -> AbstractContextManager[TraceWriter]:
+    """An output of the same target, features and decoding, with the tables of these folders."""
+    carrying = [folder for folder in folders if folder.manifest.tables]
+    return trace_output(
+        out,
+        manifest.target,
+        manifest.features,
+        temperature=manifest.temperature,
+        sampling=manifest.sampling,
+        logprobs=manifest.logprobs,
+        recorded_by=manifest.recorded_by,
+        carried=CarriedTables(carrying) if carrying else None,
+    )

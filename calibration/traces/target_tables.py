@@ -1,0 +1,182 @@
+"""The embedding and the head of a target, for drafts that are stored without their own.
+
+And its last norm, with which the head can be held against recorded features.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ...quantize.errors import CheckpointError
+from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.safetensors_header import TensorInfo
+from ...quantize.stored.loading import CPU
+from ...quantize.stored.parts import FLOAT_DTYPES
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+"""The names that drafts use."""
+FINAL_NORM = "target_norm.weight"
+"""The target's last norm, [W]; not the name of any draft's tensor."""
+
+
+class SharedTables(Mapping[str, Tensor]):
+    """Tables by the names that drafts use; each is read when first asked for, once for all drafts.
+
+    Args:
+        readers: name -> what reads the table.
+    """
+
+    def __init__(self, readers: Mapping[str, Callable[[], Tensor]]) -> None:
+        self._readers = readers
+        self._read: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._read:
+            self._read[name] = self._readers[name]()
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._readers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetTables:
+    """Where the tables lie in a target's folder; both are [V, W]: vocabulary V, width W.
+
+    Attributes:
+        lm_head: that of the embedding where the target ties the two.
+        norm: the weight [W] of the norm before the head; None where no tensor `norm.weight` is one.
+    """
+
+    checkpoint: Checkpoint
+    embed_tokens: TensorInfo
+    lm_head: TensorInfo
+    norm: TensorInfo | None
+
+    @classmethod
+    def find(cls, target: Path) -> "TargetTables":
+        """Find the tables by name, reading headers only.
+
+        Names may have any prefix, as in multimodal targets (`language_model.model.embed_tokens`),
+        except those of a layer: DeepSeek-V3's multi-token layer repeats the embedding.
+
+        Args:
+            target: folder with config.json and safetensors weights.
+
+        Raises:
+            CheckpointError: a table is absent, there are several, or they are no pair of tables.
+        """
+        if not target.is_dir():
+            raise CheckpointError(target, "no such folder", fix="give the target's local folder")
+        checkpoint = Checkpoint.open(target)
+        embedding, head = _find(checkpoint, EMBEDDING), _find(checkpoint, HEAD)
+        if embedding is None:
+            raise CheckpointError(
+                target,
+                f"no tensor is called {EMBEDDING}, with or without a prefix",
+                fix="give the folder of the target, with the shard that holds its embedding",
+            )
+        if head is None and not _tied(checkpoint):
+            raise CheckpointError(
+                target,
+                f"no tensor is called {HEAD}, and config.json does not say that the target ties it"
+                " to the embedding",
+                fix="give the shard that holds the head, or tie_word_embeddings: true if it is so",
+            )
+        tables = cls(
+            checkpoint=checkpoint,
+            embed_tokens=embedding,
+            lm_head=head or embedding,
+            norm=_final_norm(checkpoint, embedding),
+        )
+        tables._check()
+        return tables
+
+    @property
+    def vocab_size(self) -> int:
+        """V, rows of both tables."""
+        return self.embed_tokens.shape[0]
+
+    @property
+    def width(self) -> int:
+        """W, elements of a row."""
+        return self.embed_tokens.shape[1]
+
+    def shared(
+        self, dtype: torch.dtype | None = torch.float32, device: torch.device = CPU
+    ) -> SharedTables:
+        """Both tables, [V, W], for `load_draft`, and the norm where it is known.
+
+        Args:
+            dtype: of the tables; None = as the target stores them.
+            device: of the tables.
+        """
+        stored = {EMBEDDING: self.embed_tokens, HEAD: self.lm_head, FINAL_NORM: self.norm}
+        return SharedTables(
+            {
+                name: partial(self._read, t, dtype, device)
+                for name, t in stored.items()
+                if t is not None
+            }
+        )
+
+    def _read(self, tensor: TensorInfo, dtype: torch.dtype | None, device: torch.device) -> Tensor:
+        with safe_open(self.checkpoint.folder / tensor.file, "pt") as file:
+            table: Tensor = file.get_tensor(tensor.name)
+        return table.to(device, dtype)
+
+    def _check(self) -> None:
+        for tensor in (self.embed_tokens, self.lm_head):
+            if tensor.dtype not in FLOAT_DTYPES or len(tensor.shape) != 2 or 0 in tensor.shape:
+                raise CheckpointError(
+                    self.checkpoint.folder / tensor.file,
+                    f"{tensor.name}: expected {' or '.join(FLOAT_DTYPES)} [vocabulary, width], got"
+                    f" {tensor.dtype} {list(tensor.shape)}",
+                    fix="give a target whose embedding and head are not quantized",
+                )
+        if self.embed_tokens.shape != self.lm_head.shape:
+            raise CheckpointError(
+                self.checkpoint.folder,
+                f"{self.embed_tokens.name} is {list(self.embed_tokens.shape)}, {self.lm_head.name}"
+                f" {list(self.lm_head.shape)}: expected equal shapes",
+                fix="give the target that the draft was trained for",
+            )
+
+
+def _find(checkpoint: Checkpoint, table: str) -> TensorInfo | None:
+    found = [
+        tensor
+        for name, tensor in checkpoint.tensors.items()
+        if f".{name}".endswith(f".{table}") and ".layers." not in f".{name}"
+    ]
+    if len(found) > 1:
+        raise CheckpointError(
+            checkpoint.folder,
+            f"several tensors are called {table}: {', '.join(tensor.name for tensor in found)}",
+            fix="give a folder with the language model that the draft was trained for alone",
+        )
+    return found[0] if found else None
+
+
+def _final_norm(checkpoint: Checkpoint, embedding: TensorInfo) -> TensorInfo | None:
+    """The tensor `norm.weight` that stands beside the embedding, if it is a vector of its width."""
+    norm = checkpoint.tensors.get(embedding.name.removesuffix(EMBEDDING) + "norm.weight")
+    fits = norm is not None and norm.dtype in FLOAT_DTYPES and norm.shape == embedding.shape[1:]
+    return norm if fits else None
+
+
+def _tied(checkpoint: Checkpoint) -> bool:
+    """What config.json says, in a multimodal target its section on the text model."""
+    sections = (checkpoint.config, checkpoint.config.get("text_config"))
+    return any(isinstance(s, Mapping) and s.get("tie_word_embeddings") is True for s in sections)

@@ -1,0 +1,238 @@
+"""Writing a trace folder: shards of bounded size, then trace.json, published by one rename.
+
+The folder appears whole or not at all. What the traces mean is `folder.py`.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ...quantize.files.safetensors_file import SafetensorsFile
+from ...quantize.files.safetensors_header import StoredTensor
+from ...quantize.files.staging import UNVERIFIED, check_output, staged_output, write_text
+from ..errors import TraceError
+from .carried_tables import CarriedTables
+from .folder import file_sha256
+from .manifest import (
+    MANIFEST_FILE,
+    TABLES_FILE,
+    FeatureSpec,
+    LogprobSpec,
+    Sampling,
+    Shard,
+    TableDtype,
+    TablesFile,
+    TargetIdentity,
+    TraceEntry,
+    TraceManifest,
+    check_manifest,
+    manifest_text,
+)
+from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace
+from .tables import write_tables
+from .target_tables import TargetTables
+
+SHARD_BYTES = 512 * 2**20
+
+_STORED_DTYPES = {torch.int32: "I32"} | dict(FEATURE_DTYPES.values())
+
+
+class TraceWriter:
+    """Collects traces into shards below a staging folder; made by `trace_output`."""
+
+    def __init__(
+        self,
+        staging: Path,
+        head: TraceManifest,
+        shard_bytes: int,
+        tables: TargetTables | None,
+        table_ids: Collection[int],
+        carried: CarriedTables | None,
+    ) -> None:
+        self._staging = staging
+        self._head = head
+        self._shard_bytes = shard_bytes
+        self._tables = tables
+        self._token_ids = set(table_ids)
+        self._carried = carried
+        self._pending: dict[str, Tensor] = {}
+        self._entries: dict[int, TraceEntry] = {}
+        self._shards: list[Shard] = []
+
+    def add(self, trace: PromptTrace, *, position: int) -> None:
+        """Write one trace.
+
+        Args:
+            trace: checked like on reading.
+            position: place of the prompt in trace.json, whatever the order of writing.
+
+        Raises:
+            TraceError: the trace contradicts itself, or the position is taken.
+        """
+        if position in self._entries:
+            taken_by = self._entries[position].id
+            raise TraceError(trace.id, f"position {position} is taken by {taken_by}",
+                             fix="number the prompts")  # fmt: skip
+        check_trace(trace, self._head, self._staging.name)
+        tensors = {f"{trace.id}.{name}": tensor for name, tensor in _stored(trace).items()}
+        if self._pending and _nbytes(self._pending) + _nbytes(tensors) > self._shard_bytes:
+            self._flush()
+        # A second prompt of the same id is refused by check_manifest; it must not hide the first.
+        self._entries[position] = TraceEntry(
+            id=trace.id,
+            category=trace.category,
+            prompt_length=trace.prompt_length,
+            num_tokens=trace.num_tokens,
+            file=self._next_file(),
+            conversation_sha256=trace.conversation_sha256,
+        )
+        self._pending |= tensors
+        self._token_ids.update(trace.token_ids.tolist())
+
+    def finish(self) -> None:
+        """Write the last shard, the tables and trace.json.
+
+        Raises:
+            TraceError: no trace was added, or two have the same id.
+        """
+        if self._pending:
+            self._flush()
+        entries = tuple(entry for _, entry in sorted(self._entries.items()))
+        manifest = dataclasses.replace(
+            self._head,
+            num_tokens=sum(entry.num_tokens for entry in entries),
+            prompts=entries,
+            shards=tuple(self._shards),
+            tables=self._write_tables(),
+        )
+        check_manifest(manifest, self._staging / MANIFEST_FILE)
+        write_text(self._staging / f"{MANIFEST_FILE}{UNVERIFIED}", manifest_text(manifest))
+
+    def _flush(self) -> None:
+        path = self._staging / self._next_file()
+        stored = [
+            StoredTensor(name=name, dtype=_STORED_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
+            for name, tensor in self._pending.items()
+        ]
+        with SafetensorsFile(path, stored, {}) as file:
+            for name, tensor in self._pending.items():
+                file.write(name, tensor)
+        self._shards.append(
+            Shard(file=path.name, nbytes=path.stat().st_size, sha256=file_sha256(path))
+        )
+        self._pending = {}
+
+    def _write_tables(self) -> TablesFile | None:
+        path, tables = self._staging / TABLES_FILE, self._tables
+        if self._carried:
+            return self._carried.write(path)
+        if not tables:
+            return None
+        write_tables(path, tables, sorted(self._token_ids))
+        return TablesFile(
+            nbytes=path.stat().st_size,
+            sha256=file_sha256(path),
+            num_token_ids=len(self._token_ids),
+            width=tables.width,
+            embed_tokens_dtype=cast(TableDtype, tables.embed_tokens.dtype),
+            lm_head_dtype=cast(TableDtype, tables.lm_head.dtype),
+            norm_dtype=cast(TableDtype, tables.norm.dtype) if tables.norm else None,
+        )
+
+    def _next_file(self) -> str:
+        return f"traces-{len(self._shards) + 1:05d}.safetensors"
+
+
+@contextmanager
+def trace_output(
+    out: Path,
+    target: TargetIdentity,
+    features: FeatureSpec,
+    *,
+    temperature: float = 0,
+    sampling: Sampling | None = None,
+    logprobs: LogprobSpec | None = None,
+    recorded_by: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    tables: TargetTables | None = None,
+    table_ids: Collection[int] = (),
+    carried: CarriedTables | None = None,
+) -> Iterator[TraceWriter]:
+    """Write a trace folder; leaving the block without an exception publishes it.
+
+    Args:
+        out: folder to create; its parent exists.
+        target: what was recorded.
+        features: what the features are.
+        temperature: see `TraceManifest`, also for the next three.
+        sampling: how tokens were drawn at a temperature above 0.
+        logprobs: which ones the traces have.
+        recorded_by: engine and version.
+        shard_bytes: a new shard starts before tensors of one grow beyond this.
+        tables: also carry these tables of the target, see `tables`; None for none.
+        table_ids: tokens whose embedding is carried beside those of the traces.
+        carried: carry these tables instead, which other trace folders carry.
+
+    Raises:
+        OutputError: `out` exists, its parent does not, or the head does not fit on the disk.
+        TraceError: nothing was added, ids are doubled, or the tables are not those of the target.
+    """
+    needed = tables.lm_head.nbytes if tables else carried.nbytes if carried else 0
+    check_output(out, needed_bytes=needed)
+    if tables:
+        _check_tables(tables, table_ids, target)
+    head = TraceManifest(
+        temperature=temperature,
+        sampling=sampling,
+        recorded_by=recorded_by,
+        target=target,
+        features=features,
+        logprobs=logprobs,
+        num_tokens=0,
+        prompts=(),
+        shards=(),
+    )
+    with staged_output(out, last=MANIFEST_FILE) as staging:
+        writer = TraceWriter(staging, head, shard_bytes, tables, table_ids, carried)
+        yield writer
+        writer.finish()
+
+
+def _check_tables(tables: TargetTables, table_ids: Collection[int], target: TargetIdentity) -> None:
+    if tables.vocab_size != target.vocab_size:
+        raise TraceError(
+            tables.checkpoint.folder,
+            f"its embedding has {tables.vocab_size} rows, the vocabulary {target.vocab_size}",
+            fix="give the folder of the recorded target",
+        )
+    for token in table_ids:
+        if not 0 <= token < target.vocab_size:
+            raise TraceError(
+                f"token id {token}",
+                f"expected ids in [0, {target.vocab_size}), the target's vocabulary",
+                fix="give ids of this target: --table-ids",
+            )
+
+
+def _stored(trace: PromptTrace) -> dict[str, Tensor]:
+    """The tensors of a trace as they are stored, by name."""
+    tensors = {
+        "token_ids": trace.token_ids.to(torch.int32),
+        "features": trace.features.contiguous(),
+        "target_top1": trace.target_top1.to(torch.int32),
+    }
+    if trace.token_logprob is not None:
+        tensors["token_logprob"] = trace.token_logprob.contiguous()
+    if trace.top_token_ids is not None and trace.top_logprobs is not None:
+        tensors["top_token_ids"] = trace.top_token_ids.to(torch.int32)
+        tensors["top_logprobs"] = trace.top_logprobs.contiguous()
+    return tensors
+
+
+def _nbytes(tensors: dict[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
