@@ -30,7 +30,7 @@ READING = sorted(
     for path in (QUANTIZE / room).rglob("*.py")
 )
 WRITING = {"algorithms", "backends", "execute", "layouts", "numerics", "plan", "quantize"}
-WITH_TORCH = {"stored/loading.py", "stored/activations.py"}
+WITH_TORCH = {"stored/activations.py", "stored/loading.py", "stored/weights.py"}
 Q_PROJ = "midlayer.self_attn.q_proj"
 
 
