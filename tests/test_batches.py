@@ -129,7 +129,7 @@ def test_drawn_proposals_in_a_batch(tmp_path: Path) -> None:
     draft = draft_of(drawn)
     for parts in (2**26, 7 * draft.forward.num_logits):  # logits in one part, and seven rows each
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("draftquant.calibration.predictions.MAX_LOGITS", parts)
+            patch.setattr("draftquant.calibration.passes.predictions.MAX_LOGITS", parts)
             single, batched = (
                 replay_drafts(
                     [draft],

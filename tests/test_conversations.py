@@ -220,7 +220,7 @@ def test_parquet_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(PromptError, match="cannot be read"):
         read_prompts(tmp_path / "none.parquet")
     path.write_bytes(whole)
-    monkeypatch.setattr("draftquant.calibration.parquet.MAX_GROUP_BYTES", 10)
+    monkeypatch.setattr("draftquant.calibration.prompts.parquet.MAX_GROUP_BYTES", 10)
     with pytest.raises(PromptError, match="a row group of more than 10 bytes"):
         read_prompts(path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -13,7 +13,6 @@ import pytest
 import torch
 from draftquant.calibration.errors import DeviceError
 from draftquant.calibration.passes import devices, draft_inputs
-from draftquant.calibration.passes import draft_pass as passes
 from draftquant.calibration.passes.batches import proposals_of_batch
 from draftquant.calibration.passes.devices import available_bytes, peak_bytes, resolve_device
 from draftquant.calibration.traces.prompt_trace import PromptTrace
@@ -107,9 +106,9 @@ def test_the_peak_of_this_process_is_in_bytes() -> None:
 @pytest.fixture
 def _no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """What looks at values, which fake tensors have none of."""
-    monkeypatch.setattr(passes, "finite", lambda values, *_: values)
-    for module in ("chain", "block", "predictions"):
-        monkeypatch.setattr(f"draftquant.calibration.{module}.finite", lambda values, *_: values)
+    for module in ("draft_pass", "chain", "block", "predictions"):
+        where = f"draftquant.calibration.passes.{module}.finite"
+        monkeypatch.setattr(where, lambda values, *_: values)
     monkeypatch.setattr(draft_inputs, "_check_embedded", lambda *_: None)
 
 
