@@ -9,6 +9,7 @@ import pytest
 from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding
+from draftquant.calibration.recording.target_shape import TargetShape
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.vllm import answers
 from draftquant.calibration.vllm.answers import Answer, most_likely
@@ -65,6 +66,43 @@ def test_the_users_arguments_pass_through() -> None:
     assert setup(given=given).arguments() == expected
     assert setup(num_top_logprobs=30).arguments() == EXPECTED | {"max_logprobs": 30}
     assert "max_logprobs" not in setup(num_top_logprobs=20).arguments()
+
+
+def test_plain_rotary_angles_of_latent_attention_are_computed_by_torch() -> None:
+    def config(**given: Any) -> object:
+        return setup(plain_latent_rope=True, given=given).arguments()["compilation_config"]
+
+    assert config() == {"custom_ops": ["-rotary_embedding"]}
+    own = {"mode": 3, "custom_ops": ["+rms_norm"]}
+    both = {"mode": 3, "custom_ops": ["+rms_norm", "-rotary_embedding"]}
+    assert config(compilation_config=own) == both
+    assert config(compilation_config=both) == both
+    for wrong in (3, {"custom_ops": "none"}):
+        with pytest.raises(TraceError, match="expected an object, to which -rotary_embedding"):
+            config(compilation_config=wrong)
+    words = shlex.split(setup(plain_latent_rope=True).command())
+    value = words[words.index("--compilation-config") + 1]
+    assert json.loads(value) == {"custom_ops": ["-rotary_embedding"]}
+
+
+@pytest.mark.parametrize(
+    ("rope", "plain"),
+    [
+        ({}, True),
+        ({"rope_scaling": None}, True),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, False),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, True),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4}}, False),
+    ],
+)
+@pytest.mark.parametrize("latent", [True, False])
+def test_which_targets_have_plain_rotary_angles(
+    rope: dict[str, Any], plain: bool, latent: bool, tmp_path: Path
+) -> None:
+    sizes = {"num_hidden_layers": 2, "vocab_size": 7, "hidden_size": 5}
+    config = sizes | rope | ({"kv_lora_rank": 512} if latent else {})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert TargetShape.read(tmp_path).plain_latent_rope == (plain and latent)
 
 
 def test_the_command_of_a_server_says_the_same() -> None:

@@ -28,12 +28,14 @@ class TargetShape:
         num_layers: decoder layers. vocab_size: token ids lie in [0, vocab_size).
         hidden_size: width of one layer's output.
         max_positions: tokens of prompt and continuation at most; None = not said.
+        plain_latent_rope: it has latent attention (MLA) whose rotary angles are not scaled.
     """
 
     num_layers: int
     vocab_size: int
     hidden_size: int
     max_positions: int | None
+    plain_latent_rope: bool = False
 
     @classmethod
     def read(cls, target: Path) -> "TargetShape":
@@ -55,7 +57,16 @@ class TargetShape:
             vocab_size=_size(text, "vocab_size", path),
             hidden_size=_size(text, "hidden_size", path),
             max_positions=longest if type(longest) is int else None,
+            plain_latent_rope="kv_lora_rank" in text and not _scales_rope(text),
         )
+
+
+def _scales_rope(config: Mapping[str, Any]) -> bool:
+    for key in ("rope_scaling", "rope_parameters"):  # transformers 4 and 5
+        rope = config.get(key)
+        if isinstance(rope, Mapping):
+            return bool(rope.get("rope_type", rope.get("type", "default")) != "default")
+    return False
 
 
 def _size(config: Mapping[str, Any], key: str, path: Path) -> int:

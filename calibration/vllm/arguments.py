@@ -18,6 +18,8 @@ LOGPROBS_MODE = "processed_logprobs"
 _PACKAGE = __package__
 _VLLM_MAX_LOGPROBS = 20  # what vLLM takes without being told
 
+_NATIVE_ROPE = "-rotary_embedding"
+
 _OURS = {
     "model": "give --target",
     "dtype": "give --dtype",
@@ -44,6 +46,7 @@ class EngineSetup:
         max_model_len: tokens of the longest prompt with its continuation.
         num_top_logprobs: see `Decoding`.
         folder: where the engine's workers write, and the recorder reads.
+        plain_latent_rope: see `TargetShape`.
         given: the user's own arguments, by vLLM's names.
     """
 
@@ -53,6 +56,7 @@ class EngineSetup:
     max_model_len: int
     num_top_logprobs: int
     folder: Path
+    plain_latent_rope: bool = False
     given: Mapping[str, object]
 
     def arguments(self) -> dict[str, object]:
@@ -70,6 +74,7 @@ class EngineSetup:
             "max_model_len": self.max_model_len,
             **({"max_logprobs": logprobs} if logprobs > _VLLM_MAX_LOGPROBS else {}),
             **given,
+            **self._native_rope(given),
             "enable_prefix_caching": False,
             "logprobs_mode": LOGPROBS_MODE,
             "async_scheduling": False,  # 0.33 turns it on with GPUs, whatever the scheduler
@@ -90,6 +95,29 @@ class EngineSetup:
                 "kv_connector_extra_config": {FOLDER_KEY: str(self.folder.absolute())},
             },
         }
+
+    def _native_rope(self, given: Mapping[str, object]) -> dict[str, object]:
+        """For MLA without yarn, rotary angles in torch instead of in a kernel.
+
+        vLLM 0.32's kernel for CPUs reads queries and keys [tokens, heads, 64] as two-dimensional:
+        hidden states are off by a fifth, and nothing says so. Yarn never takes that kernel.
+
+        Raises:
+            TraceError: the user's own compilation_config cannot be added to.
+        """
+        if not self.plain_latent_rope:
+            return {}
+        config = given.get("compilation_config", {})
+        chosen = config.get("custom_ops", []) if isinstance(config, Mapping) else None
+        if not isinstance(config, Mapping) or not isinstance(chosen, list):
+            raise TraceError(
+                "--engine-arg compilation_config",
+                f"expected an object, to which {_NATIVE_ROPE} is added for this target, got"
+                f" {short(config)}",
+                fix='give it as {"mode": 3}, for example',
+            )
+        missing = [] if _NATIVE_ROPE in chosen else [_NATIVE_ROPE]
+        return {"compilation_config": {**config, "custom_ops": [*chosen, *missing]}}
 
     def command(self) -> str:
         """The shell command that starts a server so.

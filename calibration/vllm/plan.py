@@ -85,6 +85,7 @@ class RecordingPlan:
             max_model_len=self.max_model_len,
             num_top_logprobs=self.decoding.num_top_logprobs,
             folder=folder,
+            plain_latent_rope=self.shape.plain_latent_rope,
             given=given,
         )
 
