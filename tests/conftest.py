@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import importlib.util
 import os
 from collections.abc import Iterator
 
@@ -36,3 +37,13 @@ def float64_on_one_thread() -> Iterator[None]:
     with transformers_in_float64():
         yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def quark_imported() -> None:
+    """For tests that run Quark themselves: imported as the backend does, with its build guarded."""
+    from draftquant.quantize.backends.quark_import import quark_process_state
+
+    if importlib.util.find_spec("quark") is not None:
+        with quark_process_state():
+            pass

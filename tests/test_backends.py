@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.backends import get_backend, quark
+from draftquant.quantize.backends import get_backend, quark_import
 from draftquant.quantize.errors import BackendError
 from draftquant.recipes.schema import BackendName, WeightFormat
 from vendors import needs
@@ -175,15 +175,51 @@ def test_quark_needs_a_compiler_only_until_its_extension_is_built(
     (tmp_path / "bin" / "ninja").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CXX", raising=False)
-    cache = tmp_path / "extensions"
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(cache))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     with pytest.raises(BackendError, match=r"no compiler 'c\+\+' found") as caught:
         get_backend("quark").check(INT4)
     assert "install g++" in caught.value.fix
-    built = cache / quark.EXTENSION / f"{quark.EXTENSION}.so"
+    name = quark_import.EXTENSION
+    built = quark_import.extension_folder() / name / f"{name}.so"
     built.parent.mkdir(parents=True)
     built.touch()
     get_backend("quark").check(INT4)
+
+
+IMPORT_QUARK = """
+from draftquant.quantize.backends.quark_import import quark_process_state
+with quark_process_state():
+    import quark.torch
+"""
+
+
+@pytest.mark.vendor
+@needs("quark")
+def test_a_build_that_was_killed_does_not_block_the_next_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torch waits for ever for the lock file that a killed process left in its build folder."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    folder = quark_import.extension_folder() / quark_import.EXTENSION
+    folder.mkdir(parents=True)
+    (folder / "lock").touch()
+    subprocess.run([sys.executable, "-c", IMPORT_QUARK], check=True, timeout=300)
+    assert (folder / f"{quark_import.EXTENSION}.so").is_file()
+    assert not (folder / "lock").exists()
+
+
+def test_a_build_folder_that_cannot_be_made_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
+    monkeypatch.delitem(sys.modules, "quark.torch", raising=False)
+    with (
+        pytest.raises(BackendError, match="cannot be built there: Not a directory") as caught,
+        quark_import.quark_process_state(),
+    ):
+        pytest.fail("Quark was imported")
+    assert "set TORCH_EXTENSIONS_DIR" in caught.value.fix
 
 
 REFUSED = {

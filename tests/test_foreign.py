@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.backends.quark import _quark_process_state
+from draftquant.quantize.backends.quark_import import quark_process_state
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit
@@ -71,7 +71,7 @@ def verified(folder: Path, source: Path) -> set[str]:
 
 
 def quark_file_to_file(source: Path, out: Path, spec: Callable[[Any], Any]) -> Path:
-    with _quark_process_state():
+    with quark_process_state():
         from quark.torch import ModelQuantizer
         from quark.torch.quantization.config import config as quark
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.backends.quark import _quark_process_state, _weight_spec
+from draftquant.quantize.backends.quark import _weight_spec
+from draftquant.quantize.backends.quark_import import quark_process_state
 from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
@@ -339,7 +340,7 @@ def test_one_scale_for_all_tokens_computed_when_served(folder: Path) -> None:
 
 def exported(weight: Tensor) -> dict[str, Tensor]:
     """Quark's whole export of one linear, by suffix."""
-    with torch.no_grad(), _quark_process_state():
+    with torch.no_grad(), quark_process_state():
         from quark.torch import ModelQuantizer
         from quark.torch.export.nn.modules.qparamslinear import QParamsLinear
         from quark.torch.quantization.config.config import QConfig, QLayerConfig
@@ -410,7 +411,7 @@ def test_quark_from_file_to_file_gives_the_same_but_no_zero_points(
         for name, tensor in read_tensors(draft).items()
     }
     write_tensors(source, tensors, metadata={"format": "pt"})
-    with _quark_process_state():
+    with quark_process_state():
         from quark.torch import ModelQuantizer
         from quark.torch.quantization.config import config as quark
 
@@ -443,7 +444,7 @@ def _as_float32(tensor: Stored) -> Stored:
 
 @vendor
 def test_quark_declares_the_same() -> None:
-    with _quark_process_state():
+    with quark_process_state():
         from quark.torch.quantization.config import config as quark
         from quark.torch.quantization.config.template import INT4_FP8Scheme
 

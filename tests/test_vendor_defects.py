@@ -29,6 +29,7 @@ ORDER, REORDER = (0, 1, 2, 3, 4, 5, 6, 7), (0, 2, 4, 6, 1, 3, 5, 7)
 
 pytestmark = [
     pytest.mark.vendor,
+    pytest.mark.usefixtures("quark_imported"),
     pytest.mark.filterwarnings("ignore:To copy construct from a tensor"),  # ModelOpt's own
 ]
 needs_quark = needs("quark")

@@ -209,6 +209,7 @@ def exported_by_quark(weight: Tensor) -> Any:
 
 @pytest.mark.vendor
 @needs("quark")
+@pytest.mark.usefixtures("quark_imported")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape", ["q", "k or v, GQA", "gate or up", "down", "kv_a, MLA", "Nx8", "one column"]

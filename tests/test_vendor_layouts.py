@@ -9,7 +9,8 @@ import pytest
 import torch
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.backends.modelopt import _run_modelopt
-from draftquant.quantize.backends.quark import _quark_process_state, _weight_spec
+from draftquant.quantize.backends.quark import _weight_spec
+from draftquant.quantize.backends.quark_import import quark_process_state
 from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.quantize.layouts import Columns, get_layout
 from draftquant.quantize.numerics.fp8 import fp8_codes, fp8_scale
@@ -109,7 +110,7 @@ def test_quark_exports_the_same_groups(
         weight[3, :32] = (
             1  # the scale 2^-127 of zeros is a defect of Quark's: test_vendor_defects.py
         )
-    with torch.no_grad(), _quark_process_state():
+    with torch.no_grad(), quark_process_state():
         from quark.torch import ModelQuantizer
         from quark.torch.export.nn.modules.qparamslinear import QParamsLinear
         from quark.torch.quantization.config.config import QConfig, QLayerConfig
@@ -156,7 +157,7 @@ def test_quark_declares_the_same(
     recipe = dataclasses.replace(
         load_recipe("mi325x-w4a8"), weights=weights, activations=activations
     )
-    with _quark_process_state():
+    with quark_process_state():
         theirs = json.loads(json.dumps(quark_config(weights, activations).to_dict()))
     ours = get_layout("quark").declare(recipe, ())
     assert without_excludes(ours).keys() == without_excludes(theirs).keys() | {"export"}
@@ -165,7 +166,7 @@ def test_quark_declares_the_same(
 
 @needs_quark
 def test_quark_exports_the_same_json_as_we_do(tmp_path: Path) -> None:
-    with _quark_process_state():
+    with quark_process_state():
         from quark.torch import ModelQuantizer, export_safetensors
 
         quantizer = ModelQuantizer(quark_config(INT4, PER_TOKEN))
@@ -179,7 +180,7 @@ def test_quark_exports_the_same_json_as_we_do(tmp_path: Path) -> None:
 
 @needs_quark
 def test_quark_packs_the_same_words() -> None:
-    with _quark_process_state():
+    with quark_process_state():
         from quark.torch.utils.pack import Pack_4_bits
     codes = torch.randint(-8, 8, (16, 64), generator=torch.Generator().manual_seed(0))
     for reorder in (True, False):

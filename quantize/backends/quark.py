@@ -1,18 +1,10 @@
 """AMD Quark 0.13 as a backend: the toolkit itself calibrates and rounds, one linear at a time.
 
-Quark is imported only inside `quantize`. It wants `ninja` at every import and a C++ compiler at the
-first one, writes a log to stderr, and reads environment variables while it is imported: all of that
-stays in here.
+Quark is imported only inside `quantize`; what its import wants is `quark_import`.
 """
 
 import contextlib
 import io
-import logging
-import os
-import shutil
-import sysconfig
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,16 +16,10 @@ from ..errors import BackendError
 from ..numerics.fp4 import fp4_codes
 from ..numerics.fp8 import FP8, FP8_MAX
 from ..numerics.quantized_weight import QuantizedWeight
-from .vendor import (
-    TOOLKIT_ERRORS,
-    finite_absmax,
-    process_state,
-    tested_version,
-    with_absmax,
-)
+from .quark_import import quark_process_state, require_build_tools
+from .vendor import TOOLKIT_ERRORS, finite_absmax, tested_version, with_absmax
 
 TESTED_VERSION = "0.13"
-EXTENSION = "quark_hw_emulation_stable_abi"
 _CODES = {"int4": torch.int8, "fp8_e4m3": FP8, "mxfp4": torch.uint8}
 BLOCK_ELEMENTS = 1 << 24
 """Elements that Quark rounds at a time: it holds about five float32 copies of what it is given."""
@@ -62,8 +48,7 @@ class QuarkBackend:
                 fix="use 'backend: torch', or leave scale_dtype out",
             )
         tested_version(self.name, "amd-quark", TESTED_VERSION)
-        _path_with_ninja()
-        _require_compiler()
+        require_build_tools()
 
     def quantize(
         self,
@@ -93,7 +78,7 @@ class QuarkBackend:
         covered = with_absmax(self.name, weight, weights, absmax)
         self.check(weights)
         try:
-            with torch.no_grad(), _quark_process_state():
+            with torch.no_grad(), quark_process_state():
                 codes, scale, first_scale = _run_quark(covered, weights)
         except TOOLKIT_ERRORS as exc:
             raise BackendError(
@@ -122,55 +107,6 @@ class QuarkBackend:
             "amd-quark": tested_version(self.name, "amd-quark", TESTED_VERSION),
             "torch": torch.__version__,
         }
-
-
-def _path_with_ninja() -> str:
-    """PATH on which `ninja` is found: Quark misses the one of a venv that is not activated."""
-    path = os.environ.get("PATH", "")
-    if shutil.which("ninja"):
-        return path
-    scripts = sysconfig.get_path("scripts")
-    if shutil.which("ninja", path=scripts):
-        return os.pathsep.join((scripts, path))
-    raise BackendError(
-        "backend quark",
-        f"AMD Quark needs 'ninja' at every import: not found on PATH, nor in {scripts}",
-        fix="pip install ninja, or use 'backend: torch'",
-    )
-
-
-def _require_compiler() -> None:
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) or _extension_is_built():
-        return
-    raise BackendError(
-        "backend quark",
-        f"AMD Quark builds a C++ extension at its first import: no compiler {compiler!r} found",
-        fix="install g++ (or set CXX), or use 'backend: torch'",
-    )
-
-
-def _extension_is_built() -> bool:
-    # Not at the top: it imports setuptools, which no other backend needs.
-    from torch.utils.cpp_extension import get_default_build_root
-
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
-    return any(Path(root).rglob(f"{EXTENSION}/*.so"))
-
-
-@contextlib.contextmanager
-def _quark_process_state() -> Iterator[None]:
-    """What Quark needs of the process, put back afterwards, and nothing of it on stdout."""
-    # QUARK_DISABLE_COMPILE is read at import: with torch.compile the same bits take 15 s longer.
-    with process_state(PATH=_path_with_ninja(), QUARK_DISABLE_COMPILE="1"):
-        # Warnings stay: they say why the extension was not built. Not by Quark's own switch, which
-        # walks every logger of the process, 30 ms each time.
-        disabled = logging.root.manager.disable
-        logging.disable(max(disabled, logging.INFO))
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
 
 
 def _run_quark(weight: Tensor, weights: WeightFormat) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -7,7 +7,7 @@ from typing import Any
 
 os.environ["QUARK_DISABLE_COMPILE"] = "1"
 
-from draftquant.quantize.backends.quark import _quark_process_state
+from draftquant.quantize.backends.quark_import import quark_process_state
 from maker import main
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
@@ -74,7 +74,7 @@ def _config(scheme: str, variant: int) -> Any:
 def make(scheme: str, source: Path, out: Path, variant: int) -> None:
     """See `maker.Make`."""
     form, _, name = scheme.partition("-")
-    with _quark_process_state():
+    with quark_process_state():
         from quark.torch import ModelQuantizer, export_safetensors
 
         quantizer = ModelQuantizer(_config(name, variant))
