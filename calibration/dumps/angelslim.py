@@ -12,8 +12,8 @@ tools/generate_dflash_data.py.
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files import find_files, load_tensors, optional_tensor, pending, sample_name, tensors
-from .sample import Pending, Sample, make_sample
+from .files import find_files, load_tensors, pending, stored_sample
+from .sample import Pending, Sample
 
 
 def samples(dump: Path) -> Sequence[Pending]:
@@ -21,16 +21,7 @@ def samples(dump: Path) -> Sequence[Pending]:
 
     def load(file: Path) -> Sample:
         loaded = load_tensors(file)
-        names = ("input_ids", "loss_mask", "hidden_states")
-        token_ids, loss_mask, aux = tensors(file, loaded, *names)
-        return make_sample(
-            file,
-            sample_name(file, dump),
-            token_ids=token_ids,
-            answered=loss_mask,
-            aux=aux,
-            last=optional_tensor(file, loaded, "target_hiddens"),
-        )
+        return stored_sample(file, dump, loaded, aux="hidden_states", last="target_hiddens")
 
     written_by = "generate_hidden_for_draft_model.py"
     return pending(find_files(dump, (".ckpt",), written_by=written_by), load)

@@ -14,7 +14,7 @@ from ...quantize.files.safetensors_header import read_header
 from ...quantize.files.torch_file import TorchFileProblem, load_plain
 from ...recipes.errors import short, visible
 from ..errors import TraceError
-from .sample import AGAIN, Pending, Sample
+from .sample import AGAIN, Pending, Sample, make_sample
 
 MAX_NAME = 150  # characters; the number of a turn may follow
 _NUMBER = re.compile(r"(\d+)")
@@ -51,6 +51,40 @@ def sample_name(file: Path, dump: Path) -> str:
     """What the file is called within its dump, without its suffixes: rows_0-2000/data_3."""
     inside = file.relative_to(dump) if file != dump else Path(file.name)
     return visible(str(inside.with_name(inside.name.split(".")[0])))[-MAX_NAME:]
+
+
+def stored_sample(
+    file: Path,
+    dump: Path,
+    loaded: Mapping[str, Any],
+    *,
+    aux: str,
+    last: str,
+    masked: bool = True,
+) -> Sample:
+    """The text of a file that holds input_ids, loss_mask and these states.
+
+    Args:
+        file: where `loaded` comes from.
+        dump: the folder that it lies in, or itself.
+        loaded: its entries.
+        aux: the entry with the states of the auxiliary layers.
+        last: that with the last states; it may be absent.
+        masked: a loss_mask must be there.
+
+    Raises:
+        TraceError: an entry is absent, or something else than a tensor of the right shape.
+    """
+    names = ("input_ids", *(("loss_mask",) if masked else ()), aux)
+    token_ids, *_, states = tensors(file, loaded, *names)
+    return make_sample(
+        file,
+        sample_name(file, dump),
+        token_ids=token_ids,
+        answered=optional_tensor(file, loaded, "loss_mask"),
+        aux=states,
+        last=optional_tensor(file, loaded, last),
+    )
 
 
 def load_tensors(file: Path) -> Mapping[str, Any]:

@@ -12,23 +12,21 @@ Source: NVIDIA/Model-Optimizer a2fbac7, examples/speculative_decoding/collect_hi
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files import find_files, load_tensors, optional_tensor, pending, sample_name, tensors
-from .sample import Pending, Sample, make_sample
+from .files import find_files, load_tensors, pending, stored_sample
+from .sample import Pending, Sample
 
 
 def samples(dump: Path) -> Sequence[Pending]:
     """The texts of a dump, unread."""
 
     def load(file: Path) -> Sample:
-        loaded = load_tensors(file)
-        token_ids, aux = tensors(file, loaded, "input_ids", "aux_hidden_states")
-        return make_sample(
+        return stored_sample(
             file,
-            sample_name(file, dump),
-            token_ids=token_ids,
-            answered=optional_tensor(file, loaded, "loss_mask"),
-            aux=aux,
-            last=optional_tensor(file, loaded, "hidden_states"),
+            dump,
+            load_tensors(file),
+            aux="aux_hidden_states",
+            last="hidden_states",
+            masked=False,
         )
 
     return pending(find_files(dump, (".pt",), written_by="compute_hidden_states_*.py"), load)

@@ -15,8 +15,8 @@ specforge/algorithms/*/providers.py.
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files import find_files, load_tensors, optional_tensor, pending, sample_name, tensors
-from .sample import Pending, Sample, make_sample
+from .files import find_files, load_tensors, pending, stored_sample
+from .sample import Pending, Sample
 
 
 def samples(dump: Path) -> Sequence[Pending]:
@@ -30,15 +30,7 @@ def samples(dump: Path) -> Sequence[Pending]:
             if eagle
             else ("hidden_states", "target_last_hidden_states")
         )
-        token_ids, loss_mask, states = tensors(file, loaded, "input_ids", "loss_mask", aux)
-        return make_sample(
-            file,
-            sample_name(file, dump),
-            token_ids=token_ids,
-            answered=loss_mask,
-            aux=states,
-            last=optional_tensor(file, loaded, last),
-        )
+        return stored_sample(file, dump, loaded, aux=aux, last=last)
 
     files = find_files(dump, (".ckpt", ".ckpt.gz"), written_by="prepare_hidden_states.py")
     return pending(files, load)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import TraceError
-from .files import find_files, load_tensors, optional_tensor, pending, sample_name, tensors
-from .sample import Pending, Sample, make_sample
+from .files import find_files, load_tensors, pending, stored_sample
+from .sample import Pending, Sample
 
 
 def samples(dump: Path) -> Sequence[Pending]:
@@ -29,15 +29,6 @@ def samples(dump: Path) -> Sequence[Pending]:
                 "a debug dump of training: its tokens are shifted and padded",
                 fix="give the folder that training reads",
             )
-        names = ("input_ids", "loss_mask", "aux_hidden_states")
-        token_ids, loss_mask, aux = tensors(file, loaded, *names)
-        return make_sample(
-            file,
-            sample_name(file, dump),
-            token_ids=token_ids,
-            answered=loss_mask,
-            aux=aux,
-            last=optional_tensor(file, loaded, "hidden_states"),
-        )
+        return stored_sample(file, dump, loaded, aux="aux_hidden_states", last="hidden_states")
 
     return pending(find_files(dump, (".ckpt", ".pt"), written_by="TorchSpec's preparation"), load)
