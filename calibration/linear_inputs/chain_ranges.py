@@ -6,13 +6,13 @@ embedding and the hidden state. A block draft takes one step, and its keys and v
 context as well as the block.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
-from ...quantize.drafts.fused import fused_linear
+from ...quantize.drafts.fused import fused_group
 from ...quantize.stored.loading import LoadedDraft
 from ..passes.draft_pass import DraftPass
 from ..traces.folder import TraceFolder
@@ -32,6 +32,7 @@ class RangeKey:
 
 
 Ranges = Mapping[RangeKey, InputRange]
+K = TypeVar("K", bound=Hashable)
 
 
 def measure_ranges(
@@ -72,11 +73,7 @@ def measure_ranges(
 
 def merged(several: Iterable[Ranges]) -> Ranges:
     """Ranges of all that several measurements saw, key by key."""
-    total: dict[RangeKey, InputRange] = {}
-    for ranges in several:
-        for key, one in ranges.items():
-            total[key] = total[key] + one if key in total else one
-    return total
+    return _sums(item for ranges in several for item in ranges.items())
 
 
 def of_modules(ranges: Ranges) -> Mapping[str, InputRange]:
@@ -84,18 +81,16 @@ def of_modules(ranges: Ranges) -> Mapping[str, InputRange]:
 
     Linears that engines fuse (q/k/v, gate/up) share one static scale.
     """
-    by_group: dict[tuple[str, str], InputRange] = {}
-    for key, one in ranges.items():
-        group = fused_group(key.module)
-        by_group[group] = by_group[group] + one if group in by_group else one
+    by_group = _sums((fused_group(key.module), one) for key, one in ranges.items())
     return {key.module: by_group[fused_group(key.module)] for key in ranges}
 
 
-def fused_group(module: str) -> tuple[str, str]:
-    """The linear into which engines fuse a module, itself where they leave it alone."""
-    parent, _, leaf = module.rpartition(".")
-    fused = fused_linear(leaf)
-    return parent, fused.vllm if fused else leaf
+def _sums(items: Iterable[tuple[K, InputRange]]) -> dict[K, InputRange]:
+    """The ranges of each key, added up."""
+    total: dict[K, InputRange] = {}
+    for key, one in items:
+        total[key] = total[key] + one if key in total else one
+    return total
 
 
 class _Seen:
@@ -118,8 +113,6 @@ class _Seen:
 
     def end(self, one: DraftPass) -> None:
         step = one.depths.start + 1
-        for name, half, found in self._pending:
-            key = RangeKey(name, step, half)
-            known = self.ranges.get(key)
-            self.ranges[key] = known + found if known else found
+        ended = ((RangeKey(name, step, half), found) for name, half, found in self._pending)
+        self.ranges = _sums((*self.ranges.items(), *ended))
         self._pending.clear()

@@ -4,6 +4,7 @@ Magnitudes are counted in bins of a 64th of an octave, 1.1 % wide, from 2^-40 to
 number are exact. Sketches of parts add up to the sketch of the whole.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -112,6 +113,7 @@ class InputRange:
         return min(scales, key=self.fp8_error)
 
 
+@functools.cache
 def _centres() -> Tensor:
     """[4096] float64, the geometric centre of each bin."""
     index = torch.arange(_BINS, dtype=torch.float64)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...quantize.drafts.fused import fused_group
 from ...quantize.numerics.fp4 import nvfp4_global_scale
 from ...quantize.numerics.fp8 import fp8_scale
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes import ActivationFormat
 from ..errors import CalibrationError
 from ..traces.folder import TraceFolder
-from .chain_ranges import fused_group
 from .observation import never_run, run_over_traces
 
 

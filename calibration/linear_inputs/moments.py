@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...quantize.drafts.forward import BlockForward, OnInput
-from ...quantize.drafts.fused import fused_linear
+from ...quantize.drafts.fused import fused_group
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
 from ..traces.folder import TraceFolder
@@ -132,6 +132,6 @@ def _leaders(draft: LoadedDraft, modules: Sequence[str]) -> dict[str, str]:
     leaders = {}
     for name in modules:
         parent, _, leaf = name.rpartition(".")
-        fused = None if blocks and leaf == "q_proj" else fused_linear(leaf)
-        leaders[name] = first.setdefault((parent, fused.vllm if fused else leaf), name)
+        alone = blocks and leaf == "q_proj"
+        leaders[name] = first.setdefault((parent, leaf) if alone else fused_group(name), name)
     return leaders

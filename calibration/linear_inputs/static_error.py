@@ -55,7 +55,9 @@ def static_errors(
         ranges: measured along the chain.
         activations: static FP8, one scale per tensor.
     """
-    return {module: _error(one, activations) for module, one in of_modules(ranges).items()}
+    by_module = of_modules(ranges)
+    errors = {one: _error(one, activations) for one in set(by_module.values())}
+    return {module: errors[one] for module, one in by_module.items()}
 
 
 def _error(found: InputRange, activations: ActivationFormat) -> StaticError:

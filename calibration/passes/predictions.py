@@ -191,6 +191,7 @@ def batch_proposals(
     shape = (len(token_ids), len(rows), num_draft_tokens)
     best = token_ids.new_empty(shape)
     logprobs = None if temperature is None else hidden.new_empty(shape, dtype=torch.float32)
+    to_draft = None if temperature is None else _to_draft(forward, token_ids)
     for one in draft_passes(
         forward,
         hidden,
@@ -213,27 +214,27 @@ def batch_proposals(
         for some, tokens in parts:
             logits = forward.logits(some)
             likely.append(_argmax(forward, logits, one))
-            if temperature is not None:
-                drawn.append(_logprobs_of(forward, logits, tokens, temperature))
+            if temperature is not None and to_draft is not None:
+                drawn.append(_logprobs_of(to_draft[tokens], logits, temperature))
         best[:, at, depths] = torch.cat(likely).view(recorded.shape)
         if logprobs is not None:
             logprobs[:, at, depths] = torch.cat(drawn).view(recorded.shape)
     return Proposals(token_ids=best, recorded_logprobs=logprobs)
 
 
-def _logprobs_of(
-    forward: DraftForward, logits: Tensor, token_ids: Tensor, temperature: float
-) -> Tensor:
-    """[R] float32 of the target's tokens [R] under logits [R, draft vocabulary], as engines do."""
-    offered = forward.to_target(torch.arange(logits.shape[-1], device=logits.device))
-    draft_ids = torch.full(
-        (int(max(offered.max(), token_ids.max())) + 1,), -1, device=offered.device
-    )
+def _to_draft(forward: DraftForward, token_ids: Tensor) -> Tensor:
+    """[V] int64: the draft's id of a token of the target's, -1 for those that it cannot propose."""
+    offered = forward.to_target(torch.arange(forward.num_logits, device=token_ids.device))
+    draft_ids = offered.new_full((int(max(offered.max(), token_ids.max())) + 1,), -1)
     draft_ids[offered] = torch.arange(len(offered), device=offered.device)
-    chosen = draft_ids[token_ids]
+    return draft_ids
+
+
+def _logprobs_of(draft_ids: Tensor, logits: Tensor, temperature: float) -> Tensor:
+    """[R] float32 of draft ids [R], -1 for none, under logits [R, draft vocabulary]."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    logprobs = wide.float().log_softmax(-1).gather(-1, chosen.clamp(min=0)[..., None])[..., 0]
-    return logprobs.masked_fill(chosen < 0, -torch.inf)
+    logprobs = wide.float().log_softmax(-1).gather(-1, draft_ids.clamp(min=0)[..., None])[..., 0]
+    return logprobs.masked_fill(draft_ids < 0, -torch.inf)
 
 
 def _argmax(forward: DraftForward, logits: Tensor, one: DraftPass) -> Tensor:

@@ -45,3 +45,10 @@ def fused_names(module: str) -> tuple[str, ...]:
     parent, dot, leaf = module.rpartition(".")
     fused = fused_linear(leaf)
     return tuple(f"{parent}{dot}{name}" for name in fused.names) if fused else ()
+
+
+def fused_group(module: str) -> tuple[str, str]:
+    """Parent and leaf of the linear into which vLLM fuses a module, its own where it does not."""
+    parent, _, leaf = module.rpartition(".")
+    fused = fused_linear(leaf)
+    return parent, fused.vllm if fused else leaf

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from ..drafts import Draft, Row
-from ..drafts.fused import fused_linear, fused_names
+from ..drafts.fused import fused_group, fused_names
 from ..files.checkpoint import CONFIG_FILE
 from ..stored.declarations import DeclaredScheme
 from .report import Fault
@@ -57,9 +57,9 @@ def _runtime_names(row: Row, scheme: DeclaredScheme) -> list[str]:
 
 def _numbered(row: Row, first: int) -> str:
     """The name in vLLM of a linear of a decoder layer, where the first layer is number `first`."""
-    _, layer, block, leaf = row.canonical.removesuffix(".weight").split(".")
-    fused = fused_linear(leaf)
-    return f"model.layers.{first + int(layer)}.{block}.{fused.vllm if fused else leaf}"
+    parent, leaf = fused_group(row.canonical.removesuffix(".weight"))
+    _, layer, block = parent.split(".")
+    return f"model.layers.{first + int(layer)}.{block}.{leaf}"
 
 
 def _first_layer(rows: Sequence[Row], scheme: DeclaredScheme) -> int:

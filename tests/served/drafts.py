@@ -18,6 +18,8 @@ NUM_PROMPTS = 16
 MAX_NEW_TOKENS = 64
 """Few of both: vLLM's FP8 product on a CPU takes 10 ms per token and linear of these drafts."""
 W4A8 = "mi325x-w4a8"
+ENGINE_ARGUMENTS = ("--engine-arg", "enforce_eager=true", "--engine-arg", "max_num_seqs=16")
+"""Of every recording by vLLM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ def record_by_engine(python: Path, pair: Pair, prompts: Path, out: Path) -> Trac
         *(str(python), "-m", "draftquant.scripts.cli", "record", "--engine", "vllm"),
         *("--target", str(pair.folder / "target"), "--draft", str(pair.folder / "draft")),
         *("--tables", "--prompts", str(prompts), "--max-new-tokens", str(MAX_NEW_TOKENS)),
-        *("--engine-arg", "enforce_eager=true", "--engine-arg", "max_num_seqs=16"),
+        *ENGINE_ARGUMENTS,
         *("--out", str(out)),
     ]
     environment = os.environ | ENVIRONMENT

@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parent))
 import torch  # noqa: E402
 from draftquant.calibration.recording.decoding import Decoding, processed_logprobs  # noqa: E402
 from draftquant.calibration.traces.folder import TraceFolder  # noqa: E402
-from served.drafts import SERVED_PAIRS, Pair  # noqa: E402
+from served.drafts import ENGINE_ARGUMENTS, SERVED_PAIRS, Pair  # noqa: E402
 from served.recorded import Compared, compare, compared_row, document  # noqa: E402
 from served.serve import ENVIRONMENT  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
@@ -38,7 +38,6 @@ FEW, MANY = 16, 96  # prompts, for what is no question of statistics, and for sp
 MORE_TOKENS = 256  # of a prompt, for speed
 PORT = 8817
 ENGINE = ("--engine", "vllm")
-ENGINE_ARGUMENTS = ("--engine-arg", "enforce_eager=true", "--engine-arg", "max_num_seqs=16")
 MAX_RELATIVE = {"bfloat16": 0.02, "float32": 1e-4}
 """Of a layer's outputs; BF16 keeps 8 bits, and sums are taken in another order."""
 
