@@ -4,12 +4,16 @@ from collections.abc import Mapping
 
 from ...recipes.schema import Algorithm as Choice
 from .base import Algorithm, Need, Statistics
+from .gptq import Gptq
+from .moments import InputMoments
 from .mse import MseNearest
 from .nearest import AbsmaxNearest
 
 _ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("absmax", "nearest"): AbsmaxNearest(),
     ("mse", "nearest"): MseNearest(),
+    ("absmax", "gptq"): Gptq(AbsmaxNearest()),
+    ("mse", "gptq"): Gptq(MseNearest()),
 }
 """By the recipe's `scale` and `rounding`."""
 
@@ -19,4 +23,4 @@ def get_algorithm(choice: Choice) -> Algorithm:
     return _ALGORITHMS[choice.scale, choice.rounding]
 
 
-__all__ = ["Algorithm", "Need", "Statistics", "get_algorithm"]
+__all__ = ["Algorithm", "InputMoments", "Need", "Statistics", "get_algorithm"]
