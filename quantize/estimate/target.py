@@ -52,11 +52,16 @@ class EstimatedStep:
 Target = MeasuredStep | EstimatedStep
 
 
-def parse_step_times(text: str) -> MeasuredStep:
+def parse_step_times(text: str, concurrencies: Sequence[int]) -> MeasuredStep:
     """Milliseconds of a verify step: `14.2` for every concurrency, or `1=9.5,8=14.2`.
 
+    Args:
+        text: as the command line has it.
+        concurrencies: that are asked for.
+
     Raises:
-        EstimateError: neither of the two, or no positive times.
+        EstimateError: neither of the two, no positive times, or one of a concurrency that is not
+            asked for.
     """
     pairs = [part.rpartition("=") for part in text.split(",")]
     try:
@@ -70,6 +75,15 @@ def parse_step_times(text: str) -> MeasuredStep:
             "--target-step-ms",
             f"expected milliseconds, or CONCURRENCY=MILLISECONDS with commas between, got {text!r}",
             fix="for example 14.2, or 1=9.5,8=14.2,64=38",
+        )
+    stray = [c for c in times if c is not None and c not in concurrencies]
+    if stray:
+        asked = ",".join(map(str, concurrencies))
+        raise EstimateError(
+            "--target-step-ms",
+            f"a time at concurrency {stray[0]}, but --concurrency is {asked}",
+            fix="name the concurrencies that were measured: --concurrency "
+            + ",".join(str(c) for c in times),
         )
     return MeasuredStep(seconds=times)
 

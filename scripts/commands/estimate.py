@@ -1,7 +1,7 @@
 """`draftquant estimate`: bytes, time and break-even acceptance of a draft, from headers alone."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...quantize.drafts import Draft
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         refused=refused,
         machines=tuple(Machine(gpu=named_gpu(name), efficiency=efficiency) for name in gpus),
         concurrencies=concurrencies,
-        target=_target(draft, num_draft_tokens, options),
+        target=_target(draft, num_draft_tokens, concurrencies, options),
     )
     if options.json:
         print_json(to_mapping(report))
@@ -130,9 +130,14 @@ def _plans(draft: Draft, options: argparse.Namespace) -> tuple[list[Plan], Mappi
     return plans, refused
 
 
-def _target(draft: Draft, num_draft_tokens: int, options: argparse.Namespace) -> Target | None:
+def _target(
+    draft: Draft,
+    num_draft_tokens: int,
+    concurrencies: Sequence[int],
+    options: argparse.Namespace,
+) -> Target | None:
     if options.target_step_ms is not None:
-        return parse_step_times(options.target_step_ms)
+        return parse_step_times(options.target_step_ms, concurrencies)
     if options.target_bytes is not None:
         return step_of_bytes(options.target_bytes, num_draft_tokens=num_draft_tokens, tp=options.tp)
     if options.target is not None:

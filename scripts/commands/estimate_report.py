@@ -123,15 +123,21 @@ def _print_bytes(report: Report) -> None:
 def _print_times(report: Report) -> None:
     names = tuple(machine.gpu.name for machine in report.machines)
     found = table("Roofline, step / round in µs, concurrency 1", "draft", *names, right=names)
+    marks = set()
     for one in report.estimate.candidates:
-        cells = (
-            f"{_us(machine.pass_seconds(one.round.step, 1))}"
-            f" / {_us(machine.round_seconds(one.round, 1))}{_mark(report, one, machine)}"
-            for machine in report.machines
-        )
+        cells = []
+        for machine in report.machines:
+            step, whole = (
+                machine.pass_seconds(one.round.step, 1),
+                machine.round_seconds(one.round, 1),
+            )
+            mark = _mark(report, one, machine)
+            marks.add(mark)
+            cells.append(f"{_us(step)} / {_us(whole)}{mark}")
         found.row(one.name, *cells)
     print_table(found)
-    stdout().line(f"{UNLOADED} no stock engine is known to load it there (draftquant check)")
+    if any(marks):
+        stdout().line(f"{UNLOADED} no stock engine is known to load it there (draftquant check)")
 
 
 def _print_break_even(report: Report, machine: Machine) -> None:
