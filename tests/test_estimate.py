@@ -420,6 +420,11 @@ def test_an_fp8_head_by_hand(drafts: dict[str, Draft]) -> None:
         assert plain.round.nbytes(1) - fp8.round.nbytes(1) == 3 * saved
 
 
+def test_two_recipes_of_one_name(drafts: dict[str, Draft]) -> None:
+    with pytest.raises(EstimateError, match="--recipe: two forms are called fp8-ptpc"):
+        estimate_of(drafts[LLAMA], ["fp8-ptpc", "fp8-ptpc"])
+
+
 # ---- targets
 
 
@@ -703,6 +708,7 @@ def test_without_a_target_the_rest_is_printed_and_what_is_needed(
     assert "754,974,720 bytes of a step that no format of the draft changes" in out
     assert "break-even acceptance needs the target's verify step: --target-step-ms" in out
     assert "Break-even on" not in out
+    assert "  the head is the target's, in BF16\n" in out
     assert "one pass over a block of 16, 15 of which the head reads" in out
 
 

@@ -137,7 +137,7 @@ def make_estimate(
         tp: tensor-parallel shards, of draft and target alike.
 
     Raises:
-        EstimateError: see `draft_round`.
+        EstimateError: two recipes have one name; see also `draft_round`.
     """
 
     def candidate(name: str, weights: Sequence[Weight], *, fp8_head: bool = False) -> Candidate:
@@ -153,7 +153,12 @@ def make_estimate(
 
     as_it_is = next(row.tensor.dtype for row in draft.rows if row.role == "fusion")
     forms = {as_it_is: plain_weights(draft)}
-    forms |= {plan.recipe.name: planned_weights(plan) for plan in plans}
+    for plan in plans:
+        if plan.recipe.name in forms:
+            raise EstimateError(
+                "--recipe", f"two forms are called {plan.recipe.name}", fix="rename one of them"
+            )
+        forms[plan.recipe.name] = planned_weights(plan)
     candidates = [candidate(name, weights) for name, weights in forms.items()]
     if any(row.role == "head" for row in draft.rows):
         least = min(candidates, key=lambda one: one.round.nbytes(1))

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from ...quantize.engines.hardware import GPUS as ARCHITECTURES
 from ...quantize.engines.preview import planned_verdicts
 from ...quantize.estimate.estimate import BreakEven, Candidate, Estimate
-from ...quantize.estimate.hardware import Gpu, Precision
+from ...quantize.estimate.hardware import Gpu
 from ...quantize.estimate.target import Target
 from ...quantize.estimate.work import Machine, Part, Pass, Round
 from ...quantize.plan import Plan
@@ -53,9 +53,9 @@ class Report:
         return [one.engine for one in verdicts if one.verdict == "LOADS"]
 
 
-def multiplied_as(whole: Round) -> Precision:
-    """What the linears of the MLP are multiplied as, which are quantized as all others are."""
-    return next(work.precision for work in whole.step.works if work.part == "mlp")
+def multiplied_as(whole: Round) -> str:
+    """What the linears of the MLP are multiplied as; those of the attention may be kept besides."""
+    return ", ".join(dict.fromkeys(w.precision for w in whole.step.works if w.part == "mlp"))
 
 
 def assumptions(report: Report) -> Iterator[str]:
@@ -72,7 +72,12 @@ def assumptions(report: Report) -> Iterator[str]:
             f"a round is fc and the keys and values of the {k + 1} positions of each sequence that"
             f" were verified, then one pass over a block of {k + 1}, {k} of which the head reads"
         )
-    yield "weights are read once per step for all sequences, and nothing stays in a cache on chip"
+    yield (
+        "weights are read once per step for all sequences, with all that is stored for them (scales,"
+        " zero points), and nothing stays in a cache on chip"
+    )
+    if estimate.reads_shared_head:
+        yield "the head is the target's, in BF16"
     yield (
         f"the KV cache is BF16, {estimate.context:,} positions of each sequence; reading it counts,"
         " writing it does not"

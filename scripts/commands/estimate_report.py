@@ -127,13 +127,11 @@ def _print_times(report: Report) -> None:
     for one in report.estimate.candidates:
         cells = []
         for machine in report.machines:
-            step, whole = (
-                machine.pass_seconds(one.round.step, 1),
-                machine.round_seconds(one.round, 1),
-            )
+            step = _us(machine.pass_seconds(one.round.step, 1))
+            whole = _us(machine.round_seconds(one.round, 1))
             mark = _mark(report, one, machine)
             marks.add(mark)
-            cells.append(f"{_us(step)} / {_us(whole)}{mark}")
+            cells.append(f"{step} / {whole}{mark}")
         found.row(one.name, *cells)
     print_table(found)
     if any(marks):
