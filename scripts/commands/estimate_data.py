@@ -73,8 +73,8 @@ def assumptions(report: Report) -> Iterator[str]:
             f" were verified, then one pass over a block of {k + 1}, {k} of which the head reads"
         )
     yield (
-        "weights are read once per step for all sequences, with all that is stored for them (scales,"
-        " zero points), and nothing stays in a cache on chip"
+        "weights are read once per step for all sequences, with scales and zero points, and nothing"
+        " stays in a cache on chip"
     )
     if estimate.reads_shared_head:
         yield "the head is the target's, in BF16"
