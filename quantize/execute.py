@@ -2,8 +2,7 @@
 
 Reading, arithmetic and writing overlap: two threads take tensors, the largest first, and every step
 releases the interpreter. Memory is bounded by two blocks of rows, or by one linear where a vendor
-toolkit needs the whole weight. Where an algorithm must know the inputs of a linear, stages follow
-each other in the order of the draft, and what they need is measured in between.
+toolkit needs the whole weight. What an algorithm must know of inputs is measured before.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -105,7 +105,7 @@ class _Execution:
         self._absmax = self._shared_absmax()
 
     def run(self, on_progress: Callable[[Step], None]) -> None:
-        """All stages, one after the other."""
+        """All at once; with moments stage by stage, so that memory is that of one stage's."""
         if self._backend.needs == "none":
             self._run_stage(self._plan.steps, on_progress)
             return
@@ -116,25 +116,21 @@ class _Execution:
                 f"{self._plan.recipe.algorithm} must know the inputs of the linears",
                 fix="record traces ('draftquant record') and pass --traces",
             )
-        served: dict[str, Tensor] = {}
+        statistics.measure([_canonical(step) for step in self._plan.quantized])
         for stage in self._plan.stages():
-            quantized = [step for step in stage if step.action == "quantize"]
-            statistics.measure([_canonical(step) for step in quantized], served)
-            served = {}
-            self._run_stage(stage, on_progress, statistics=statistics, served=served)
+            names = [_canonical(step) for step in stage if step.action == "quantize"]
+            self._run_stage(stage, on_progress, statistics.second_moments(names))
 
     def _run_stage(
         self,
         stage: Sequence[Step],
         on_progress: Callable[[Step], None],
-        *,
-        statistics: Statistics | None = None,
-        served: dict[str, Tensor] | None = None,
+        moments: Mapping[str, InputMoments] = MappingProxyType({}),
     ) -> None:
-        """Steps in any order; `served` takes the dequantized weights of the linears among them."""
+        """Steps in any order."""
 
         def run(step: Step) -> Step:
-            self._step(step, statistics, served)
+            self._step(step, moments.get(_canonical(step)))
             return step
 
         by_size = sorted(stage, key=lambda s: (-s.bytes_before, s.row.tensor.name))
@@ -148,9 +144,7 @@ class _Execution:
             for future in futures:
                 future.cancel()
 
-    def _step(
-        self, step: Step, statistics: Statistics | None, served: dict[str, Tensor] | None
-    ) -> None:
+    def _step(self, step: Step, moments: InputMoments | None) -> None:
         source, output = self._inputs[step.row.tensor.file], self._outputs[step.row.tensor.file]
         exponent = self._measured.exponents.get(step.row.module, 0)
         if step.action == "transform" and exponent:
@@ -158,19 +152,9 @@ class _Execution:
         elif step.action != "quantize":
             output.copy(source, step.row.tensor)
         else:
-            moments = statistics.second_moments(_canonical(step)) if statistics else None
             blocks = self._quantized_blocks(step, moments)
             input_scale = self._measured.input_scales.get(step.row.module)
-            values = store_linear(
-                blocks,
-                step.row.tensor,
-                self._plan.recipe.stored,
-                output,
-                input_scale,
-                dequantize=served is not None,
-            )
-            if served is not None:
-                served[_canonical(step)] = torch.cat(values)
+            store_linear(blocks, step.row.tensor, self._plan.recipe.stored, output, input_scale)
 
     def _write_norm(self, step: Step, exponent: int) -> None:
         tensor = step.row.tensor
@@ -258,10 +242,8 @@ def store_linear(
     recipe: Recipe,
     output: SafetensorsFile,
     input_scale: float | None,
-    *,
-    dequantize: bool = False,
-) -> list[Tensor]:
-    """Write a quantized weight as its layout stores it; returns dequantized blocks if asked to.
+) -> None:
+    """Write a quantized weight as its layout stores it.
 
     Of the recipe the formats are those that are stored: `Recipe.stored`.
     """
@@ -269,7 +251,6 @@ def store_linear(
     module = weight.name.removesuffix(".weight")
     written: dict[str, int] = {}
     columns: dict[str, list[Tensor]] = {}
-    dequantized = []
     block = QuantizedWeight(codes=torch.empty(0), scale=torch.empty(0))
     for block in blocks:
         for name, data in layout.encode_rows(module, block, recipe.weights).items():
@@ -278,13 +259,10 @@ def store_linear(
             else:
                 offset = written.get(name, 0)
                 written[name] = offset + output.write(name, data, offset=offset)
-        if dequantize:
-            dequantized.append(block.dequantized())
     for name, parts in columns.items():
         output.write(name, torch.cat(parts, dim=1))
     for name, data in layout.encode_whole(weight, block, recipe, input_scale).items():
         output.write(name, data)
-    return dequantized
 
 
 def _canonical(step: Step) -> str:

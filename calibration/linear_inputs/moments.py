@@ -1,7 +1,7 @@
 """Second moments of the inputs of linears, along all that K draft tokens need, spooled to disk.
 
-One matrix [in, in] for linears that read the same inputs: while a stage is measured its matrices
-are in memory, afterwards they lie in files that are mapped when they are asked for.
+One matrix [in, in] for linears that read the same inputs: all of them are in memory while they are
+measured, afterwards they lie in files that are mapped when they are asked for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +33,8 @@ class MomentsAlongTraces:
         traces: recorded for calibration, not the ones that the gate judges on.
         num_draft_tokens: K, as it will be served.
         spool: existing folder for the matrices, 4 in^2 bytes each.
-        rounding: how the inputs are rounded when served; what it returns is measured.
-        on_progress: called with (prompts done, prompts) in every stage.
+        rounding: how the inputs are rounded when served; what it returns is measured and goes on.
+        on_progress: called with (prompts done, prompts).
     """
 
     def __init__(
@@ -50,10 +50,9 @@ class MomentsAlongTraces:
         self._draft, self._traces, self._spool = draft, traces, spool
         self._num_draft_tokens = num_draft_tokens
         self._rounding, self._on_progress = rounding, on_progress
-        self._weights = dict(draft.weights)
-        self._measured: dict[str, InputMoments] = {}
+        self._leaders: dict[str, str] = {}
 
-    def measure(self, modules: Sequence[str], quantized: Mapping[str, Tensor]) -> None:
+    def measure(self, modules: Sequence[str]) -> None:
         """See `Statistics.measure`.
 
         Raises:
@@ -61,14 +60,8 @@ class MomentsAlongTraces:
             CalibrationError: the draft cannot propose K tokens, no trace is long enough, or the
                 draft computes NaN or infinity.
         """
-        for name, weight in quantized.items():
-            before = self._weights[f"{name}.weight"]
-            self._weights[f"{name}.weight"] = weight.to(before.device, self._draft.dtype)
-        if not modules:
-            return
-        leaders = _leaders(self._draft, modules)
-        sums = {leader: _Sum() for leader in leaders.values()}
-        self._measured = {}
+        self._leaders = _leaders(self._draft, modules)
+        sums = {leader: _Sum() for leader in self._leaders.values()}
 
         def observe(name: str, x: Tensor) -> Tensor:
             x = self._rounding(name, x)
@@ -76,7 +69,7 @@ class MomentsAlongTraces:
                 sums[name].add(x)
             return x
 
-        forward = self._draft.family.forward(self._draft.geometry, self._weights, observe)
+        forward = self._draft.family.forward(self._draft.geometry, self._draft.weights, observe)
         run_over_traces(
             forward,
             self._draft,
@@ -86,12 +79,20 @@ class MomentsAlongTraces:
             on_progress=self._on_progress,
         )
         for leader, found in sums.items():
-            path = self._spool / f"{leader}.npy"
-            path.unlink(missing_ok=True)  # what was measured there before may still be mapped
-            np.save(path, self._mean(leader, found))
-            mapped = np.load(path, mmap_mode="c")  # copy on write: torch wants writable memory
-            moments = InputMoments(torch.from_numpy(mapped), self._draft.device)
-            self._measured |= {name: moments for name, of in leaders.items() if of == leader}
+            np.save(self._file(leader), self._mean(leader, found))
+
+    def second_moments(self, modules: Sequence[str]) -> Mapping[str, InputMoments]:
+        """See `Statistics.second_moments`."""
+        leaders = {name: self._leaders[name] for name in modules}
+        moments = {leader: self._mapped(leader) for leader in set(leaders.values())}
+        return {name: moments[leader] for name, leader in leaders.items()}
+
+    def _file(self, leader: str) -> Path:
+        return self._spool / f"{leader}.npy"
+
+    def _mapped(self, leader: str) -> InputMoments:
+        mean = np.load(self._file(leader), mmap_mode="c")  # copy on write: torch wants writable
+        return InputMoments(torch.from_numpy(mean), self._draft.device)
 
     def _mean(self, leader: str, found: "_Sum") -> NDArray[np.float32]:
         if found.total is None:
@@ -105,10 +106,6 @@ class MomentsAlongTraces:
             )
         matrix: NDArray[np.float32] = mean.cpu().numpy()
         return matrix
-
-    def second_moments(self, module: str) -> InputMoments:
-        """See `Statistics.second_moments`."""
-        return self._measured[module]
 
 
 class _Sum:

@@ -19,32 +19,29 @@ Need = Literal["none", "second_moments"]
 class Statistics(Protocol):
     """What calibration measures of the inputs of a draft's linears, along its chain or blocks.
 
-    Measured stage by stage, so that a linear can be judged on the inputs that it will see when
-    those before it are quantized. Memory is bounded by one stage; results lie on disk.
+    Before any weight is rounded: on the shipped pairs the inputs that rounded linears hand on gave
+    no better codes, and cost a pass over the traces for each of them. Results lie on disk.
     """
 
-    def measure(self, modules: Sequence[str], quantized: Mapping[str, Tensor]) -> None:
-        """Measure the inputs of some linears.
+    def measure(self, modules: Sequence[str]) -> None:
+        """Measure the inputs of some linears, all at once.
 
         Args:
             modules: canonical names, for example "layers.0.self_attn.q_proj".
-            quantized: canonical name -> dequantized weight [out_features, in_features] of the
-                linears that were quantized since the last call; they run in its stead from now on.
 
         Raises:
             DraftQuantError: nothing could be measured.
         """
 
-    def second_moments(self, module: str) -> InputMoments:
-        """Of all inputs of a measured linear; one object for linears that read the same ones."""
+    def second_moments(self, modules: Sequence[str]) -> Mapping[str, InputMoments]:
+        """Of measured linears, by name; one object for those that read the same inputs."""
 
 
 class Algorithm(Protocol):
     """One way to find codes and scales; rows of a weight are independent of each other.
 
     Attributes:
-        needs: what must be measured of the inputs of a linear before its turn; anything but "none"
-            makes the linears take their turns in the order in which the draft runs them.
+        needs: what must be measured of the inputs of a linear before its turn.
     """
 
     needs: Need
