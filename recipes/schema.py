@@ -132,14 +132,16 @@ class Algorithm:
 
     Attributes:
         scale: absmax: the largest magnitude fits; mse: absmax times the factor that leaves the
-            smallest squared error of the weights.
+            smallest squared error of the weights. Where rounding is learned, scales start there.
+        rounding: nearest; learned: what brings the draft's output closest to that of the BF16 draft
+            along traces, scales with it.
         balance_concat: auto: where the halves of EAGLE-3's concat input differ by 4 or more, the
             columns of the embedding half are multiplied by a power of two, and the norm before
             them is divided by it: exact, and both halves then share a scale.
     """
 
     scale: Literal["absmax", "mse"]
-    rounding: Literal["nearest"]
+    rounding: Literal["nearest", "learned"]
     balance_concat: Literal["auto", "off"] = "off"
 
     def __str__(self) -> str:

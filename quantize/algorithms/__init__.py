@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 
 from ...recipes.schema import Algorithm as Choice
-from .base import Algorithm, Need, Statistics
+from .base import Algorithm, FoundCodes, Need, Statistics
+from .learned import Learned
 from .mse import MseNearest
 from .nearest import AbsmaxNearest
 
 _ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("absmax", "nearest"): AbsmaxNearest(),
     ("mse", "nearest"): MseNearest(),
+    ("absmax", "learned"): Learned(),
+    ("mse", "learned"): Learned(),
 }
 """By the recipe's `scale` and `rounding`."""
 
@@ -19,4 +22,4 @@ def get_algorithm(choice: Choice) -> Algorithm:
     return _ALGORITHMS[choice.scale, choice.rounding]
 
 
-__all__ = ["Algorithm", "Need", "Statistics", "get_algorithm"]
+__all__ = ["Algorithm", "FoundCodes", "Need", "Statistics", "get_algorithm"]
