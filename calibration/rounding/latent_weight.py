@@ -60,8 +60,11 @@ class LatentWeight:
         whole = first[0].global_scale
         self._whole = None if whole is None else whole.to(device)
         latents = weight.to(device, torch.float32).view(*self._start.shape, -1)
-        latents = (latents / self._served(self._start)[..., None]).view(weight.shape)
-        self.codes = latents.clamp_(*_LIMITS[weights.dtype]).requires_grad_()
+        served = self._served(self._start)[..., None]
+        # INT4 codes are of the product with the reciprocal: see `int4_codes`.
+        latents = latents * (1.0 / served) if weights.dtype == "int4" else latents / served
+        latents = latents.view(weight.shape).clamp_(*_LIMITS[weights.dtype])
+        self.codes = latents.requires_grad_()
         self.log_scales = (
             None if weights.dtype == "mxfp4" else torch.zeros_like(self._start).requires_grad_()
         )
