@@ -111,7 +111,7 @@ def learned_codes(
                 learning = Learning(
                     balanced,
                     first_latents(plan, balanced),
-                    _input_rounding(plan, draft, scales),
+                    input_rounding(plan, draft, scales),
                     traces,
                     split,
                     num_draft_tokens=num_draft_tokens,
@@ -163,6 +163,25 @@ def first_latents(plan: Plan, draft: LoadedDraft) -> dict[str, LatentWeight]:
     }
 
 
+def input_rounding(plan: Plan, draft: LoadedDraft, scales: Mapping[str, float]) -> InputRounding:
+    """Inputs of a draft as the output of a plan will declare that they are rounded.
+
+    Args:
+        plan: of the draft.
+        draft: on whose device inputs are.
+        scales: static ones by on-disk module name.
+    """
+    static = {
+        step.row.canonical.removesuffix(".weight"): torch.tensor(
+            scales[step.row.module], device=draft.device
+        )
+        if step.row.module in scales
+        else None
+        for step in plan.quantized
+    }
+    return InputRounding(declared_activations(plan.recipe.activations), static, None)
+
+
 def _check(
     plan: Plan,
     draft: LoadedDraft,
@@ -191,19 +210,6 @@ def _check(
             f" and {len(missing) - 1} more",
             fix="measure them on the traces first (`calibrated_scales`)",
         )
-
-
-def _input_rounding(plan: Plan, draft: LoadedDraft, scales: Mapping[str, float]) -> InputRounding:
-    """Inputs as the output will declare that they are rounded."""
-    static = {
-        step.row.canonical.removesuffix(".weight"): torch.tensor(
-            scales[step.row.module], device=draft.device
-        )
-        if step.row.module in scales
-        else None
-        for step in plan.quantized
-    }
-    return InputRounding(declared_activations(plan.recipe.activations), static, None)
 
 
 def _origin(

@@ -45,6 +45,10 @@ class Learning:
         num_draft_tokens: K.
         settings: how to learn.
         kept: takes states and codes.
+
+    Attributes:
+        draft: as given. split: likewise.
+        reference: the draft without codes.
     """
 
     def __init__(
@@ -59,12 +63,12 @@ class Learning:
         settings: LearningSettings,
         kept: KeptRounding,
     ) -> None:
-        self._draft, self._latents, self._rounding = draft, latents, rounding
-        self._traces, self._split, self._kept = traces, split, kept
+        self.draft, self._latents, self._rounding = draft, latents, rounding
+        self.split, self._traces, self._kept = split, traces, kept
         self._num_draft_tokens, self._settings = num_draft_tokens, settings
         self._per_row = 1 if draft.geometry.block_size is None else 1 + num_draft_tokens
         self._optimiser = LatentOptimiser(latents, settings)
-        self._reference = draft.family.forward(draft.geometry, draft.weights, lambda _name, x: x)
+        self.reference = draft.family.forward(draft.geometry, draft.weights, lambda _name, x: x)
 
     def run(
         self,
@@ -122,12 +126,12 @@ class Learning:
     def _step(self, step: int) -> float:
         """One step of the optimiser; returns the loss before it."""
         settings = self._settings
-        served = self._served()
+        served = self.served()
         # Leaves of their own: the passes of each trace go backward and are forgotten at once.
         leaves = {name: weight.detach().requires_grad_() for name, weight in served.items()}
-        forward = self._forward(leaves)
+        forward = self.forward(leaves)
         chosen = chosen_prompts(
-            self._split.learned, step, count=settings.sequences, seed=settings.seed
+            self.split.learned, step, count=settings.sequences, seed=settings.seed
         )
         loss = 0.0
         for i, entry in enumerate(chosen):
@@ -136,7 +140,7 @@ class Learning:
             with self._precision():
                 loss += backward_of_divergence(
                     forward,
-                    self._reference,
+                    self.reference,
                     self._sequence(entry, rows),
                     num_draft_tokens=self._num_draft_tokens,
                     weights=DepthWeights(decay=settings.depth_decay, missed=settings.missed_weight),
@@ -148,14 +152,14 @@ class Learning:
 
     @torch.no_grad()
     def _validated(self, step: int) -> Validation:
-        forward = self._forward(self._served())
+        forward = self.forward(self.served())
         found = []
-        for entry in self._split.held_back:
+        for entry in self.split.held_back:
             rows = validation_rows(entry, self._num_draft_tokens, self._per_row)
             sequence = self._sequence(entry, rows)
             with self._precision():
                 one = agreement(
-                    forward, self._reference, sequence, num_draft_tokens=self._num_draft_tokens
+                    forward, self.reference, sequence, num_draft_tokens=self._num_draft_tokens
                 )
             found.append(one)
         total = reduce(add, found)
@@ -167,16 +171,18 @@ class Learning:
         )
 
     def _sequence(self, entry: TraceEntry, rows: range) -> LearningSequence:
-        return read_sequence(self._draft, self._traces, entry, rows)
+        return read_sequence(self.draft, self._traces, entry, rows)
 
-    def _served(self) -> dict[str, Tensor]:
+    def served(self) -> dict[str, Tensor]:
+        """Codes times scales of the quantized linears, by tensor name, with a graph behind them."""
         return {f"{name}.weight": x.dequantized() for name, x in self._latents.items()}
 
-    def _forward(self, served: Mapping[str, Tensor]) -> DraftForward:
-        weights = {**self._draft.weights, **served}
-        return self._draft.family.forward(self._draft.geometry, weights, self._rounding)
+    def forward(self, served: Mapping[str, Tensor]) -> DraftForward:
+        """The draft over some weights in place of its own, inputs rounded."""
+        weights = {**self.draft.weights, **served}
+        return self.draft.family.forward(self.draft.geometry, weights, self._rounding)
 
     def _precision(self) -> torch.autocast:
         """On a GPU products are of BF16; latents, norms and the loss are not."""
-        device = self._draft.device.type
+        device = self.draft.device.type
         return torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
