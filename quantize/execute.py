@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..recipes.schema import Recipe
-from .algorithms import FoundCodes, Statistics
+from .algorithms import FoundCodes, InputMoments, Statistics
 from .algorithms.balance import divide_norm, multiply_columns
 from .backends import Backend
 from .errors import BackendError
@@ -29,6 +29,7 @@ from .numerics.quantized_weight import QuantizedWeight, carried
 from .plan import Plan, Step
 
 BLOCK_BYTES = 8 << 20  # of the source weight: its float32 copies then fit the caches of two cores
+COLUMN_BLOCK_BYTES = 8 * BLOCK_BYTES  # where columns take their turns: long ones cost less each
 ROWS = 128
 """Blocks have a multiple of this many rows: whole blocks of FP8 scales, whole transposed words."""
 WORKERS = 2
@@ -108,7 +109,7 @@ class _Execution:
     def run(self, on_progress: Callable[[Step], None]) -> None:
         """All stages, one after the other."""
         statistics, found = self._measured.statistics, self._measured.found
-        if self._backend.needs == "none" or (self._backend.needs == "codes" and found):
+        if self._backend.needs == "none" or (self._backend.needs == "codes" and found is not None):
             self._run_stage(self._plan.steps, on_progress)
             return
         if statistics is None:
@@ -191,12 +192,15 @@ class _Execution:
                 multiply_columns(rows, exponent, tensor.name)
             yield rows
 
-    def _quantized_blocks(self, step: Step, moments: Tensor | None) -> Iterator[QuantizedWeight]:
+    def _quantized_blocks(
+        self, step: Step, moments: InputMoments | None
+    ) -> Iterator[QuantizedWeight]:
         tensor, backend = step.row.tensor, self._backend
         absmax = self._absmax.get(step.row.module)
         whole = self._found(step)
         first = 0
-        for rows in self._blocks(step, BLOCK_BYTES if backend.streams_rows else tensor.nbytes):
+        block_bytes = BLOCK_BYTES if moments is None else COLUMN_BLOCK_BYTES
+        for rows in self._blocks(step, block_bytes if backend.streams_rows else tensor.nbytes):
             if absmax is None:
                 self._checked_absmax(rows, tensor.name, first)
             weights = self._plan.recipe.weights

@@ -183,6 +183,10 @@ class Bar:
         """Move on by some items."""
         self._progress.advance(self._task, by)
 
+    def label(self, text: str) -> None:
+        """Say something else before the bar."""
+        self._progress.update(self._task, description=text)
+
     def set(self, done: int, total: int) -> None:
         """Move to `done` of `total`."""
         self._progress.update(self._task, completed=done, total=total)

@@ -7,7 +7,7 @@ from pathlib import Path
 import block_pair
 import tied_mla
 import tied_pair
-from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
+from draftquant.calibration.linear_inputs.static_scales import StaticScales, calibrated_scales
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
@@ -48,13 +48,12 @@ class RoundingPair:
         shared = block_pair.shared_tables(self.folder / "target")
         return load_draft(folder or self.draft_folder, shared=shared)
 
-    def input_scales(self, plan: Plan) -> dict[str, float] | None:
+    def static(self, plan: Plan) -> StaticScales | None:
         if not plan.recipe.needs_input_scales:
             return None
-        found = calibrated_scales(
+        return calibrated_scales(
             plan, self.loaded(), self.traces, num_draft_tokens=self.num_draft_tokens
         )
-        return dict(found.scales)
 
 
 def make_pair(folder: Path, family: str, *, num_prompts: int = 12) -> RoundingPair:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError
+from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
+from draftquant.calibration.linear_inputs.static_scales import StaticScales
 from draftquant.calibration.passes.draft_pass import whole_rows
 from draftquant.calibration.rounding.divergence import (
     DepthWeights,
@@ -15,7 +17,7 @@ from draftquant.calibration.rounding.divergence import (
     backward_of_divergence,
 )
 from draftquant.calibration.rounding.kept import KeptRounding, LearnedCodes
-from draftquant.calibration.rounding.learn import first_latents, input_rounding, learned_codes
+from draftquant.calibration.rounding.learn import first_latents, learned_codes
 from draftquant.calibration.rounding.learning import Learning
 from draftquant.calibration.rounding.sequences import (
     read_sequence,
@@ -69,20 +71,20 @@ def learn(
     use: Callable[[LearnedCodes], None] = lambda _found: None,
 ) -> dict[str, bytes]:
     """Learn, quantize with what was found, and return the bytes of the folder's weights."""
-    scales = pair.input_scales(plan)
+    static = pair.static(plan)
     with learned_codes(
         plan,
         pair.loaded(),
         traces or pair.traces,
         out,
         num_draft_tokens=pair.num_draft_tokens,
-        input_scales=scales,
+        static=static,
         settings=settings,
         save_seconds=save_seconds,
         on_progress=on_progress,
     ) as found:
         use(found)
-        quantized(pair, plan, out, found, scales)
+        quantized(pair, plan, out, found, static)
     return {path.name: path.read_bytes() for path in sorted(out.glob("*.safetensors"))}
 
 
@@ -91,14 +93,14 @@ def quantized(
     plan: Plan,
     out: Path,
     found: FoundCodes | None,
-    scales: dict[str, float] | None = None,
+    static: StaticScales | None = None,
 ) -> None:
     quantize_draft(
         plan,
         out,
         source=resolve_draft(str(pair.draft_folder)),
-        input_scales=scales,
-        input_scale_origin="the test" if scales else None,
+        input_scales=static.scales if static else None,
+        input_scale_origin=static.origin if static else None,
         found=found,
     )
 
@@ -135,7 +137,7 @@ def test_the_loss_falls_and_every_linear_learns(
     learning = Learning(
         pair.loaded(),
         latents,
-        input_rounding(plan, pair.loaded(), pair.input_scales(plan) or {}),
+        served_rounding(plan, pair.static(plan), torch.device("cpu")),
         pair.traces,
         split_prompts(pair.traces, pair.num_draft_tokens, share=0.2, seed=0),
         num_draft_tokens=pair.num_draft_tokens,
@@ -390,8 +392,8 @@ def test_a_block_that_the_draft_cannot_propose(llama: RoundingPair, tmp_path: Pa
 
 def test_static_scales_are_needed_before(llama: RoundingPair, tmp_path: Path) -> None:
     error = refused(llama, llama.plan(learned_recipe("blackwell-nvfp4")), tmp_path)
-    assert "missing: midlayer.mlp.down_proj and 6 more" in error.what
-    assert "calibrated_scales" in error.fix
+    assert "inputs are rounded under static scales" in error.what
+    assert "measured_inputs" in error.fix
 
 
 def test_too_few_prompts(llama: RoundingPair, tmp_path: Path) -> None:

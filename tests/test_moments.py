@@ -111,7 +111,7 @@ def test_moments_are_the_mean_over_all_inputs(
     statistics.measure(draft.linears, {})
     for name, x in written_down(draft, traces, K[kind], rounding).items():
         exact = x.T @ x / len(x)
-        found = statistics.second_moments(name).double()
+        found = statistics.second_moments(name).mean.double()
         assert found.shape == (x.shape[1], x.shape[1])
         assert (found - exact).abs().max() <= 1e-5 * exact.abs().max(), name
 
@@ -124,7 +124,7 @@ def test_linears_that_read_the_same_share_a_file(
     statistics = MomentsAlongTraces(draft, traces, num_draft_tokens=K[kind], spool=tmp_path)
     statistics.measure(QKV, {})
     assert len(list(tmp_path.iterdir())) == (1 if kind == "chain" else 2)
-    q, k, v = (statistics.second_moments(name) for name in QKV)
+    q, k, v = (statistics.second_moments(name).mean for name in QKV)
     assert torch.equal(k, v)
     assert torch.equal(q, k) is (kind == "chain")
 
@@ -136,9 +136,9 @@ def test_later_stages_run_on_what_earlier_ones_became(
     halved = {name: draft.weights[f"{name}.weight"] / 2 for name in QKV}
     statistics = MomentsAlongTraces(draft, traces, num_draft_tokens=K[kind], spool=tmp_path)
     statistics.measure([O_PROJ], {})
-    before = statistics.second_moments(O_PROJ).clone()
+    before = statistics.second_moments(O_PROJ).mean.clone()
     statistics.measure([O_PROJ], halved)
-    after = statistics.second_moments(O_PROJ)
+    after = statistics.second_moments(O_PROJ).mean
     draft.weights.update({f"{name}.weight": w for name, w in halved.items()})  # type: ignore[attr-defined]
     x = written_down(draft, traces, K[kind], torch.clone)[O_PROJ]
     exact = x.T @ x / len(x)

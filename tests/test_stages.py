@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.quantize.algorithms import Need
+from draftquant.quantize.algorithms import InputMoments, Need
 from draftquant.quantize.backends.torch import TorchBackend
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import BackendError
@@ -67,9 +67,9 @@ class Recorded:
         self.asked.append(sorted(modules))
         self.served |= quantized
 
-    def second_moments(self, module: str) -> Tensor:
+    def second_moments(self, module: str) -> InputMoments:
         assert module in self.asked[-1], "asked for before it was measured"
-        return torch.full((1, 1), float(len(self.asked)))
+        return InputMoments(torch.full((1, 1), float(len(self.asked))))
 
 
 class NeedsMoments(TorchBackend):
@@ -87,10 +87,10 @@ class NeedsMoments(TorchBackend):
         weight: Tensor,
         weights: WeightFormat,
         absmax: Tensor | None = None,
-        moments: Tensor | None = None,
+        moments: InputMoments | None = None,
     ) -> QuantizedWeight:
         assert moments is not None
-        self.given.append(float(moments))
+        self.given.append(float(moments.mean))
         return super().quantize(weight, weights, absmax, None)
 
 

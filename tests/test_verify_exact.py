@@ -563,20 +563,29 @@ def compensated(method: Method) -> Method:
     return replace(method, recipe=replace(method.recipe, algorithm=changed))
 
 
-def test_codes_that_make_up_for_others_need_only_be_numbers(copy_of: Made, source: Path) -> None:
+def test_codes_that_make_up_for_others_need_only_be_near(copy_of: Made, source: Path) -> None:
     out, method = copy_of("ct-fp8")
     key = f"{O}.weight"
     edit(out, lambda t: t.update({key: flip_bit(t[key], 8 * 50 + 1)}))
     assert not verify(out, source, method=method).ok
     report = verify(out, source, method=compensated(method))
     assert report.faults == ()
-    assert report.rule == "positive scales, codes that are numbers"
+    assert report.rule == (
+        "exact absmax scales, codes with at most 4 times the error of the nearest"
+    )
     assert all(linear.relative_l2_error > 0.01 for linear in report.linears)
     nan = read_tensors(out)[key]
     data = nan.data[:300] + b"\x7f" + nan.data[301:]
     edit(out, lambda t: t.update({key: nan._replace(data=data)}))
     report = verify(out, source, method=compensated(method))
     assert_only_fault(report, key, "1 NaN(s), first at row 2, column 44")
+    for rows, got in ((slice(3, 4), "in row 3"), (slice(None), "times")):
+        far = values_of(nan).copy()
+        far[rows] = -far[rows]
+        edit(out, lambda t, far=far: t.update({key: store(far, "F8_E4M3")}))
+        report = verify(out, source, method=compensated(method))
+        assert_only_fault(report, key, got)
+        assert "times the error of the nearest" in str(report.faults[0])
     scale = f"{O}.weight_scale"
     edit(out, lambda t: t.update({scale: store(-values_of(t[scale]), "F32")}))
     assert scale in {f.where for f in verify(out, source, method=compensated(method)).faults}

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...quantize.algorithms import InputMoments
 from ...quantize.drafts.forward import BlockForward, OnInput
 from ...quantize.drafts.fused import fused_group
 from ...quantize.stored.loading import LoadedDraft
@@ -48,7 +49,7 @@ class MomentsAlongTraces:
         self._num_draft_tokens = num_draft_tokens
         self._rounding, self._on_progress = rounding, on_progress
         self._weights = dict(draft.weights)
-        self._files: dict[str, Path] = {}
+        self._measured: dict[str, InputMoments] = {}
 
     def measure(self, modules: Sequence[str], quantized: Mapping[str, Tensor]) -> None:
         """See `Statistics.measure`.
@@ -65,6 +66,7 @@ class MomentsAlongTraces:
             return
         leaders = _leaders(self._draft, modules)
         sums = {leader: _Sum() for leader in leaders.values()}
+        self._measured = {}
 
         def observe(name: str, x: Tensor) -> Tensor:
             x = self._rounding(name, x)
@@ -82,8 +84,11 @@ class MomentsAlongTraces:
         )
         for leader, found in sums.items():
             path = self._spool / f"{leader}.npy"
+            path.unlink(missing_ok=True)  # what was measured there before may still be mapped
             np.save(path, self._mean(leader, found))
-            self._files |= {name: path for name, of in leaders.items() if of == leader}
+            mapped = np.load(path, mmap_mode="c")  # copy on write: torch wants writable memory
+            moments = InputMoments(torch.from_numpy(mapped), self._draft.device)
+            self._measured |= {name: moments for name, of in leaders.items() if of == leader}
 
     def _mean(self, leader: str, found: "_Sum") -> NDArray[np.float32]:
         if found.total is None:
@@ -98,10 +103,9 @@ class MomentsAlongTraces:
         matrix: NDArray[np.float32] = mean.cpu().numpy()
         return matrix
 
-    def second_moments(self, module: str) -> Tensor:
+    def second_moments(self, module: str) -> InputMoments:
         """See `Statistics.second_moments`."""
-        mapped = np.load(self._files[module], mmap_mode="c")  # copy on write: torch wants writable
-        return torch.from_numpy(mapped)
+        return self._measured[module]
 
 
 class _Sum:

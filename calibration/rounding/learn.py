@@ -8,7 +8,7 @@ hold, another 16 P; and the passes of one trace. Logits are held for some rows o
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,13 +21,13 @@ from ...quantize.drafts.fused import fused_group
 from ...quantize.errors import BackendError
 from ...quantize.files.provenance import LearnedRounding, package_version
 from ...quantize.files.resumable import resumable_folder
+from ...quantize.files.staging import check_output
 from ...quantize.plan import Plan
-from ...quantize.stored.activations import InputRounding
-from ...quantize.stored.formats import declared_activations
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.schema import Algorithm, recipe_sha256
 from ..errors import CalibrationError
-from ..linear_inputs.static_scales import balanced_draft
+from ..linear_inputs.plan_inputs import served_rounding
+from ..linear_inputs.static_scales import StaticScales, balanced_draft
 from ..passes.draft_inputs import check_trace_fits
 from ..passes.predictions import num_draft_tokens_fault
 from ..traces.folder import TraceFolder
@@ -52,7 +52,7 @@ def learned_codes(
     out: Path,
     *,
     num_draft_tokens: int,
-    input_scales: Mapping[str, float] | None = None,
+    static: StaticScales | None = None,
     settings: LearningSettings | None = None,
     save_seconds: float = SAVE_SECONDS,
     on_progress: Callable[[LearningProgress], None] = lambda _progress: None,
@@ -69,8 +69,7 @@ def learned_codes(
         traces: recorded for calibration, not the ones that the gate judges on.
         out: the folder that the codes are for; nothing is written into it here.
         num_draft_tokens: K, as it will be served.
-        input_scales: static activation scale per on-disk module name, as `quantize_draft` stores
-            it; needed exactly where the recipe's activations are static.
+        static: scales of inputs that will be stored; needed where the recipe stores any.
         settings: None = the defaults.
         save_seconds: at least between two states on the disk.
         on_progress: called after every step.
@@ -80,14 +79,14 @@ def learned_codes(
 
     Raises:
         BackendError: the recipe's backend or format has no learned rounding.
-        OutputError: another run was begun for this output, is at it, or nothing can be written.
+        OutputError: the output exists already, another run was begun for it or is at it, or nothing
+            can be written.
         TraceError: the traces do not fit the draft.
         CalibrationError: the draft cannot propose K tokens, there are too few prompts or no input
             scales, the draft computes NaN or infinity, or what was kept is damaged.
     """
     settings = settings or LearningSettings()
-    scales = dict(input_scales or {})
-    _check(plan, draft, traces, num_draft_tokens, scales)
+    _check(plan, out, draft, traces, num_draft_tokens, static)
     split = split_prompts(
         traces, num_draft_tokens, share=settings.validation_share, seed=settings.seed
     )
@@ -97,7 +96,7 @@ def learned_codes(
         "draft": _weights_sha256(draft),
         "traces": traces.sha256,
         "num_draft_tokens": num_draft_tokens,
-        "input_scales": scales,
+        "input_scales": {} if static is None else dict(static.scales),
         "settings": asdict(settings),
         "device": draft.device.type,
         "versions": {name: package_version(name) for name in ("draftquant", "torch")},
@@ -111,7 +110,7 @@ def learned_codes(
                 learning = Learning(
                     balanced,
                     first_latents(plan, balanced),
-                    input_rounding(plan, draft, scales),
+                    served_rounding(plan, static, draft.device),
                     traces,
                     split,
                     num_draft_tokens=num_draft_tokens,
@@ -163,34 +162,17 @@ def first_latents(plan: Plan, draft: LoadedDraft) -> dict[str, LatentWeight]:
     }
 
 
-def input_rounding(plan: Plan, draft: LoadedDraft, scales: Mapping[str, float]) -> InputRounding:
-    """Inputs of a draft as the output of a plan will declare that they are rounded.
-
-    Args:
-        plan: of the draft.
-        draft: on whose device inputs are.
-        scales: static ones by on-disk module name.
-    """
-    static = {
-        step.row.canonical.removesuffix(".weight"): torch.tensor(
-            scales[step.row.module], device=draft.device
-        )
-        if step.row.module in scales
-        else None
-        for step in plan.quantized
-    }
-    return InputRounding(declared_activations(plan.recipe.activations), static, None)
-
-
 def _check(
     plan: Plan,
+    out: Path,
     draft: LoadedDraft,
     traces: TraceFolder,
     num_draft_tokens: int,
-    scales: Mapping[str, float],
+    static: StaticScales | None,
 ) -> None:
     """Before any work."""
     recipe = plan.recipe
+    check_output(out, plan.draft.checkpoint.folder, needed_bytes=plan.bytes_after)
     get_backend(recipe.backend, recipe.algorithm).check(recipe.weights)
     if recipe.algorithm.rounding != "learned":
         raise BackendError(
@@ -202,13 +184,11 @@ def _check(
     if fault:
         raise CalibrationError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
     check_trace_fits(draft, traces)
-    missing = [step.row.module for step in plan.quantized if step.row.module not in scales]
-    if recipe.needs_input_scales and missing:
+    if recipe.needs_input_scales and static is None:
         raise CalibrationError(
             f"recipe {recipe.name}",
-            f"inputs are rounded under static scales while codes are learned; missing: {missing[0]}"
-            f" and {len(missing) - 1} more",
-            fix="measure them on the traces first (`calibrated_scales`)",
+            "inputs are rounded under static scales while codes are learned, and none are given",
+            fix="measure them on the traces first (`measured_inputs`)",
         )
 
 

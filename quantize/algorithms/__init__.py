@@ -4,13 +4,17 @@ from collections.abc import Mapping
 
 from ...recipes.schema import Algorithm as Choice
 from .base import Algorithm, FoundCodes, Need, Statistics
+from .gptq import Gptq
 from .learned import Learned
+from .moments import InputMoments
 from .mse import MseNearest
 from .nearest import AbsmaxNearest
 
 _ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("absmax", "nearest"): AbsmaxNearest(),
     ("mse", "nearest"): MseNearest(),
+    ("absmax", "gptq"): Gptq(AbsmaxNearest()),
+    ("mse", "gptq"): Gptq(MseNearest()),
     ("absmax", "learned"): Learned(),
     ("mse", "learned"): Learned(),
 }
@@ -22,4 +26,4 @@ def get_algorithm(choice: Choice) -> Algorithm:
     return _ALGORITHMS[choice.scale, choice.rounding]
 
 
-__all__ = ["Algorithm", "FoundCodes", "Need", "Statistics", "get_algorithm"]
+__all__ = ["Algorithm", "FoundCodes", "InputMoments", "Need", "Statistics", "get_algorithm"]

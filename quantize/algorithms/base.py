@@ -11,6 +11,7 @@ from torch import Tensor
 from ...recipes.schema import WeightFormat
 from ..files.provenance import LearnedRounding
 from ..numerics.quantized_weight import QuantizedWeight
+from .moments import InputMoments
 
 Need = Literal["none", "second_moments", "codes"]
 """What calibration gives an algorithm: nothing, of a linear's inputs x the mean of x xᵀ, or the
@@ -36,8 +37,8 @@ class Statistics(Protocol):
             DraftQuantError: nothing could be measured.
         """
 
-    def second_moments(self, module: str) -> Tensor:
-        """The mean of x xᵀ over all inputs x of a measured linear, [in, in] float32, read-only."""
+    def second_moments(self, module: str) -> InputMoments:
+        """Of all inputs of a measured linear; one object for linears that read the same ones."""
 
 
 class FoundCodes(Protocol):
@@ -74,7 +75,7 @@ class Algorithm(Protocol):
         weights: WeightFormat,
         *,
         absmax: Tensor | None,
-        moments: Tensor | None,
+        moments: InputMoments | None,
     ) -> QuantizedWeight:
         """Quantize a block of rows of a weight.
 
@@ -83,5 +84,5 @@ class Algorithm(Protocol):
             weights: the recipe's format.
             absmax: [1, 1] float32, largest magnitude that a scale of the *whole* matrix must cover;
                 None = that of `weight`. See `Backend.quantize`.
-            moments: [in_features, in_features] float32 where `needs` says so, else None.
+            moments: of the inputs where `needs` says so, else None.
         """

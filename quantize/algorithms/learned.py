@@ -9,6 +9,7 @@ from ...recipes.schema import WeightFormat
 from ..errors import BackendError
 from ..numerics.quantized_weight import QuantizedWeight
 from .base import Need
+from .moments import InputMoments
 
 LEARNED_FORMATS = ("int4", "nvfp4", "mxfp4")
 
@@ -35,7 +36,7 @@ class Learned:
         weights: WeightFormat,
         *,
         absmax: Tensor | None,
-        moments: Tensor | None,
+        moments: InputMoments | None,
     ) -> QuantizedWeight:
         """Refuse: one weight alone does not say what its codes must be.
 

@@ -2,7 +2,8 @@
 
 A smaller scale clips the largest weights and rounds all others more finely. The error of the
 weights is not that of the outputs: below four bits, and now and then at four, acceptance falls
-where the weights come closer.
+where the weights come closer. So each weight counts by the mean square of its inputs, where these
+are known.
 """
 
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from ..numerics.rows import (
     whole_scale,
 )
 from .base import Need
+from .moments import InputMoments
 from .nearest import stored_scale_dtype
 
 FACTORS = tuple(i / 32 for i in range(31, 7, -1))
@@ -49,13 +51,12 @@ class MseNearest:
         weights: WeightFormat,
         *,
         absmax: Tensor | None,
-        moments: Tensor | None,
+        moments: InputMoments | None,
     ) -> QuantizedWeight:
         """See `Algorithm.quantize`."""
-        del moments
         rows = weight.reshape(-1, weights.group_size or weight.shape[1])  # a group is a row
         whole = whole_scale(weights.dtype, row_absmax(weight).amax() if absmax is None else absmax)
-        scale = _best(rows, weights, whole)
+        scale = _best(rows, weights, whole, _importance(weight, weights, moments))
         return QuantizedWeight(
             codes=nearest_codes(weights.dtype, rows, scale, whole).view(weight.shape),
             scale=scale.view(len(weight), -1),
@@ -64,14 +65,27 @@ class MseNearest:
         )
 
 
-def _best(rows: Tensor, weights: WeightFormat, whole: Tensor | None) -> Tensor:
+def _importance(
+    weight: Tensor, weights: WeightFormat, moments: InputMoments | None
+) -> Tensor | None:
+    """How much the squared error of each weight counts, as rows of groups; None = all alike."""
+    if moments is None:
+        return None
+    squares = moments.squares.to(weight.device).expand(weight.shape)
+    return squares.reshape(-1, weights.group_size or weight.shape[1])
+
+
+def _best(
+    rows: Tensor, weights: WeightFormat, whole: Tensor | None, importance: Tensor | None
+) -> Tensor:
     """The scale of each row with the smallest sum of squared errors; the largest of equals."""
     wide = rows.float()
     best, least = torch.empty(0), torch.full((len(rows), 1), torch.inf)
     for scale in _candidates(rows, weights, whole):
         codes = nearest_codes(weights.dtype, rows, scale, whole)
         served = code_values(codes) * served_scale(scale, whole)
-        error = (wide - served).square_().sum(dim=1, keepdim=True)
+        error = (wide - served).square_()
+        error = (error if importance is None else error * importance).sum(dim=1, keepdim=True)
         best = scale if best.numel() == 0 else _chosen(error < least, scale, best)
         least = torch.minimum(error, least)
     return best

@@ -10,6 +10,7 @@ from ..numerics.int4 import int4_codes, int4_scale
 from ..numerics.quantized_weight import QuantizedWeight
 from ..numerics.rows import absmax_scale, nearest_codes, whole_scale
 from .base import Need
+from .moments import InputMoments
 
 
 class AbsmaxNearest:
@@ -28,7 +29,7 @@ class AbsmaxNearest:
         weights: WeightFormat,
         *,
         absmax: Tensor | None,
-        moments: Tensor | None,
+        moments: InputMoments | None,
     ) -> QuantizedWeight:
         """See `Algorithm.quantize`."""
         del moments

@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
-from ..algorithms import Need
+from ..algorithms import InputMoments, Need
 from ..numerics.quantized_weight import QuantizedWeight
 
 ABSMAX_NEAREST = Algorithm(scale="absmax", rounding="nearest")
@@ -38,7 +38,7 @@ class Backend(Protocol):
         weight: Tensor,
         weights: WeightFormat,
         absmax: Tensor | None = None,
-        moments: Tensor | None = None,
+        moments: InputMoments | None = None,
     ) -> QuantizedWeight:
         """Quantize a weight, or a block of its rows if `streams_rows`.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...recipes.schema import BackendName, WeightFormat
-from ..algorithms import Need
+from ..algorithms import InputMoments, Need
 from ..errors import BackendError
 from ..numerics.fp8 import fp8_codes, fp8_scale
 from ..numerics.packing import fp4_codes_of_bytes
@@ -51,7 +51,7 @@ class ModelOptBackend:
         weight: Tensor,
         weights: WeightFormat,
         absmax: Tensor | None = None,
-        moments: Tensor | None = None,
+        moments: InputMoments | None = None,
     ) -> QuantizedWeight:
         """Quantize one whole weight with ModelOpt's calibration and export; see `Backend.quantize`.
 

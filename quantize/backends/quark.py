@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...recipes.schema import BackendName, WeightFormat
-from ..algorithms import Need
+from ..algorithms import InputMoments, Need
 from ..errors import BackendError
 from ..numerics.fp4 import fp4_codes
 from ..numerics.fp8 import FP8, FP8_MAX
@@ -55,7 +55,7 @@ class QuarkBackend:
         weight: Tensor,
         weights: WeightFormat,
         absmax: Tensor | None = None,
-        moments: Tensor | None = None,
+        moments: InputMoments | None = None,
     ) -> QuantizedWeight:
         """Quantize one whole weight with Quark's own observer and rounding; see `Backend.quantize`.
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
-from ..algorithms import get_algorithm
+from ..algorithms import InputMoments, get_algorithm
 from ..errors import BackendError
 from ..numerics.quantized_weight import QuantizedWeight
 from .base import ABSMAX_NEAREST
@@ -36,7 +36,7 @@ class TorchBackend:
         weight: Tensor,
         weights: WeightFormat,
         absmax: Tensor | None = None,
-        moments: Tensor | None = None,
+        moments: InputMoments | None = None,
     ) -> QuantizedWeight:
         """See `Backend.quantize`."""
         return self._algorithm.quantize(weight, weights, absmax=absmax, moments=moments)

@@ -22,6 +22,7 @@ from .compared import Compared, OnBytes, blocks_of
 from .foreign_codes import AboutNearest
 from .foreign_scales import about_absmax_faults
 from .judge import Buffers, CarriedNumbers, Judge, Numbers
+from .near import Near
 from .nearest import Nearest
 from .report import Fault, LinearFinding
 from .rules import Rule
@@ -142,8 +143,6 @@ def _judge(
     buffers: Buffers,
 ) -> Judge:
     rule, carried = expected.rule, expected.carried is not None
-    if rule.codes == "numbers":
-        return CarriedNumbers() if carried else Numbers()
     if rule.codes == "about-nearest":
         return AboutNearest(scheme, linear, buffers)
     scale, first = linear.scale, None
@@ -151,7 +150,12 @@ def _judge(
         scale, first = stored_scales(output, scheme, module), whole
     elif scheme.weight_dtype == "nvfp4" and whole is not None:
         scale = stored_scales(output, scheme, module) * whole
-    return Nearest(scheme, scale, first, buffers, carried=carried)
+    nearest = Nearest(scheme, scale, first, buffers, carried=carried)
+    if rule.codes == "nearest":
+        return nearest
+    return Near(
+        CarriedNumbers() if carried else Numbers(), nearest, linear, scheme.group_size, buffers
+    )
 
 
 def _scale_faults(

@@ -55,7 +55,7 @@ class Nearest:
         """See `Judge.add`."""
         x = self._buffers.get("x", w.shape)
         with np.errstate(all="ignore"):  # a weight that is no number has scales that are faults
-            nearest = self._nearest(first_row, w, x)
+            nearest = self.values(first_row, w, x)
         fp8 = self._scheme.weight_dtype == "fp8_e4m3"
         # Bits tell -0 from 0, and no NaN is the nearest to anything.
         different = nearest.view(np.uint32) != codes.view(np.uint32) if fp8 else nearest != codes
@@ -70,8 +70,8 @@ class Nearest:
             self._worst = (first_row + row, column, *found)
         self.wrong += count
 
-    def _nearest(self, first_row: int, w: Floats, x: Floats) -> Floats:
-        """The nearest codes' values, in `x`."""
+    def values(self, first_row: int, w: Floats, x: Floats) -> Floats:
+        """The nearest codes' values, in `x`, which is another array than `w`."""
         scheme, step = self._scheme, self._buffers.get("step", w.shape)
         rows = slice(None) if len(self._scale) == 1 else slice(first_row, first_row + len(w))
         scale = spread(self._scale[rows], scheme.group_size, w.shape[1])

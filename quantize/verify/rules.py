@@ -9,14 +9,14 @@ from ..files.checkpoint import PROVENANCE_FILE
 from ..files.provenance import Method
 
 ScaleRule = Literal["absmax", "clipped", "positive", "about-absmax"]
-CodeRule = Literal["nearest", "numbers", "about-nearest"]
+CodeRule = Literal["nearest", "near", "about-nearest"]
 _WORDS: Mapping[ScaleRule | CodeRule, str] = {
     "absmax": "exact absmax scales",
     "clipped": "scales from 1/4 to 1 of absmax",
     "positive": "positive scales",
     "about-absmax": "absmax scales within the roundings of other tools",
     "nearest": "exactly the nearest codes",
-    "numbers": "codes that are numbers",
+    "near": "codes with at most 4 times the error of the nearest",
     "about-nearest": "nearest codes within the roundings of other tools",
 }
 
@@ -30,7 +30,8 @@ class Rule:
             between a quarter of these and these, that of a whole matrix exactly. "positive": finite
             and above zero. "about-absmax": those of absmax but for the roundings of other tools.
         codes: "nearest": bit for bit the nearest to weight / stored scale, as this package divides.
-            "numbers": no NaN. "about-nearest": nearest but for the roundings of other tools.
+            "near": not much further off than these, see `near`. "about-nearest": nearest but for
+            the roundings of other tools.
     """
 
     scales: ScaleRule
@@ -52,15 +53,14 @@ class Rule:
 
 FOREIGN = Rule(scales="about-absmax", codes="about-nearest")
 """Of a folder that another tool made: all that write these layouts take absmax and the nearest."""
-_COMPENSATED = Rule(scales="positive", codes="numbers")
-"""Codes that make up for the errors of others: the weights alone do not say what they must be."""
+_LEARNED = Rule(scales="positive", codes="near")
 _RULES: Mapping[tuple[str, str], Rule] = {
     ("absmax", "nearest"): Rule(scales="absmax", codes="nearest"),
     ("mse", "nearest"): Rule(scales="clipped", codes="nearest"),
-    ("absmax", "gptq"): _COMPENSATED,
-    ("mse", "gptq"): _COMPENSATED,
-    ("absmax", "learned"): _COMPENSATED,
-    ("mse", "learned"): _COMPENSATED,
+    ("absmax", "gptq"): Rule(scales="absmax", codes="near"),
+    ("mse", "gptq"): Rule(scales="clipped", codes="near"),
+    ("absmax", "learned"): _LEARNED,
+    ("mse", "learned"): _LEARNED,
 }
 """By the recipe's `scale` and `rounding`."""
 

@@ -11,7 +11,7 @@ from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
 from ...recipes import Recipe, load_recipe
-from ...recipes.schema import BackendName
+from ...recipes.schema import ALGORITHMS, BackendName
 from ...validate.estimand import DraftSampling
 
 if TYPE_CHECKING:
@@ -30,12 +30,18 @@ def open_draft(reference: str) -> tuple[DraftSource, Draft]:
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--recipe`, `--backend` and `--target-layers`."""
+    """`--recipe`, `--backend`, `--algorithm` and `--target-layers`."""
     parser.add_argument("--recipe", required=True, metavar="R", help="built-in name or .yaml path")
     parser.add_argument(
         "--backend",
         choices=typing.get_args(BackendName),
         help="who computes the codes, instead of the recipe's choice",
+    )
+    parser.add_argument(
+        "--algorithm",
+        choices=ALGORITHMS,
+        help="how codes and scales are found, instead of the recipe's choice; computed by backend"
+        " torch unless --backend says otherwise",
     )
     parser.add_argument(
         "--target-layers",
@@ -46,8 +52,12 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_recipe(options: argparse.Namespace) -> Recipe:
-    """The recipe with `--backend` applied."""
+    """The recipe with `--backend` and `--algorithm` applied."""
     recipe = load_recipe(options.recipe)
+    if options.algorithm:
+        scale, rounding = ALGORITHMS[options.algorithm]
+        algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding=rounding)
+        recipe = dataclasses.replace(recipe, algorithm=algorithm, backend="torch")
     if options.backend:
         recipe = dataclasses.replace(recipe, backend=options.backend)
     return recipe

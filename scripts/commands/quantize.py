@@ -1,15 +1,18 @@
 """`draftquant quantize`: plan, write, verify, publish."""
 
 import argparse
+import dataclasses
 import json
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...quantize.lints import Lint, find_lints
 from ...quantize.plan import Plan, Step, make_plan
-from ..console import megabytes, print_json, progress_bar, stderr, stdout
+from ..console import Bar, megabytes, print_json, progress_bar, stderr, stdout
 from .common import (
     add_device,
     add_num_draft_tokens,
@@ -18,10 +21,11 @@ from .common import (
     open_draft,
     shared_tables,
 )
+from .learning import learn
 from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loads
 
 if TYPE_CHECKING:
-    from ...calibration.linear_inputs.static_scales import StaticScales
+    from ...calibration.linear_inputs.plan_inputs import PlanInputs
     from ...quantize.quantize import QuantizeReport
 
 
@@ -30,11 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
     add_recipe_arguments(parser)
     parser.add_argument("--out", required=True, type=Path, metavar="O", help="folder to create")
-    scales = parser.add_mutually_exclusive_group()
-    scales.add_argument(
-        "--traces", type=Path, metavar="T", help="calibration traces for static activation scales"
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        metavar="T",
+        help="calibration traces for static activation scales and for algorithms that look at"
+        " inputs",
     )
-    scales.add_argument(
+    parser.add_argument(
         "--input-scale", type=float, metavar="X", help="one static activation scale for all linears"
     )
     add_num_draft_tokens(parser)
@@ -67,9 +74,11 @@ def run(options: argparse.Namespace) -> int:
     plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
     verdicts = verdicts_of(plan, fix_config=options.fix_config)
     warn_if_nothing_loads(plan, verdicts)
-    static = _static_scales(plan, options)
     seconds = _Stopwatch()
-    with progress_bar("quantize", plan.bytes_before) as bar:
+    with ExitStack() as stack:
+        measuring = _Measuring()
+        inputs = _inputs(plan, options, stack, measuring)
+        bar = measuring.bar = stack.enter_context(progress_bar("quantize", plan.bytes_before))
 
         def advance(step: Step) -> None:
             bar.advance(step.bytes_before)
@@ -79,9 +88,11 @@ def run(options: argparse.Namespace) -> int:
             options.out,
             source=source,
             argv=options.argv,
-            input_scales=static.scales if static else None,
-            input_scale_origin=static.origin if static else None,
-            calibration_prompts=static.prompts if static else (),
+            input_scales=inputs.static.scales if inputs.static else None,
+            input_scale_origin=inputs.static.origin if inputs.static else None,
+            statistics=inputs.statistics,
+            found=inputs.found,
+            calibration_prompts=inputs.prompts,
             allow_zero_rows=options.allow_zero_rows,
             fix_config=options.fix_config,
             on_progress=advance,
@@ -134,38 +145,73 @@ def _print_lints(lints: Sequence[Lint], options: argparse.Namespace) -> None:
         out.line(f"--fix-config corrects {', '.join(fixable)} in the output")
 
 
-def _static_scales(plan: Plan, options: argparse.Namespace) -> "StaticScales | None":
-    """One constant, or measured on traces; None where neither is asked for."""
-    if options.input_scale is None and options.traces is None:
-        return None
-    from ...calibration.linear_inputs.static_scales import (
-        calibrated_scales,
-        constant_scales,
-        static_activations,
+def _inputs(
+    plan: Plan, options: argparse.Namespace, stack: ExitStack, measuring: "_Measuring"
+) -> "PlanInputs":
+    """Of `--input-scale` and `--traces`: what the recipe needs, or what the algorithm does."""
+    from ...calibration.linear_inputs.plan_inputs import (
+        PlanInputs,
+        check_traces_wanted,
+        measured_inputs,
+        need_of,
     )
+    from ...calibration.linear_inputs.static_scales import constant_scales
     from ...calibration.passes.devices import resolve_device
     from ...calibration.traces.feature_evidence import feature_evidence
     from ...calibration.traces.folder import TraceFolder
     from ...quantize.stored.loading import load_draft
     from ...validate.replay import chosen_num_draft_tokens
 
-    if options.input_scale is not None:
-        return constant_scales(plan, options.input_scale)
-    static_activations(plan.recipe)
+    constant = None if options.input_scale is None else constant_scales(plan, options.input_scale)
+    if options.traces is None:
+        return PlanInputs(static=constant)
+    check_traces_wanted(plan, scale_is_given=constant is not None)
     traces = TraceFolder.open(options.traces)
     device = resolve_device(options.device)
     shared = shared_tables(traces, options.target, device)
     folder = plan.draft.checkpoint.folder
     draft = load_draft(folder, device=device, compact=True, shared=shared)
     num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, [draft])
+    spool = stack.enter_context(tempfile.TemporaryDirectory(prefix="draftquant-moments-"))
     with progress_bar("calibrate", len(traces)) as bar:
-        found = calibrated_scales(
-            plan, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=bar.set
+        found = measured_inputs(
+            plan,
+            draft,
+            traces,
+            num_draft_tokens=num_draft_tokens,
+            spool=Path(spool),
+            static=constant,
+            on_progress=bar.set,
+            on_stage_progress=measuring,
         )
     if problem := feature_evidence(traces).problem():
         stderr().line(f"warning: {options.traces}: {problem}")
-    stderr().line(f"input scales from {len(traces)} traces, steps 1..{num_draft_tokens}")
-    return found
+    what = "input scales" if found.statistics is None else "inputs"
+    stderr().line(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
+    if need_of(plan) != "codes":
+        return found
+    codes = learn(
+        stack,
+        plan,
+        draft,
+        traces,
+        options.out,
+        num_draft_tokens=num_draft_tokens,
+        static=found.static,
+    )
+    return dataclasses.replace(found, found=codes)
+
+
+class _Measuring:
+    """Shows how far the measurement of a stage is, beside the tensors written."""
+
+    bar: Bar | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """So many prompts of all."""
+        if self.bar is not None:
+            measured = f", inputs of {done} of {total} prompts" if done < total else ""
+            self.bar.label(f"quantize{measured}")
 
 
 class _Stopwatch:

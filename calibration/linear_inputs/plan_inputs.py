@@ -1,0 +1,125 @@
+"""What a plan must know of the inputs of its linears: their static scales and second moments.
+
+Codes that are learned are found above; what is given to `quantize_draft` holds them too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...quantize.algorithms import FoundCodes, Need, Statistics
+from ...quantize.backends import get_backend
+from ...quantize.errors import BackendError
+from ...quantize.plan import Plan
+from ...quantize.stored.activations import InputRounding
+from ...quantize.stored.formats import declared_activations
+from ...quantize.stored.loading import LoadedDraft
+from ..traces.folder import TraceFolder
+from .moments import MomentsAlongTraces
+from .static_scales import StaticScales, balanced_draft, calibrated_scales
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """What `quantize_draft` is given.
+
+    Attributes:
+        static: scales to store, where the recipe's activations need them.
+        statistics: where the algorithm needs them.
+        found: codes, where the algorithm needs them.
+        prompts: identities of the prompts that were looked at.
+    """
+
+    static: StaticScales | None = None
+    statistics: Statistics | None = None
+    found: FoundCodes | None = None
+    prompts: frozenset[str] = frozenset()
+
+
+def need_of(plan: Plan) -> Need:
+    """What the plan's algorithm must know of inputs."""
+    return get_backend(plan.recipe.backend, plan.recipe.algorithm).needs
+
+
+def check_traces_wanted(plan: Plan, *, scale_is_given: bool = False) -> None:
+    """Fail unless something is to be measured.
+
+    Raises:
+        BackendError: static scales are given or the recipe stores none, and its algorithm looks at
+            no inputs.
+    """
+    if need_of(plan) != "none":
+        return
+    if scale_is_given:
+        raise BackendError(
+            "--traces, --input-scale",
+            f"{plan.recipe.algorithm} looks at no inputs: one of the two has no use",
+            fix="give one of them",
+        )
+    if not plan.recipe.needs_input_scales:
+        raise BackendError(
+            "--traces",
+            f"recipe {plan.recipe.name} stores no static input scales, and"
+            f" {plan.recipe.algorithm} looks at no inputs: nothing to calibrate",
+            fix="drop --traces, or use a recipe with static activations (blackwell-fp8) or"
+            " --algorithm gptq",
+        )
+
+
+def measured_inputs(
+    plan: Plan,
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    *,
+    num_draft_tokens: int,
+    spool: Path,
+    static: StaticScales | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    on_stage_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> PlanInputs:
+    """Static scales now, and moments stage by stage when `quantize_draft` asks for them.
+
+    Args:
+        plan: of this draft.
+        draft: to quantize, in BF16 or wider values.
+        traces: recorded for calibration.
+        num_draft_tokens: K, as it will be served.
+        spool: existing folder for second moments; see `MomentsAlongTraces`.
+        static: scales that are given and not measured.
+        on_progress: called with (prompts done, prompts) while scales are measured.
+        on_stage_progress: likewise, while the moments of a stage are.
+
+    Raises:
+        BackendError: nothing is to be measured.
+        TraceError, CalibrationError: the traces do not fit.
+    """
+    check_traces_wanted(plan, scale_is_given=static is not None)
+    if plan.recipe.needs_input_scales and static is None:
+        static = calibrated_scales(
+            plan, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=on_progress
+        )
+    statistics = None
+    if need_of(plan) == "second_moments":
+        statistics = MomentsAlongTraces(
+            balanced_draft(draft, plan),
+            traces,
+            num_draft_tokens=num_draft_tokens,
+            spool=spool,
+            rounding=served_rounding(plan, static, draft.device),
+            on_progress=on_stage_progress,
+        )
+    prompts = frozenset(prompt for _, prompt in traces.prompt_sha256s())
+    return PlanInputs(static=static, statistics=statistics, prompts=prompts)
+
+
+def served_rounding(plan: Plan, static: StaticScales | None, device: torch.device) -> InputRounding:
+    """Inputs of the quantized linears as kernels will round them."""
+    scales = {
+        step.row.canonical.removesuffix(".weight"): None
+        if static is None
+        else torch.tensor(static.scales[step.row.module], device=device)
+        for step in plan.quantized
+    }
+    return InputRounding(declared_activations(plan.recipe.activations), scales, None)

@@ -1,0 +1,262 @@
+"""GPTQ: against the textbook form of it, slow and exact; the command; what verify says of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record import record_traces
+from draftquant.quantize.algorithms import InputMoments
+from draftquant.quantize.backends import get_backend
+from draftquant.quantize.errors import BackendError
+from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
+from draftquant.quantize.numerics.rows import nearest_codes, served_scale
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import Algorithm, WeightFormat
+from draftquant.recipes.schema import ScaleChoice
+from draftquant.scripts.cli import main
+from tied_pair import prompt_tokens, save_draft, save_target
+from tiny import read_tensors
+from torch import Tensor
+from verify_cases import edit, flip_bit
+
+FORMATS = {
+    "int4": WeightFormat(dtype="int4", granularity="channel", symmetric=True),
+    "int4-groups": WeightFormat(
+        dtype="int4", granularity="group", symmetric=True, group_size=32
+    ),
+    "int4-of-fp8": WeightFormat(
+        dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
+    ),
+    "nvfp4": WeightFormat(dtype="nvfp4", granularity="group", symmetric=True, group_size=16),
+    "mxfp4": WeightFormat(dtype="mxfp4", granularity="group", symmetric=True, group_size=32),
+}  # fmt: skip
+
+
+def gptq(scale: ScaleChoice) -> Algorithm:
+    return Algorithm(scale=scale, rounding="gptq")
+
+
+def gaussian(rows: int, columns: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(columns: int, number: int = 400) -> Tensor:
+    """Inputs of very different sizes that depend on each other: [number, columns]."""
+    mixing = gaussian(columns, columns, seed=1) / columns**0.5
+    sizes = torch.logspace(-1, 1, columns)[torch.randperm(columns, generator=torch.manual_seed(2))]
+    return (gaussian(number, columns, seed=3) @ mixing + gaussian(number, 1, seed=4)) * sizes
+
+
+def moments_of(x: Tensor) -> InputMoments:
+    return InputMoments(x.T @ x / len(x))
+
+
+def quantized(weights: WeightFormat, w: Tensor, x: Tensor, scale: ScaleChoice) -> QuantizedWeight:
+    return get_backend("torch", gptq(scale)).quantize(w, weights, None, moments_of(x))
+
+
+def textbook(w: Tensor, weights: WeightFormat, found: QuantizedWeight, x: Tensor) -> Tensor:
+    """Algorithm of arXiv 2210.17323 in float64, column by column with the whole inverse.
+
+    After each column the rest of the weight is changed as the inverse says, and the column is
+    eliminated from it.
+    """
+    h = (x.T @ x / len(x)).double()
+    h += 0.01 * h.diagonal().mean() * torch.eye(len(h))
+    order = (x.T @ x / len(x)).diagonal().argsort(descending=True, stable=True)
+    rest, inverse = w.double().clone(), torch.linalg.inv(h)
+    size = found.group_size or w.shape[1]
+    codes = torch.zeros_like(found.codes)
+    for column in order.tolist():
+        step = served_scale(found.scale, found.global_scale)[:, column // size, None]
+        codes[:, column] = nearest_codes(
+            weights.dtype, rest[:, column, None].float(), step, None
+        )[:, 0]  # fmt: skip
+        value = (code_values(codes[:, column]) * step[:, 0]).double()
+        error = (rest[:, column] - value) / inverse[column, column]
+        rest -= error[:, None] * inverse[column]
+        inverse -= torch.outer(inverse[:, column], inverse[column]) / inverse[column, column]
+    return codes
+
+
+@pytest.mark.parametrize("scale", ["absmax", "mse"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_codes_are_those_of_the_textbook(name: str, scale: ScaleChoice) -> None:
+    """160 columns: more than are rounded between two matrix products."""
+    weights = FORMATS[name]
+    if weights.first_stage and scale == "mse":
+        pytest.skip("mse searches scales of one stage")
+    w, x = gaussian(24, 160).bfloat16(), inputs(160)
+    found = quantized(weights, w, x, scale)
+    wanted = textbook(w.float(), weights, found, x)
+    same = (code_values(found.codes) == code_values(wanted)).float().mean()
+    # Where float32 and float64 fall on two sides of a middle, the columns after it differ too.
+    assert same > 0.97
+    rows = (code_values(found.codes) == code_values(wanted)).all(dim=1)
+    assert rows.float().mean() > 0.6
+
+
+@pytest.mark.parametrize("scale", ["absmax", "mse"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_outputs_come_closer_and_weights_do_not(name: str, scale: ScaleChoice) -> None:
+    weights = FORMATS[name]
+    if weights.first_stage and scale == "mse":
+        pytest.skip("mse searches scales of one stage")
+    w, x = gaussian(32, 96).bfloat16(), inputs(96)
+    found = quantized(weights, w, x, scale)
+    absmax = get_backend("torch").quantize(w, weights)
+
+    def output_error(q: QuantizedWeight) -> float:
+        return float(((q.dequantized() - w.float()) @ x.T).square().sum())
+
+    assert output_error(found) < 0.5 * output_error(absmax)
+    assert found.codes.dtype == absmax.codes.dtype
+    assert found.codes.shape == w.shape
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_inputs_that_say_nothing_of_each_other_give_the_nearest_codes(name: str) -> None:
+    w = gaussian(16, 64).bfloat16()
+    weights = FORMATS[name]
+    for moments in (torch.eye(64), torch.zeros(64, 64)):
+        backend = get_backend("torch", gptq("absmax"))
+        found = backend.quantize(w, weights, None, InputMoments(moments))
+        nearest = get_backend("torch").quantize(w, weights)
+        assert torch.equal(found.scale.float(), nearest.scale.float())
+        different = code_values(found.codes) != code_values(nearest.codes)
+        # Of two stages the weight itself is rounded, not its FP8 value.
+        assert different.float().mean() <= (0.05 if weights.first_stage else 0.0)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_blocks_of_rows_give_the_codes_of_the_whole(name: str) -> None:
+    w, x, weights = gaussian(24, 96).bfloat16(), inputs(96), FORMATS[name]
+    backend, moments = get_backend("torch", gptq("absmax")), moments_of(x)
+    absmax = w.abs().amax().float().reshape(1, 1)
+    whole = backend.quantize(w, weights, absmax, moments)
+    parts = [backend.quantize(rows, weights, absmax, moments) for rows in w.split(8)]
+    same = whole.codes == torch.cat([part.codes for part in parts])
+    assert same.float().mean() > 0.99  # products of other shapes are summed in other orders
+
+
+def test_a_column_that_is_never_read_takes_no_part() -> None:
+    w, x = gaussian(16, 64).bfloat16(), inputs(64)
+    x[:, 5] = 0
+    found = quantized(FORMATS["int4"], w, x, "absmax")
+    nearest = get_backend("torch").quantize(w, FORMATS["int4"])
+    assert torch.equal(found.codes[:, 5], nearest.codes[:, 5])
+
+
+@pytest.mark.parametrize("granularity", ["channel", "tensor"])
+def test_fp8_is_refused(granularity: str) -> None:
+    fp8 = WeightFormat(dtype="fp8_e4m3", granularity=granularity, symmetric=True)  # type: ignore[arg-type]
+    with pytest.raises(BackendError, match="fp8_e4m3 loses too little") as caught:
+        get_backend("torch", gptq("absmax")).check(fp8)
+    assert "rounding: nearest" in caught.value.fix
+
+
+# ---- the command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gptq")
+    save_draft(folder / "draft", save_target(folder / "target"))
+    prompts = [
+        Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(4, 9))
+    ]
+    record_traces(folder / "target", prompts, folder / "traces", max_new_tokens=24)
+    return folder
+
+
+def quantize(folder: Path, out: Path, *arguments: str) -> int:
+    return main(["quantize", str(folder / "draft"), "--out", str(out), *arguments])
+
+
+def traced(folder: Path) -> tuple[str, str]:
+    return "--traces", str(folder / "traces")
+
+
+@pytest.mark.parametrize("recipe", ["int4-channel", "mi325x-w4a8", "mi325x-w4a8-fp8"])
+def test_a_draft_is_quantized_verified_and_loaded(
+    recipe: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--recipe", recipe, "--algorithm", "gptq", *traced(folder))
+    assert quantize(folder, tmp_path / "a", *arguments) == 0
+    assert "inputs from 4 traces, steps 1..3" in capsys.readouterr().err
+    assert quantize(folder, tmp_path / "b", *arguments) == 0
+    for file in (tmp_path / "a").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
+    assert quantize(folder, tmp_path / "absmax", "--recipe", recipe) == 0
+    report = verify(tmp_path / "a", folder / "draft")
+    assert report.ok
+    assert report.rule == (
+        "scales from 1/4 to 1 of absmax, codes with at most 4 times the error of the nearest"
+    )
+    record = json.loads((tmp_path / "a" / "draftquant.json").read_text())
+    assert record["recipe"]["backend"] == "torch"
+    assert record["recipe"]["algorithm"]["rounding"] == "gptq"
+    assert len(record["calibration_prompts"]) == 4
+    weights = {name: load_draft(tmp_path / name).weights for name in ("a", "absmax")}
+    changed = [n for n in weights["a"] if not torch.equal(weights["a"][n], weights["absmax"][n])]
+    assert sorted(changed) == sorted(f"{n}.weight" for n in load_draft(tmp_path / "a").linears)
+
+
+def test_verify_sees_rows_that_changed_places(folder: Path, tmp_path: Path) -> None:
+    """The weight does not say what each code must be; rows of other weights are too far off."""
+    out = tmp_path / "out"
+    assert quantize(folder, out, "--recipe", "int4-channel", "--algorithm", "gptq",
+                    *traced(folder)) == 0  # fmt: skip
+    tensors = read_tensors(out)
+    name = next(n for n in tensors if n.endswith("up_proj.weight_packed"))
+    packed = tensors[name]
+    width = len(packed.data) // packed.shape[0]
+    rows = [packed.data[i * width : (i + 1) * width] for i in range(packed.shape[0])]
+    rows[0], rows[1] = rows[1], rows[0]
+    edit(out, lambda t: t.update({name: packed._replace(data=b"".join(rows))}))
+    (fault, *_) = [f for f in verify(out, folder / "draft").faults if f.where == name]
+    assert "codes with at most" in fault.expected
+    # One step of one code: within what GPTQ does itself.
+    edit(out, lambda t: t.update({name: flip_bit(packed, 0)}))
+    where = {fault.where for fault in verify(out, folder / "draft").faults}
+    # `edit` writes no metadata.
+    assert where == {f"draftquant.json: tensor_sha256.{name}", "__metadata__: format"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--recipe", "int4-channel", "--algorithm", "gptq"), ("must know the inputs", "--traces")),
+        (
+            ("--recipe", "fp8-ptpc", "--algorithm", "gptq", "TRACES"),
+            ("fp8_e4m3 loses too little", "rounding: nearest"),
+        ),
+        (
+            ("--recipe", "mi325x-w4a8", "--algorithm", "gptq", "--backend", "quark", "TRACES"),
+            ("backend quark", "carries scale absmax, rounding nearest only", "--backend torch"),
+        ),
+        (
+            ("--recipe", "int4-channel", "TRACES"),
+            ("nothing to calibrate", "--algorithm gptq"),
+        ),
+        (
+            ("--recipe", "blackwell-fp8", "--input-scale", "1", "TRACES"),
+            ("--traces, --input-scale", "one of the two has no use"),
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    arguments: tuple[str, ...],
+    words: tuple[str, ...],
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [x for a in arguments for x in (traced(folder) if a == "TRACES" else (a,))]
+    assert quantize(folder, tmp_path / "out", *given) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert all(word in said for word in words), said
+    assert not (tmp_path / "out").exists()
