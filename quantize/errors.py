@@ -25,3 +25,7 @@ class OutputError(DraftQuantError):
 
 class VerifyError(DraftQuantError):
     """The folder to verify cannot even be read as a quantized draft."""
+
+
+class EstimateError(DraftQuantError):
+    """Speed cannot be estimated: of an unknown GPU, of such a target, or of such a number."""

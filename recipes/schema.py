@@ -151,6 +151,12 @@ class Algorithm:
     def __str__(self) -> str:
         return f"scale {self.scale}, rounding {self.rounding}"
 
+    @property
+    def name(self) -> str:
+        """The one of `ALGORITHMS` that it is, or both its parts."""
+        pair = self.scale, self.rounding
+        return next((n for n, known in ALGORITHMS.items() if known == pair), ", ".join(pair))
+
 
 ALGORITHMS: Mapping[str, tuple[ScaleChoice, RoundingChoice]] = {
     "absmax": ("absmax", "nearest"),

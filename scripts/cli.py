@@ -22,6 +22,7 @@ COMMANDS = {
     "recipes": "list, show or check recipes",
     "inspect": "what a draft is, and what quantization can save",
     "plan": "what a recipe would do to every tensor; writes nothing",
+    "estimate": "bytes, time and break-even acceptance of a draft step: does quantizing pay?",
     "calibrate": "ranges of what a draft's linears read, and what static scales are worth",
     "quantize": "quantize a draft into a new, verified folder",
     "verify": "re-read a quantized draft with an independent decoder",

@@ -19,7 +19,7 @@ from .cli import main as draftquant
 from .console import stdout
 
 PAIR = Path(__file__).resolve().parent.parent / "tests" / "pairs" / "eagle3-llama"
-RECIPES = {"int4": "mi325x-w4a8", "fp8": "blackwell-fp8"}
+RECIPES = {"int4": "mi325x-w4a8", "int4-gptq": "mi325x-w4a8-gptq", "fp8": "blackwell-fp8"}
 VERDICTS = {0: "PASS", 1: "FAIL", 3: "INCONCLUSIVE or ANOMALOUS"}
 
 
@@ -56,28 +56,10 @@ def _steps(pair: Path, work: Path) -> dict[str, int]:
     _run(*record, "--prompts", str(pair / "prompts.jsonl"), "--out", traces)
     _run(*record, "--prompts", str(pair / "calibration.jsonl"), "--out", calibration)
     quantized = {name: str(work / name) for name in RECIPES}
-    _run(
-        "quantize",
-        draft,
-        "--recipe",
-        RECIPES["int4"],
-        *_backend(RECIPES["int4"]),
-        "--out",
-        quantized["int4"],
-        "--fix-config",
-    )
-    _run(
-        "quantize",
-        draft,
-        "--recipe",
-        RECIPES["fp8"],
-        *_backend(RECIPES["fp8"]),
-        "--out",
-        quantized["fp8"],
-        "--fix-config",
-        "--traces",
-        calibration,
-    )
+    for name, recipe in RECIPES.items():
+        needed = () if name == "int4" else ("--traces", calibration)
+        options = ("--out", quantized[name], "--fix-config", *needed)
+        _run("quantize", draft, "--recipe", recipe, *_backend(recipe), *options)
     for folder in quantized.values():
         _run("verify", folder, "--against", draft)
     _run("replay", draft, *quantized.values(), "--traces", traces)
@@ -91,7 +73,7 @@ def _backend(recipe: str) -> tuple[str, ...]:
     """`--backend torch` where the vendor toolkit cannot run here (Quark needs a C++ compiler)."""
     chosen = load_recipe(recipe)
     try:
-        get_backend(chosen.backend).check(chosen.weights)
+        get_backend(chosen.backend, chosen.algorithm).check(chosen.weights)
     except BackendError as exc:
         stdout().line("")
         what = f"{exc.what}: using our own numerics, which give the same bits"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -14,7 +15,7 @@ from draftquant.quantize.plan import Plan, make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
-from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.recipes import load_recipe
 from tiny_dflash import README, tiny_dflash
 from torch import Tensor
 from wide import dimensions
@@ -45,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("recipe", built_in_recipes())
+@pytest.mark.parametrize("recipe", DATA_FREE)
 def test_every_recipe_quantizes_35_linears_and_verifies(
     recipe: str, variant: str, tmp_path: Path
 ) -> None:

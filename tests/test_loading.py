@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from data_free import data_free
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import EngineName
@@ -34,7 +35,7 @@ def test_the_result_loads_where_the_recipe_says_and_nowhere_else(
 ) -> None:
     recipe, layers = load_recipe(name), FAMILIES[family]
     draft = read_draft(Checkpoint.open(PAIRS / family / "draft"))
-    plan = make_plan(dataclasses.replace(recipe, backend="torch"), draft, target_layers=layers)
+    plan = make_plan(data_free(recipe), draft, target_layers=layers)
     scales = {step.row.module: 0.25 for step in plan.quantized}
     needed = scales if recipe.needs_input_scales else None
     source = DraftSource(folder=draft.checkpoint.folder)

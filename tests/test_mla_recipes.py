@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_free import DATA_FREE
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -12,7 +13,7 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import QuantizeReport, quantize_draft
 from draftquant.quantize.verify import verify
-from draftquant.recipes import Expectation, Rule, built_in_recipes, load_recipe
+from draftquant.recipes import Expectation, Rule, load_recipe
 from draftquant.recipes.schema import BackendName
 from tiny import read_tensors, write_tensors
 from tiny_mla import tiny_eagle3_mla
@@ -63,7 +64,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("recipe", built_in_recipes())
+@pytest.mark.parametrize("recipe", DATA_FREE)
 def test_every_recipe_on_every_variant(tmp_path: Path, recipe: str, variant: str) -> None:
     """Seven linears per layer are quantized; kv_b_proj and all else stay byte for byte."""
     wide = dimensions("eagle3-mla", recipe)

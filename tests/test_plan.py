@@ -275,6 +275,7 @@ def test_plan_as_plain_data(draft: Draft) -> None:
         ["--help"],
         ["recipes"],
         ["plan", "?", "--recipe", "int4-channel", "--json"],
+        ["estimate", "?", "--gpu", "h100", "--target-bytes", "140e9"],
         ["inspect", "?"],
         ["verify", "OUT", "--against", "?"],
     ],

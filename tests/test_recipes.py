@@ -200,6 +200,7 @@ def loads_on(recipe: Recipe) -> str:
 
 def described(recipe: Recipe) -> list[str]:
     formats = [str(recipe.weights), str(recipe.activations or "none")]
+    formats.append(recipe.algorithm.name)
     return [f"`{recipe.name}`", *formats, recipe.layout, recipe.backend, loads_on(recipe)]
 
 

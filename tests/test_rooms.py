@@ -17,7 +17,7 @@ QUANTIZE = (
     ("lints",),
     ("verify", "algorithms"),
     ("backends", "plan", "recode"),
-    ("execute", "engines"),
+    ("execute", "engines", "estimate"),
     ("quantize", "dequantize", "transcode"),
 )
 CALIBRATION = (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_free import DATA_FREE
 from draftquant.quantize import execute
 from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
@@ -19,7 +20,7 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.verify import verify
-from draftquant.recipes import Recipe, built_in_recipes, load_recipe
+from draftquant.recipes import Recipe, load_recipe
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
 from handmade_numbers import code_values, spread
 from tiny import Stored, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
@@ -53,7 +54,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def other_forms() -> dict[str, Recipe]:
     """Every recipe, and the layouts of blocks and groups that none has."""
-    found = {name: load_recipe(name) for name in built_in_recipes()}
+    found = {name: load_recipe(name) for name in DATA_FREE}
     fp8, int4 = found["fp8-ptpc"], found["int4-group128"]
     assert fp8.activations is not None
     groups = dataclasses.replace(fp8.activations, granularity="group")

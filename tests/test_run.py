@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import (
     BackendError,
@@ -23,7 +24,7 @@ from draftquant.quantize.plan import Plan, make_plan
 from draftquant.quantize.quantize import QuantizeReport, quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
-from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.recipes import load_recipe
 from draftquant.recipes.schema import BackendName
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from wide import dimensions
@@ -73,7 +74,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("recipe", built_in_recipes())
+@pytest.mark.parametrize("recipe", DATA_FREE)
 def test_every_recipe_on_every_variant_is_written_and_verified(
     tmp_path: Path, recipe: str, variant: str
 ) -> None:
@@ -90,7 +91,7 @@ def test_every_recipe_on_every_variant_is_written_and_verified(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "out"]
 
 
-@pytest.mark.parametrize("recipe", built_in_recipes())
+@pytest.mark.parametrize("recipe", DATA_FREE)
 def test_two_runs_give_identical_bytes(tmp_path: Path, recipe: str) -> None:
     wide = dimensions("eagle3-llama", recipe)
     source = tiny_eagle3_llama(tmp_path / "draft", sharded=True, **wide)
@@ -156,7 +157,7 @@ def test_reads_and_writes_that_the_kernel_cuts_short(
     assert files(tmp_path / "short") == files(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("recipe", [n for n in built_in_recipes() if has_groups(n)])
+@pytest.mark.parametrize("recipe", [n for n in DATA_FREE if has_groups(n)])
 def test_a_group_of_zeros_has_a_scale_and_decodes_to_zeros(tmp_path: Path, recipe: str) -> None:
     """In a row that is not all zero: nothing to refuse."""
     source = tiny_eagle3_llama(tmp_path / "draft", **dimensions("eagle3-llama", recipe))
@@ -180,7 +181,7 @@ def damage(folder: Path, name: str, value: bytes, *, at: int) -> None:
     write_tensors(folder, tensors, sharded=False, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("recipe", built_in_recipes())
+@pytest.mark.parametrize("recipe", DATA_FREE)
 @pytest.mark.parametrize(
     ("value", "row"), [(b"\xc0\x7f", 0), (b"\x80\x7f", 3), (b"\x80\xff", 63)], ids=str
 )
@@ -194,7 +195,7 @@ def test_nan_and_inf_name_tensor_and_row(
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
-@pytest.mark.parametrize("recipe", built_in_recipes())
+@pytest.mark.parametrize("recipe", DATA_FREE)
 def test_all_zero_rows_are_refused_unless_allowed(tmp_path: Path, recipe: str) -> None:
     source = tiny_eagle3_llama(tmp_path / "draft", **dimensions("eagle3-llama", recipe))
     damage(source, Q_PROJ, bytes(2 * row_bytes(source)), at=5 * row_bytes(source))

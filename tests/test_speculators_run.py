@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.eagle3_geometry import Eagle3LlamaGeometry
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
@@ -23,7 +24,7 @@ from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
-from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.recipes import load_recipe
 from reference_draft import ReferenceDraft, add_norms, common_config, random_weights, widen
 from tiny import edit_json
 from tiny_speculators import BUILD, SMALL, WIDE, YARN, tiny_speculators_eagle3
@@ -104,7 +105,7 @@ def causal_attention(_layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float)
 
 
 @pytest.mark.parametrize("build", BUILD)
-@pytest.mark.parametrize("recipe", built_in_recipes())
+@pytest.mark.parametrize("recipe", DATA_FREE)
 def test_every_recipe_is_written_verified_and_loaded(
     recipe: str, build: str, tmp_path: Path
 ) -> None:

@@ -45,12 +45,18 @@ def planned_checkpoint(plan: Plan, *, fix_config: bool = False) -> Checkpoint:
 
 
 def planned_verdicts(
-    plan: Plan, *, tp: int = 1, target_layers: int | None = None, fix_config: bool = False
+    plan: Plan,
+    *,
+    arch: str | None = None,
+    tp: int = 1,
+    target_layers: int | None = None,
+    fix_config: bool = False,
 ) -> tuple[EngineCheck, ...]:
     """What each known engine does with the result on each of its GPUs.
 
     Args:
         plan: what would be written.
+        arch: this GPU alone, also where an engine is known on it besides its own; None = its own.
         tp: tensor-parallel shards.
         target_layers: see `check_draft`.
         fix_config: see `planned_checkpoint`.
@@ -66,11 +72,12 @@ def planned_verdicts(
         check_checkpoint(
             checkpoint,
             engine=engine.name,
-            arch=arch,
+            arch=each,
             tp=tp,
             target_layers=target_layers,
             has_side_file=bool(side_files),
         )
         for engine in newest_engines()
-        for arch in engine.archs
+        for each in (engine.archs if arch is None else (arch,))
+        if each in (*engine.archs, *engine.other_archs)
     )

@@ -59,12 +59,14 @@ def _list(options: argparse.Namespace) -> None:
     if getattr(options, "json", False):
         print_json([to_mapping(recipe) for recipe in recipes])
         return
-    found = table("Recipes", "name", "weights", "activations", "layout", "backend", "loads on")
+    columns = "name", "weights", "activations", "algorithm", "layout", "backend", "loads on"
+    found = table("Recipes", *columns)
     for recipe in recipes:
         found.row(
             recipe.name,
             str(recipe.weights),
             str(recipe.activations or "none"),
+            recipe.algorithm.name,
             recipe.layout,
             recipe.backend,
             "; ".join(map(str, recipe.loads_on)) or "no stock engine",

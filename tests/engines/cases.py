@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from broken import BROKEN
+from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
-from draftquant.recipes import DraftQuantError, Recipe, built_in_recipes, load_recipe
+from draftquant.recipes import DraftQuantError, Recipe, load_recipe
 from edits import Broken, Edit, Folder
 from formats import FamilyName, all_formats, format_recipe
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
@@ -150,7 +151,7 @@ def recipe_cases(workshop: Workshop) -> list[Case]:
                 reads=READS[family],
             )
         )
-    recipes = [load_recipe(name) for name in built_in_recipes()]
+    recipes = [load_recipe(name) for name in DATA_FREE]
     return cases + [
         _quantized(workshop, "recipe", family, recipe) for family in FAMILIES for recipe in recipes
     ]
@@ -158,7 +159,7 @@ def recipe_cases(workshop: Workshop) -> list[Case]:
 
 def format_cases(workshop: Workshop) -> list[Case]:
     """Every family with every pair of formats in every layout that stores it."""
-    shipped = [load_recipe(name) for name in built_in_recipes()]
+    shipped = [load_recipe(name) for name in DATA_FREE]
     covered = [(recipe.layout, recipe.weights, recipe.activations) for recipe in shipped]
     return [
         dataclasses.replace(_quantized(workshop, "format", family, recipe), tp=(1,))

@@ -110,8 +110,9 @@ def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
     source = pair.folder / "draft"
 
     def quantized(recipe: str) -> Callable[[Path], None]:
-        scales = load_recipe(recipe).needs_input_scales
-        given = ("--traces", calibration.folder) if scales else ()
+        chosen = load_recipe(recipe)
+        measured = chosen.needs_input_scales or chosen.algorithm.rounding != "nearest"
+        given = ("--traces", calibration.folder) if measured else ()
         return lambda out: _run("quantize", source, "--recipe", recipe, *given, "--out", out)
 
     def transcoded(out: Path) -> None:

@@ -1,0 +1,214 @@
+"""An estimate of a draft and of what recipes make of it, ready to be printed or stored."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..drafts.family import Draft
+from ..errors import EstimateError
+from ..plan import Plan
+from .draft_round import (
+    Weight,
+    draft_round,
+    part_of,
+    plain_weights,
+    planned_weights,
+    with_fp8_head,
+)
+from .target import Target
+from .work import Machine, Part, Round, break_even_loss
+
+SHARED_PARTS: tuple[Part, ...] = ("embedding", "head")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPart:
+    """What the source holds of one part; `parameters` does not count vocabulary maps."""
+
+    part: Part
+    parameters: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """The draft in one form.
+
+    Attributes:
+        name: of the recipe; of the draft as it is, the dtype of its fc.
+        hypothetical: with an FP8 head, which no recipe makes and no engine serves.
+        stored_bytes: of all its tensors.
+    """
+
+    name: str
+    round: Round
+    stored_bytes: int
+    hypothetical: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """One candidate on one machine at one concurrency beside a target; times in seconds.
+
+    Attributes:
+        loss: see `break_even_loss`.
+    """
+
+    concurrency: int
+    verify_seconds: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The draft as it is first, then the candidates; all with the same settings.
+
+    Attributes:
+        parts: of the source, the largest first.
+        dropped_bytes: of embed_tokens, which engines share with the target; 0 if there is none.
+    """
+
+    draft: Draft
+    num_draft_tokens: int
+    context: int
+    tp: int
+    parts: tuple[StoredPart, ...]
+    dropped_bytes: int
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def baseline(self) -> Candidate:
+        """The draft as it is."""
+        return self.candidates[0]
+
+    @property
+    def parameters(self) -> int:
+        """Of all parts."""
+        return sum(part.parameters for part in self.parts)
+
+    @property
+    def shared_share(self) -> float:
+        """Share of the parameters that embedding and head are, in [0, 1)."""
+        shared = sum(p.parameters for p in self.parts if p.part in SHARED_PARTS)
+        return shared / self.parameters
+
+    @property
+    def reads_shared_head(self) -> bool:
+        """True if the head that the draft reads is the target's."""
+        return all(row.role != "head" for row in self.draft.rows)
+
+    def break_even(
+        self,
+        candidate: Candidate,
+        machine: Machine,
+        target: Target,
+        concurrencies: Sequence[int],
+    ) -> tuple[BreakEven, ...]:
+        """What the candidate may lose, at every concurrency for which the target's step is known.
+
+        Args:
+            candidate: one of `candidates`.
+            machine: that serves draft and target.
+            target: whose verify step ends a round.
+            concurrencies: sequences at once.
+        """
+        found = []
+        for concurrency in concurrencies:
+            verify = target.verify_seconds(machine, concurrency)
+            if verify is None:
+                continue
+            ours, theirs = (
+                machine.round_seconds(one.round, concurrency) for one in (self.baseline, candidate)
+            )
+            loss = break_even_loss(ours, theirs, verify)
+            found.append(BreakEven(concurrency=concurrency, verify_seconds=verify, loss=loss))
+        return tuple(found)
+
+
+def make_estimate(
+    draft: Draft, plans: Sequence[Plan], *, num_draft_tokens: int, context: int, tp: int
+) -> Estimate:
+    """Estimate a draft as it is, under plans of it, and with an FP8 head as far as it has one.
+
+    Args:
+        draft: whose headers were read.
+        plans: of this draft.
+        num_draft_tokens: K.
+        context: positions in each sequence's KV cache.
+        tp: tensor-parallel shards, of draft and target alike.
+
+    Raises:
+        EstimateError: two recipes have one name; see also `draft_round`.
+    """
+
+    def candidate(name: str, weights: Sequence[Weight], *, fp8_head: bool = False) -> Candidate:
+        served = with_fp8_head(weights) if fp8_head else tuple(weights)
+        return Candidate(
+            name=f"{name}, FP8 head" if fp8_head else name,
+            round=draft_round(
+                draft, served, num_draft_tokens=num_draft_tokens, context=context, tp=tp
+            ),
+            stored_bytes=sum(weight.nbytes for weight in served),
+            hypothetical=fp8_head,
+        )
+
+    as_it_is = next(row.tensor.dtype for row in draft.rows if row.role == "fusion")
+    forms = {as_it_is: plain_weights(draft)}
+    for plan in plans:
+        if plan.recipe.name in forms:
+            raise EstimateError(
+                "--recipe", f"two forms are called {plan.recipe.name}", fix="rename one of them"
+            )
+        forms[plan.recipe.name] = planned_weights(plan)
+    candidates = [candidate(name, weights) for name, weights in forms.items()]
+    if any(row.role == "head" for row in draft.rows):
+        least = min(candidates, key=lambda one: one.round.nbytes(1))
+        names = dict.fromkeys((as_it_is, least.name))
+        candidates += [candidate(name, forms[name], fp8_head=True) for name in names]
+    embedding = (row.tensor.nbytes for row in draft.rows if row.role == "embedding")
+    return Estimate(
+        draft=draft,
+        num_draft_tokens=num_draft_tokens,
+        context=context,
+        tp=tp,
+        parts=_stored_parts(draft),
+        dropped_bytes=sum(embedding),
+        candidates=tuple(candidates),
+    )
+
+
+def checked_efficiency(share: float) -> float:
+    """The share itself.
+
+    Raises:
+        EstimateError: not in (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise EstimateError(
+            "--efficiency",
+            f"expected a share in (0, 1], got {share:g}",
+            fix="give the share of the data sheet's figures that kernels reach, such as 0.75",
+        )
+    return share
+
+
+def checked_concurrencies(asked: Sequence[int]) -> tuple[int, ...]:
+    """The numbers in ascending order, each once.
+
+    Raises:
+        EstimateError: one is below 1.
+    """
+    if min(asked) < 1:
+        raise EstimateError(
+            "--concurrency", f"expected at least 1, got {min(asked)}", fix="such as 1,8,64"
+        )
+    return tuple(sorted(set(asked)))
+
+
+def _stored_parts(draft: Draft) -> tuple[StoredPart, ...]:
+    held: Mapping[Part, list[int]] = {part_of(row): [0, 0] for row in draft.rows}
+    for row in draft.rows:
+        sums = held[part_of(row)]
+        sums[0] += 0 if row.role == "vocabulary_map" else row.tensor.numel
+        sums[1] += row.tensor.nbytes
+    parts = (StoredPart(part=part, parameters=n, nbytes=b) for part, (n, b) in held.items())
+    return tuple(sorted(parts, key=lambda one: (-one.nbytes, one.part)))

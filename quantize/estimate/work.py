@@ -1,0 +1,114 @@
+"""What a model reads and multiplies: work by parts, passes of it, and the roofline time they take.
+
+Knows numbers only, neither drafts nor recipes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .hardware import Gpu, Precision
+
+Part = Literal["attention", "mlp", "fusion", "head", "embedding", "norm", "kv_cache", "other"]
+ELEMENT_BYTES = 2
+"""Of a 16-bit number: of a KV cache, of the target's tables, of a target in 16 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One kernel's worth: a linear, the cache of a layer, or rows of a table.
+
+    Attributes:
+        weight_bytes: read once for all sequences.
+        sequence_bytes: read for each sequence.
+        sequence_flops: multiplications and additions for each sequence.
+        unfolded_bytes: moved besides where FP4 is emulated, see `Gpu.widens_fp4`.
+        byte_shards, flop_shards: GPUs that share the reading, and the arithmetic.
+    """
+
+    part: Part
+    weight_bytes: int = 0
+    sequence_bytes: int = 0
+    sequence_flops: int = 0
+    unfolded_bytes: int = 0
+    precision: Precision = "bf16"
+    byte_shards: int = 1
+    flop_shards: int = 1
+
+    def nbytes(self, concurrency: int) -> int:
+        """Bytes that are read for so many sequences, by all GPUs together, shared ones once."""
+        return self.weight_bytes + concurrency * self.sequence_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One run through a model, or through a part of it; `repeats` times in a round."""
+
+    name: str
+    works: tuple[Work, ...]
+    repeats: int = 1
+
+    def nbytes(self, concurrency: int, part: Part | None = None) -> int:
+        """Bytes that one of its runs reads: of one part, or of all."""
+        chosen = (work for work in self.works if part in (None, work.part))
+        return sum(work.nbytes(concurrency) for work in chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """The passes between two verify steps of the target, in their order."""
+
+    passes: tuple[Pass, ...]
+
+    @property
+    def step(self) -> Pass:
+        """The pass that a longer chain has more of; of a block draft, the pass over its block."""
+        return self.passes[-1]
+
+    def nbytes(self, concurrency: int, part: Part | None = None) -> int:
+        """Bytes that the round reads: of one part, or of all."""
+        return sum(one.repeats * one.nbytes(concurrency, part) for one in self.passes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """GPUs that serve, and the share of their data sheet that kernels reach, in (0, 1]."""
+
+    gpu: Gpu
+    efficiency: float
+
+    def work_seconds(self, work: Work, concurrency: int) -> float:
+        """The longer of reading and computing: max(bytes / bandwidth, FLOP / peak)."""
+        precision = self.gpu.computes_in(work.precision)
+        peak = self.gpu.peaks[precision]
+        moved = work.nbytes(concurrency)
+        if precision != work.precision and not self.gpu.widens_fp4:
+            moved += work.unfolded_bytes
+        reading = moved / work.byte_shards / self.gpu.bandwidth
+        computing = concurrency * work.sequence_flops / work.flop_shards / peak
+        return max(reading, computing) / self.efficiency
+
+    def pass_seconds(self, one: Pass, concurrency: int) -> float:
+        """One run of a pass: its works, one after the other."""
+        return sum(self.work_seconds(work, concurrency) for work in one.works)
+
+    def round_seconds(self, whole: Round, concurrency: int) -> float:
+        """All passes of a round."""
+        return sum(one.repeats * self.pass_seconds(one, concurrency) for one in whole.passes)
+
+
+def break_even_loss(baseline: float, candidate: float, verify: float) -> float:
+    """The relative loss of acceptance length at which the candidate is as fast as the baseline.
+
+    speed = acceptance_length / (round + verify), so that speeds are equal where
+
+        1 - loss = (candidate + verify) / (baseline + verify)
+
+    Args:
+        baseline: seconds of a round of the draft as it is.
+        candidate: seconds of a round of the other one.
+        verify: seconds of the target's verify step.
+
+    Returns:
+        In (-inf, 1); below zero the candidate is the slower one even if it loses nothing.
+    """
+    return (baseline - candidate) / (baseline + verify)

@@ -1,0 +1,186 @@
+"""What is said of an estimate, as text and as plain data; how it is printed is not known here.
+
+Every assumption that a figure rests on is one of `assumptions`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from ...quantize.engines.hardware import GPUS as ARCHITECTURES
+from ...quantize.engines.preview import planned_verdicts
+from ...quantize.estimate.estimate import BreakEven, Candidate, Estimate
+from ...quantize.estimate.hardware import Gpu
+from ...quantize.estimate.target import Target
+from ...quantize.estimate.work import Machine, Part, Pass, Round
+from ...quantize.plan import Plan
+from ...validate.policy import resolve_policy
+
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """An estimate, and the settings under which it is read.
+
+    Attributes:
+        plans: by the name of the recipe.
+        refused: shipped recipes that do not fit this draft, and why.
+        target: None where nothing is known of it.
+    """
+
+    estimate: Estimate
+    plans: Mapping[str, Plan]
+    refused: Mapping[str, str]
+    machines: tuple[Machine, ...]
+    concurrencies: tuple[int, ...]
+    target: Target | None
+
+    def break_even(self, candidate: Candidate, machine: Machine) -> tuple[BreakEven, ...]:
+        """Of a candidate on a machine; nothing where the target is not known."""
+        if self.target is None:
+            return ()
+        return self.estimate.break_even(candidate, machine, self.target, self.concurrencies)
+
+    def engines(self, candidate: Candidate, gpu: Gpu) -> list[str]:
+        """The engines that `check` says load it there; nothing is asked of the draft as it is."""
+        plan, arch = self.plans.get(candidate.name), ARCHITECTURES.get(gpu.name)
+        if plan is None or arch is None:
+            return []
+        verdicts = planned_verdicts(
+            plan, arch=arch, tp=self.estimate.tp, target_layers=plan.target_layers
+        )
+        return [one.engine for one in verdicts if one.verdict == "LOADS"]
+
+
+def multiplied_as(whole: Round) -> str:
+    """What the linears of the MLP are multiplied as; those of the attention may be kept besides."""
+    return ", ".join(dict.fromkeys(w.precision for w in whole.step.works if w.part == "mlp"))
+
+
+def assumptions(report: Report) -> Iterator[str]:
+    """All that the figures rest on, a sentence each."""
+    estimate, share = report.estimate, report.machines[0].efficiency
+    k = estimate.num_draft_tokens
+    if estimate.draft.geometry.block_size is None:
+        yield (
+            f"a round is fc and a first step over the {k + 1} positions of each sequence that were"
+            f" verified, then {k - 1} steps over one position; the head proposes one token a step"
+        )
+    else:
+        yield (
+            f"a round is fc and the keys and values of the {k + 1} positions of each sequence that"
+            f" were verified, then one pass over a block of {k + 1}, {k} of which the head reads"
+        )
+    yield (
+        "weights are read once per step for all sequences, with scales and zero points, and nothing"
+        " stays in a cache on chip"
+    )
+    if estimate.reads_shared_head:
+        yield "the head is the target's, in BF16"
+    yield (
+        f"the KV cache is BF16, {estimate.context:,} positions of each sequence; reading it counts,"
+        " writing it does not"
+    )
+    yield (
+        f"each linear takes the longer of bytes / bandwidth and FLOP / dense peak, at {share:.0%}"
+        " of the data sheet (--efficiency)"
+    )
+    yield (
+        "weights whose inputs stay in 16 bits, and formats that a GPU has no unit for, are widened"
+        " as they are read and multiplied as bf16; but FP4 without a unit on AMD is emulated: its"
+        " weights are written out in 16 bits and read again"
+    )
+    if estimate.tp > 1:
+        yield (
+            f"{estimate.tp} GPUs share draft and target; fc, norms, latent projections and MLA's"
+            " cache are on each of them, and what they say to each other takes no time"
+        )
+    yield (
+        "launches, sampling and scheduling cost every draft alike: measured, they are part of"
+        " --target-step-ms"
+    )
+    if report.target is not None:
+        yield f"the target: {report.target}; speed is acceptance length / (round + verify step)"
+        allowed = resolve_policy("release").max_relative_drop
+        yield (
+            f"gate --policy release lets {allowed:.2%} be lost: below that break-even, a PASS alone"
+            " does not prove a gain"
+        )
+    for machine in report.machines:
+        gpu = machine.gpu
+        peaks = ", ".join(f"{name} {peak / 1e12:,.0f}" for name, peak in gpu.peaks.items())
+        yield f"{gpu.name}: {gpu.bandwidth / 1e12:g} TB/s; TFLOPS {peaks} ({gpu.source})"
+
+
+def to_mapping(report: Report) -> dict[str, Any]:
+    """The estimate as plain data: bytes, seconds, shares."""
+    estimate = report.estimate
+    return {
+        "draft": str(estimate.draft.checkpoint.folder),
+        "family": estimate.draft.family.name,
+        "num_draft_tokens": estimate.num_draft_tokens,
+        "context": estimate.context,
+        "tp": estimate.tp,
+        "efficiency": report.machines[0].efficiency,
+        "parameters": estimate.parameters,
+        "parts": [
+            {"part": one.part, "parameters": one.parameters, "stored_bytes": one.nbytes}
+            for one in estimate.parts
+        ],
+        "embedding_and_head_share": estimate.shared_share,
+        "dropped_embedding_bytes": estimate.dropped_bytes,
+        "drafts": [_candidate_mapping(report, one) for one in estimate.candidates],
+        "not_planned": dict(report.refused),
+        "target": None if report.target is None else str(report.target),
+        "gpus": [
+            {
+                "name": machine.gpu.name,
+                "bandwidth_bytes_per_second": machine.gpu.bandwidth,
+                "peak_flop_per_second": dict(machine.gpu.peaks),
+                "source": machine.gpu.source,
+            }
+            for machine in report.machines
+        ],
+        "assumptions": list(assumptions(report)),
+    }
+
+
+def _candidate_mapping(report: Report, one: Candidate) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "hypothetical": one.hypothetical,
+        "stored_bytes": one.stored_bytes,
+        "multiplied_as": multiplied_as(one.round),
+        "engines": {m.gpu.name: report.engines(one, m.gpu) for m in report.machines}
+        if one.name in report.plans
+        else None,
+        "step_bytes": _by_part(one.round.step),
+        "round_bytes": _by_part(one.round),
+        "times": [
+            {
+                "gpu": machine.gpu.name,
+                "concurrency": concurrency,
+                "step_seconds": machine.pass_seconds(one.round.step, concurrency),
+                "round_seconds": machine.round_seconds(one.round, concurrency),
+            }
+            for machine in report.machines
+            for concurrency in report.concurrencies
+        ],
+        "break_even": [
+            {
+                "gpu": machine.gpu.name,
+                "concurrency": point.concurrency,
+                "verify_seconds": point.verify_seconds,
+                "loss": point.loss,
+            }
+            for machine in report.machines
+            for point in report.break_even(one, machine)
+        ],
+    }
+
+
+def _by_part(read: Pass | Round) -> dict[str, int]:
+    """Bytes at concurrency 1, of every part that is read at all."""
+    found = {part: read.nbytes(1, part) for part in PARTS}
+    return {part: nbytes for part, nbytes in found.items() if nbytes}

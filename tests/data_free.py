@@ -1,0 +1,16 @@
+"""Recipes without what must be measured: for tests of formats and files, which are the same."""
+
+import dataclasses
+
+from draftquant.recipes import Recipe, built_in_recipes, load_recipe
+
+DATA_FREE = tuple(
+    name for name in built_in_recipes() if load_recipe(name).algorithm.rounding == "nearest"
+)
+"""Shipped recipes whose algorithm looks at no inputs."""
+
+
+def data_free(recipe: Recipe) -> Recipe:
+    """The same formats, by the algorithm and the backend that need nothing."""
+    algorithm = dataclasses.replace(recipe.algorithm, scale="absmax", rounding="nearest")
+    return dataclasses.replace(recipe, backend="torch", algorithm=algorithm)

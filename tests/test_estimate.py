@@ -1,0 +1,756 @@
+"""Estimates: bytes of published drafts worked by hand, roofline, break-even, targets, errors.
+
+Published drafts are headers without data; K = 3 and 4,096 positions of context if not said.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.drafts import Draft, read_draft
+from draftquant.quantize.engines.hardware import GPUS as ARCHITECTURES
+from draftquant.quantize.engines.preview import planned_verdicts
+from draftquant.quantize.errors import CheckpointError, EstimateError, LayoutError
+from draftquant.quantize.estimate.attention_cache import cache_works
+from draftquant.quantize.estimate.draft_round import (
+    checked_num_draft_tokens,
+    draft_round,
+    multiplied_as,
+    plain_weights,
+    planned_weights,
+)
+from draftquant.quantize.estimate.estimate import (
+    Candidate,
+    Estimate,
+    checked_concurrencies,
+    checked_efficiency,
+    make_estimate,
+)
+from draftquant.quantize.estimate.hardware import GPUS, USUAL_GPUS, named_gpu
+from draftquant.quantize.estimate.target import (
+    parse_step_times,
+    step_of_bytes,
+    step_of_config,
+)
+from draftquant.quantize.estimate.work import Machine, Pass, Round, Work, break_even_loss
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.plan import Plan, make_plan
+from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.scripts.cli import main
+from draftquant.scripts.real_shapes.drafts import REAL_DRAFTS
+from hypothesis import given
+from hypothesis import strategies as st
+from test_real_shapes import write_headers
+from tiny import tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+from tiny_mla import tiny_eagle3_mla
+
+PAIRS = Path(__file__).parent / "pairs"
+HEAD = 163840 * 7168 * 2
+"""Of the Kimi heads: BF16, full vocabulary. embed_tokens is as large."""
+LLAMA = "kimi-k2.5-eagle3"
+H100 = Machine(gpu=GPUS["h100"], efficiency=1.0)
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Draft]:
+    folder = tmp_path_factory.mktemp("estimate")
+    return {name: read_draft(write_headers(folder / name, name)) for name in REAL_DRAFTS}
+
+
+def round_of(
+    draft: Draft, recipe: str | None = None, *, k: int = 3, context: int = 4096, tp: int = 1
+) -> Round:
+    weights = planned_weights(planned(draft, recipe)) if recipe else plain_weights(draft)
+    return draft_round(draft, weights, num_draft_tokens=k, context=context, tp=tp)
+
+
+def planned(draft: Draft, recipe: str) -> Plan:
+    return make_plan(load_recipe(recipe), draft)
+
+
+def parts(read: Pass | Round, concurrency: int = 1) -> dict[str, int]:
+    names = ("attention", "mlp", "fusion", "head", "embedding", "norm", "kv_cache", "other")
+    found = {name: read.nbytes(concurrency, name) for name in names}
+    return {name: nbytes for name, nbytes in found.items() if nbytes}
+
+
+# ---- bytes
+
+
+def test_a_step_of_the_llama_head_of_kimi_by_hand(drafts: dict[str, Draft]) -> None:
+    whole = round_of(drafts[LLAMA])
+    step = {
+        "attention": 2 * (3 * 8192 * 14336 + 7168 * 8192),
+        "mlp": 2 * 3 * 12288 * 7168,
+        "head": HEAD,
+        "embedding": 2 * 7168,  # a row, not the table
+        "norm": 2 * 4 * 7168,
+        "kv_cache": 4096 * 2 * 64 * 128 * 2,  # keys and values of 64 heads
+    }
+    assert parts(whole.step) == step
+    assert whole.step.nbytes(1) == 3_833_665_536
+    fc = 2 * 7168 * 3 * 7168
+    thrice = {part: 3 * nbytes for part, nbytes in step.items()}
+    # The first step takes the K + 1 tokens that were verified: 4 rows, then 1 and 1.
+    assert parts(whole) == {**thrice, "embedding": 6 * 2 * 7168, "fusion": fc}
+    assert [(one.name, one.repeats) for one in whole.passes] == [
+        ("features", 1),
+        ("first step", 1),
+        ("step", 2),
+    ]
+
+
+def test_int4_per_channel_on_it_by_hand(drafts: dict[str, Draft]) -> None:
+    whole = round_of(drafts[LLAMA], "int4-channel")
+    codes, rows = (3 * 8192 * 14336 + 7168 * 8192) // 2, 3 * 8192 + 7168
+    assert parts(whole.step)["attention"] == codes + 2 * rows + 4 * 16  # BF16 scales, 4 shapes
+    codes, rows = 3 * 12288 * 7168 // 2, 2 * 12288 + 7168
+    assert parts(whole.step)["mlp"] == codes + 2 * rows + 3 * 16
+    assert whole.step.nbytes(1, "head") == HEAD
+
+
+def test_only_rows_and_the_cache_grow_with_concurrency(drafts: dict[str, Draft]) -> None:
+    step = round_of(drafts[LLAMA]).step
+    one, many = parts(step), parts(step, 64)
+    assert {part for part in one if many[part] != one[part]} == {"embedding", "kv_cache"}
+    assert many["kv_cache"] == 64 * one["kv_cache"]
+    assert many["embedding"] == 64 * one["embedding"]
+
+
+def test_mla_reads_one_latent_row_per_position(drafts: dict[str, Draft]) -> None:
+    whole = round_of(drafts["kimi-k2.5-eagle3-mla"])
+    assert whole.step.nbytes(1, "kv_cache") == 4096 * (512 + 64) * 2
+    assert whole.step.nbytes(1, "attention") == 2 * 116_260_864  # kv_b_proj, absorbed, too
+    caches = [w for one in whole.passes[1:] for w in one.works if w.part == "kv_cache"]
+    # 4 positions attend in the first step, 1 later: scores over 576, sums over 512.
+    assert [w.sequence_flops for w in caches] == [
+        queries * 64 * 4096 * 2 * (576 + 512) for queries in (4, 1)
+    ]
+
+
+def test_a_block_draft_reads_keys_and_values_twice_and_the_targets_head(
+    drafts: dict[str, Draft],
+) -> None:
+    whole = round_of(drafts["kimi-linear-dflash"], k=15)
+    assert [(one.name, one.repeats) for one in whole.passes] == [("features", 1), ("block", 1)]
+    square = 2 * 2304 * 2304
+    assert parts(whole.step) == {
+        "attention": 5 * 4 * square,
+        "mlp": 5 * 2 * 3 * 9216 * 2304,
+        "head": 2 * 163840 * 2304,  # which the draft does not have
+        "embedding": 16 * 2 * 2304,
+        "norm": 5 * 2 * (2 * 2304 + 2 * 72) + 2 * 2304,
+        "kv_cache": 5 * (4096 + 16) * 2 * 32 * 72 * 2,  # the context and the block itself
+    }
+    assert parts(whole.passes[0]) == {
+        "fusion": 5 * square,
+        "norm": 2 * 2304 + 5 * 2 * 72,  # hidden_norm and the k_norms
+        "attention": 5 * 2 * square,  # k and v of what was verified
+    }
+
+
+def test_a_shorter_block_computes_less_and_reads_the_same_weights(
+    drafts: dict[str, Draft],
+) -> None:
+    full, short = (round_of(drafts["kimi-linear-dflash"], k=k) for k in (15, 7))
+    for part in ("attention", "mlp", "head"):
+        assert full.step.nbytes(1, part) == short.step.nbytes(1, part)
+    heads = [next(w for w in one.step.works if w.part == "head") for one in (full, short)]
+    assert [w.sequence_flops for w in heads] == [2 * 163840 * 2304 * k for k in (15, 7)]
+
+
+def test_a_sliding_layer_reads_its_window(tmp_path: Path) -> None:
+    sliding = ["sliding_attention", "full_attention"]
+    config = {"layer_types": sliding, "sliding_window": 100}
+    draft = read_draft(
+        Checkpoint.open(tiny_dflash(tmp_path / "draft", num_layers=2, config=config))
+    )
+    caches = [w for w in round_of(draft, k=7).step.works if w.part == "kv_cache"]
+    row = 2 * 2 * 32 * 2  # keys and values of 2 heads of 32
+    assert [w.sequence_bytes for w in caches] == [(100 + 8) * row, (4096 + 8) * row]
+
+
+def test_a_pruned_vocabulary_is_looked_up_by_the_row(tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
+    step = round_of(read_draft(Checkpoint.open(folder))).step
+    assert step.nbytes(1, "other") == 8  # one I64 of d2t; t2d is not read
+    assert step.nbytes(1, "head") == 48 * 64 * 2
+
+
+def test_the_norms_of_features_are_read_once_a_round(tmp_path: Path) -> None:
+    folder = tiny_eagle3_mla(tmp_path / "draft", fc_norm=True)
+    whole = round_of(read_draft(Checkpoint.open(folder)))
+    assert whole.passes[0].nbytes(1, "norm") == 3 * 64 * 2
+    assert whole.step.nbytes(1, "norm") == 2 * (4 * 64 + 48 + 136)  # of q_a and kv_a too
+
+
+@pytest.mark.parametrize("name", REAL_DRAFTS)
+@pytest.mark.parametrize("recipe", built_in_recipes())
+def test_what_is_read_is_what_the_plan_stores(
+    drafts: dict[str, Draft], name: str, recipe: str
+) -> None:
+    """But for tables, of which rows are read, and for what is the target's."""
+    draft, plan = drafts[name], planned(drafts[name], recipe)
+    whole = draft_round(draft, planned_weights(plan), num_draft_tokens=3, context=4096, tp=1)
+    own = [w for w in whole.step.works if draft.row("lm_head.weight") or w.part != "head"]
+    step = sum(work.weight_bytes for work in own)
+    features = whole.passes[0].nbytes(1, "fusion")
+    if name == "kimi-linear-dflash":
+        features += 2 * 2304  # hidden_norm
+    embedding = HEAD if draft.row("embed_tokens.weight") else 0
+    assert step + features == plan.bytes_after - embedding
+
+
+def test_one_draft_token_is_one_step(drafts: dict[str, Draft]) -> None:
+    whole = round_of(drafts[LLAMA], k=1)
+    assert [one.name for one in whole.passes] == ["features", "first step"]
+    assert whole.step.name == "first step"
+
+
+def test_the_default_number_of_draft_tokens(drafts: dict[str, Draft]) -> None:
+    chain, block = drafts[LLAMA].geometry, drafts["kimi-linear-dflash"].geometry
+    assert checked_num_draft_tokens(chain, None) == 3
+    assert checked_num_draft_tokens(block, None) == 15
+    assert checked_num_draft_tokens(chain, 40) == 40
+
+
+# ---- shards
+
+
+def test_two_gpus_share_what_engines_share(drafts: dict[str, Draft]) -> None:
+    works = round_of(drafts["kimi-k2.5-eagle3-mla"], tp=8).passes
+    shards = {(w.part, w.byte_shards, w.flop_shards) for one in works for w in one.works}
+    assert shards == {
+        ("fusion", 1, 1),
+        ("norm", 1, 1),
+        ("embedding", 1, 1),
+        ("attention", 1, 1),  # q_a and kv_a
+        ("attention", 8, 8),
+        ("mlp", 8, 8),
+        ("head", 8, 8),
+        ("kv_cache", 1, 8),  # every GPU reads the latents, for its own heads
+    }
+
+
+def test_keys_are_copied_to_gpus_beyond_their_heads(tmp_path: Path) -> None:
+    draft = read_draft(Checkpoint.open(tiny_eagle3_llama(tmp_path / "draft")))  # 4 heads, 2 of keys
+    step = round_of(draft, tp=4).step
+    assert {(w.byte_shards, w.flop_shards) for w in step.works if w.part == "attention"} == {
+        (4, 4),
+        (2, 2),
+    }
+    assert [(w.byte_shards, w.flop_shards) for w in step.works if w.part == "kv_cache"] == [(2, 4)]
+
+
+# ---- roofline
+
+
+def test_few_tokens_take_the_time_of_reading(drafts: dict[str, Draft]) -> None:
+    head = next(w for w in round_of(drafts[LLAMA]).step.works if w.part == "head")
+    assert H100.work_seconds(head, 1) == pytest.approx(HEAD / 3.35e12)  # 701 us
+    half = Machine(gpu=GPUS["h100"], efficiency=0.5)
+    assert half.work_seconds(head, 1) == pytest.approx(2 * HEAD / 3.35e12)
+
+
+def test_many_tokens_take_the_time_of_computing(drafts: dict[str, Draft]) -> None:
+    head = next(w for w in round_of(drafts[LLAMA]).step.works if w.part == "head")
+    computing = 512 * 2 * 163840 * 7168 / 989.5e12
+    assert computing > HEAD / 3.35e12
+    assert H100.work_seconds(head, 512) == pytest.approx(computing)
+
+
+def mlp_seconds(machine: Machine, whole: Round, concurrency: int) -> float:
+    return sum(
+        machine.work_seconds(w, concurrency) for w in whole.passes[1].works if w.part == "mlp"
+    )
+
+
+def test_weights_alone_gain_nothing_where_computing_takes_longer(
+    drafts: dict[str, Draft],
+) -> None:
+    """W4A16 is widened to 16 bits; FP8 and W4A8 multiply twice as fast."""
+    plain, w4a16, w4a8, fp8 = (
+        round_of(drafts[LLAMA], recipe)
+        for recipe in (None, "int4-channel", "hopper-w4a8", "fp8-ptpc")
+    )
+    few, many = ([mlp_seconds(H100, one, c) for one in (plain, w4a16, w4a8, fp8)] for c in (1, 512))
+    assert few[1] < few[2] < few[3] < few[0]
+    assert many[1] == pytest.approx(many[0])
+    assert many[2] == many[3] == pytest.approx(many[0] * 989.5 / 1979)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "recipe", "unit", "gains"),
+    [
+        ("b200", "blackwell-nvfp4", "nvfp4", True),
+        ("b200", "mi355-mxfp4", "mxfp4", True),
+        ("mi355x", "mi355-mxfp4", "mxfp4", True),
+        ("h100", "blackwell-nvfp4", "bf16", True),  # Marlin widens as it reads
+        ("h100", "mi355-mxfp4", "bf16", True),
+        ("mi325x", "mi355-mxfp4", "bf16", False),  # emulated
+        ("mi355x", "blackwell-nvfp4", "bf16", False),
+        ("a100", "fp8-ptpc", "bf16", True),
+    ],
+)
+def test_what_a_gpu_makes_of_formats_that_it_may_not_multiply(
+    drafts: dict[str, Draft], gpu: str, recipe: str, unit: str, gains: bool
+) -> None:
+    machine = Machine(gpu=GPUS[gpu], efficiency=1.0)
+    assert machine.gpu.computes_in(multiplied_as(load_recipe(recipe))) == unit
+    before, after = (mlp_seconds(machine, round_of(drafts[LLAMA], r), 1) for r in (None, recipe))
+    assert (after < before) == gains
+    if not gains:  # packed, written out in 16 bits, read again
+        packed = round_of(drafts[LLAMA], recipe).step.nbytes(1, "mlp")
+        assert after == pytest.approx((packed + 4 * 3 * 12288 * 7168) / machine.gpu.bandwidth)
+
+
+SETTINGS = st.fixed_dictionaries(
+    {
+        "recipe": st.sampled_from([None, *built_in_recipes()]),
+        "k": st.integers(1, 15),
+        "context": st.integers(1, 200_000),
+        "concurrency": st.integers(1, 300),
+        "gpu": st.sampled_from(sorted(GPUS)),
+    }
+)
+
+
+@given(settings=SETTINGS, name=st.sampled_from(sorted(REAL_DRAFTS)), more=st.integers(1, 50))
+def test_more_work_never_takes_less_time(
+    drafts: dict[str, Draft], settings: dict[str, Any], name: str, more: int
+) -> None:
+    def seconds(*, tp: int = 1, efficiency: float = 0.5, **changes: int) -> float:
+        chosen = {**settings, **changes}
+        whole = round_of(
+            drafts[name],
+            chosen["recipe"],
+            k=min(chosen["k"], 15),
+            context=chosen["context"],
+            tp=tp,
+        )
+        machine = Machine(gpu=GPUS[chosen["gpu"]], efficiency=efficiency)
+        return machine.round_seconds(whole, chosen["concurrency"])
+
+    before = seconds()
+    assert before > 0
+    for setting in ("k", "context", "concurrency"):
+        assert seconds(**{setting: settings[setting] + more}) >= before
+    assert seconds(tp=8) <= before
+    assert seconds(efficiency=1.0) == pytest.approx(before / 2)
+
+
+# ---- break-even
+
+
+def test_break_even_by_hand() -> None:
+    assert break_even_loss(10, 8, 30) == 0.05
+    assert break_even_loss(10, 10, 30) == 0
+    assert break_even_loss(8, 10, 30) < 0
+
+
+@given(
+    baseline=st.floats(1e-6, 1.0),
+    candidate=st.floats(1e-6, 1.0),
+    verify=st.floats(1e-6, 1.0),
+    length=st.floats(1.0, 16.0),
+)
+def test_at_break_even_both_drafts_are_equally_fast(
+    baseline: float, candidate: float, verify: float, length: float
+) -> None:
+    loss = break_even_loss(baseline, candidate, verify)
+    speed = length / (baseline + verify)
+    assert length * (1 - loss) / (candidate + verify) == pytest.approx(speed)
+    assert (loss > 0) == (candidate < baseline)
+
+
+def estimate_of(draft: Draft, recipes: Sequence[str]) -> Estimate:
+    plans = [planned(draft, recipe) for recipe in recipes]
+    return make_estimate(draft, plans, num_draft_tokens=3, context=4096, tp=1)
+
+
+def named(estimate: Estimate) -> dict[str, Candidate]:
+    return {one.name: one for one in estimate.candidates}
+
+
+def test_break_even_of_an_estimate(drafts: dict[str, Draft]) -> None:
+    estimate = estimate_of(drafts[LLAMA], ["fp8-ptpc"])
+    target = parse_step_times("1=14,8=20", (1, 4, 8))
+    fp8 = named(estimate)["fp8-ptpc"]
+    points = estimate.break_even(fp8, H100, target, (1, 4, 8))
+    assert [(p.concurrency, p.verify_seconds) for p in points] == [(1, 0.014), (8, 0.02)]
+    before, after = (H100.round_seconds(one.round, 8) for one in (estimate.baseline, fp8))
+    assert points[1].loss == (before - after) / (before + 0.02)
+    nothing = estimate.break_even(estimate.baseline, H100, target, (8,))
+    assert nothing[0].loss == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "dropped", "own_head"),
+    [
+        (LLAMA, 2 * 1_174_405_120 / 3_178_262_528, HEAD, True),  # 73.9 %
+        ("kimi-k2.5-eagle3-mla", 2 * 1_174_405_120 / 3_015_604_224, HEAD, True),  # 77.9 %
+        ("nvidia-kimi-k2.6-eagle3", 1_174_405_120 / 1_841_199_104, 0, True),
+        ("kimi-linear-dflash", 0, 0, False),
+    ],
+)
+def test_the_share_of_embedding_and_head(
+    drafts: dict[str, Draft], name: str, share: float, dropped: int, own_head: bool
+) -> None:
+    estimate = estimate_of(drafts[name], ["fp8-ptpc", "int4-channel"])
+    assert estimate.shared_share == share
+    assert estimate.dropped_bytes == dropped
+    assert estimate.reads_shared_head == (not own_head)
+    assert sum(one.nbytes for one in estimate.parts) == estimate.draft.checkpoint.nbytes
+    hypothetical = [one.name for one in estimate.candidates if one.hypothetical]
+    # With the head in FP8: the draft as it is, and the form that reads least.
+    assert hypothetical == (["BF16, FP8 head", "int4-channel, FP8 head"] if own_head else [])
+
+
+def test_an_fp8_head_by_hand(drafts: dict[str, Draft]) -> None:
+    candidates = named(estimate_of(drafts[LLAMA], ["int4-channel"]))
+    for name in ("BF16", "int4-channel"):
+        plain, fp8 = candidates[name], candidates[f"{name}, FP8 head"]
+        saved = HEAD // 2 - 4 * 163840  # a byte per weight, a float32 scale per row
+        assert plain.stored_bytes - fp8.stored_bytes == saved
+        assert plain.round.step.nbytes(1) - fp8.round.step.nbytes(1) == saved
+        assert plain.round.nbytes(1) - fp8.round.nbytes(1) == 3 * saved
+
+
+def test_two_recipes_of_one_name(drafts: dict[str, Draft]) -> None:
+    with pytest.raises(EstimateError, match="--recipe: two forms are called fp8-ptpc"):
+        estimate_of(drafts[LLAMA], ["fp8-ptpc", "fp8-ptpc"])
+
+
+# ---- targets
+
+
+def test_step_times_as_measured() -> None:
+    alone = parse_step_times("14.2", (1, 64))
+    assert [alone.verify_seconds(H100, c) for c in (1, 64)] == [pytest.approx(0.0142)] * 2
+    some = parse_step_times("1=9.5,8=14", (1, 4, 8))
+    assert [some.verify_seconds(H100, c) for c in (1, 4, 8)] == [0.0095, None, 0.014]
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "nan", "inf", "1=2,3", "1=2,1=3", "a=2", "="])
+def test_step_times_that_are_none(text: str) -> None:
+    with pytest.raises(EstimateError, match="expected milliseconds, or CONCURRENCY=") as caught:
+        parse_step_times(text, (1,))
+    assert "for example 14.2" in caught.value.fix
+
+
+def test_a_time_at_a_concurrency_that_is_not_asked_for() -> None:
+    with pytest.raises(EstimateError, match="a time at concurrency 12, but --concurrency is 1,8"):
+        parse_step_times("1=9,12=20", (1, 8))
+
+
+def test_a_target_by_its_bytes() -> None:
+    step = step_of_bytes(140e9, num_draft_tokens=3, tp=8)
+    assert step.verify_seconds(H100, 1) == pytest.approx(140e9 / 8 / 3.35e12)
+    many = 1000 * 4 * 140e9 / 8 / 989.5e12  # 2 FLOP for each 2-byte weight and token
+    assert step.verify_seconds(H100, 1000) == pytest.approx(many)
+    assert "mixture of experts" in str(step)
+    for wrong in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(EstimateError, match="--target-bytes: expected a positive number"):
+            step_of_bytes(wrong, num_draft_tokens=3, tp=1)
+
+
+def target_config(folder: Path, **changes: Any) -> Path:
+    config = json.loads((PAIRS / "eagle3-llama" / "target" / "config.json").read_text())
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+def from_config(folder: Path, *, tp: int = 1) -> float:
+    step = step_of_config(folder, num_draft_tokens=3, context=512, tp=tp, vocab_size=1024)
+    return step.verify_seconds(H100, 2)
+
+
+def test_a_target_by_its_config(tmp_path: Path) -> None:
+    # q, o 256 x 256; k, v 128 x 256; gate, up, down 704 x 256; the head; 4 key heads of 32.
+    layer = 2 * 256 * 256 + 2 * 128 * 256 + 3 * 704 * 256
+    nbytes = 2 * (4 * layer + 1024 * 256) + 2 * 4 * 512 * 2 * 4 * 32 * 2
+    folder = target_config(tmp_path / "target")
+    assert from_config(folder) == pytest.approx(nbytes / 3.35e12)
+    assert from_config(folder, tp=2) == pytest.approx(nbytes / 2 / 3.35e12)
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "nested").mkdir()
+    (tmp_path / "nested" / "config.json").write_text(json.dumps({"text_config": config}))
+    assert from_config(tmp_path / "nested") == from_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"num_experts": 8}, "a mixture of experts: how many a batch reads depends on routing"),
+        ({"n_routed_experts": 384}, "a mixture of experts"),
+        ({"quantization_config": {}}, "it is stored quantized"),
+        ({"model_type": "kimi_linear"}, "expected one of llama, mistral, qwen2, qwen3, whose"),
+    ],
+)
+def test_targets_whose_reads_do_not_follow_from_the_config(
+    tmp_path: Path, changes: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(EstimateError, match=what) as caught:
+        from_config(target_config(tmp_path / "target", **changes))
+    assert "--target-step-ms" in caught.value.fix
+    assert "--target-bytes" in caught.value.fix
+
+
+def test_a_target_of_another_vocabulary_or_without_config(tmp_path: Path) -> None:
+    with pytest.raises(EstimateError, match="vocab_size: expected 1024, as the draft's config"):
+        from_config(target_config(tmp_path / "other", vocab_size=2048))
+    with pytest.raises(CheckpointError, match="no such file"):
+        from_config(tmp_path)
+    with pytest.raises(CheckpointError, match="intermediate_size: expected a positive whole"):
+        from_config(target_config(tmp_path / "wrong", intermediate_size="wide"))
+
+
+# ---- hardware
+
+
+def test_every_gpu_is_whole() -> None:
+    for name, gpu in GPUS.items():
+        assert gpu.name == name == name.lower()
+        assert gpu.source.startswith("https://")
+        assert 0.5e12 < gpu.bandwidth < 10e12
+        assert gpu.peaks["bf16"] >= 300e12
+        faster = {"bf16": 1, "fp8": 2, "nvfp4": 4, "mxfp4": 4}
+        for precision, peak in gpu.peaks.items():
+            assert peak == pytest.approx(faster[precision] * gpu.peaks["bf16"], rel=0.02)
+    assert set(USUAL_GPUS) < set(GPUS)
+    assert set(GPUS) - set(ARCHITECTURES) == {"l40s"}  # `check` knows the others
+
+
+@pytest.mark.parametrize(
+    ("said", "name"), [("H100", "h100"), ("H100 SXM", "h100"), ("MI-325X", "mi325x")]
+)
+def test_gpus_as_people_say_them(said: str, name: str) -> None:
+    assert named_gpu(said) is GPUS[name]
+
+
+def test_unknown_gpus() -> None:
+    with pytest.raises(EstimateError, match="no GPU in the table is called 'h10'") as caught:
+        named_gpu("h10")
+    assert caught.value.fix == "did you mean h100?"
+    with pytest.raises(EstimateError) as caught:
+        named_gpu("abacus")
+    assert caught.value.fix == f"use one of: {', '.join(GPUS)}"
+
+
+def test_verdicts_on_one_gpu_ask_the_engines_that_know_it(drafts: dict[str, Draft]) -> None:
+    plan = planned(drafts[LLAMA], "mi355-mxfp4")
+    verdicts = planned_verdicts(plan, arch="gfx950")
+    assert [(one.engine, one.arch, one.verdict) for one in verdicts] == [
+        ("sglang", "gfx950", "LOADS")
+    ]
+    assert planned_verdicts(plan, arch="sm42") == ()
+
+
+# ---- wrong numbers
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.01, float("nan")])
+def test_a_share_that_no_kernel_reaches(share: float) -> None:
+    with pytest.raises(EstimateError, match=r"--efficiency: expected a share in \(0, 1\], got"):
+        checked_efficiency(share)
+    assert checked_efficiency(1) == 1
+
+
+def test_concurrencies() -> None:
+    assert checked_concurrencies([8, 1, 8]) == (1, 8)
+    with pytest.raises(EstimateError, match="--concurrency: expected at least 1, got 0"):
+        checked_concurrencies([1, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "what"),
+    [
+        (LLAMA, 0, "expected at least 1, got 0"),
+        ("kimi-linear-dflash", 16, "expected at least 1 and at most 15, as blocks hold 16 tokens"),
+    ],
+)
+def test_draft_tokens_that_no_engine_drafts(
+    drafts: dict[str, Draft], name: str, asked: int, what: str
+) -> None:
+    with pytest.raises(EstimateError, match=what):
+        checked_num_draft_tokens(drafts[name].geometry, asked)
+
+
+def test_a_context_or_shards_that_cannot_be(drafts: dict[str, Draft]) -> None:
+    with pytest.raises(EstimateError, match="--context: expected at least 1, got 0"):
+        round_of(drafts[LLAMA], context=0)
+    for tp in (0, 3):
+        with pytest.raises(EstimateError, match=f"share 64 attention heads evenly, got {tp}"):
+            round_of(drafts[LLAMA], tp=tp)
+
+
+def test_a_family_whose_cache_is_not_known() -> None:
+    @dataclass(frozen=True)
+    class Other:
+        num_layers: int = 1
+
+    with pytest.raises(EstimateError, match="Other: how much of a KV cache such a draft reads"):
+        cache_works(Other(), context=1, own_positions=0, queries=1, tp=1)  # type: ignore[arg-type]
+
+
+def test_a_pass_counts_its_parts() -> None:
+    works = (Work(part="mlp", weight_bytes=10), Work(part="kv_cache", sequence_bytes=3))
+    once = Pass(name="step", works=works, repeats=2)
+    assert (once.nbytes(5), once.nbytes(5, "mlp"), once.nbytes(5, "kv_cache")) == (25, 10, 15)
+    assert Round(passes=(once,)).nbytes(5) == 50
+
+
+# ---- the command
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["estimate", *arguments, "--json"]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    found: dict[str, Any] = json.loads(output.out)
+    return found
+
+
+def test_json_of_a_small_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = PAIRS / "eagle3-llama"
+    found = run_json(
+        capsys, str(pair / "draft"), "--gpu", "h100", "--target", str(pair / "target"),
+        "--context", "512", "--concurrency", "8,1", "--recipe", "int4-channel", "--recipe",
+        "fp8-ptpc", "--recipe", "int4-channel",
+    )  # fmt: skip
+    assert (found["family"], found["num_draft_tokens"], found["context"]) == (
+        "eagle3-llama",
+        3,
+        512,
+    )
+    names = ["BF16", "int4-channel", "fp8-ptpc", "BF16, FP8 head", "int4-channel, FP8 head"]
+    assert [one["name"] for one in found["drafts"]] == names
+    plain, int4 = found["drafts"][:2]
+    assert (plain["stored_bytes"], int4["stored_bytes"]) == (3_082_240, 1_858_160)
+    # 4 key heads of 32 at 512 positions; gate, up, down of 640 x 256.
+    assert plain["step_bytes"]["kv_cache"] == 512 * 2 * 4 * 32 * 2
+    assert plain["step_bytes"]["mlp"] == 2 * 3 * 640 * 256
+    assert "fusion" not in plain["step_bytes"]
+    assert plain["round_bytes"]["fusion"] == 2 * 768 * 256
+    assert plain["engines"] is None
+    assert int4["engines"] == {"h100": ["vllm", "sglang"]}
+    assert [t["concurrency"] for t in int4["times"]] == [1, 8]
+    for one, other in zip(plain["break_even"], int4["break_even"], strict=True):
+        before, after = (
+            next(t for t in form["times"] if t["concurrency"] == one["concurrency"])
+            for form in (plain, int4)
+        )
+        gained = before["round_seconds"] - after["round_seconds"]
+        assert one["loss"] == 0 < other["loss"]
+        assert other["loss"] == pytest.approx(
+            gained / (before["round_seconds"] + one["verify_seconds"])
+        )
+    assert found["efficiency"] == 0.75
+    assert "config.json" in found["target"]
+    assert found["gpus"][0]["bandwidth_bytes_per_second"] == 3.35e12
+
+
+def test_every_shipped_recipe_that_fits_is_estimated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run_json(capsys, str(tiny_eagle3_llama(tmp_path / "draft")))  # 64 and 96 inputs
+    names = [one["name"] for one in found["drafts"] if not one["hypothetical"]][1:]
+    assert sorted([*names, *found["not_planned"]]) == list(built_in_recipes())
+    assert "needs a multiple of 128 inputs" in found["not_planned"]["int4-group128"]
+    assert [gpu["name"] for gpu in found["gpus"]] == list(USUAL_GPUS)
+    assert found["target"] is None
+    assert all(one["break_even"] == [] for one in found["drafts"])
+
+
+def test_a_recipe_that_was_asked_for_must_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = str(tiny_eagle3_llama(tmp_path / "draft"))
+    assert main(["estimate", draft, "--recipe", "int4-group128"]) == 2
+    assert "needs a multiple of 128 inputs" in capsys.readouterr().err
+    with pytest.raises(LayoutError):
+        main(["estimate", draft, "--recipe", "int4-group128", "--debug"])
+
+
+def test_the_report_says_what_it_rests_on(
+    drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(drafts[LLAMA].checkpoint.folder)
+    arguments = ["estimate", folder, "--gpu", "h200", "--recipe", "mi325x-w4a8", "--tp", "8"]
+    assert main([*arguments, "--recipe", "int4-channel", "--target-step-ms", "1=14,8=22"]) == 0
+    out = capsys.readouterr().out
+    assert "embedding and head are 73.9% of the parameters, and no recipe touches them" in out
+    assert "dropping embed_tokens would save 2,348,810,240 bytes on disk" in out
+    assert "an FP8 head (a scale per row) would save 1,173,749,760 bytes of a step" in out
+    assert "† no stock engine is known to load it there" in out
+    assert "│ mi325x-w4a8 †" in out
+    assert "│ int4-channel  " in out
+    assert "int4-channel on h200 pays as long as it loses less acceptance length than 0.73%" in out
+    assert "gate --policy release lets 1.00% be lost" in out
+    assert "at 75% of the data sheet" in out
+    assert "8 GPUs share draft and target" in out
+    assert f"h200: 4.8 TB/s; TFLOPS bf16 990, fp8 1,979 ({GPUS['h200'].source})" in out
+
+
+def test_without_a_target_the_rest_is_printed_and_what_is_needed(
+    drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(drafts["kimi-linear-dflash"].checkpoint.folder)
+    assert main(["estimate", folder, "--recipe", "fp8-ptpc"]) == 0
+    out = capsys.readouterr().out
+    assert "Roofline, step / round in µs" in out
+    assert "embedding and head are the target's; attention and mlp" in out
+    assert "754,974,720 bytes of a step that no format of the draft changes" in out
+    assert "break-even acceptance needs the target's verify step: --target-step-ms" in out
+    assert "Break-even on" not in out
+    assert "  the head is the target's, in BF16\n" in out
+    assert "one pass over a block of 16, 15 of which the head reads" in out
+
+
+def test_a_draft_that_cannot_gain_says_so(
+    drafts: dict[str, Draft], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(drafts[LLAMA].checkpoint.folder)
+    slow = ["--gpu", "mi325x", "--recipe", "mi355-mxfp4", "--target-step-ms", "20"]
+    assert main(["estimate", folder, *slow]) == 0
+    out = capsys.readouterr().out
+    assert "slower by" in out
+    assert "mi355-mxfp4 on mi325x does not pay at any of these concurrencies" in out
+    nobody = ["--gpu", "l40s", "--recipe", "int4-channel", "--target-step-ms", "20"]
+    assert main(["estimate", folder, *nobody]) == 0
+    assert "no stock engine is known to load any of these on l40s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--gpu", "h1000"], "did you mean h100"),
+        (["--efficiency", "2"], "--efficiency"),
+        (["--tp", "5"], "--tp"),
+        (["--context", "0"], "--context"),
+        (["--concurrency", "0"], "--concurrency"),
+        (["-k", "0"], "--num-draft-tokens"),
+        (["--target-step-ms", "soon"], "--target-step-ms"),
+        (["--target-bytes", "0"], "--target-bytes"),
+        (["--target", "nowhere"], "nowhere/config.json: no such file"),
+        (["--recipe", "int3"], "no built-in recipe has this name"),
+    ],
+)
+def test_bad_input_exits_with_2(
+    arguments: list[str],
+    what: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["estimate", str(PAIRS / "eagle3-llama" / "draft"), *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert what in output.err
+    assert "\n  fix: " in output.err
