@@ -11,6 +11,7 @@ from draftquant.calibration.linear_inputs.static_scales import StaticScales, cal
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import Plan, make_plan
@@ -45,7 +46,7 @@ class RoundingPair:
         return make_plan(recipe, read_draft(Checkpoint.open(self.draft_folder)))
 
     def loaded(self, folder: Path | None = None) -> LoadedDraft:
-        shared = block_pair.shared_tables(self.folder / "target")
+        shared = TargetTables.find(self.folder / "target").shared()
         return load_draft(folder or self.draft_folder, shared=shared)
 
     def static(self, plan: Plan) -> StaticScales | None:

@@ -92,13 +92,13 @@ class Learning:
             kept = self._kept.tensors(self._optimiser.tensors())
             self._optimiser.restore(validations[-1].step, kept)
         else:
-            validations = (self._validated(0),)
+            validations = (self.validated(0),)
             self._keep_codes(0)
         saved = time.monotonic()
         for step in range(validations[-1].step + 1, settings.steps + 1):
             loss = self._step(step - 1)
             if step % settings.validate_every == 0 or step == settings.steps:
-                validations = (*validations, self._validated(step))
+                validations = (*validations, self.validated(step))
                 if best_of(validations, settings).step == step:
                     self._keep_codes(step)
             best, over = best_of(validations, settings), is_over(validations, settings)
@@ -151,7 +151,8 @@ class Learning:
         return loss
 
     @torch.no_grad()
-    def _validated(self, step: int) -> Validation:
+    def validated(self, step: int) -> Validation:
+        """What the codes as they stand give on the prompts that were held back."""
         forward = self.forward(self.served())
         found = []
         for entry in self.split.held_back:

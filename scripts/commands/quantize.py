@@ -186,8 +186,9 @@ def _inputs(
         )
     if problem := feature_evidence(traces).problem():
         stderr().line(f"warning: {options.traces}: {problem}")
-    what = "input scales" if found.statistics is None else "inputs"
-    stderr().line(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
+    if need_of(plan) != "codes" or plan.recipe.needs_input_scales:
+        what = "input scales" if found.statistics is None else "inputs"
+        stderr().line(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
     if need_of(plan) != "codes":
         return found
     codes = learn(
