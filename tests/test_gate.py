@@ -55,7 +55,11 @@ def test_inconclusive_beyond_the_limit_asks_for_a_better_draft() -> None:
     assert report.required_num_prompts is not None
     assert report.required_num_prompts.as_measured is None
     assert report.action is not None
-    assert "improve the draft" in report.action
+    assert "use a wider format, or record a fresh set" in report.action
+    background = Background(algorithm_to_try="gptq")
+    action = judge(replay(BASELINE), replay(noisy(17, 60)), RELEASE, background=background).action
+    assert action is not None
+    assert "quantize it with '--algorithm gptq' and calibration traces, or" in action
 
 
 def test_both_ends_of_the_range_are_said() -> None:

@@ -1,9 +1,16 @@
 """What the gate prints: bounds, categories, the look, the verdict, and warnings that are text."""
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from draftquant.scripts.commands.gate import other_policy_warnings, print_gate
+from draftquant.recipes import load_recipe
+from draftquant.scripts.commands.gate import (
+    algorithm_to_try,
+    other_policy_warnings,
+    print_gate,
+)
 from draftquant.validate.doubts import Background
 from draftquant.validate.gate import judge
 from draftquant.validate.looks import Look
@@ -62,3 +69,20 @@ def test_without_a_comparison_there_is_no_table(capsys: pytest.CaptureFixture[st
 
 def test_no_provenance_asks_for_no_policy() -> None:
     assert other_policy_warnings(None, "release") == ()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "algorithm"),
+    [
+        ("int4-channel", "gptq"),
+        ("mi355-mxfp4", "gptq"),
+        ("int4-channel-gptq", None),
+        ("fp8-ptpc", None),
+    ],
+)
+def test_four_bits_that_were_rounded_plainly_can_be_rounded_better(
+    recipe: str, algorithm: str | None
+) -> None:
+    made_by: Any = SimpleNamespace(recipe=load_recipe(recipe))
+    assert algorithm_to_try(made_by) == algorithm
+    assert algorithm_to_try(None) is None

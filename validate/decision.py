@@ -155,7 +155,7 @@ def _a_category_fails(evidence: Evidence) -> Decision | None:
     return Decision(
         "FAIL",
         f"A category lost too much, even by its upper bound: {named}.",
-        "Calibrate on prompts of that category too, or use a wider format or a better algorithm.",
+        f"Calibrate on prompts of that category too, or {_improve(evidence)}.",
     )
 
 
@@ -166,7 +166,7 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
     return Decision(
         "FAIL",
         f"{_whole(change, limit)}: even the upper bound is beyond the limit.",
-        "Use a wider format or a better algorithm, or keep the most sensitive linears in BF16.",
+        f"Either {_improve(evidence)}, or keep the most sensitive linears in BF16.",
     )
 
 
@@ -251,6 +251,14 @@ def _required(
     )
 
 
+def _improve(evidence: Evidence) -> str:
+    """How the candidate may lose less."""
+    algorithm = evidence.background.algorithm_to_try
+    if algorithm is None:
+        return "use a wider format"
+    return f"quantize it with '--algorithm {algorithm}' and calibration traces, or a wider format"
+
+
 def _advice(evidence: Evidence, required: RequiredPrompts) -> str:
     look = evidence.look
     if look is not None and not look.is_last:
@@ -265,8 +273,8 @@ def _advice(evidence: Evidence, required: RequiredPrompts) -> str:
     if required.as_measured is None:
         least = "" if required.fewest is None else f", at best {required.fewest}"
         return (
-            "The measured change is itself beyond the limit: improve the draft, or record a fresh"
-            f" set of prompts ({unchanged}{least}).{again}"
+            f"The measured change is itself beyond the limit: {_improve(evidence)}, or record a"
+            f" fresh set of prompts ({unchanged}{least}).{again}"
         )
     if required.most is None:
         number = f"{required.fewest} or more"

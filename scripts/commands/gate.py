@@ -114,6 +114,7 @@ def run(options: argparse.Namespace) -> int:
         head_agreement=head_agreement(traces, loaded.tables),
         expected_baseline=options.expect_baseline,
         unrelated=options.unrelated,
+        algorithm_to_try=algorithm_to_try(candidate.quantized_by),
         warnings=warnings,
     )
     report = judge(replays[0], replays[1], policy, look=look, background=background)
@@ -135,6 +136,13 @@ def other_policy_warnings(
         return ()
     asked = candidate.recipe.gate.policy
     return (f"the candidate's recipe asks for the policy {asked!r}, in use is {policy!r}",)
+
+
+def algorithm_to_try(candidate: QuantizedProvenance | None) -> str | None:
+    """What may round the candidate's four bits better than it was done."""
+    if candidate is None or candidate.recipe.algorithm.rounding != "nearest":
+        return None
+    return None if candidate.recipe.weights.dtype == "fp8_e4m3" else "gptq"
 
 
 def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, ...]:
