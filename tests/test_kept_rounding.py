@@ -8,12 +8,8 @@ from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.rounding.kept import KeptRounding
 from draftquant.calibration.rounding.latent_weight import LatentWeight
 from draftquant.calibration.rounding.optimiser import LatentOptimiser, learning_rate_share
-from draftquant.calibration.rounding.settings import (
-    LearningSettings,
-    Validation,
-    best_of,
-    is_over,
-)
+from draftquant.calibration.rounding.settings import LearningSettings
+from draftquant.calibration.rounding.validation import Validation, best_of, is_over
 from draftquant.quantize.errors import OutputError
 from test_latent_weight import FORMATS, latent
 
@@ -21,7 +17,11 @@ STATE = "state.safetensors"
 
 
 def seen(step: int, length: float, overlap: float = 0.9) -> Validation:
-    return Validation(step=step, acceptance_length=length, overlap=overlap, unquantized=3.0)
+    """Four prompts alike, so that every difference tells."""
+    accepted = (round(100 * (length - 1)),) * 4
+    return Validation(
+        step=step, rows=(100,) * 4, accepted=accepted, overlap=overlap, unquantized=3.0
+    )
 
 
 @pytest.fixture
@@ -153,9 +153,27 @@ def test_the_longest_acceptance_is_best() -> None:
     settings = LearningSettings()
     looks = [seen(0, 2.5), seen(10, 2.75), seen(20, 2.7)]
     assert best_of(looks, settings).step == 10
-    # Of equal ones more overlap, then the earlier.
+    # Of equal ones that with more overlap, then the earlier.
     assert best_of([*looks, seen(30, 2.75, 0.91)], settings).step == 30
     assert best_of([*looks, seen(30, 2.75)], settings).step == 10
+
+
+def test_acceptance_decides_as_far_as_the_prompts_tell() -> None:
+    """Sums of 8 more of 1000; by 2 in each prompt, or by 62 in one and by 18 less in the others."""
+    settings = LearningSettings()
+
+    def look(step: int, accepted: tuple[int, ...], overlap: float) -> Validation:
+        return Validation(
+            step=step, rows=(100,) * 4, accepted=accepted, overlap=overlap, unquantized=4.0
+        )
+
+    first = look(0, (250, 250, 250, 250), 0.92)
+    steady = look(10, (252, 252, 252, 252), 0.918)
+    chance = look(10, (312, 232, 232, 232), 0.918)
+    assert steady.acceptance_length == chance.acceptance_length == 1 + 1008 / 400
+    assert best_of([first, steady], settings).step == 10
+    assert best_of([first, chance], settings).step == 0
+    assert best_of([first, look(10, chance.accepted, 0.93)], settings).step == 10
 
 
 def test_overlap_must_hardly_fall() -> None:

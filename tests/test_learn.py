@@ -24,7 +24,8 @@ from draftquant.calibration.rounding.sequences import (
     split_prompts,
     validation_rows,
 )
-from draftquant.calibration.rounding.settings import LearningProgress, LearningSettings
+from draftquant.calibration.rounding.settings import LearningSettings
+from draftquant.calibration.rounding.validation import LearningProgress
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.quantize.algorithms import FoundCodes

@@ -29,7 +29,7 @@ from ...quantize.files.safetensors_header import Header, StoredTensor, read_head
 from ...quantize.numerics.quantized_weight import QuantizedWeight
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CalibrationError
-from .settings import Validation
+from .validation import Validation
 
 _STATE_FILE = "state.safetensors"
 _KEY = "rounding"

@@ -35,7 +35,8 @@ from .kept import KeptRounding, LearnedCodes
 from .latent_weight import LatentWeight
 from .learning import Learning
 from .sequences import PromptSplit, split_prompts
-from .settings import LearningProgress, LearningSettings, Validation, best_of, is_over
+from .settings import LearningSettings
+from .validation import LearningProgress, Validation, best_of, is_over
 
 ROUNDING = ".rounding"
 """Behind the name of the output."""

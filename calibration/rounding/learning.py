@@ -30,7 +30,8 @@ from .sequences import (
     training_rows,
     validation_rows,
 )
-from .settings import LearningProgress, LearningSettings, Validation, best_of, is_over
+from .settings import LearningSettings
+from .validation import LearningProgress, Validation, best_of, is_over
 
 
 class Learning:
@@ -166,7 +167,8 @@ class Learning:
         total = reduce(add, found)
         return Validation(
             step=step,
-            acceptance_length=1 + total.accepted / total.rows,
+            rows=tuple(one.rows for one in found),
+            accepted=tuple(one.accepted for one in found),
             overlap=total.overlap / (total.rows * self._num_draft_tokens),
             unquantized=1 + total.accepted_reference / total.rows,
         )

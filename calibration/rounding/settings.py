@@ -1,6 +1,5 @@
-"""How codes are learned, and what is reported meanwhile."""
+"""How codes are learned."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import CalibrationError
@@ -57,54 +56,3 @@ class LearningSettings:
                 f"expected a number between 0 and 1, got {self.validation_share}",
                 fix="leave it out: the default is tried",
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
-    """What codes give on the prompts that were held back.
-
-    Attributes:
-        step: after which; 0 = before the first.
-        acceptance_length: 1 + accepted tokens, mean over every position of the validation prompts.
-        overlap: of the distributions with those of the unquantized draft, the mean over rows and
-            depths of the sum of the smaller probabilities.
-        unquantized: acceptance length there of the unquantized draft.
-    """
-
-    step: int
-    acceptance_length: float
-    overlap: float
-    unquantized: float
-
-
-def best_of(validations: Sequence[Validation], settings: LearningSettings) -> Validation:
-    """The longest acceptance among those whose overlap is hardly below that of the first codes.
-
-    Of equal ones the one with more overlap, then the earlier.
-    """
-    least = validations[0].overlap - settings.max_overlap_drop
-    allowed = [found for found in validations if found.overlap >= least]
-    return max(allowed, key=lambda found: (found.acceptance_length, found.overlap))
-
-
-def is_over(validations: Sequence[Validation], settings: LearningSettings) -> bool:
-    """True after the last step, or where the last looks found nothing better."""
-    since = len(validations) - 1 - validations.index(best_of(validations, settings))
-    return validations[-1].step >= settings.steps or since >= settings.patience
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearningProgress:
-    """Where learning stands.
-
-    Attributes:
-        step: steps done. steps: planned.
-        loss: of the last step, mean divergence per row and depth in nats.
-        validation: the last one. best: whose codes would be kept now.
-    """
-
-    step: int
-    steps: int
-    loss: float
-    validation: Validation
-    best: Validation

@@ -10,7 +10,7 @@ from ..console import progress_bar, stderr
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.static_scales import StaticScales
     from ...calibration.rounding.kept import LearnedCodes
-    from ...calibration.rounding.settings import LearningProgress
+    from ...calibration.rounding.validation import LearningProgress
     from ...calibration.traces.folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
 
