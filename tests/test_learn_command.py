@@ -135,11 +135,30 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
     return RoundingPair(folder, "llama")
 
 
-@pytest.mark.parametrize("name", ["int4-channel", "blackwell-nvfp4", "mi355-mxfp4"])
+def bf16_products(_learning: Learning) -> torch.autocast:
+    """As on a GPU: what is not finite, or of a dtype that does not fit, shows on a CPU too."""
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("name", "narrow"),
+    [
+        ("int4-channel", False),
+        ("int4-channel", True),
+        ("blackwell-nvfp4", False),
+        ("mi355-mxfp4", False),
+    ],
+)
 def test_learned_codes_of_a_trained_draft_diverge_less_than_nearest_ones(
-    name: str, shipped: RoundingPair, tmp_path: Path
+    name: str,
+    narrow: bool,
+    shipped: RoundingPair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Than under absmax scales, and on the prompts that were held back as well."""
+    if narrow:
+        monkeypatch.setattr(Learning, "_precision", bf16_products)
     losses = {}
     overlaps = {}
     for scale, steps in (("absmax", 0), ("mse", 12)):

@@ -130,7 +130,7 @@ def agreement(
     overlap = 0.0
     for one, other in zip(own, taught, strict=True):
         for mine, its in _parts(reference, one.hidden, other.hidden):
-            p, q = (_wide(reference.logits(x)).softmax(-1) for x in (mine, its))
+            p, q = (_logits(reference, x).softmax(-1) for x in (mine, its))
             overlap += float(torch.minimum(p, q).sum())
     accepted, accepted_reference = (
         int(_hits(draft, passes, sequence, num_draft_tokens).cumprod(1).sum())
@@ -159,9 +159,9 @@ def _divergence(
     for mine, its, weight in _parts(forward, hidden, taught, weights):
         leaf = mine.detach().requires_grad_()
         with torch.no_grad():
-            wanted = _wide(forward.logits(its)).log_softmax(-1)
+            wanted = _logits(forward, its).log_softmax(-1)
         with torch.enable_grad():
-            found = _wide(forward.logits(leaf)).log_softmax(-1)
+            found = _logits(forward, leaf).log_softmax(-1)
             loss = (weight * (wanted.exp() * (wanted - found)).sum(-1)).sum()
         (gradient,) = torch.autograd.grad(loss, leaf)
         total += float(loss.detach())
@@ -178,7 +178,7 @@ def _hits(
     """[R, K] int64: 1 where the most likely token is the recorded one."""
     hits = sequence.token_ids.new_empty(len(sequence.rows), num_draft_tokens)
     for one in passes:
-        best = [forward.logits(x).argmax(-1) for (x,) in _parts(forward, one.hidden)]
+        best = [_logits(forward, x).argmax(-1) for (x,) in _parts(forward, one.hidden)]
         rows = positions(one.rows, hits.device)[:, None]
         recorded = sequence.token_ids[0, rows + 2 + positions(one.depths, hits.device)]
         right = forward.to_target(torch.cat(best).view(recorded.shape)) == recorded
@@ -206,5 +206,11 @@ def _parts(forward: DraftForward, hidden: Tensor, *others: Tensor) -> Iterator[t
     return zip(*(torch.split(x, together) for x in (flat, *beside)), strict=True)
 
 
-def _wide(logits: Tensor) -> Tensor:
+def _logits(forward: DraftForward, hidden: Tensor) -> Tensor:
+    """In float32 at least, whatever products are otherwise of.
+
+    Rounded to BF16, logits would move by more than what codes change in them.
+    """
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = forward.logits(hidden)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
