@@ -48,6 +48,7 @@ class Pair:
 
 SERVED_PAIRS = (
     Pair(family="eagle3-llama", method="eagle3", num_draft_tokens=3),
+    Pair(family="eagle3-mla", method="eagle3", num_draft_tokens=3),
     Pair(family="dflash", method="dflash", num_draft_tokens=7),
 )
 
@@ -99,6 +100,14 @@ def record_by_engine(python: Path, pair: Pair, prompts: Path, out: Path) -> Trac
     return TraceFolder.open(out)
 
 
+TRANSCODED, WITH_PLUGIN = f"{W4A8}, transcoded", f"{W4A8}, with the plugin"
+
+
+def draft_names() -> tuple[str, ...]:
+    """Those of `drafts`, in their order."""
+    return UNQUANTIZED, *built_in_recipes(), TRANSCODED, WITH_PLUGIN
+
+
 def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
     """Every draft to serve, by name: as it was trained, by every recipe, and W4A8 in two more ways.
 
@@ -124,8 +133,8 @@ def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
     return {
         UNQUANTIZED: Draft(make=lambda out: out.symlink_to(source)),
         **{recipe: Draft(make=quantized(recipe)) for recipe in built_in_recipes()},
-        f"{W4A8}, transcoded": Draft(make=transcoded),
-        f"{W4A8}, with the plugin": Draft(make=quantized(W4A8), plugin=True),
+        TRANSCODED: Draft(make=transcoded),
+        WITH_PLUGIN: Draft(make=quantized(W4A8), plugin=True),
     }
 
 

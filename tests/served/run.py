@@ -27,6 +27,7 @@ from served.drafts import (  # noqa: E402
     SERVED_PAIRS,
     Draft,
     Pair,
+    draft_names,
     drafts,
     record,
     record_by_engine,
@@ -46,10 +47,8 @@ def main() -> int:
     parser.add_argument("--tables", action="store_true", help="only write the tables anew")
     parser.add_argument("--work", type=Path, help="folder to keep drafts and traces in")
     parser.add_argument("--jobs", type=int, default=2, help="engines at a time")
-    parser.add_argument("--only", nargs="*", metavar="DRAFT", help="these drafts; writes no table")
-    parser.add_argument(
-        "--family", nargs="*", metavar="F", help="these pairs; the rows of others stay"
-    )
+    parser.add_argument("--only", nargs="*", metavar="DRAFT", help="these; others' rows stay")
+    parser.add_argument("--family", nargs="*", metavar="F", help="these pairs; others' rows stay")
     options = parser.parse_args()
     if options.tables:
         write_tables(read_results())
@@ -62,11 +61,15 @@ def main() -> int:
             if options.family is None or pair.family in options.family
             for each in _serve_pair(options.python, pair, work, options.only, options.jobs)
         ]
-    if options.only is None:
-        again = {each.family for each in served}
-        kept = [each for each in read_results() if each.family not in again]
-        order = [pair.family for pair in SERVED_PAIRS]
-        write_results(sorted([*kept, *served], key=lambda each: order.index(each.family)))
+    again = {(each.family, each.draft) for each in served}
+    kept = [each for each in read_results() if (each.family, each.draft) not in again]
+    pairs, names = [pair.family for pair in SERVED_PAIRS], draft_names()
+    write_results(
+        sorted(
+            (each for each in [*kept, *served] if each.draft in names),
+            key=lambda each: (pairs.index(each.family), names.index(each.draft)),
+        )
+    )
     far = [each for each in served if each.difference > MAX_DIFFERENCE]
     for each in far:
         print(f"{each.family} {each.draft}: {each.difference:.2%} away from replay")
