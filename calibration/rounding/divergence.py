@@ -4,7 +4,7 @@ Logits are never held for more than some rows: a loss and its gradient with resp
 states are computed part by part, and only hidden states have a graph behind them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -92,22 +92,17 @@ def backward_of_divergence(
     """
     with torch.no_grad():
         taught = list(passes_of(reference, sequence, num_draft_tokens))
-        hits = _hits(reference, taught, sequence, num_draft_tokens)
-    decay = torch.tensor(
-        [weights.decay**depth for depth in range(num_draft_tokens)], device=hits.device
-    )
-    reached = torch.cat((hits.new_ones(len(hits), 1), hits[:, :-1]), dim=1).cumprod(1).bool()
-    by_depth = torch.where(reached, 1.0, weights.missed) * decay * share
-    by_depth = by_depth / (decay.sum() * len(hits))
+    norm = len(sequence.rows) * sum(weights.decay**depth for depth in range(num_draft_tokens))
     total, hidden, gradients = 0.0, [], []
+    reached = torch.empty(0)
     for one, other in zip(passes_of(draft, sequence, num_draft_tokens), taught, strict=True):
-        rows, depths = _place(one, sequence)
-        loss, gradient = _divergence(
-            reference, one.hidden[0], other.hidden[0], by_depth[rows, depths]
+        reached = reached if one.depths.start else _all_rows(one)
+        loss, gradient, reached = _divergence(
+            reference, one, other.hidden[0], _recorded(one, sequence), reached, weights
         )
-        total += loss
+        total += loss * share / norm
         hidden.append(one.hidden)
-        gradients.append(gradient[None])
+        gradients.append(gradient[None] * (share / norm))
     torch.autograd.backward(hidden, gradients)
     return total
 
@@ -125,85 +120,98 @@ def agreement(
     Raises:
         CalibrationError: a draft computes NaN or infinity.
     """
-    own = list(passes_of(draft, sequence, num_draft_tokens))
-    taught = list(passes_of(reference, sequence, num_draft_tokens))
-    overlap = 0.0
-    for one, other in zip(own, taught, strict=True):
-        for mine, its in _parts(reference, one.hidden, other.hidden):
-            p, q = (_logits(reference, x).softmax(-1) for x in (mine, its))
+    accepted, overlap = [0, 0], 0.0
+    alive: list[Tensor] = []
+    passes = (passes_of(forward, sequence, num_draft_tokens) for forward in (draft, reference))
+    for one, other in zip(*passes, strict=True):
+        recorded = _recorded(one, sequence)
+        if one.depths.start == 0:
+            alive = [_all_rows(one), _all_rows(one)]
+        rights: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for mine, its, tokens in _parts(reference, one.hidden[0], other.hidden[0], recorded):
+            logits = [_logits(reference, hidden) for hidden in (mine, its)]
+            p, q = (found.softmax(-1) for found in logits)
             overlap += float(torch.minimum(p, q).sum())
-    accepted, accepted_reference = (
-        int(_hits(draft, passes, sequence, num_draft_tokens).cumprod(1).sum())
-        for passes in (own, taught)
-    )
+            for right, found in zip(rights, logits, strict=True):
+                right.append(_right(reference, found, tokens))
+        for i, right in enumerate(rights):
+            run = _unbroken(alive[i], torch.cat(right))
+            accepted[i] += int(run.sum())
+            alive[i] = run[:, -1]
     return Agreement(
         rows=len(sequence.rows),
-        accepted=accepted,
-        accepted_reference=accepted_reference,
+        accepted=accepted[0],
+        accepted_reference=accepted[1],
         overlap=overlap,
     )
 
 
 def _divergence(
-    forward: DraftForward, hidden: Tensor, taught: Tensor, weights: Tensor
-) -> tuple[float, Tensor]:
-    """Sum of weight * KL(taught ‖ hidden), and its gradient with respect to `hidden`.
+    forward: DraftForward,
+    one: DraftPass,
+    taught: Tensor,
+    recorded: Tensor,
+    reached: Tensor,
+    weights: DepthWeights,
+) -> tuple[float, Tensor, Tensor]:
+    """Sum of weight * KL(taught ‖ hidden) over a pass, and its gradient with respect to `hidden`.
 
     Args:
         forward: the head of both.
-        hidden: [R, D, W].
-        taught: likewise, of the reference.
-        weights: [R, D].
+        one: the pass.
+        taught: [R, D, W], hidden states of the reference.
+        recorded: [R, D] tokens there.
+        reached: [R], whether the reference had all depths before the pass right.
+        weights: of depths.
+
+    Returns:
+        The sum, the gradient [R, D, W], and `reached` after the pass.
     """
-    total, gradients = 0.0, []
-    for mine, its, weight in _parts(forward, hidden, taught, weights):
+    decay = torch.tensor([weights.decay**depth for depth in one.depths], device=taught.device)
+    total, gradients, runs = 0.0, [], []
+    for mine, its, tokens, before in _parts(forward, one.hidden[0], taught, recorded, reached):
         leaf = mine.detach().requires_grad_()
         with torch.no_grad():
             wanted = _logits(forward, its).log_softmax(-1)
+            run = _unbroken(before, _right(forward, wanted, tokens))
+            counts = torch.cat((before[:, None], run[:, :-1]), dim=1)
+            weight = torch.where(counts, 1.0, weights.missed) * decay
         with torch.enable_grad():
             found = _logits(forward, leaf).log_softmax(-1)
             loss = (weight * (wanted.exp() * (wanted - found)).sum(-1)).sum()
         (gradient,) = torch.autograd.grad(loss, leaf)
         total += float(loss.detach())
         gradients.append(gradient)
-    return total, torch.cat(gradients).view(hidden.shape)
+        runs.append(run[:, -1])
+    return total, torch.cat(gradients), torch.cat(runs)
 
 
-def _hits(
-    forward: DraftForward,
-    passes: Sequence[DraftPass],
-    sequence: LearningSequence,
-    num_draft_tokens: int,
-) -> Tensor:
-    """[R, K] int64: 1 where the most likely token is the recorded one."""
-    hits = sequence.token_ids.new_empty(len(sequence.rows), num_draft_tokens)
-    for one in passes:
-        best = [_logits(forward, x).argmax(-1) for (x,) in _parts(forward, one.hidden)]
-        rows = positions(one.rows, hits.device)[:, None]
-        recorded = sequence.token_ids[0, rows + 2 + positions(one.depths, hits.device)]
-        right = forward.to_target(torch.cat(best).view(recorded.shape)) == recorded
-        hits[_place(one, sequence)] = right.to(hits.dtype)
-    return hits
+def _recorded(one: DraftPass, sequence: LearningSequence) -> Tensor:
+    """[R, D] tokens that a pass predicts."""
+    device = sequence.token_ids.device
+    rows = positions(one.rows, device)[:, None]
+    return sequence.token_ids[0, rows + 2 + positions(one.depths, device)]
 
 
-def _place(one: DraftPass, sequence: LearningSequence) -> tuple[slice, slice]:
-    """Where a pass lies among all rows and depths of a sequence."""
-    first = sequence.rows.index(one.rows.start)
-    return (
-        slice(first, first + len(one.rows)),
-        slice(one.depths.start, one.depths.stop),
-    )
+def _right(forward: DraftForward, logits: Tensor, recorded: Tensor) -> Tensor:
+    """[R, D] bool: whether the most likely token is the recorded one."""
+    return forward.to_target(logits.argmax(-1)) == recorded
+
+
+def _unbroken(before: Tensor, right: Tensor) -> Tensor:
+    """[R, D] bool: right at this depth and at all before; `before` [R]: in the passes before."""
+    return right.long().cumprod(1).bool() & before[:, None]
+
+
+def _all_rows(one: DraftPass) -> Tensor:
+    """[R] bool: nothing is wrong yet."""
+    return torch.ones(len(one.rows), dtype=torch.bool, device=one.hidden.device)
 
 
 def _parts(forward: DraftForward, hidden: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Rows of hidden states [..., W], and of what belongs to them, so many that logits stay small.
-
-    Others are [..., W] or [...].
-    """
-    together = max(1, MAX_LOGITS // forward.num_logits)
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    beside = [x.reshape(len(flat), *x.shape[hidden.ndim - 1 :]) for x in others]
-    return zip(*(torch.split(x, together) for x in (flat, *beside)), strict=True)
+    """Rows of hidden states [R, D, W] and of what belongs to them, so few that logits are small."""
+    together = max(1, MAX_LOGITS // (forward.num_logits * hidden.shape[1]))
+    return zip(*(torch.split(x, together) for x in (hidden, *others)), strict=True)
 
 
 def _logits(forward: DraftForward, hidden: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def best_of(validations: Sequence[Validation], settings: LearningSettings) -> Va
     """The look whose codes are kept: long acceptance first, then overlap.
 
     Only looks whose overlap is hardly below that of the first codes come into question. A few
-    prompts tell acceptance lengths apart that differ by more than the standard error of their
+    prompts tell acceptance lengths apart that differ by more than two standard errors of their
     difference; among those that are no shorter than the longest but for that, most overlap decides,
     which the same prompts tell much more finely.
     """
@@ -54,14 +54,14 @@ def is_over(validations: Sequence[Validation], settings: LearningSettings) -> bo
 
 
 def _is_shorter(one: Validation, longest: Validation) -> bool:
-    """By more than the standard error of the difference, prompt by prompt."""
+    """By more than two standard errors of the difference, prompt by prompt."""
     rows = sum(one.rows)
     lost = [b - a for a, b in zip(one.accepted, longest.accepted, strict=True)]
     mean = sum(lost) / rows
     residuals = (d - mean * n for d, n in zip(lost, one.rows, strict=True))
     count = len(one.rows)
     error = math.sqrt(count / max(1, count - 1) * sum(r * r for r in residuals)) / rows
-    return mean > error
+    return mean > 2 * error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
