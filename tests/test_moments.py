@@ -8,11 +8,12 @@ import pytest
 import tied_pair
 import torch
 from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.linear_inputs.moments import MomentsAlongTraces
+from draftquant.calibration.linear_inputs.moments import BLOCK_ROW_STRIDE, MomentsAlongTraces
 from draftquant.calibration.linear_inputs.observation import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.quantize.drafts.forward import BlockForward
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from reference_draft import transformers_in_float64
 from torch import Tensor
@@ -86,7 +87,8 @@ def written_down(
         return rounding(x)
 
     forward = draft.family.forward(draft.geometry, draft.weights, note)
-    run_over_traces(forward, draft, traces, num_draft_tokens=k)
+    stride = BLOCK_ROW_STRIDE if isinstance(forward, BlockForward) else 1
+    run_over_traces(forward, draft, traces, num_draft_tokens=k, row_stride=stride)
     return {name: torch.cat(parts) for name, parts in seen.items()}
 
 

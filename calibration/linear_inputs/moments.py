@@ -21,6 +21,8 @@ from ..traces.folder import TraceFolder
 from .observation import never_run, run_over_traces
 
 _ROWS = 4096  # inputs multiplied at a time
+BLOCK_ROW_STRIDE = 4
+"""Distance of the rows from which blocks are drafted: neighbours' blocks read much the same."""
 
 
 class MomentsAlongTraces:
@@ -80,6 +82,7 @@ class MomentsAlongTraces:
             self._draft,
             self._traces,
             num_draft_tokens=self._num_draft_tokens,
+            row_stride=BLOCK_ROW_STRIDE if isinstance(forward, BlockForward) else 1,
             on_progress=self._on_progress,
         )
         for leader, found in sums.items():

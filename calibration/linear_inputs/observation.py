@@ -19,6 +19,7 @@ def run_over_traces(
     traces: TraceFolder,
     *,
     num_draft_tokens: int,
+    row_stride: int = 1,
     on_pass: Callable[[DraftPass], None] = lambda _pass: None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
@@ -29,6 +30,7 @@ def run_over_traces(
         draft: what reads the traces.
         traces: recorded for calibration, not the ones that the gate judges on.
         num_draft_tokens: K, as it will be served.
+        row_stride: distance of the rows that draft, from the first on; the others are context.
         on_pass: called after every pass; what `OnInput` saw since the call before belongs to it.
         on_progress: called with (prompts done, prompts).
 
@@ -42,6 +44,7 @@ def run_over_traces(
     check_trace_fits(draft, traces)
     for done, trace in enumerate(traces, start=1):
         rows = whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1)
+        rows = rows[::row_stride]
         with torch.inference_mode():
             passes = draft_passes(
                 forward,

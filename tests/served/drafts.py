@@ -48,7 +48,6 @@ class Pair:
 
 SERVED_PAIRS = (
     Pair(family="eagle3-llama", method="eagle3", num_draft_tokens=3),
-    Pair(family="eagle3-mla", method="eagle3", num_draft_tokens=3),
     Pair(family="dflash", method="dflash", num_draft_tokens=7),
 )
 
