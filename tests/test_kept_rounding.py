@@ -1,5 +1,6 @@
 """States and codes on the disk: replaced whole, and damage is told; which step is the best."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,32 @@ def test_acceptance_decides_as_far_as_the_prompts_tell() -> None:
     assert best_of([first, steady], settings).step == 10
     assert best_of([first, chance], settings).step == 0
     assert best_of([first, look(10, chance.accepted, 0.93)], settings).step == 10
+
+
+def test_the_best_is_the_last_look_or_was_the_best_before() -> None:
+    """Only the codes of the best so far are kept: no other may become the best later."""
+    draw = random.Random(0)
+    settings = LearningSettings(max_overlap_drop=0.02)
+    changes = 0
+    for _ in range(200):
+        looks: list[Validation] = []
+        before = None
+        for step in range(12):
+            accepted = tuple(draw.randrange(240, 261) for _ in range(4))
+            looks.append(
+                Validation(
+                    step=step,
+                    rows=(100,) * 4,
+                    accepted=accepted,
+                    overlap=0.9 + 0.02 * draw.random(),
+                    unquantized=4.0,
+                )
+            )
+            best = best_of(looks, settings)
+            assert before is None or best in (before, looks[-1])
+            changes += best is looks[-1]
+            before = best
+    assert changes > 400  # of 2400 looks
 
 
 def test_overlap_must_hardly_fall() -> None:

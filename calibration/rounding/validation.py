@@ -33,18 +33,19 @@ class Validation:
 
 
 def best_of(validations: Sequence[Validation], settings: LearningSettings) -> Validation:
-    """The look whose codes are kept: long acceptance first, then overlap.
+    """The look whose codes are kept: each one in turn against the best before it.
 
-    Only looks whose overlap is hardly below that of the first codes come into question. A few
-    prompts tell acceptance lengths apart that differ by more than two standard errors of their
-    difference; among those that are no shorter than the longest but for that, most overlap decides,
-    which the same prompts tell much more finely.
+    So the best is the last one or the one that was best before, whose codes are there. Looks whose
+    overlap is clearly below that of the first codes do not come into question. Acceptance lengths
+    decide where they differ by more than two standard errors, else overlap, which so few prompts
+    tell much more finely.
     """
     least = validations[0].overlap - settings.max_overlap_drop
-    allowed = [one for one in validations if one.overlap >= least]
-    longest = max(allowed, key=lambda one: one.acceptance_length)
-    alike = [one for one in allowed if not _is_shorter(one, longest)]
-    return max(alike, key=lambda one: (one.overlap, one.acceptance_length))
+    best = validations[0]
+    for one in validations[1:]:
+        if one.overlap >= least and _is_better(one, best):
+            best = one
+    return best
 
 
 def is_over(validations: Sequence[Validation], settings: LearningSettings) -> bool:
@@ -53,15 +54,21 @@ def is_over(validations: Sequence[Validation], settings: LearningSettings) -> bo
     return validations[-1].step >= settings.steps or since >= settings.patience
 
 
-def _is_shorter(one: Validation, longest: Validation) -> bool:
-    """By more than two standard errors of the difference, prompt by prompt."""
-    rows = sum(one.rows)
-    lost = [b - a for a, b in zip(one.accepted, longest.accepted, strict=True)]
-    mean = sum(lost) / rows
-    residuals = (d - mean * n for d, n in zip(lost, one.rows, strict=True))
-    count = len(one.rows)
+def _is_better(one: Validation, best: Validation) -> bool:
+    gain, error = _gain(one, best)
+    if abs(gain) > 2 * error:
+        return gain > 0
+    return (one.overlap, gain) > (best.overlap, 0)
+
+
+def _gain(one: Validation, other: Validation) -> tuple[float, float]:
+    """In acceptance length, and the standard error of that, prompt by prompt."""
+    rows, count = sum(one.rows), len(one.rows)
+    gains = [a - b for a, b in zip(one.accepted, other.accepted, strict=True)]
+    mean = sum(gains) / rows
+    residuals = (gain - mean * n for gain, n in zip(gains, one.rows, strict=True))
     error = math.sqrt(count / max(1, count - 1) * sum(r * r for r in residuals)) / rows
-    return mean > 2 * error
+    return mean, error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
