@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..recipes.schema import Recipe
-from .algorithms import InputMoments, Statistics
+from .algorithms import FoundCodes, InputMoments, Statistics
 from .algorithms.balance import divide_norm, multiply_columns
 from .backends import Backend
 from .errors import BackendError
@@ -43,11 +43,13 @@ class Measured:
         input_scales: static activation scales, empty where none is stored.
         exponents: of balanced norms and of the linears behind them: k of 2^k.
         statistics: of the inputs of linears, for algorithms that need them.
+        found: codes and scales, for algorithms that need them.
     """
 
     input_scales: Mapping[str, float]
     exponents: Mapping[str, int]
     statistics: Statistics | None = None
+    found: FoundCodes | None = None
 
 
 def execute(
@@ -106,10 +108,10 @@ class _Execution:
 
     def run(self, on_progress: Callable[[Step], None]) -> None:
         """All at once; with moments stage by stage, so that memory is that of one stage's."""
-        if self._backend.needs == "none":
+        statistics, found = self._measured.statistics, self._measured.found
+        if self._backend.needs == "none" or (self._backend.needs == "codes" and found is not None):
             self._run_stage(self._plan.steps, on_progress)
             return
-        statistics = self._measured.statistics
         if statistics is None:
             raise BackendError(
                 f"recipe {self._plan.recipe.name}",
@@ -179,15 +181,32 @@ class _Execution:
     ) -> Iterator[QuantizedWeight]:
         tensor, backend = step.row.tensor, self._backend
         absmax = self._absmax.get(step.row.module)
+        whole = self._found(step)
         first = 0
         block_bytes = BLOCK_BYTES if moments is None else COLUMN_BLOCK_BYTES
         for rows in self._blocks(step, block_bytes if backend.streams_rows else tensor.nbytes):
             if absmax is None:
                 self._checked_absmax(rows, tensor.name, first)
             weights = self._plan.recipe.weights
-            block = backend.quantize(rows, weights, absmax, moments)
+            if whole is None:
+                block = backend.quantize(rows, weights, absmax, moments)
+            else:
+                block = whole.block(slice(first, first + len(rows)))
             yield carried(block) if weights.carrier else block
             first += len(rows)
+
+    def _found(self, step: Step) -> QuantizedWeight | None:
+        """The codes of a whole weight where calibration found them."""
+        if self._backend.needs != "codes" or self._measured.found is None:
+            return None
+        whole, tensor = self._measured.found.quantized(_canonical(step)), step.row.tensor
+        if tuple(whole.codes.shape) != tensor.shape:
+            raise BackendError(
+                tensor.name,
+                f"expected codes {list(tensor.shape)}, found were {list(whole.codes.shape)}",
+                fix="learn them of this draft",
+            )
+        return whole
 
     def _checked_absmax(self, rows: Tensor, name: str, first: int) -> Tensor:
         """Largest magnitude per row, [rows, 1], of a block that starts at row `first`."""

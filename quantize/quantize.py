@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..recipes.schema import recipe_sha256
-from .algorithms import Statistics
+from .algorithms import FoundCodes, Statistics
 from .algorithms.balance import balance_exponent
 from .backends import get_backend
 from .errors import BackendError, CheckpointError
@@ -57,6 +57,7 @@ def quantize_draft(
     input_scale_origin: str | None = None,
     calibration_prompts: Collection[str] = (),
     statistics: Statistics | None = None,
+    found: FoundCodes | None = None,
     allow_zero_rows: bool = False,
     fix_config: bool = False,
     on_progress: Callable[[Step], None] = lambda _step: None,
@@ -74,6 +75,7 @@ def quantize_draft(
         input_scale_origin: where they came from, for provenance.
         calibration_prompts: identities of the prompts behind scales and statistics, for provenance.
         statistics: of the inputs of linears, for algorithms that need them.
+        found: codes and scales, for algorithms that need them.
         allow_zero_rows: store all-zero rows instead of refusing them.
         fix_config: change the output's config.json as the lints of the draft ask for.
         on_progress: called after each tensor written.
@@ -97,7 +99,7 @@ def quantize_draft(
             plan,
             staging,
             backend,
-            measured=_measured(plan, scales, balanced, statistics),
+            measured=_measured(plan, scales, balanced, statistics, found),
             allow_zero_rows=allow_zero_rows,
             on_progress=on_progress,
         )
@@ -132,6 +134,7 @@ def quantize_draft(
             input_scales=scales,
             input_scale_origin=input_scale_origin if scales else "",
             calibration_prompts=tuple(sorted(calibration_prompts)),
+            learned=found.origin if found else None,
         )
 
     report = publish(
@@ -171,12 +174,15 @@ def _measured(
     input_scales: Mapping[str, float],
     balanced: Mapping[str, int],
     statistics: Statistics | None,
+    found: FoundCodes | None,
 ) -> Measured:
     exponents = {name.removesuffix(".weight"): k for name, k in balanced.items()}
     if plan.balanced is not None and exponents:
         _, linears = plan.balanced
         exponents |= dict.fromkeys((step.row.module for step in linears), *exponents.values())
-    return Measured(input_scales=input_scales, exponents=exponents, statistics=statistics)
+    return Measured(
+        input_scales=input_scales, exponents=exponents, statistics=statistics, found=found
+    )
 
 
 def _checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:

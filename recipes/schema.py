@@ -28,7 +28,7 @@ BackendName = Literal["torch", "quark", "modelopt"]
 LayoutName = Literal["quark", "modelopt", "compressed-tensors", "fp8", "awq"]
 Action = Literal["quantize", "keep"]
 ScaleChoice = Literal["absmax", "mse"]
-RoundingChoice = Literal["nearest", "gptq"]
+RoundingChoice = Literal["nearest", "gptq", "learned"]
 PolicyName = Literal["release", "screening"]
 
 
@@ -135,9 +135,10 @@ class Algorithm:
     Attributes:
         scale: absmax: the largest magnitude fits; mse: absmax times the factor that leaves the
             smallest squared error of the weights, each counted by the mean square of its inputs
-            where `rounding` measures these.
+            where `rounding` measures these. Where rounding is learned, scales start there.
         rounding: nearest; gptq: column by column, each making up for the errors of those before it
-            on the inputs that calibration traces show.
+            on the inputs that calibration traces show; learned: what brings the whole draft's
+            output closest to that of the BF16 draft along these traces, scales with it.
         balance_concat: auto: where the halves of EAGLE-3's concat input differ by 4 or more, the
             columns of the embedding half are multiplied by a power of two, and the norm before
             them is divided by it: exact, and both halves then share a scale.
@@ -161,6 +162,7 @@ ALGORITHMS: Mapping[str, tuple[ScaleChoice, RoundingChoice]] = {
     "absmax": ("absmax", "nearest"),
     "mse": ("mse", "nearest"),
     "gptq": ("mse", "gptq"),
+    "learned": ("mse", "learned"),
 }
 """Scale and rounding that go together, by the name that the command line has for them."""
 

@@ -15,7 +15,10 @@ from draftquant.quantize.numerics.fp4 import (
 )
 from draftquant.quantize.numerics.fp8 import FP8, fp8_codes, fp8_rounded, fp8_scale
 from draftquant.quantize.numerics.int4 import int4_codes, int4_scale
-from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
+from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
+from draftquant.quantize.numerics.rows import nearest_codes, rounded_values, storable_scale
+from draftquant.quantize.stored.activations import _fp4
+from draftquant.recipes.formats import WeightDtype
 from draftquant.recipes.schema import WeightFormat
 from torch import Tensor
 
@@ -225,6 +228,35 @@ def test_fp4_keeps_the_sign_of_what_rounds_to_zero_and_mxfp4_does_not() -> None:
     x = torch.tensor([[-0.25, 0.25, -0.0, -0.26, -6.0, 5.0, 5.1]])
     assert fp4_codes(x).tolist() == [[8, 0, 0, 9, 15, 6, 7]]
     assert mxfp4_codes(x, torch.ones(1, 1)).tolist() == [[0, 0, 0, 9, 15, 6, 7]]
+
+
+@pytest.mark.parametrize("dtype", ["int4", "nvfp4", "mxfp4"])
+def test_rounded_values_are_those_of_the_nearest_codes(dtype: WeightDtype) -> None:
+    """All values, all midpoints and their neighbours, and random numbers beyond both ends."""
+    halves = torch.arange(-40, 41) / 4
+    near = torch.cat([torch.nextafter(halves, torch.tensor(float(side))) for side in (-99, 99)])
+    x = torch.cat([halves, near, 5 * gaussian(100, 32, 0).flatten(), torch.tensor([-0.0, 1e30])])
+    x = x[: len(x) // 32 * 32].view(-1, 32)
+    codes = nearest_codes(dtype, x, torch.ones(()), None)
+    assert torch.equal(rounded_values(dtype, x), code_values(codes))
+    if dtype != "int4":  # the reading side rounds inputs alike, in its own words
+        assert torch.equal(_fp4(x), code_values(codes))
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+def test_int4_scales_are_stored_in_their_dtype_and_not_too_small(stored: torch.dtype) -> None:
+    scale = torch.tensor([0.0, 2.0**-30, 0.3, 1.0])
+    found = storable_scale("int4", scale, stored)
+    assert found.dtype == stored
+    assert found.float().tolist() == [
+        2.0**-23, 2.0**-23, torch.tensor(0.3).to(stored).item(), 1.0,
+    ]  # fmt: skip
+
+
+def test_nvfp4_scales_are_fp8_and_above_zero() -> None:
+    found = storable_scale("nvfp4", torch.tensor([0.0, 2.0**-9, 0.3, 1e9]), FP8)
+    assert found.dtype == FP8
+    assert found.float().tolist() == [2.0**-9, 2.0**-9, 0.3125, 448]
 
 
 def test_nvfp4_scales_by_hand() -> None:

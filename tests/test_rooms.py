@@ -25,7 +25,7 @@ CALIBRATION = (
     ("traces",),
     ("prompts", "passes"),
     ("recording", "linear_inputs"),
-    ("dumps", "vllm"),
+    ("dumps", "vllm", "rounding"),
 )
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION}
 """From the ground up: a room imports from floors below its own."""

@@ -1,4 +1,7 @@
-"""What a plan must know of the inputs of its linears: their static scales and second moments."""
+"""What a plan must know of the inputs of its linears: their static scales and second moments.
+
+Codes that are learned are found above; what is given to `quantize_draft` holds them too.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,14 +9,13 @@ from pathlib import Path
 
 import torch
 
-from ...quantize.algorithms import Need, Statistics
+from ...quantize.algorithms import FoundCodes, Need, Statistics
 from ...quantize.backends import get_backend
 from ...quantize.errors import BackendError
 from ...quantize.plan import Plan
 from ...quantize.stored.activations import InputRounding
-from ...quantize.stored.layouts.scheme import Activations
+from ...quantize.stored.formats import declared_activations
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes import ActivationFormat
 from ..traces.folder import TraceFolder
 from .moments import MomentsAlongTraces
 from .static_scales import StaticScales, balanced_draft, calibrated_scales
@@ -26,11 +28,13 @@ class PlanInputs:
     Attributes:
         static: scales to store, where the recipe's activations need them.
         statistics: where the algorithm needs them.
+        found: codes, where the algorithm needs them.
         prompts: identities of the prompts that were looked at.
     """
 
     static: StaticScales | None = None
     statistics: Statistics | None = None
+    found: FoundCodes | None = None
     prompts: frozenset[str] = frozenset()
 
 
@@ -97,7 +101,7 @@ def measured_inputs(
             plan, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=on_progress
         )
     statistics = None
-    if need_of(plan) != "none":
+    if need_of(plan) == "second_moments":
         statistics = MomentsAlongTraces(
             balanced_draft(draft, plan),
             traces,
@@ -118,18 +122,4 @@ def served_rounding(plan: Plan, static: StaticScales | None, device: torch.devic
         else torch.tensor(static.scales[step.row.module], device=device)
         for step in plan.quantized
     }
-    return InputRounding(_activations(plan.recipe.activations), scales, None)
-
-
-def _activations(given: ActivationFormat | None) -> Activations:
-    """The reading side's word for a recipe's format."""
-    if given is None:
-        return "none"
-    if given.dtype != "fp8_e4m3":
-        return given.dtype
-    by_granularity: dict[str, Activations] = {
-        "token": "token-dynamic",
-        "tensor": "tensor-static",
-        "group": "group-dynamic",
-    }
-    return by_granularity[given.granularity]
+    return InputRounding(declared_activations(plan.recipe.activations), scales, None)

@@ -10,9 +10,7 @@ It holds:
 """
 
 import dataclasses
-import fcntl
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...quantize.errors import OutputError
+from ...quantize.files.resumable import resumable_folder
 from ...quantize.files.staging import write_text
 from ...recipes.errors import short
-from ...recipes.regular_file import open_regular, read_text
+from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
@@ -184,55 +182,17 @@ def kept_recording(out: Path, plan: Mapping[str, Any]) -> Iterator[Path]:
         OutputError: another plan was begun there, or another process is at it.
     """
     folder = out.with_name(out.name + RECORDING)
-    path = folder / _PLAN_FILE
-    if not path.exists():
-        folder.mkdir(exist_ok=True)
-        unfinished = folder / f"{_PLAN_FILE}.{os.getpid()}"
-        write_text(unfinished, json.dumps(plan, indent=1) + "\n")
-        unfinished.rename(path)
-    descriptor = open_regular(path)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            raise OutputError(
-                folder,
-                "another process is recording there",
-                fix="wait until it is done, or give another --out",
-            ) from exc
-        _check_plan(path, plan)
+    with resumable_folder(folder, "recording", plan):
         try:
             yield folder
         finally:
             if not _answered(folder):  # nothing to go on with
                 shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
 
 
 def _answered(folder: Path) -> set[str]:
     """Names of the answers in a folder."""
     return {path.name for path in folder.glob("*.json")} - {_PLAN_FILE}
-
-
-def _check_plan(path: Path, plan: Mapping[str, Any]) -> None:
-    try:
-        begun = parse_object(read_text(path))
-    except (OSError, JsonProblem) as exc:
-        raise OutputError(path, f"is no recording that was begun: {exc}",
-                          fix=f"rm -r {path.parent}") from exc  # fmt: skip
-    differences = [
-        f"  {key}: begun with {short(begun.get(key))}, now {short(plan.get(key))}"
-        for key in sorted(begun.keys() | plan.keys())
-        if begun.get(key) != plan.get(key)
-    ]
-    if differences:
-        raise OutputError(
-            path.parent,
-            "holds another recording that was begun, of which something is kept",
-            details=differences,
-            fix=f"give the same arguments again, another --out, or rm -r {path.parent}",
-        )
 
 
 def _file_name(name: str, prompt: Prompt) -> str:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from ...recipes.schema import Algorithm as Choice
-from .base import Algorithm, Need, Statistics
+from .base import Algorithm, FoundCodes, Need, Statistics
 from .gptq import Gptq
+from .learned import Learned
 from .moments import InputMoments
 from .mse import MseNearest
 from .nearest import AbsmaxNearest
@@ -14,6 +15,8 @@ _ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("mse", "nearest"): MseNearest(),
     ("absmax", "gptq"): Gptq(AbsmaxNearest()),
     ("mse", "gptq"): Gptq(MseNearest()),
+    ("absmax", "learned"): Learned(),
+    ("mse", "learned"): Learned(),
 }
 """By the recipe's `scale` and `rounding`."""
 
@@ -23,4 +26,4 @@ def get_algorithm(choice: Choice) -> Algorithm:
     return _ALGORITHMS[choice.scale, choice.rounding]
 
 
-__all__ = ["Algorithm", "InputMoments", "Need", "Statistics", "get_algorithm"]
+__all__ = ["Algorithm", "FoundCodes", "InputMoments", "Need", "Statistics", "get_algorithm"]

@@ -9,11 +9,13 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from ...recipes.schema import WeightFormat
+from ..files.provenance import LearnedRounding
 from ..numerics.quantized_weight import QuantizedWeight
 from .moments import InputMoments
 
-Need = Literal["none", "second_moments"]
-"""What an algorithm must know of a linear's inputs x: nothing, or the mean of x xᵀ."""
+Need = Literal["none", "second_moments", "codes"]
+"""What calibration gives an algorithm: nothing, of a linear's inputs x the mean of x xᵀ, or the
+codes and scales themselves, found for all linears of a draft together."""
 
 
 class Statistics(Protocol):
@@ -37,11 +39,26 @@ class Statistics(Protocol):
         """Of measured linears, by name; one object for those that read the same inputs."""
 
 
+class FoundCodes(Protocol):
+    """Codes and scales that calibration found, of all linears of a draft together; on disk."""
+
+    @property
+    def origin(self) -> LearnedRounding:
+        """How, for provenance."""
+
+    def quantized(self, module: str) -> QuantizedWeight:
+        """The whole weight of a linear by its canonical name, of the recipe's format.
+
+        Raises:
+            DraftQuantError: nothing was found for it.
+        """
+
+
 class Algorithm(Protocol):
     """One way to find codes and scales; rows of a weight are independent of each other.
 
     Attributes:
-        needs: what must be measured of the inputs of a linear before its turn.
+        needs: what calibration must give.
     """
 
     needs: Need

@@ -124,6 +124,38 @@ class Rounding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedRounding:
+    """How codes were learned, and what they gave on prompts that nothing was learned from.
+
+    Attributes:
+        traces_sha256: of the calibration traces.
+        num_draft_tokens: K, along which was learned.
+        steps, sequences: planned steps, and traces in each.
+        seed: of what was learned from when, and of which prompts were held back.
+        validation_prompts: how many were held back.
+        kept_step: whose codes are stored; 0 = the nearest ones, before anything was learned.
+        acceptance_length: mean over every position of the validation prompts, bonus token counted.
+        overlap: there, of its distributions with those of the unquantized draft: the mean over rows
+            and depths of the sum of the smaller probabilities, 1 = equal.
+        acceptance_length_before, overlap_before: of the nearest codes.
+        acceptance_length_unquantized: of the draft that was quantized.
+    """
+
+    traces_sha256: str
+    num_draft_tokens: int
+    steps: int
+    sequences: int
+    seed: int
+    validation_prompts: int
+    kept_step: int
+    acceptance_length: float
+    overlap: float
+    acceptance_length_before: float
+    overlap_before: float
+    acceptance_length_unquantized: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedProvenance:
     """Of a folder that `quantize` wrote.
 
@@ -136,6 +168,7 @@ class QuantizedProvenance:
         input_scale_origin: where they came from; None = not said, "" = there are none.
         calibration_prompts: identities of the prompts that the run looked at, ascending: sha256 of
             their token ids, by which the gate knows them whatever they are called.
+        learned: how codes were learned; None where they were not.
         made_by: where the folder was repaired or transcoded later: `draftquant` and `argv` are that
             run's.
         transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
@@ -159,6 +192,7 @@ class QuantizedProvenance:
     input_scales: Mapping[str, float] = field(default_factory=dict)
     input_scale_origin: str | None = ""
     calibration_prompts: tuple[str, ...] = ()
+    learned: LearnedRounding | None = None
     made_by: MadeBy | None = None
     repairs: tuple[RepairRecord, ...] = ()
     transcoded_from: TranscodedFrom | None = None

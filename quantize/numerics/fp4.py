@@ -76,6 +76,23 @@ def fp4_codes(x: Tensor) -> Tensor:
     return code | ((x < 0).to(torch.uint8) << 3)
 
 
+def fp4_rounded(x: Tensor) -> Tensor:
+    """The values of the nearest E2M1 codes: `fp4_values(fp4_codes(x))`, without the codes between.
+
+    Magnitudes are 0.5 apart below 2, 1 below 4 and 2 above, and the even code of a tie is the even
+    multiple of that step.
+
+    Args:
+        x: float32, any device.
+
+    Returns:
+        float32, x's shape; -0 where a negative number rounds to zero.
+    """
+    size = x.abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return ((size / step).round_() * step).clamp_(max=FP4_MAX).copysign_(x)
+
+
 def mxfp4_codes(groups: Tensor, scale: Tensor) -> Tensor:
     """Codes = e2m1(group / scale); a negative number that rounds to zero gets the code of +0.
 
@@ -94,5 +111,5 @@ def mxfp4_codes(groups: Tensor, scale: Tensor) -> Tensor:
 
 def fp4_values(codes: Tensor) -> Tensor:
     """E2M1 codes -> their values, float32."""
-    table = torch.tensor([*E2M1, *(-value for value in E2M1)])
+    table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)
     return table[codes.long()]

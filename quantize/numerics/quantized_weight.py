@@ -1,5 +1,6 @@
 """`QuantizedWeight`: what every number format turns a weight into."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,10 @@ class QuantizedWeight:
     scale: Tensor
     global_scale: Tensor | None = None
     group_size: int | None = None
+
+    def block(self, rows: slice) -> "QuantizedWeight":
+        """Some rows of a weight whose scales are of rows or groups."""
+        return dataclasses.replace(self, codes=self.codes[rows], scale=self.scale[rows])
 
     def dequantized(self) -> Tensor:
         """Codes * scale in float32, [rows, in_features]."""

@@ -11,9 +11,17 @@ from torch import Tensor
 
 from ...recipes.formats import WeightDtype
 from .absmax import row_absmax
-from .fp4 import fp4_codes, mxfp4_codes, mxfp4_scale, nvfp4_global_scale, nvfp4_scale
-from .fp8 import fp8_codes, fp8_scale
-from .int4 import int4_codes, int4_scale
+from .fp4 import (
+    SMALLEST_E4M3,
+    fp4_codes,
+    fp4_rounded,
+    mxfp4_codes,
+    mxfp4_scale,
+    nvfp4_global_scale,
+    nvfp4_scale,
+)
+from .fp8 import FP8_MAX, fp8_codes, fp8_scale
+from .int4 import INT4_MAX, INT4_MIN, SMALLEST_SCALE, int4_codes, int4_scale
 
 
 def whole_scale(dtype: WeightDtype, absmax: Tensor) -> Tensor | None:
@@ -66,6 +74,29 @@ _CODES: Mapping[WeightDtype, Callable[[Tensor, Tensor, Tensor | None], Tensor]] 
 def nearest_codes(dtype: WeightDtype, rows: Tensor, scale: Tensor, whole: Tensor | None) -> Tensor:
     """The codes nearest to rows / scale, [rows, in_features]; dtypes as in `QuantizedWeight`."""
     return _CODES[dtype](rows, scale, whole)
+
+
+def rounded_values(dtype: WeightDtype, x: Tensor) -> Tensor:
+    """The values of the codes nearest to x under a scale of 1, float32, for INT4 and FP4.
+
+    Args:
+        dtype: of the codes.
+        x: float32, any device.
+    """
+    return x.round().clamp_(INT4_MIN, INT4_MAX) if dtype == "int4" else fp4_rounded(x)
+
+
+def storable_scale(dtype: WeightDtype, scale: Tensor, stored: torch.dtype) -> Tensor:
+    """The nearest scale that is stored: of INT4 not below 2^-23, of NVFP4 one of FP8, above zero.
+
+    Args:
+        dtype: of the codes, int4 or nvfp4.
+        scale: float32; of NVFP4 without the scale of the whole matrix.
+        stored: dtype of the result.
+    """
+    if dtype == "int4":
+        return scale.clamp(min=SMALLEST_SCALE).to(stored)
+    return scale.clamp(SMALLEST_E4M3, FP8_MAX).to(stored)
 
 
 def served_scale(scale: Tensor, whole: Tensor | None) -> Tensor:

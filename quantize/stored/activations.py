@@ -104,11 +104,11 @@ def _mxfp4(groups: Tensor) -> Tensor:
 
 
 def _fp4(x: Tensor) -> Tensor:
-    """Nearest of the 16 values, ties to the even mantissa, saturating at 6."""
-    values = torch.tensor(FP4_VALUES, device=x.device)
-    middles = (values[:-1] + values[1:]) / 2
+    """Nearest of the 16 values, ties to the even mantissa, saturating at 6.
+
+    They are 1/2 apart up to 2, 1 up to 4 and 2 beyond, and mantissas are even at the even multiples
+    of these steps.
+    """
     size = x.abs()
-    below = torch.bucketize(size, middles, right=False)  # a tie goes to the smaller neighbour
-    above = torch.bucketize(size, middles, right=True)
-    index = torch.where(below % 2 == 0, below, above)
-    return values[index].copysign(x)
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return size.div_(step).round_().mul_(step).clamp_(max=FP4_MAX).copysign_(x)

@@ -1,6 +1,7 @@
 """`draftquant quantize`: plan, write, verify, publish."""
 
 import argparse
+import dataclasses
 import json
 import tempfile
 import time
@@ -20,6 +21,7 @@ from .common import (
     open_draft,
     shared_tables,
 )
+from .learning import learn
 from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loads
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
             input_scales=inputs.static.scales if inputs.static else None,
             input_scale_origin=inputs.static.origin if inputs.static else None,
             statistics=inputs.statistics,
+            found=inputs.found,
             calibration_prompts=inputs.prompts,
             allow_zero_rows=options.allow_zero_rows,
             fix_config=options.fix_config,
@@ -150,6 +153,7 @@ def _inputs(
         PlanInputs,
         check_traces_wanted,
         measured_inputs,
+        need_of,
     )
     from ...calibration.linear_inputs.static_scales import constant_scales
     from ...calibration.passes.devices import resolve_device
@@ -182,9 +186,21 @@ def _inputs(
         )
     if problem := feature_evidence(traces).problem():
         stderr().line(f"warning: {options.traces}: {problem}")
-    what = "input scales" if found.statistics is None else "inputs"
-    stderr().line(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
-    return found
+    if need_of(plan) != "codes" or plan.recipe.needs_input_scales:
+        what = "input scales" if found.statistics is None else "inputs"
+        stderr().line(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
+    if need_of(plan) != "codes":
+        return found
+    codes = learn(
+        stack,
+        plan,
+        draft,
+        traces,
+        options.out,
+        num_draft_tokens=num_draft_tokens,
+        static=found.static,
+    )
+    return dataclasses.replace(found, found=codes)
 
 
 class _Measuring:

@@ -1,0 +1,218 @@
+"""What of learning is on the disk: the state to go on from, and the codes that are kept so far.
+
+    OUT.rounding/
+        rounding.json             what is learned from what: see `quantize.files.resumable`
+        state.safetensors         latents and the optimiser's moments, and in its header the
+                                  validations so far; none of the tensors once learning is over
+        codes-00040.safetensors   codes and scales of the best step; written before the state that
+                                  names it
+
+Files are replaced whole: a run that is cut off leaves the state of its last validation or the one
+before, never half of one.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ...quantize.errors import CheckpointError, OutputError
+from ...quantize.files.provenance import LearnedRounding
+from ...quantize.files.safetensors_file import SafetensorsFile
+from ...quantize.files.safetensors_header import Header, StoredTensor, read_header
+from ...quantize.numerics.quantized_weight import QuantizedWeight
+from ...recipes.strict_json import JsonProblem, decode, parse_object
+from ..errors import CalibrationError
+from .validation import Validation
+
+_STATE_FILE = "state.safetensors"
+_KEY = "rounding"
+_DTYPES = {
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.int8: "I8", torch.uint8: "U8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """What the header of a state says."""
+
+    validations: tuple[Validation, ...]
+
+
+class KeptRounding:
+    """The files of a folder that this process alone writes.
+
+    Args:
+        folder: existing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def has_state(self) -> bool:
+        """True if there is something to go on with."""
+        return (self._folder / _STATE_FILE).exists()
+
+    def validations(self) -> tuple[Validation, ...]:
+        """All so far; none where nothing is kept.
+
+        Raises:
+            CalibrationError: the state is damaged.
+        """
+        if not self.has_state:
+            return ()
+        text = self._header(_STATE_FILE).metadata.get(_KEY, "")
+        try:
+            done: _Done = decode(_Done, parse_object(text))
+        except JsonProblem as exc:
+            raise self._damaged(_STATE_FILE, str(exc)) from exc
+        if not done.validations:
+            raise self._damaged(_STATE_FILE, "no validation")
+        return done.validations
+
+    def tensors(self, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the state, of the names and shapes of `expected`.
+
+        Raises:
+            CalibrationError: the state is damaged.
+        """
+        found = self._read(_STATE_FILE)
+        shapes = {name: tensor.shape for name, tensor in found.items()}
+        if shapes != {name: tensor.shape for name, tensor in expected.items()}:
+            raise self._damaged(_STATE_FILE, "other tensors than this draft's")
+        return found
+
+    def save(self, tensors: Mapping[str, Tensor], validations: tuple[Validation, ...]) -> None:
+        """Replace the state.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        done = json.dumps(dataclasses.asdict(_Done(validations=validations)))
+        self._write(_STATE_FILE, tensors, {_KEY: done})
+
+    def save_codes(self, step: int, codes: Mapping[str, QuantizedWeight]) -> None:
+        """Write the codes of a step, by module.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
+        tensors = {
+            f"{module}.{part}": tensor
+            for module, weight in codes.items()
+            for part, tensor in _parts(weight).items()
+        }
+        self._write(_codes_file(step), tensors, {})
+
+    def remove_codes_but(self, step: int) -> None:
+        """Remove the codes of other steps."""
+        for path in self._folder.glob("codes-*.safetensors"):
+            if path.name != _codes_file(step):
+                path.unlink()
+
+    def codes(self, step: int, module: str, group_size: int | None) -> QuantizedWeight:
+        """The codes of a linear.
+
+        Raises:
+            CalibrationError: they are not there.
+        """
+        file, prefix = _codes_file(step), f"{module}."
+        names = [t.name for t in self._header(file).tensors if t.name.startswith(prefix)]
+        found = self._read(file, names)
+        parts = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+        if not {"codes", "scale"} <= parts.keys():
+            raise CalibrationError(
+                self._folder / file,
+                f"no codes of {module} were learned",
+                fix="learn them of the draft and the recipe that are given here",
+            )
+        return QuantizedWeight(
+            codes=parts["codes"],
+            scale=parts["scale"],
+            global_scale=parts.get("global_scale"),
+            group_size=group_size,
+        )
+
+    def _header(self, file: str) -> Header:
+        try:
+            return read_header(self._folder, file)
+        except CheckpointError as exc:
+            raise self._damaged(file, exc.what) from exc
+
+    def _read(self, file: str, names: list[str] | None = None) -> dict[str, Tensor]:
+        wanted = [t.name for t in self._header(file).tensors] if names is None else names
+        try:
+            with safe_open(self._folder / file, framework="pt") as opened:
+                return {name: opened.get_tensor(name) for name in wanted}
+        except (OSError, SafetensorError) as exc:
+            raise self._damaged(file, str(exc)) from exc
+
+    def _write(self, file: str, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+        unfinished = self._folder / f"{file}.unfinished"
+        stored = [
+            StoredTensor(name=name, dtype=_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
+            for name, tensor in tensors.items()
+        ]
+        try:
+            unfinished.unlink(missing_ok=True)
+            with SafetensorsFile(unfinished, stored, metadata) as written:
+                for name, tensor in tensors.items():
+                    written.write(name, tensor.detach().cpu())
+            unfinished.replace(self._folder / file)
+        except OSError as exc:
+            raise OutputError(
+                self._folder,
+                f"cannot be written: {exc.strerror or exc}",
+                fix="free some space and run again: what was learned before is kept",
+            ) from exc
+
+    def _damaged(self, file: str, what: str) -> CalibrationError:
+        return CalibrationError(
+            self._folder / file,
+            f"is no state that was kept: {what}",
+            fix=f"rm -r {self._folder}, and run again",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedCodes:
+    """`FoundCodes` of `quantize.algorithms`, in the files of a folder.
+
+    Attributes:
+        kept: the files.
+        origin: how they were learned.
+        validations: all looks at the prompts that were held back, the first codes' own first.
+        prompts: identities of the prompts that were looked at.
+        group_size: of the recipe's format.
+    """
+
+    kept: KeptRounding
+    origin: LearnedRounding
+    validations: tuple[Validation, ...]
+    prompts: frozenset[str]
+    group_size: int | None
+
+    def quantized(self, module: str) -> QuantizedWeight:
+        """See `FoundCodes.quantized`.
+
+        Raises:
+            CalibrationError: nothing was learned for it.
+        """
+        return self.kept.codes(self.origin.kept_step, module, self.group_size)
+
+
+def _codes_file(step: int) -> str:
+    return f"codes-{step:05d}.safetensors"
+
+
+def _parts(weight: QuantizedWeight) -> dict[str, Any]:
+    parts: dict[str, Tensor] = {"codes": weight.codes, "scale": weight.scale}
+    return parts | ({} if weight.global_scale is None else {"global_scale": weight.global_scale})

@@ -1,0 +1,51 @@
+"""Learned rounding: calibration finds the codes of all linears together, on the draft's own output.
+
+What is here says for which formats; the learning itself knows drafts and traces, and lies above.
+"""
+
+from torch import Tensor
+
+from ...recipes.schema import WeightFormat
+from ..errors import BackendError
+from ..numerics.quantized_weight import QuantizedWeight
+from .base import Need
+from .moments import InputMoments
+
+LEARNED_FORMATS = ("int4", "nvfp4", "mxfp4")
+
+
+class Learned:
+    """Codes, and scales but for powers of two, from the gradient of the draft's divergence."""
+
+    needs: Need = "codes"
+
+    def problem(self, weights: WeightFormat) -> str | None:
+        """See `Algorithm.problem`."""
+        if weights.dtype not in LEARNED_FORMATS:
+            return (
+                f"rounding: learned finds codes of four bits ({', '.join(LEARNED_FORMATS)}); 8 bits"
+                " round so finely that there is nothing to win"
+            )
+        if weights.first_stage is not None:
+            return "rounding: learned finds codes of one stage"
+        return None
+
+    def quantize(
+        self,
+        weight: Tensor,
+        weights: WeightFormat,
+        *,
+        absmax: Tensor | None,
+        moments: InputMoments | None,
+    ) -> QuantizedWeight:
+        """Refuse: one weight alone does not say what its codes must be.
+
+        Raises:
+            BackendError: always.
+        """
+        del weight, absmax, moments
+        raise BackendError(
+            f"rounding: learned, {weights}",
+            "the codes of one weight follow from the whole draft and from traces",
+            fix="record traces ('draftquant record') and pass --traces",
+        )

@@ -1,0 +1,69 @@
+"""Learned rounding for `draftquant quantize`, and what is shown meanwhile."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...quantize.plan import Plan
+from ..console import progress_bar, stderr
+
+if TYPE_CHECKING:
+    from ...calibration.linear_inputs.static_scales import StaticScales
+    from ...calibration.rounding.kept import LearnedCodes
+    from ...calibration.rounding.validation import LearningProgress
+    from ...calibration.traces.folder import TraceFolder
+    from ...quantize.stored.loading import LoadedDraft
+
+
+def learn(
+    stack: ExitStack,
+    plan: Plan,
+    draft: "LoadedDraft",
+    traces: "TraceFolder",
+    out: Path,
+    *,
+    num_draft_tokens: int,
+    static: "StaticScales | None",
+) -> "LearnedCodes":
+    """`learned_codes` with its default settings; they are there until the stack is left."""
+    from ...calibration.rounding.learn import learned_codes
+    from ...calibration.rounding.settings import LearningSettings
+
+    settings = LearningSettings()
+    with progress_bar("learn", settings.steps) as bar:
+
+        def show(progress: "LearningProgress") -> None:
+            bar.set(progress.step, progress.steps)
+            if progress.validation.step == progress.step:
+                stderr().line(_line(progress))
+
+        found = stack.enter_context(
+            learned_codes(
+                plan,
+                draft,
+                traces,
+                out,
+                num_draft_tokens=num_draft_tokens,
+                static=static,
+                settings=settings,
+                on_progress=show,
+            )
+        )
+    origin = found.origin
+    stderr().line(
+        f"codes of step {origin.kept_step}: acceptance length {origin.acceptance_length:.3f} on"
+        f" {origin.validation_prompts} prompts that were held back, {origin.overlap:.2%} overlap"
+        f" with the unquantized draft; before: {origin.acceptance_length_before:.3f},"
+        f" {origin.overlap_before:.2%}; unquantized: {origin.acceptance_length_unquantized:.3f}"
+    )
+    return found
+
+
+def _line(progress: "LearningProgress") -> str:
+    found = progress.validation
+    return (
+        f"step {progress.step} of {progress.steps}: loss {progress.loss:.5f}, on prompts that are"
+        f" held back acceptance length {found.acceptance_length:.3f} (unquantized"
+        f" {found.unquantized:.3f}), {found.overlap:.2%} overlap; best so far: step"
+        f" {progress.best.step}"
+    )

@@ -1,0 +1,150 @@
+"""The divergence of two drafts, part by part, against the whole of it in one expression."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.rounding import divergence
+from draftquant.calibration.rounding.divergence import (
+    DepthWeights,
+    agreement,
+    backward_of_divergence,
+    passes_of,
+)
+from draftquant.calibration.rounding.sequences import LearningSequence, read_sequence
+from draftquant.quantize.drafts.forward import DraftForward
+from rounding_pairs import K, RoundingPair, make_pair
+from torch import Tensor
+
+WEIGHTS = DepthWeights(decay=0.7, missed=0.25)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=["llama", "dflash"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
+    return make_pair(
+        tmp_path_factory.mktemp("pairs") / request.param, request.param, num_prompts=12
+    )
+
+
+class Drafts:
+    """A draft, the same with noise on its linears, and rows 6, 8, 10, ... of a prompt."""
+
+    def __init__(self, pair: RoundingPair) -> None:
+        self.k = K[pair.family]
+        self.draft = pair.loaded()
+        generator = torch.Generator().manual_seed(0)
+        self.noisy = {
+            f"{name}.weight": w + 0.3 * w.std() * torch.randn(w.shape, generator=generator)
+            for name in self.draft.linears
+            if (w := self.draft.weights[f"{name}.weight"]) is not None
+        }
+        traces = pair.traces
+        entry = traces.manifest.prompts[0]
+        rows = range(6, entry.num_tokens - 1 - self.k, 2)
+        self.sequence = read_sequence(self.draft, traces, entry, rows)
+
+    def over(self, weights: dict[str, Tensor]) -> DraftForward:
+        return self.draft.family.forward(
+            self.draft.geometry, {**self.draft.weights, **weights}, lambda _name, x: x
+        )
+
+
+def all_logits(forward: DraftForward, sequence: LearningSequence, k: int) -> Tensor:
+    """[R, K, V]."""
+    passes = list(passes_of(forward, sequence, k))
+    assert all(one.rows == sequence.rows for one in passes)
+    return torch.cat([forward.logits(one.hidden[0]) for one in passes], dim=1)
+
+
+def recorded(sequence: LearningSequence, k: int) -> Tensor:
+    """[R, K] target ids."""
+    return torch.stack([sequence.token_ids[0, row + 2 : row + 2 + k] for row in sequence.rows])
+
+
+@pytest.mark.parametrize("max_logits", [1, 500, 2**26])
+def test_loss_and_gradient_are_those_of_one_expression(
+    max_logits: int, pair: RoundingPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(divergence, "MAX_LOGITS", max_logits)
+    drafts = Drafts(pair)
+    own = {name: w.clone().requires_grad_() for name, w in drafts.noisy.items()}
+    reference = drafts.over({})
+    loss = backward_of_divergence(
+        drafts.over(own), reference, drafts.sequence,
+        num_draft_tokens=drafts.k, weights=WEIGHTS, share=0.5,
+    )  # fmt: skip
+
+    wanted = {name: w.clone().requires_grad_() for name, w in drafts.noisy.items()}
+    q = all_logits(drafts.over(wanted), drafts.sequence, drafts.k).log_softmax(-1)
+    with torch.no_grad():
+        t = all_logits(reference, drafts.sequence, drafts.k)
+    hits = (t.argmax(-1) == recorded(drafts.sequence, drafts.k)).float()
+    assert 0 < hits.mean() < 1  # both kinds of weights occur
+    kl = torch.nn.functional.kl_div(q, t.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    total, norm = torch.zeros(()), 0.0
+    for j in range(drafts.k):
+        reach = torch.where(hits[:, :j].all(1), 1.0, 0.25)
+        total = total + 0.7**j * (reach * kl[:, j]).sum()
+        norm += 0.7**j * len(hits)
+    whole = 0.5 * total / norm
+    whole.backward()
+    assert loss == pytest.approx(float(whole.detach()), rel=1e-4)
+    for name, weight in wanted.items():
+        assert own[name].grad is not None
+        assert weight.grad is not None
+        largest = float(weight.grad.abs().max())
+        torch.testing.assert_close(own[name].grad, weight.grad, rtol=0, atol=1e-4 * largest)
+
+
+@pytest.mark.parametrize("max_logits", [1, 2**26])
+def test_agreement_counts_as_replay_does(
+    max_logits: int, pair: RoundingPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(divergence, "MAX_LOGITS", max_logits)
+    drafts = Drafts(pair)
+    noisy, reference, sequence = drafts.over(drafts.noisy), drafts.over({}), drafts.sequence
+    found = agreement(noisy, reference, sequence, num_draft_tokens=drafts.k)
+    assert found.rows == len(sequence.rows)
+    for forward, accepted in ((noisy, found.accepted), (reference, found.accepted_reference)):
+        predicted = draft_predictions(
+            forward, sequence.hidden[0], sequence.token_ids[0],
+            first_row=sequence.rows[0], num_draft_tokens=drafts.k,
+        )[::2]  # fmt: skip
+        hits = predicted[: found.rows] == recorded(sequence, drafts.k)
+        assert accepted == int(hits.int().cumprod(1).sum())
+    p, q = (all_logits(x, sequence, drafts.k).softmax(-1) for x in (noisy, reference))
+    assert found.overlap == pytest.approx(float(torch.minimum(p, q).sum()), rel=1e-5)
+    assert found.overlap < 0.999 * found.rows * drafts.k
+
+
+def test_a_draft_agrees_with_itself(pair: RoundingPair) -> None:
+    drafts = Drafts(pair)
+    forward = drafts.over({})
+    found = agreement(forward, forward, drafts.sequence, num_draft_tokens=drafts.k)
+    assert found.accepted == found.accepted_reference
+    assert found.overlap == pytest.approx(found.rows * drafts.k, rel=1e-5)
+    twice = found + found
+    assert (twice.rows, twice.accepted) == (2 * found.rows, 2 * found.accepted)
+    assert twice.overlap == 2 * found.overlap
+
+
+def test_nothing_to_learn_from_oneself(pair: RoundingPair) -> None:
+    drafts = Drafts(pair)
+    own = {n: drafts.draft.weights[n].clone().requires_grad_() for n in drafts.noisy}
+    loss = backward_of_divergence(
+        drafts.over(own), drafts.over({}), drafts.sequence,
+        num_draft_tokens=drafts.k, weights=WEIGHTS, share=1.0,
+    )  # fmt: skip
+    assert loss == pytest.approx(0.0, abs=1e-6)
+    for weight in own.values():
+        assert weight.grad is not None
+        assert float(weight.grad.abs().max()) < 1e-5

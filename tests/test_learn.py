@@ -1,0 +1,434 @@
+"""Learned codes of tiny drafts of every family: they change, the loss falls, the best are kept."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.calibration.errors import CalibrationError
+from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
+from draftquant.calibration.linear_inputs.static_scales import StaticScales
+from draftquant.calibration.passes.draft_pass import whole_rows
+from draftquant.calibration.rounding.divergence import (
+    DepthWeights,
+    agreement,
+    backward_of_divergence,
+)
+from draftquant.calibration.rounding.kept import KeptRounding, LearnedCodes
+from draftquant.calibration.rounding.learn import first_latents, learned_codes
+from draftquant.calibration.rounding.learning import Learning
+from draftquant.calibration.rounding.sequences import (
+    read_sequence,
+    split_prompts,
+    validation_rows,
+)
+from draftquant.calibration.rounding.settings import LearningSettings
+from draftquant.calibration.rounding.validation import LearningProgress
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.sets import copy_traces
+from draftquant.quantize.algorithms import FoundCodes
+from draftquant.quantize.errors import BackendError, OutputError
+from draftquant.quantize.files.hub import resolve_draft
+from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
+from draftquant.quantize.plan import Plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import WeightFormat, load_recipe
+from rounding_pairs import K, RoundingPair, learned_recipe, make_pair, scale_tensors
+
+FEW = LearningSettings(steps=8, sequences=2, validate_every=2, warmup_steps=2)
+RECIPES = {"int4": "int4-channel", "w4a8": "mi325x-w4a8", "nvfp4": "blackwell-nvfp4"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=K)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
+    return make_pair(tmp_path_factory.mktemp("pairs") / request.param, request.param)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
+    return make_pair(tmp_path_factory.mktemp("llama") / "llama", "llama")
+
+
+def learn(
+    pair: RoundingPair,
+    plan: Plan,
+    out: Path,
+    settings: LearningSettings = FEW,
+    *,
+    traces: TraceFolder | None = None,
+    save_seconds: float = 0.0,
+    on_progress: Callable[[LearningProgress], None] = lambda _progress: None,
+    use: Callable[[LearnedCodes], None] = lambda _found: None,
+) -> dict[str, bytes]:
+    """Learn, quantize with what was found, and return the bytes of the folder's weights."""
+    static = pair.static(plan)
+    with learned_codes(
+        plan,
+        pair.loaded(),
+        traces or pair.traces,
+        out,
+        num_draft_tokens=pair.num_draft_tokens,
+        static=static,
+        settings=settings,
+        save_seconds=save_seconds,
+        on_progress=on_progress,
+    ) as found:
+        use(found)
+        quantized(pair, plan, out, found, static)
+    return {path.name: path.read_bytes() for path in sorted(out.glob("*.safetensors"))}
+
+
+def quantized(
+    pair: RoundingPair,
+    plan: Plan,
+    out: Path,
+    found: FoundCodes | None,
+    static: StaticScales | None = None,
+) -> None:
+    quantize_draft(
+        plan,
+        out,
+        source=resolve_draft(str(pair.draft_folder)),
+        input_scales=static.scales if static else None,
+        input_scale_origin=static.origin if static else None,
+        found=found,
+    )
+
+
+def total_divergence(pair: RoundingPair, learning: Learning) -> float:
+    """The loss of the codes as they stand, over every row of every prompt that is learned from."""
+    served = {n: w.detach().requires_grad_() for n, w in learning.served().items()}
+    total = 0.0
+    for entry in learning.split.learned:
+        rows = whole_rows(
+            entry.num_tokens, pair.num_draft_tokens, first_row=entry.prompt_length - 1
+        )
+        total += backward_of_divergence(
+            learning.forward(served),
+            learning.reference,
+            read_sequence(learning.draft, pair.traces, entry, rows),
+            num_draft_tokens=pair.num_draft_tokens,
+            weights=DepthWeights(decay=0.8, missed=0.1),
+            share=1.0,
+        )
+    return total
+
+
+@pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
+def test_the_loss_falls_and_every_linear_learns(
+    name: str, pair: RoundingPair, tmp_path: Path
+) -> None:
+    plan = pair.plan(learned_recipe(name))
+    latents = first_latents(plan, pair.loaded())
+    first = {module: one.quantized().codes for module, one in latents.items()}
+    settings = LearningSettings(
+        steps=25, sequences=4, validate_every=25, warmup_steps=2, learning_rate=0.03
+    )
+    learning = Learning(
+        pair.loaded(),
+        latents,
+        served_rounding(plan, pair.static(plan), torch.device("cpu")),
+        pair.traces,
+        split_prompts(pair.traces, pair.num_draft_tokens, share=0.2, seed=0),
+        num_draft_tokens=pair.num_draft_tokens,
+        settings=settings,
+        kept=KeptRounding(tmp_path),
+    )
+    before = total_divergence(pair, learning)
+    learning.run((), save_seconds=0.0, on_progress=lambda _progress: None)
+    assert total_divergence(pair, learning) < 0.8 * before
+    for module, one in latents.items():
+        assert (one.quantized().codes != first[module]).any(), module
+
+
+@pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
+def test_the_folder_holds_what_was_judged(name: str, pair: RoundingPair, tmp_path: Path) -> None:
+    plan = pair.plan(learned_recipe(name))
+    served: dict[str, torch.Tensor] = {}
+
+    def note(found: LearnedCodes) -> None:
+        served.update({n: found.quantized(n).dequantized() for n in pair.loaded().linears})
+
+    learn(pair, plan, tmp_path / "out", use=note)
+    loaded = pair.loaded(tmp_path / "out")
+    for module, weight in served.items():
+        assert torch.equal(loaded.weights[f"{module}.weight"], weight), module
+    report = verify(tmp_path / "out", pair.draft_folder)
+    assert report.ok, report.faults
+    provenance = read_provenance(tmp_path / "out")
+    assert isinstance(provenance, QuantizedProvenance)
+    assert provenance.learned is not None
+    # What the loop found of these codes is what the folder gives, inputs rounded as it declares.
+    split = split_prompts(pair.traces, pair.num_draft_tokens, share=0.2, seed=0)
+    found = [
+        agreement(
+            loaded.forward,
+            pair.loaded().forward,
+            read_sequence(
+                loaded, pair.traces, entry, validation_rows(entry, pair.num_draft_tokens, 1)
+            ),
+            num_draft_tokens=pair.num_draft_tokens,
+        )
+        for entry in split.held_back
+    ]
+    rows = sum(one.rows for one in found)
+    assert provenance.learned.acceptance_length == 1 + sum(one.accepted for one in found) / rows
+    overlap = sum(one.overlap for one in found) / rows / pair.num_draft_tokens
+    assert provenance.learned.overlap == pytest.approx(overlap, rel=1e-6)
+
+
+def test_codes_are_of_the_balanced_weights(llama: RoundingPair, tmp_path: Path) -> None:
+    """The embedding's half sixteen times smaller, its norm as much larger: the same draft."""
+    shutil.copytree(llama.folder, tmp_path / "pair")
+    skewed = RoundingPair(tmp_path / "pair", "llama")
+    prefix = "midlayer.self_attn."
+    qkv = {f"{prefix}{name}_proj.weight": 1 / 16 for name in "qkv"}
+    scale_tensors(skewed.draft_folder, qkv, columns=slice(64))
+    scale_tensors(skewed.draft_folder, {"midlayer.input_layernorm.weight": 16.0})
+    plan = skewed.plan(learned_recipe("int4-channel"))
+    served: dict[str, torch.Tensor] = {}
+
+    def note(found: LearnedCodes) -> None:
+        served.update({n: found.quantized(n).dequantized() for n in skewed.loaded().linears})
+
+    learn(skewed, plan, tmp_path / "out", use=note)
+    provenance = read_provenance(tmp_path / "out")
+    assert isinstance(provenance, QuantizedProvenance)
+    assert list(provenance.balanced) == ["midlayer.input_layernorm.weight"]
+    assert verify(tmp_path / "out", skewed.draft_folder).ok
+    loaded = skewed.loaded(tmp_path / "out")
+    for name, weight in served.items():
+        assert torch.equal(loaded.weights[f"{name}.weight"], weight), name
+
+
+def test_equal_runs_give_equal_bytes_whatever_the_order_of_prompts(
+    llama: RoundingPair, tmp_path: Path
+) -> None:
+    plan = llama.plan(learned_recipe("int4-channel"))
+    one = learn(llama, plan, tmp_path / "one")
+    two = learn(llama, plan, tmp_path / "two")
+    assert one == two
+    assert one
+    reversed_ = copy_traces([llama.traces], tmp_path / "reversed", list(llama.traces)[::-1])
+    assert learn(llama, plan, tmp_path / "three", traces=reversed_) == one
+    seeded = dataclasses.replace(FEW, seed=1)
+    assert learn(llama, plan, tmp_path / "four", seeded) != one
+
+
+class Interrupted(Exception):  # noqa: N818
+    """A run that is cut short."""
+
+
+def stop_after(step: int) -> Callable[[LearningProgress], None]:
+    def look(progress: LearningProgress) -> None:
+        if progress.step == step:
+            raise Interrupted
+
+    return look
+
+
+@pytest.mark.parametrize(("step", "save_seconds"), [(1, 0.0), (2, 0.0), (5, 0.0), (7, 1e9)])
+def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
+    step: int, save_seconds: float, pair: RoundingPair, tmp_path: Path
+) -> None:
+    plan = pair.plan(learned_recipe("blackwell-nvfp4" if step == 5 else "int4-channel"))
+    whole = learn(pair, plan, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        learn(
+            pair, plan, tmp_path / "out",
+            save_seconds=save_seconds, on_progress=stop_after(step),
+        )  # fmt: skip
+    kept = tmp_path / "out.rounding"
+    assert kept.exists() is (step > 1 and save_seconds == 0)
+    assert not (tmp_path / "out").exists()
+    steps: list[int] = []
+    resumed = learn(pair, plan, tmp_path / "out", on_progress=lambda p: steps.append(p.step))
+    assert steps[0] == (2 * (step // 2) + 1 if save_seconds == 0 else 1)
+    assert resumed == whole
+    assert not kept.exists()
+
+
+def test_what_is_learned_stays_until_the_folder_is_written(
+    llama: RoundingPair, tmp_path: Path
+) -> None:
+    plan = llama.plan(learned_recipe("int4-channel"))
+
+    def fail(_found: LearnedCodes) -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        learn(llama, plan, tmp_path / "out", use=fail)
+    steps: list[int] = []
+    found = learn(llama, plan, tmp_path / "out", on_progress=lambda p: steps.append(p.step))
+    assert steps == []  # learning was over
+    assert found == learn(llama, plan, tmp_path / "whole")
+
+
+def test_another_run_for_the_same_output_is_refused(llama: RoundingPair, tmp_path: Path) -> None:
+    plan = llama.plan(learned_recipe("int4-channel"))
+    with pytest.raises(Interrupted):
+        learn(llama, plan, tmp_path / "out", on_progress=stop_after(4))
+    longer = dataclasses.replace(FEW, steps=9)
+    with pytest.raises(OutputError, match="holds another rounding that was begun") as caught:
+        learn(llama, plan, tmp_path / "out", longer)
+    assert any(line.startswith("  settings: begun with") for line in caught.value.details)
+    assert "another --out" in caught.value.fix
+    shutil.rmtree(tmp_path / "out.rounding")
+
+
+def test_two_runs_at_once_are_refused(llama: RoundingPair, tmp_path: Path) -> None:
+    plan = llama.plan(learned_recipe("int4-channel"))
+
+    def again(_progress: LearningProgress) -> None:
+        learn(llama, plan, tmp_path / "out")
+
+    with pytest.raises(OutputError, match="another process is rounding there"):
+        learn(llama, plan, tmp_path / "out", on_progress=again)
+
+
+def test_patience_ends_learning_and_the_best_step_is_kept(
+    llama: RoundingPair, tmp_path: Path
+) -> None:
+    """A learning rate that ruins everything: the first codes are the best, and are kept."""
+    plan = llama.plan(learned_recipe("int4-channel"))
+    ruinous = LearningSettings(
+        steps=40, sequences=1, validate_every=1, patience=3, learning_rate=3.0, warmup_steps=1
+    )
+    steps: list[int] = []
+    learn(llama, plan, tmp_path / "out", ruinous, on_progress=lambda p: steps.append(p.step))
+    provenance = read_provenance(tmp_path / "out")
+    assert isinstance(provenance, QuantizedProvenance)
+    assert provenance.learned is not None
+    assert (steps[-1], provenance.learned.kept_step) == (3, 0)
+    nearest = dataclasses.replace(
+        plan.recipe, algorithm=dataclasses.replace(plan.recipe.algorithm, rounding="nearest")
+    )
+    quantized(llama, llama.plan(nearest), tmp_path / "nearest", None)
+    assert [p.read_bytes() for p in (tmp_path / "out").glob("*.safetensors")] == [
+        p.read_bytes() for p in (tmp_path / "nearest").glob("*.safetensors")
+    ]
+
+
+def test_provenance_says_how(llama: RoundingPair, tmp_path: Path) -> None:
+    plan = llama.plan(learned_recipe("int4-channel"))
+    said: list[LearningProgress] = []
+    learn(llama, plan, tmp_path / "out", on_progress=said.append)
+    provenance = read_provenance(tmp_path / "out")
+    assert isinstance(provenance, QuantizedProvenance)
+    learned = provenance.learned
+    assert learned is not None
+    assert (learned.steps, learned.sequences, learned.seed) == (8, 2, 0)
+    assert learned.traces_sha256 == llama.traces.sha256
+    assert learned.num_draft_tokens == 3
+    assert learned.validation_prompts == 2  # a fifth of twelve
+    best = said[-1].best
+    assert (learned.kept_step, learned.acceptance_length) == (best.step, best.acceptance_length)
+    assert learned.overlap == best.overlap
+    assert learned.acceptance_length_unquantized == best.unquantized
+
+
+def refused(
+    llama: RoundingPair,
+    plan: Plan,
+    tmp_path: Path,
+    *,
+    k: int = 3,
+    traces: TraceFolder | None = None,
+) -> BackendError | CalibrationError:
+    with (
+        pytest.raises((BackendError, CalibrationError)) as caught,
+        learned_codes(
+            plan, llama.loaded(), traces or llama.traces, tmp_path / "out", num_draft_tokens=k
+        ),
+    ):
+        pass
+    assert list(tmp_path.glob("*.rounding")) == []
+    error = caught.value
+    assert isinstance(error, BackendError | CalibrationError)
+    return error
+
+
+FP8_FORMATS = ("fp8-ptpc", "mi325x-fp8", "blackwell-fp8")
+
+
+@pytest.mark.parametrize("name", FP8_FORMATS)
+def test_fp8_has_nothing_to_learn(name: str, llama: RoundingPair, tmp_path: Path) -> None:
+    error = refused(llama, llama.plan(learned_recipe(name)), tmp_path)
+    assert "rounding: learned finds codes of four bits" in error.what
+    assert "8 bits round so finely" in error.what
+
+
+def test_two_stages_are_refused(llama: RoundingPair, tmp_path: Path) -> None:
+    two = WeightFormat(dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3")
+    plan = llama.plan(learned_recipe("mi325x-w4a8", weights=two))
+    assert "of one stage" in refused(llama, plan, tmp_path).what
+
+
+def test_vendors_do_not_learn(llama: RoundingPair, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(learned_recipe("mi325x-w4a8"), backend="quark")
+    assert "carries scale absmax" in refused(llama, llama.plan(recipe), tmp_path).what
+
+
+def test_another_algorithm_is_refused(llama: RoundingPair, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(load_recipe("int4-channel"), backend="torch")
+    error = refused(llama, llama.plan(recipe), tmp_path)
+    assert "expected rounding: learned, got scale absmax, rounding nearest" in error.what
+
+
+def test_a_block_that_the_draft_cannot_propose(llama: RoundingPair, tmp_path: Path) -> None:
+    plan = llama.plan(learned_recipe("int4-channel"))
+    assert "expected at least 1, got 0" in refused(llama, plan, tmp_path, k=0).what
+
+
+def test_static_scales_are_needed_before(llama: RoundingPair, tmp_path: Path) -> None:
+    error = refused(llama, llama.plan(learned_recipe("blackwell-nvfp4")), tmp_path)
+    assert "inputs are rounded under static scales" in error.what
+    assert "measured_inputs" in error.fix
+
+
+def test_too_few_prompts(llama: RoundingPair, tmp_path: Path) -> None:
+    few = copy_traces([llama.traces], tmp_path / "few", list(llama.traces)[:3])
+    plan = llama.plan(learned_recipe("int4-channel"))
+    error = refused(llama, plan, tmp_path, traces=few)
+    assert "expected at least 4 independent prompts" in error.what
+    assert "got 3" in error.what
+    assert "record more prompts" in error.fix
+
+
+def test_without_traces_there_are_no_codes(llama: RoundingPair, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="rounding learned must know") as caught:
+        quantized(llama, llama.plan(learned_recipe("int4-channel")), tmp_path / "out", None)
+    assert "--traces" in caught.value.fix
+    assert not (tmp_path / "out").exists()
+
+
+def test_codes_of_another_draft_are_refused(llama: RoundingPair, tmp_path: Path) -> None:
+    """Codes of a linear that has none, or of another shape."""
+    plan = llama.plan(learned_recipe("int4-channel"))
+
+    class Odd:
+        def __init__(self, found: LearnedCodes) -> None:
+            self.origin, self._found = found.origin, found
+
+        def quantized(self, _module: str) -> object:
+            return self._found.quantized("layers.0.mlp.down_proj")
+
+    def use(found: LearnedCodes) -> None:
+        with pytest.raises(BackendError, match=r"expected codes \[.*\], found were \[64, 48\]"):
+            quantized(llama, plan, tmp_path / "odd", Odd(found))  # type: ignore[arg-type]
+        with pytest.raises(CalibrationError, match=r"no codes of layers\.9\.x were learned"):
+            found.quantized("layers.9.x")
+
+    learn(llama, plan, tmp_path / "out", use=use)
+    assert not (tmp_path / "odd").exists()

@@ -1,0 +1,137 @@
+"""What is learned from and what is held back: whole conversations, in whatever order they stand."""
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from draftquant.calibration.errors import CalibrationError
+from draftquant.calibration.rounding.sequences import (
+    MAX_SLOTS,
+    MAX_VALIDATION_SLOTS,
+    PromptSplit,
+    chosen_prompts,
+    split_prompts,
+    training_rows,
+    validation_rows,
+)
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.manifest import TraceEntry
+from test_trace_sets import body, make_trace, plain, write
+
+K = 3
+
+
+def names(entries: tuple[TraceEntry, ...]) -> set[str]:
+    return {entry.id for entry in entries}
+
+
+def split(traces: TraceFolder, *, share: float = 0.2, seed: int = 0) -> PromptSplit:
+    return split_prompts(traces, K, share=share, seed=seed)
+
+
+def test_every_prompt_is_on_one_side_and_a_fifth_is_held_back(tmp_path: Path) -> None:
+    found = split(write(tmp_path / "t", plain(20)))
+    assert (len(found.learned), len(found.held_back)) == (16, 4)
+    assert names(found.learned) | names(found.held_back) == {f"a{i}" for i in range(20)}
+
+
+def test_the_order_of_prompts_and_their_names_do_not_matter(tmp_path: Path) -> None:
+    prompts = plain(20)
+    one = split(write(tmp_path / "one", prompts))
+    other = split(write(tmp_path / "other", prompts[::-1]))
+    assert [e.id for e in one.learned] == [e.id for e in other.learned]
+    assert [e.id for e in one.held_back] == [e.id for e in other.held_back]
+    renamed = [dataclasses.replace(trace, id=f"x{trace.id}") for trace in prompts]
+    third = split(write(tmp_path / "third", renamed))
+    assert [f"x{e.id}" for e in one.held_back] == [e.id for e in third.held_back]
+
+
+def test_another_seed_holds_others_back(tmp_path: Path) -> None:
+    traces = write(tmp_path / "t", plain(20))
+    assert len({tuple(e.id for e in split(traces, seed=seed).held_back) for seed in range(5)}) == 5
+
+
+def test_a_conversation_stays_together(tmp_path: Path) -> None:
+    """Twelve conversations of three turns: 36 prompts, a fifth of them in whole conversations."""
+    names_of = [[f"c{'a' * (3 * i + turn)}" for turn in range(3)] for i in range(12)]
+    traces = []
+    for i, (opening, *later) in enumerate(names_of):
+        first = make_trace(opening, body(3 * i))
+        turns = [
+            make_trace(name, body(3 * i + turn, 20), conversation_sha256=first.prompt_sha256)
+            for turn, name in enumerate(later, start=1)
+        ]
+        traces += [first, *turns]
+    found = split(write(tmp_path / "t", traces))
+    held_back = names(found.held_back)
+    assert len(held_back) == 9  # 7 wanted, in threes
+    assert all(held_back.issuperset(of) or held_back.isdisjoint(of) for of in names_of)
+
+
+def test_copies_stay_together(tmp_path: Path) -> None:
+    prompts = [
+        t for i in range(6) for t in (make_trace(f"a{i}", body(i)), make_trace(f"b{i}", body(i)))
+    ]
+    found = split(write(tmp_path / "t", prompts))
+    assert {name[1:] for name in names(found.held_back)}.isdisjoint(
+        {name[1:] for name in names(found.learned)}
+    )
+
+
+def test_one_large_group_is_not_all_that_there_is_to_learn_from(tmp_path: Path) -> None:
+    """The last group is always learned from, even where no prompt is held back in its stead."""
+    for seed in range(8):
+        found = split(write(tmp_path / f"t{seed}", plain(4)), share=0.99, seed=seed)
+        assert (len(found.learned), len(found.held_back)) == (1, 3)
+
+
+def test_prompts_that_are_too_short_are_left_out(tmp_path: Path) -> None:
+    """Six tokens more than the prompt: with K = 5 one row, with K = 6 none."""
+    traces = write(tmp_path / "t", plain(8))
+    found = split_prompts(traces, 5, share=0.2, seed=0)
+    assert len(found.learned) + len(found.held_back) == 8
+    with pytest.raises(CalibrationError, match="continuations are longer than 6 tokens") as caught:
+        split_prompts(traces, 6, share=0.2, seed=0)
+    assert caught.value.what.endswith("got 0")
+
+
+def test_three_prompts_are_too_few(tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="expected at least 4 independent prompts") as caught:
+        split(write(tmp_path / "t", plain(3)))
+    assert "48 or more" in caught.value.fix
+
+
+def test_every_prompt_comes_once_before_one_comes_again(tmp_path: Path) -> None:
+    prompts = write(tmp_path / "t", plain(7)).manifest.prompts
+    seen = [e.id for step in range(7) for e in chosen_prompts(prompts, step, count=3, seed=0)]
+    for epoch in range(3):
+        assert Counter(seen[7 * epoch : 7 * epoch + 7]) == Counter(e.id for e in prompts)
+    assert seen[:7] != seen[7:14]
+    other = [e.id for step in range(7) for e in chosen_prompts(prompts, step, count=3, seed=1)]
+    assert other != seen
+
+
+def entry(num_tokens: int) -> TraceEntry:
+    return TraceEntry(id="x", category="a", prompt_length=10, num_tokens=num_tokens, file="f")
+
+
+@pytest.mark.parametrize("per_row", [1, 8])
+@pytest.mark.parametrize("num_tokens", [14, 40, 141, 142, 1000, 5000])
+def test_rows_are_evenly_spaced_and_few(num_tokens: int, per_row: int) -> None:
+    first, last = 9, num_tokens - 1 - K  # rows 9 .. last - 1 have all K predictions
+    whole = last - first
+    starts = set()
+    for draw in range(40):
+        rows = training_rows(entry(num_tokens), K, per_row, f"0:{draw}:0")
+        assert 1 <= len(rows) * per_row <= max(MAX_SLOTS, per_row)
+        assert first <= rows[0] < first + rows.step
+        assert rows[-1] < last
+        assert rows[-1] + rows.step >= last  # none is left out at the end
+        starts.add(rows[0])
+    assert (len(starts) > 1) is (whole * per_row > MAX_SLOTS)
+    looked = validation_rows(entry(num_tokens), K, per_row)
+    assert looked[0] == first
+    assert len(looked) * per_row <= MAX_VALIDATION_SLOTS
+    if whole * per_row <= MAX_VALIDATION_SLOTS:
+        assert looked == range(first, last)
