@@ -29,7 +29,7 @@ from .console import print_error, print_json, print_table, stderr, table
 
 PAIRS = ("eagle3-llama", "eagle3-mla", "dflash")
 RECIPES = ("int4-channel", "int4-group128", "hopper-w4a8", "blackwell-nvfp4", "mi355-mxfp4")
-ALGORITHMS = ("absmax", "mse", "gptq")
+ALGORITHMS = ("absmax", "mse", "gptq", "learned")
 NEW_TOKENS = 128
 SEED = 1
 """The shipped prompts were drawn with 0."""
@@ -83,6 +83,8 @@ class Bench:
     def __init__(self, pair: Path, work: Path, num_prompts: int) -> None:
         self.pair, self.work = pair, work / pair.name
         self.draft = pair / "draft"
+        if not (pair / "training.json").is_file():
+            raise BenchError(str(pair), "is no trained pair", fix="give one of tests/pairs")
         self.work.mkdir(parents=True, exist_ok=True)
         self._prompts = self.work / f"prompts-{num_prompts}.jsonl"
         if not self._prompts.exists():
