@@ -588,6 +588,7 @@ def test_codes_that_make_up_for_others_need_only_be_near(copy_of: Made, source: 
         report = verify(out, source, method=compensated(method))
         assert_only_fault(report, key, got)
         assert "times the error of the nearest" in str(report.faults[0])
+        assert ("in row" in str(report.faults[0])) == (got != "times")
     scale = f"{O}.weight_scale"
     edit(out, lambda t: t.update({scale: store(-values_of(t[scale]), "F32")}))
     assert scale in {f.where for f in verify(out, source, method=compensated(method)).faults}
