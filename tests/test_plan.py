@@ -208,7 +208,8 @@ def test_bytes_by_hand(name: str, tmp_path: Path) -> None:
     assert sum(rows for rows, _ in LINEARS) == ROWS
     assert plan.bytes_before == KEPT + 2 * CODES == draft.checkpoint.nbytes
     codes = CODES if plan.recipe.weights.stored.dtype == "fp8_e4m3" else CODES // 2
-    overhead = OVERHEAD[name.removesuffix("-gptq").removesuffix("-learned")]  # other codes in the same files
+    # Other codes in files of the same form.
+    overhead = OVERHEAD[name.removesuffix("-gptq").removesuffix("-learned")]
     assert plan.overhead() == overhead
     assert plan.bytes_after == KEPT + codes + sum(overhead.values())
 
