@@ -168,12 +168,34 @@ ALGORITHMS: Mapping[str, tuple[ScaleChoice, RoundingChoice]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How a quantized linear is represented: its weight, and its input when served."""
+
+    weights: WeightFormat
+    activations: ActivationFormat | None
+
+    @property
+    def needs_input_scale(self) -> bool:
+        """True if a linear stores a scale of its input, or one over the groups of it."""
+        a = self.activations
+        return a is not None and (not a.dynamic or NUMBER_FORMATS[a.dtype].global_scale)
+
+    def __str__(self) -> str:
+        return f"weights {self.weights}, activations {self.activations or 'none'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What happens to the tensors of some roles, or of some tensor-name patterns."""
+    """What happens to the tensors of some roles, or of some tensor-name patterns.
+
+    Attributes:
+        format: in which they are quantized; None = as the recipe's `weights` and `activations` say.
+    """
 
     role: tuple[Role, ...] = ()
     tensor: tuple[str, ...] = ()
     action: Action
+    format: Format | None = None
     why: str | None = None
     optional: bool = False
 
@@ -181,6 +203,8 @@ class Rule:
         """What makes this rule meaningless, or None."""
         if bool(self.role) == bool(self.tensor):
             return "expected exactly one of 'role' and 'tensor'"
+        if self.action == "keep" and self.format is not None:
+            return "format: a kept tensor is not quantized: leave it out, or quantize"
         if self.action == "keep" and not self.why:
             return "why: a kept tensor costs bytes: say why it is kept"
         return None
@@ -264,18 +288,46 @@ class Recipe:
         twice = sorted({role for role in claimed if claimed.count(role) > 1})
         if twice:
             return f"rules: role {twice[0]!r} is claimed twice"
+        return self._format_problem()
+
+    def _format_problem(self) -> str | None:
+        for index, rule in enumerate(self.rules):
+            if rule.format == self._own_format:
+                return f"rules[{index}].format: it is the recipe's own: leave it out"
+        if all(rule.format for rule in self.rules if rule.action == "quantize"):
+            return "weights: every rule that quantizes has its own format: leave out that of one"
         return None
 
     @property
+    def _own_format(self) -> Format:
+        return Format(weights=self.weights, activations=self.activations)
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """Of its linears: that of `weights` and `activations`, then those of rules."""
+        of_rules = (rule.format for rule in self.rules if rule.format is not None)
+        return tuple(dict.fromkeys((self._own_format, *of_rules)))
+
+    def in_format(self, form: Format) -> "Recipe":
+        """The same recipe with one format for all linears."""
+        rules = tuple(dataclasses.replace(rule, format=None) for rule in self.rules)
+        return dataclasses.replace(
+            self, weights=form.weights, activations=form.activations, rules=rules
+        )
+
+    def of(self, rule: Rule) -> "Recipe":
+        """The recipe as it holds for the tensors of one of its rules: `in_format` of theirs."""
+        return self.in_format(rule.format or self._own_format)
+
+    @property
     def stored(self) -> "Recipe":
-        """The same recipe with the weights as layouts store and declare them."""
+        """The same recipe, of one format, with the weights as layouts store and declare them."""
         return dataclasses.replace(self, weights=self.weights.stored)
 
     @property
     def needs_input_scales(self) -> bool:
-        """True if every quantized linear stores a scale of its input, or one over its groups."""
-        a = self.activations
-        return a is not None and (not a.dynamic or NUMBER_FORMATS[a.dtype].global_scale)
+        """True if a quantized linear stores a scale of its input, or one over its groups."""
+        return any(form.needs_input_scale for form in self.formats)
 
 
 def to_mapping(recipe: Recipe) -> dict[str, Any]:

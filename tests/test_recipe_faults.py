@@ -35,6 +35,7 @@ class Fault(NamedTuple):
     fix: str
 
 
+FP8 = "{weights: {dtype: fp8_e4m3, granularity: channel, symmetric: true}, activations: null}"
 ROLES = "attention, mlp, kv_up, fusion, embedding, head, norm, vocabulary_map, mask"
 FAULTS = {
     "misspelled key": Fault("summary:", "sumary:", 3, "sumary: unknown key", "'summary'?"),
@@ -141,6 +142,35 @@ FAULTS = {
         "activations: {dtype: fp8_e4m3, granularity: tensor, dynamic: true}",
         8,
         "activations: dynamic: per-tensor activation scales are static",
+        "README",
+    ),
+    "format of a kept tensor": Fault(
+        "action: keep",
+        f"action: keep, format: {FP8}",
+        12,
+        "rules[1]: format: a kept tensor is not quantized",
+        "README",
+    ),
+    "format without activations": Fault(
+        "action: quantize",
+        "action: quantize, format: {weights: {dtype: int4, granularity: channel, symmetric: true}}",
+        11,
+        "rules[0].format.activations: missing key",
+        "add 'activations:'",
+    ),
+    "the recipe's own format": Fault(
+        "action: quantize",
+        "action: quantize, format: {weights: {dtype: int4, granularity: channel, symmetric: true},"
+        " activations: null}",
+        1,
+        "rules[0].format: it is the recipe's own",
+        "README",
+    ),
+    "a format for every rule": Fault(
+        "action: quantize",
+        f"action: quantize, format: {FP8}",
+        1,
+        "weights: every rule that quantizes has its own format",
         "README",
     ),
     "other name": Fault("name: mine", "name: other", 2, "name: expected 'mine', got 'other'", "as"),

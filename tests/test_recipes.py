@@ -4,6 +4,7 @@ Faults in recipe files are in test_recipe_faults.py.
 """
 
 import dataclasses
+import json
 import re
 import typing
 from pathlib import Path
@@ -21,6 +22,7 @@ from draftquant.recipes import (
     ActivationFormat,
     Algorithm,
     Expectation,
+    Format,
     Recipe,
     Rule,
     WeightFormat,
@@ -140,6 +142,7 @@ RULE_CHANGES: dict[str, Any] = {
     "role": ("fusion", "mask"),
     "tensor": ("fc.weight",),
     "action": "quantize",
+    "format": Format(weights=FP8_TENSOR, activations=None),
     "why": "another reason",
     "optional": True,
 }
@@ -151,6 +154,45 @@ def test_hash_changes_with_every_field_of_a_rule(field: str) -> None:
     rule = dataclasses.replace(PTPC.rules[index], **{field: RULE_CHANGES[field]})
     rules = (*PTPC.rules[:index], rule, *PTPC.rules[index + 1 :])
     assert recipe_sha256(dataclasses.replace(PTPC, rules=rules)) != recipe_sha256(PTPC)
+
+
+# rules with a format of their own
+
+
+HASH_OF_PTPC = "a9ae319cb38c2d3d71c966bc7bc0dd4121ea9a267ab04716b94d6b08d0960890"
+"""As published folders have it."""
+DOWN_IN_FP8 = Rule(
+    tensor=("*.down_proj.weight",),
+    action="quantize",
+    format=Format(weights=FP8_TENSOR, activations=STATIC),
+)
+MIXED = dataclasses.replace(PTPC, name="mixed", rules=(*PTPC.rules, DOWN_IN_FP8))
+
+
+def test_a_rule_may_have_a_format_of_its_own(tmp_path: Path) -> None:
+    assert load_recipe(write(tmp_path / "mixed.yaml", to_mapping(MIXED))) == MIXED
+    assert [str(form) for form in MIXED.formats] == [
+        "weights fp8_e4m3 per channel, activations fp8_e4m3 per token, dynamic",
+        "weights fp8_e4m3 per tensor, activations fp8_e4m3 per tensor, static",
+    ]
+
+
+def test_what_holds_for_the_tensors_of_a_rule_is_a_recipe_of_one_format() -> None:
+    own, other = MIXED.of(MIXED.rules[0]), MIXED.of(DOWN_IN_FP8)
+    assert (own.weights, own.activations) == (PTPC.weights, PTPC.activations)
+    assert (other.weights, other.activations) == (FP8_TENSOR, STATIC)
+    assert (len(own.formats), len(other.formats)) == (1, 1)
+    assert PTPC.of(PTPC.rules[0]) == PTPC
+
+
+def test_input_scales_are_needed_where_one_format_needs_them() -> None:
+    needs = [r.needs_input_scales for r in (PTPC, MIXED, *map(MIXED.of, MIXED.rules))]
+    assert needs == [False, True, *(rule is DOWN_IN_FP8 for rule in MIXED.rules)]
+
+
+def test_the_hash_of_a_recipe_of_one_format_is_that_of_before() -> None:
+    assert "format" not in json.dumps(to_mapping(PTPC)["rules"])
+    assert recipe_sha256(PTPC) == HASH_OF_PTPC
 
 
 # extends
