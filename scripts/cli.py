@@ -24,6 +24,7 @@ COMMANDS = {
     "plan": "what a recipe would do to every tensor; writes nothing",
     "estimate": "bytes, time and break-even acceptance of a draft step: does quantizing pay?",
     "calibrate": "ranges of what a draft's linears read, and what static scales are worth",
+    "tune": "which formats a draft's linears may have, as a recipe",
     "quantize": "quantize a draft into a new, verified folder",
     "verify": "re-read a quantized draft with an independent decoder",
     "dequantize": "the weights of a quantized draft as plain ones, for any engine",

@@ -22,7 +22,7 @@ QUANTIZE = (
 )
 CALIBRATION = (
     ("errors",),
-    ("traces",),
+    ("traces", "plot_file"),
     ("prompts", "passes"),
     ("recording", "linear_inputs"),
     ("dumps", "vllm", "rounding"),

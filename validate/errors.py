@@ -9,3 +9,7 @@ class ReplayError(DraftQuantError):
 
 class GateError(DraftQuantError):
     """The gate was asked for something that no policy allows; a verdict is never an error."""
+
+
+class TuneError(DraftQuantError):
+    """There is no mixture of formats to look for, or none is as asked."""

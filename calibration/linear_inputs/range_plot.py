@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import CalibrationError
+from ..plot_file import headless_pyplot, save_figure
 from .chain_ranges import Half, RangeKey, Ranges
 from .input_range import FP8_MAX, FP8_NORMAL
 
-FORMATS = (".svg", ".png", ".pdf")
 _SHARES = (0.5, 0.99, 0.9999, 1.0)
 _LABELS = ("median", "99 %", "99.99 %", "largest")
 _COLUMNS = 3
@@ -18,19 +17,6 @@ _LOOKS: dict[Half, tuple[str, str, float]] = {
     "hidden": ("s", "tab:orange", 0.05),
 }
 """Marker, colour and shift along the steps."""
-
-
-def check_plot_path(path: Path) -> None:
-    """Check that a drawing can be made before anything is measured.
-
-    Raises:
-        CalibrationError: the name's ending is no format, or matplotlib is not installed.
-    """
-    if path.suffix.lower() not in FORMATS:
-        raise CalibrationError(
-            path, f"expected a name ending in {', '.join(FORMATS)}", fix="for example ranges.svg"
-        )
-    _pyplot()
 
 
 def draw_ranges(ranges: Ranges, path: Path, title: str) -> None:
@@ -44,7 +30,7 @@ def draw_ranges(ranges: Ranges, path: Path, title: str) -> None:
     Raises:
         CalibrationError: see `check_plot_path`.
     """
-    pyplot = _pyplot()
+    pyplot = headless_pyplot()
     modules = sorted({key.module for key in ranges})
     rows = -(-len(modules) // _COLUMNS)
     figure, panels = pyplot.subplots(
@@ -63,10 +49,7 @@ def draw_ranges(ranges: Ranges, path: Path, title: str) -> None:
     figure.legend(legend.values(), legend, loc="lower center", ncols=5, frameon=False, fontsize=8)
     figure.suptitle(title)
     figure.tight_layout(rect=(0, 0.1, 1, 1))
-    # Without a date in it the same ranges give the same file.
-    metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-    figure.savefig(path, dpi=150, metadata=metadata)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def _draw_module(panel: Any, module: str, ranges: Ranges) -> None:
@@ -96,19 +79,3 @@ def _draw_module(panel: Any, module: str, ranges: Ranges) -> None:
 def _magnitudes(ranges: Ranges, keys: Sequence[RangeKey], share: float) -> list[float]:
     """A logarithmic axis has no zero."""
     return [max(ranges[key].percentile(share), 2.0**-20) for key in keys]
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as exc:
-        raise CalibrationError(
-            "matplotlib",
-            "is not installed, and draws the plot",
-            fix="pip install 'draftquant[plot]'",
-        ) from exc
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "draftquant"  # the same names in every file
-    from matplotlib import pyplot
-
-    return pyplot

@@ -121,9 +121,9 @@ def training_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int, draw: 
 
 
 def validation_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int) -> range:
-    """Evenly spaced rows from the first one on, at most `MAX_VALIDATION_SLOTS` slots."""
+    """Evenly spaced rows from the first one on, at most `MAX_VALIDATION_SLOTS` slots; may be none."""
     rows = whole_rows(entry.num_tokens, num_draft_tokens, first_row=entry.prompt_length - 1)
-    return rows[:: -(-len(rows) * per_row // MAX_VALIDATION_SLOTS)]
+    return rows[:: max(1, -(-len(rows) * per_row // MAX_VALIDATION_SLOTS))]
 
 
 def read_sequence(

@@ -22,7 +22,7 @@ at a time.
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,13 @@ class TraceFolder:
             _check_header(folder, manifest.tables, expected)
         traces_only = manifest_text(dataclasses.replace(manifest, tables=None))
         return cls(folder, manifest, hashlib.sha256(traces_only.encode()).hexdigest())
+
+    def only(self, entries: Collection[TraceEntry]) -> "TraceFolder":
+        """Some of its prompts, in its order, as a folder that holds no others would have them."""
+        prompts = tuple(entry for entry in self.manifest.prompts if entry in entries)
+        manifest = dataclasses.replace(self.manifest, prompts=prompts)
+        traces_only = manifest_text(dataclasses.replace(manifest, tables=None))
+        return TraceFolder(self.folder, manifest, hashlib.sha256(traces_only.encode()).hexdigest())
 
     def __len__(self) -> int:
         return len(self.manifest.prompts)

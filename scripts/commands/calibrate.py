@@ -55,9 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from ...calibration.linear_inputs.chain_ranges import measure_ranges, merged
-    from ...calibration.linear_inputs.range_plot import check_plot_path, draw_ranges
+    from ...calibration.linear_inputs.range_plot import draw_ranges
     from ...calibration.linear_inputs.static_error import static_errors
     from ...calibration.passes.devices import resolve_device
+    from ...calibration.plot_file import check_plot_path
     from ...calibration.traces.folder import TraceFolder
     from ...quantize.stored.loading import load_draft
     from ...validate.replay import chosen_num_draft_tokens

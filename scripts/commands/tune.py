@@ -1,0 +1,308 @@
+"""`draftquant tune`: which formats the linears of a draft may have, and the recipe that says so."""
+
+import argparse
+import dataclasses
+import math
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from ...quantize.drafts import Draft
+from ...quantize.engines.contract import EngineName
+from ...quantize.engines.hardware import architecture
+from ...quantize.errors import LayoutError
+from ...quantize.files.hub import DraftSource
+from ...quantize.files.staging import check_output, write_text
+from ...quantize.layouts import check_layout
+from ...quantize.plan import make_plan
+from ...recipes import Recipe, built_in_recipes, load_recipe, to_mapping
+from ...recipes.errors import RecipeError
+from ...recipes.schema import ALGORITHMS, LayoutName
+from ..console import megabytes, print_json, print_table, stderr, stdout, table
+from .common import add_device, add_num_draft_tokens, open_draft, shared_tables
+
+if TYPE_CHECKING:
+    from ...calibration.traces.folder import TraceFolder
+    from ...validate.tuning.candidates import Candidates
+    from ...validate.tuning.tune import Point, TuneReport, Wanted
+
+MAX_DROP = 0.01
+"""As the gate's release policy."""
+CALIBRATION_SHARE = 0.5
+"""Of the prompts, where scales or codes are found by them: the others judge."""
+TUNABLE = tuple(name for name in ALGORITHMS if name != "learned")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`tune DRAFT --traces T --engine E --arch GPU --out R.yaml [--budget B | --max-drop X]`."""
+    parser.add_argument("draft", metavar="DRAFT", help="BF16 draft, folder or Hub id")
+    parser.add_argument(
+        "--traces",
+        required=True,
+        type=Path,
+        metavar="T",
+        help="traces to find and judge mixtures by; not the ones that the gate judges on",
+    )
+    parser.add_argument(
+        "--engine",
+        required=True,
+        choices=typing.get_args(EngineName),
+        help="that must load the result",
+    )
+    parser.add_argument("--arch", required=True, metavar="GPU", help="on which: b200, sm100, ...")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="R.yaml", help="recipe file to create"
+    )
+    parser.add_argument(
+        "--recipe",
+        nargs="+",
+        metavar="R",
+        help="recipes whose formats may be mixed, the first one gives the rules (default: all"
+        " built-in ones whose format the layout holds)",
+    )
+    parser.add_argument(
+        "--layout",
+        choices=typing.get_args(LayoutName),
+        default="compressed-tensors",
+        help="in which all formats are stored (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--algorithm",
+        choices=TUNABLE,
+        default="absmax",
+        help="how codes and scales are found (default: %(default)s)",
+    )
+    limit = parser.add_mutually_exclusive_group()
+    limit.add_argument(
+        "--budget", type=float, metavar="BYTES", help="of all tensors of the draft: at most these"
+    )
+    limit.add_argument(
+        "--max-drop",
+        type=float,
+        metavar="X",
+        help="largest relative loss of acceptance length, ruled out at 95 %%"
+        f" (default: {MAX_DROP:g})",
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the path: FILE.svg, .png or .pdf"
+    )
+    add_num_draft_tokens(parser)
+    add_device(parser)
+    parser.add_argument(
+        "--target",
+        type=Path,
+        metavar="M",
+        help="target folder, for drafts without embedding or head where the traces carry neither",
+    )
+    parser.add_argument(
+        "--target-layers", type=int, metavar="N", help="decoder layers of the target"
+    )
+    parser.add_argument(
+        "--allow-zero-rows",
+        action="store_true",
+        help="store all-zero rows instead of refusing them",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """See `add_arguments`; 1 if no mixture is as wanted."""
+    from ...calibration.plot_file import check_plot_path
+    from ...validate.tuning.mixture import options_of, units_of
+    from ...validate.tuning.plot import draw_path
+    from ...validate.tuning.tune import tune_draft
+
+    check_output(options.out)
+    if options.out.suffix not in (".yaml", ".yml"):
+        raise RecipeError(options.out, "is no name of a recipe", fix="for example tuned.yaml")
+    if options.plot:
+        check_output(options.plot)
+        check_plot_path(options.plot)
+    wanted = _wanted(options)
+    source, draft = open_draft(options.draft)
+    recipes = _recipes(options, draft)
+    candidates, judging = _candidates(options, source, draft, recipes)
+    units = units_of(make_plan(recipes[0], draft, target_layers=options.target_layers))
+    mixed = options_of(recipes)
+    say = stderr()
+    report = tune_draft(
+        candidates, units, mixed, judging, wanted, on_progress=lambda what: say.line(f"tune: {what}")
+    )
+    chosen = report.chosen
+    recipe = candidates.recipe(chosen.mixture, options.out.stem) if chosen else None
+    if recipe is not None:
+        write_text(options.out, _document(recipe, draft, report))
+    if options.plot:
+        draw_path(report, options.plot, f"{candidates.reference.name}: {candidates.serving}")
+    if options.json:
+        out = str(options.out) if recipe else None
+        print_json(report.to_mapping() | {"out": out})
+    else:
+        _print(report)
+        _print_choice(options, report, recipe)
+    return 0 if recipe else 1
+
+
+def _wanted(options: argparse.Namespace) -> "Wanted":
+    from ...validate.errors import TuneError
+    from ...validate.tuning.tune import Wanted
+
+    if options.budget is not None:
+        if not 1 <= options.budget < float("inf"):
+            raise TuneError("--budget", f"expected bytes, got {options.budget:g}", fix="e.g. 2.5e9")
+        return Wanted(budget=int(options.budget))
+    max_drop = MAX_DROP if options.max_drop is None else options.max_drop
+    if not 0 < max_drop < 1:
+        raise TuneError(
+            "--max-drop",
+            f"expected a share above 0 and below 1, got {max_drop:g}",
+            fix="for example 0.01, which is 1 %",
+        )
+    return Wanted(max_drop=max_drop)
+
+
+def _recipes(options: argparse.Namespace, draft: Draft) -> list[Recipe]:
+    """Those whose formats may be mixed, in one layout, by one algorithm and our own backend."""
+    names = options.recipe or built_in_recipes()
+    scale, rounding = ALGORITHMS[options.algorithm]
+    found, last = [], None
+    for name in names:
+        recipe = load_recipe(name)
+        algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding=rounding)
+        recipe = dataclasses.replace(
+            recipe, backend="torch", layout=options.layout, algorithm=algorithm
+        )
+        try:
+            check_layout(recipe)
+        except LayoutError as exc:
+            if options.recipe:
+                raise
+            last = exc  # of all built-in formats those that the layout holds
+            continue
+        found.append(recipe)
+    if last is not None and not found:
+        raise last
+    return found
+
+
+def _candidates(
+    options: argparse.Namespace, source: DraftSource, draft: Draft, recipes: Sequence[Recipe]
+) -> "tuple[Candidates, TraceFolder]":
+    """What makes the drafts, and the traces that judge them."""
+    from ...calibration.passes.devices import resolve_device
+    from ...calibration.rounding.sequences import split_prompts
+    from ...calibration.traces.folder import TraceFolder
+    from ...quantize.stored.loading import load_draft
+    from ...validate.replay import chosen_num_draft_tokens
+    from ...validate.tuning.candidates import Candidates, Serving
+
+    traces = TraceFolder.open(options.traces)
+    device = resolve_device(options.device)
+    shared = shared_tables(traces, options.target, device)
+    folder = draft.checkpoint.folder
+    reference = load_draft(folder, device=device, compact=True, shared=shared)
+    num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, [reference])
+    calibration, judging = None, traces
+    if options.algorithm == "gptq" or any(recipe.needs_input_scales for recipe in recipes):
+        split = split_prompts(traces, num_draft_tokens, share=1 - CALIBRATION_SHARE, seed=0)
+        calibration, judging = traces.only(split.learned), traces.only(split.held_back)
+    candidates = Candidates(
+        draft=draft,
+        source=source,
+        reference=reference,
+        base=recipes[0],
+        serving=Serving(
+            engine=options.engine,
+            arch=architecture(options.arch),
+            target_layers=options.target_layers,
+        ),
+        calibration=calibration,
+        num_draft_tokens=num_draft_tokens,
+        shared=shared,
+        allow_zero_rows=options.allow_zero_rows,
+    )
+    return candidates, judging
+
+
+def _document(recipe: Recipe, draft: Draft, report: "TuneReport") -> str:
+    """The recipe file, with what it was chosen by."""
+    point = report.chosen
+    if point is None:
+        raise ValueError("nothing was chosen")
+    said = (
+        f"Found by 'draftquant tune' for {draft.checkpoint.folder.name} ({draft.family.name}):",
+        f"{_change(point)} by {report.num_prompts} prompts, {megabytes(point.nbytes)} instead of"
+        f" {megabytes(report.unquantized_bytes)}.",
+        "Other prompts have to judge it: draftquant gate.",
+    )
+    body = yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100)
+    return "".join(f"# {line}\n" for line in said) + body
+
+
+def _print(report: "TuneReport") -> None:
+    options = list(dict.fromkeys(o for each in report.costs.values() for o in each))
+    names = [str(option) for option in options if option.format is not None]
+    costs = table("Each unit alone: MB, and proposals that differ", "linears", *names, right=names)
+    for unit, each in report.costs.items():
+        cells = (
+            f"{each[o].nbytes / 1e6:.2f} {each[o].divergence:.2%}" if o in each else "-"
+            for o in options
+            if o.format is not None
+        )
+        costs.row(str(unit), *cells)
+    print_table(costs)
+    numbers = ("MB", "overlap", "length", "change (bounds)")
+    path = table("Mixtures", "", "formats", *numbers, right=numbers)
+    for point in report.points:
+        mark = "chosen" if point is report.chosen else "" if point.best else "beaten"
+        path.row(
+            mark,
+            _formats(point),
+            f"{point.nbytes / 1e6:.2f}",
+            f"{point.overlap:.2%}",
+            f"{point.acceptance_length:.4f}",
+            _change(point),
+        )
+    print_table(path)
+    for one in report.refused:
+        stdout().line(f"not possible: {one.what}: {one.why}")
+
+
+def _print_choice(
+    options: argparse.Namespace, report: "TuneReport", recipe: Recipe | None
+) -> None:
+    judged = f"judged by {report.num_prompts} prompts"
+    if report.num_calibration_prompts:
+        judged += f", calibrated by {report.num_calibration_prompts} others"
+    stdout().line(f"unquantized: {report.unquantized_length:.4f}; {judged}")
+    if recipe is None:
+        limit = "small enough" if options.budget is not None else "shown to be close enough"
+        stdout().line(
+            f"no mixture is {limit}: no recipe is written; the closest is"
+            f" {_formats(_closest(options, report))}"
+        )
+        return
+    stdout().line((str(options.out), "bold"), f": {recipe.summary}")
+    places = ", ".join(f"{place.engine} {' '.join(place.arch)}" for place in recipe.loads_on)
+    stdout().line(f"loads on {places}; now: draftquant quantize {options.draft} --recipe"
+                  f" {options.out} ..., and gate it on other prompts")  # fmt: skip
+
+
+def _closest(options: argparse.Namespace, report: "TuneReport") -> "Point":
+    if options.budget is not None:
+        return min(report.points, key=lambda point: point.nbytes)
+    return min(report.points, key=lambda point: point.largest_drop)
+
+
+def _formats(point: "Point") -> str:
+    from ...validate.tuning.mixture import described
+
+    return described(point.mixture)
+
+
+def _change(point: "Point") -> str:
+    lower, upper = (math.expm1(x) for x in (point.change.lower, point.change.upper))
+    return f"{point.change.relative_change:+.2%} ({lower:+.2%}, {upper:+.2%})"

@@ -1,0 +1,1 @@
+"""Tuning: which linears of a draft may be narrow, found by what it costs in accepted tokens."""

@@ -1,0 +1,167 @@
+"""The drafts of mixtures, made exactly as `quantize` makes them, one at a time.
+
+So what is measured of a mixture is measured of the bytes that an engine would load.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from ...calibration.linear_inputs.plan_inputs import PlanInputs, measured_inputs, need_of
+from ...calibration.traces.folder import TraceFolder
+from ...quantize.drafts import Draft
+from ...quantize.engines.contract import EngineCheck
+from ...quantize.engines.preview import planned_verdicts
+from ...quantize.errors import LayoutError, PlanError
+from ...quantize.files.hub import DraftSource
+from ...quantize.plan import Plan, make_plan
+from ...quantize.quantize import quantize_draft
+from ...quantize.stored.loading import LoadedDraft, load_draft
+from ...recipes.schema import LoadsOn, Recipe
+from .mixture import Mixture, Unit, is_kept_whole, recipe_of
+
+NAME = "tuned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """The engine and GPU that a mixture must load on.
+
+    Attributes:
+        target_layers: decoder layers of the target; None = as config.json says.
+    """
+
+    engine: str
+    arch: str
+    target_layers: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.engine} on {self.arch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """A draft, and what its mixtures are made with.
+
+    Attributes:
+        draft: to quantize. source: where it came from. reference: it, loaded.
+        base: layout, algorithm and rules; see `recipe_of`.
+        serving: where mixtures must load.
+        calibration: for static scales and algorithms that look at inputs; None if none does.
+        num_draft_tokens: K.
+        shared: the target's tables, for drafts that ship none.
+        allow_zero_rows: see `quantize_draft`.
+    """
+
+    draft: Draft
+    source: DraftSource
+    reference: LoadedDraft
+    base: Recipe
+    serving: Serving
+    calibration: TraceFolder | None
+    num_draft_tokens: int
+    shared: Mapping[str, Tensor] | None = None
+    allow_zero_rows: bool = False
+
+    def plan(self, mixture: Mixture, name: str = NAME) -> Plan:
+        """What the mixture's recipe makes of the draft.
+
+        Raises:
+            PlanError, LayoutError: a shape does not go with a format, or the layout cannot declare
+                the formats together.
+        """
+        recipe = recipe_of(self.base, mixture, name)
+        return make_plan(recipe, self.draft, target_layers=self.serving.target_layers)
+
+    def problem(self, mixture: Mixture) -> str | None:
+        """Why a mixture is out of the question, or None: the layout's reason, or the engine's."""
+        if is_kept_whole(mixture):
+            return "nothing would be quantized"
+        try:
+            plan = self.plan(mixture)
+        except (PlanError, LayoutError) as exc:
+            return str(exc).splitlines()[0]
+        for one in self._verdicts(plan, self.serving.arch):
+            if one.engine == self.serving.engine:
+                if one.verdict == "LOADS":
+                    return None
+                return f"{self.serving}: {one.verdict}: {one.error or one.remedy}"
+        return f"{self.serving.engine} is not known on {self.serving.arch}"
+
+    def recipe(self, mixture: Mixture, name: str) -> Recipe:
+        """The mixture's recipe, with where it loads as `check` says of the result."""
+        plan = self.plan(mixture, name)
+        archs: dict[str, list[str]] = {}
+        for one in self._verdicts(plan, None):
+            if one.verdict == "LOADS" and one.arch:
+                archs.setdefault(one.engine, []).append(one.arch)
+        family = (self.draft.family.name,)
+        loads_on = (
+            LoadsOn(engine=engine, arch=tuple(each), family=family)
+            for engine, each in archs.items()
+        )
+        return dataclasses.replace(plan.recipe, loads_on=tuple(loads_on))
+
+    @contextmanager
+    def loaded(self, mixture: Mixture) -> Iterator[LoadedDraft]:
+        """The draft of a mixture: written, verified, loaded; its folder ends with the block.
+
+        Raises:
+            DraftQuantError: as `quantize_draft` and `load_draft`.
+        """
+        plan = self.plan(mixture)
+        with tempfile.TemporaryDirectory(prefix="draftquant-tune-") as scratch:
+            inputs = self._inputs(plan, Path(scratch))
+            out = Path(scratch) / "draft"
+            quantize_draft(
+                plan,
+                out,
+                source=self.source,
+                input_scales=inputs.static.scales if inputs.static else None,
+                input_scale_origin=inputs.static.origin if inputs.static else None,
+                statistics=inputs.statistics,
+                calibration_prompts=inputs.prompts,
+                allow_zero_rows=self.allow_zero_rows,
+            )
+            yield load_draft(
+                out,
+                device=self.reference.device,
+                compact=True,
+                like=self.reference,
+                shared=self.shared,
+            )
+
+    def _verdicts(self, plan: Plan, arch: str | None) -> tuple[EngineCheck, ...]:
+        return planned_verdicts(plan, arch=arch, target_layers=plan.target_layers)
+
+    def _inputs(self, plan: Plan, scratch: Path) -> PlanInputs:
+        if self.calibration is None or not needs_traces(plan):
+            return PlanInputs()
+        spool = scratch / "moments"
+        spool.mkdir()
+        return measured_inputs(
+            plan,
+            self.reference,
+            self.calibration,
+            num_draft_tokens=self.num_draft_tokens,
+            spool=spool,
+        )
+
+
+def needs_traces(plan: Plan) -> bool:
+    """Whether inputs of linears must be known to follow a plan."""
+    return plan.recipe.needs_input_scales or need_of(plan) != "none"
+
+
+def bytes_of(plan: Plan, unit: Unit) -> int:
+    """What the linears of a unit become, in bytes."""
+    return sum(step.bytes_after for step in plan.steps if _is_of(step.row.canonical, unit))
+
+
+def _is_of(canonical: str, unit: Unit) -> bool:
+    return canonical.endswith(tuple(f".{leaf}.weight" for leaf in unit.leaves))

@@ -1,0 +1,288 @@
+"""`tune_draft`: costs unit by unit, the greedy path, its mixtures measured, one of them chosen."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...calibration.passes.draft_inputs import check_trace_fits
+from ...calibration.rounding.divergence import Agreement, agreement
+from ...calibration.rounding.sequences import read_sequence, validation_rows
+from ...calibration.traces.folder import TraceFolder
+from ...quantize.stored.loading import LoadedDraft
+from ..draft_replay import DraftReplay
+from ..errors import TuneError
+from ..gate import judge
+from ..paired import PairedChange
+from ..policy import POLICIES
+from ..replay import replay_drafts
+from .candidates import Candidates, bytes_of
+from .mixture import KEPT, Mixture, Option, Unit, described
+from .search import Costs, UnitCost, greedy_path
+
+MIN_PROMPTS = 8
+"""To judge mixtures by; the gate wants 30."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """An option of a unit, or a whole mixture, that is out of the question."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A mixture on the path, measured.
+
+    Attributes:
+        nbytes: of all tensors of the draft that it makes.
+        overlap: with the proposals of the unquantized draft, mean over rows and depths, in [0, 1].
+        acceptance_length: mean, over the prompts that mixtures are judged by.
+        change: against the unquantized draft there, with one-sided bounds at 95 %.
+        best: no other mixture of the path has both fewer bytes and more overlap.
+    """
+
+    mixture: Mixture
+    nbytes: int
+    overlap: float
+    acceptance_length: float
+    change: PairedChange
+    best: bool = True
+
+    @property
+    def largest_drop(self) -> float:
+        """The share of the acceptance length that may be lost, as far as the prompts can tell."""
+        return -math.expm1(self.change.lower)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which mixture is chosen: one of the two limits.
+
+    Attributes:
+        budget: the draft's tensors take so many bytes at most; then the one with most overlap.
+        max_drop: a larger relative loss of acceptance length is ruled out at 95 %; then the one
+            with fewest bytes.
+    """
+
+    budget: int | None = None
+    max_drop: float | None = None
+
+    def choice(self, points: Sequence[Point]) -> Point | None:
+        """The point to take, None where none is as wanted."""
+        if self.budget is not None:
+            fitting = [point for point in points if point.nbytes <= self.budget]
+            return max(fitting, key=lambda point: point.overlap, default=None)
+        allowed = [point for point in points if point.largest_drop <= (self.max_drop or 0.0)]
+        return min(allowed, key=lambda point: point.nbytes, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneReport:
+    """What was found.
+
+    Attributes:
+        unquantized_bytes: of the draft as it is. unquantized_length: its acceptance length.
+        costs: of every unit in every option that is possible.
+        refused: what is not, and why.
+        points: the path, fewest bytes first.
+        chosen: None where no point is as wanted.
+        num_prompts: by which mixtures were judged.
+        num_calibration_prompts: others, which scales and codes were found by; 0 if none were.
+    """
+
+    unquantized_bytes: int
+    unquantized_length: float
+    costs: Costs
+    refused: tuple[Refused, ...]
+    points: tuple[Point, ...]
+    chosen: Point | None
+    num_prompts: int
+    num_calibration_prompts: int
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "unquantized_bytes": self.unquantized_bytes,
+            "unquantized_acceptance_length": self.unquantized_length,
+            "num_prompts": self.num_prompts,
+            "num_calibration_prompts": self.num_calibration_prompts,
+            "costs": {
+                str(unit): {str(option): dataclasses.asdict(cost) for option, cost in each.items()}
+                for unit, each in self.costs.items()
+            },
+            "refused": [dataclasses.asdict(one) for one in self.refused],
+            "points": [_mapping(point, chosen=point is self.chosen) for point in self.points],
+        }
+
+
+def tune_draft(
+    candidates: Candidates,
+    units: Sequence[Unit],
+    options: Sequence[Option],
+    traces: TraceFolder,
+    wanted: Wanted,
+    *,
+    on_progress: Callable[[str], None] = lambda _what: None,
+) -> TuneReport:
+    """Find out how narrow each unit of a draft may be.
+
+    Args:
+        candidates: makes the drafts.
+        units: that may be narrow; see `units_of`.
+        options: what they may become; see `options_of`.
+        traces: to judge by; others than those of `candidates` and than the gate's.
+        wanted: which mixture to choose.
+        on_progress: called with what is measured next.
+
+    Raises:
+        TuneError: too few prompts, or no unit can be quantized at all.
+        TraceError, CalibrationError, ReplayError: the traces do not fit the draft.
+        DraftQuantError: a candidate cannot be made.
+    """
+    reference, num_draft_tokens = candidates.reference, candidates.num_draft_tokens
+    check_trace_fits(reference, traces)
+    if len(traces) < MIN_PROMPTS:
+        raise TuneError(
+            traces.folder,
+            f"expected at least {MIN_PROMPTS} prompts to judge mixtures by, got {len(traces)}",
+            fix="record more prompts: 96 or more are of use",
+        )
+    on_progress("the unquantized draft")
+    (baseline,) = replay_drafts([reference], traces, num_draft_tokens=num_draft_tokens)
+    costs, refused = _costs(candidates, units, options, traces, on_progress)
+    passed_over: list[Refused] = []
+
+    def allowed(mixture: Mixture) -> bool:
+        why = candidates.problem(mixture)
+        if why is not None:
+            passed_over.append(Refused(what=described(mixture), why=why))
+        return why is None
+
+    points = []
+    for mixture in greedy_path(costs, allowed):
+        on_progress(described(mixture))
+        points.append(_point(candidates, mixture, baseline, traces))
+    if not points:
+        raise TuneError(
+            candidates.draft.checkpoint.folder,
+            f"no mixture of these formats loads ({candidates.serving})",
+            details=[f"{one.what}: {one.why}" for one in (*refused, *passed_over)],
+            fix="give other recipes (--recipe), or another engine or GPU",
+        )
+    points = _marked(points)
+    return TuneReport(
+        unquantized_bytes=sum(row.tensor.nbytes for row in candidates.draft.rows),
+        unquantized_length=baseline.counts.mean_acceptance_length,
+        costs=costs,
+        refused=(*refused, *passed_over),
+        points=tuple(points),
+        chosen=wanted.choice(points),
+        num_prompts=len(traces),
+        num_calibration_prompts=len(candidates.calibration or ()),
+    )
+
+
+def _costs(
+    candidates: Candidates,
+    units: Sequence[Unit],
+    options: Sequence[Option],
+    traces: TraceFolder,
+    on_progress: Callable[[str], None],
+) -> tuple[Costs, list[Refused]]:
+    """Every unit in every option, all other units kept."""
+    kept = next(option for option in options if option.name == KEPT)
+    costs: dict[Unit, Mapping[Option, UnitCost]] = {}
+    refused = []
+    for unit in units:
+        own = {}
+        for option in options:
+            alone: Mixture = {each: option if each is unit else kept for each in units}
+            if option is kept:
+                own[option] = UnitCost(nbytes=_kept_bytes(candidates, unit), divergence=0.0)
+                continue
+            why = candidates.problem(alone)
+            if why is not None:
+                refused.append(Refused(what=f"{unit} as {option}", why=why))
+                continue
+            on_progress(f"{unit} as {option}")
+            with candidates.loaded(alone) as draft:
+                overlap = _overlap(draft, candidates.reference, traces, candidates.num_draft_tokens)
+            nbytes = bytes_of(candidates.plan(alone), unit)
+            own[option] = UnitCost(nbytes=nbytes, divergence=1 - overlap)
+        costs[unit] = own
+    return costs, refused
+
+
+def _kept_bytes(candidates: Candidates, unit: Unit) -> int:
+    leaves = tuple(f".{leaf}.weight" for leaf in unit.leaves)
+    rows = (row for row in candidates.draft.rows if row.canonical.endswith(leaves))
+    return sum(row.tensor.nbytes for row in rows)
+
+
+def _point(
+    candidates: Candidates, mixture: Mixture, baseline: DraftReplay, traces: TraceFolder
+) -> Point:
+    k = candidates.num_draft_tokens
+    with candidates.loaded(mixture) as draft:
+        (replay,) = replay_drafts([draft], traces, num_draft_tokens=k)
+        overlap = _overlap(draft, candidates.reference, traces, k)
+    change = judge(baseline, replay, POLICIES["screening"]).change
+    if change is None:
+        raise TuneError(
+            traces.folder,
+            "fewer than two distinct prompts: nothing can be compared",
+            fix="record more prompts",
+        )
+    return Point(
+        mixture=mixture,
+        nbytes=candidates.plan(mixture).bytes_after,
+        overlap=overlap,
+        acceptance_length=replay.counts.mean_acceptance_length,
+        change=change,
+    )
+
+
+def _marked(points: Sequence[Point]) -> list[Point]:
+    """Sorted by bytes, those that another one beats in both marked."""
+    by_size = sorted(points, key=lambda point: (point.nbytes, -point.overlap))
+    marked, most = [], -math.inf
+    for point in by_size:
+        marked.append(dataclasses.replace(point, best=point.overlap > most))
+        most = max(most, point.overlap)
+    return marked
+
+
+def _overlap(
+    draft: LoadedDraft, reference: LoadedDraft, traces: TraceFolder, num_draft_tokens: int
+) -> float:
+    """Mean over rows and depths of the sum of the smaller probabilities."""
+    per_row = 1 if reference.geometry.block_size is None else 1 + num_draft_tokens
+    total = Agreement(rows=0, accepted=0, accepted_reference=0, overlap=0.0)
+    for entry in traces.manifest.prompts:
+        rows = validation_rows(entry, num_draft_tokens, per_row)
+        if rows:
+            total += agreement(
+                draft.forward,
+                reference.forward,
+                read_sequence(reference, traces, entry, rows),
+                num_draft_tokens=num_draft_tokens,
+            )
+    return total.overlap / (total.rows * num_draft_tokens)
+
+
+def _mapping(point: Point, *, chosen: bool) -> dict[str, Any]:
+    return {
+        "formats": {str(unit): str(option) for unit, option in point.mixture.items()},
+        "bytes": point.nbytes,
+        "overlap": point.overlap,
+        "acceptance_length": point.acceptance_length,
+        "relative_change": point.change.relative_change,
+        "lower": math.expm1(point.change.lower),
+        "upper": math.expm1(point.change.upper),
+        "best": point.best,
+        "chosen": chosen,
+    }
