@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ..recipes.expectations import Expectation, GateChoice
 from ..recipes.schema import (
     Algorithm,
-    Expectation,
-    GateChoice,
     LayoutName,
     Recipe,
     Rule,

@@ -1,13 +1,12 @@
 """Recipes: what becomes of each tensor of a draft, as data. Imports nothing else of draftquant."""
 
 from .errors import DraftQuantError, RecipeError
+from .expectations import Expectation, GateChoice
 from .library import built_in_recipes, load_recipe
 from .schema import (
     ActivationFormat,
     Algorithm,
-    Expectation,
     Format,
-    GateChoice,
     Recipe,
     Rule,
     WeightFormat,

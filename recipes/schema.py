@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .decode import encode
+from .expectations import Expectation, GateChoice, LoadsOn
 from .formats import CARRIED, NUMBER_FORMATS, SECOND_STAGE, Granularity, WeightDtype
 
 Role = Literal[
@@ -29,7 +30,6 @@ LayoutName = Literal["quark", "modelopt", "compressed-tensors", "fp8", "awq"]
 Action = Literal["quantize", "keep"]
 ScaleChoice = Literal["absmax", "mse"]
 RoundingChoice = Literal["nearest", "gptq", "learned"]
-PolicyName = Literal["release", "screening"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +151,17 @@ class Algorithm:
     def __str__(self) -> str:
         return f"scale {self.scale}, rounding {self.rounding}"
 
+    def of(self, weights: WeightFormat) -> "Algorithm":
+        """What it does where these weights are some of several formats.
+
+        Those that it cannot search or has nothing to win with get absmax scales and nearest codes.
+        """
+        searched = weights.granularity in ("channel", "group") and weights.first_stage is None
+        fine = NUMBER_FORMATS[weights.dtype].bits >= 8
+        if (self.scale == "mse" and not searched) or (self.rounding != "nearest" and fine):
+            return dataclasses.replace(self, scale="absmax", rounding="nearest")
+        return self
+
     @property
     def name(self) -> str:
         """The one of `ALGORITHMS` that it is, or both its parts."""
@@ -215,47 +226,6 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
-    """What the plan must find, else nothing starts."""
-
-    quantized_per_layer: int
-
-    def problem(self) -> str | None:
-        """What makes the expectation impossible, or None."""
-        if self.quantized_per_layer < 1:
-            return "quantized_per_layer: expected at least 1"
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadsOn:
-    """GPUs on which an engine loads what the recipe makes of drafts of these families.
-
-    It is what `draftquant check` says of the result, with nothing changed by hand.
-    """
-
-    engine: Literal["vllm", "sglang", "tensorrt-llm"]
-    arch: tuple[str, ...]
-    family: tuple[str, ...]
-
-    def problem(self) -> str | None:
-        """What makes this say nothing, or None."""
-        if not self.arch or not self.family:
-            return "arch and family: expected at least one each"
-        return None
-
-    def __str__(self) -> str:
-        return f"{self.engine} {' '.join(self.arch)} ({', '.join(self.family)})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateChoice:
-    """Which release policy judges the result."""
-
-    policy: PolicyName
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """One way to quantize a draft, complete and resolved.
 
@@ -309,10 +279,14 @@ class Recipe:
         return tuple(dict.fromkeys((self._own_format, *of_rules)))
 
     def in_format(self, form: Format) -> "Recipe":
-        """The same recipe with one format for all linears."""
-        rules = tuple(dataclasses.replace(rule, format=None) for rule in self.rules)
+        """The recipe as it holds for linears of one of its formats, and of that one alone."""
+        own = form == self._own_format
         return dataclasses.replace(
-            self, weights=form.weights, activations=form.activations, rules=rules
+            self,
+            weights=form.weights,
+            activations=form.activations,
+            algorithm=self.algorithm if own else self.algorithm.of(form.weights),
+            rules=tuple(dataclasses.replace(rule, format=None) for rule in self.rules),
         )
 
     def of(self, rule: Rule) -> "Recipe":

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from draftquant.recipes.schema import PolicyName
+from draftquant.recipes.expectations import PolicyName
 from draftquant.validate.categories import outcome
 from draftquant.validate.doubts import Background
 from draftquant.validate.draft_replay import FirstStepAgreement

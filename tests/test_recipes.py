@@ -185,6 +185,31 @@ def test_what_holds_for_the_tensors_of_a_rule_is_a_recipe_of_one_format() -> Non
     assert PTPC.of(PTPC.rules[0]) == PTPC
 
 
+@pytest.mark.parametrize(
+    ("scale", "rounding", "weights", "kept"),
+    [
+        ("absmax", "nearest", FP8_TENSOR, True),
+        ("mse", "nearest", FP8_CHANNEL, True),
+        ("mse", "nearest", FP8_TENSOR, False),
+        ("absmax", "gptq", INT4, True),
+        ("mse", "learned", INT4, True),
+        ("mse", "gptq", FP8_CHANNEL, False),
+        ("mse", "learned", FP8_CHANNEL, False),
+    ],
+)
+def test_an_algorithm_leaves_other_formats_to_absmax_where_it_wins_nothing(
+    scale: Any, rounding: Any, weights: WeightFormat, kept: bool
+) -> None:
+    chosen = Algorithm(scale=scale, rounding=rounding, balance_concat="auto")
+    plain = Algorithm(scale="absmax", rounding="nearest", balance_concat="auto")
+    assert chosen.of(weights) == (chosen if kept else plain)
+    own = dataclasses.replace(PTPC, weights=INT4, activations=None, algorithm=chosen)
+    rule = dataclasses.replace(DOWN_IN_FP8, format=Format(weights=weights, activations=PER_TOKEN))
+    recipe = dataclasses.replace(own, rules=(*own.rules, rule))
+    assert recipe.of(rule).algorithm == chosen.of(weights)
+    assert recipe.of(recipe.rules[0]).algorithm == chosen  # its own is held to it
+
+
 def test_input_scales_are_needed_where_one_format_needs_them() -> None:
     needs = [r.needs_input_scales for r in (PTPC, MIXED, *map(MIXED.of, MIXED.rules))]
     assert needs == [False, True, *(rule is DOWN_IN_FP8 for rule in MIXED.rules)]

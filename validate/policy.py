@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ..recipes.schema import PolicyName
+from ..recipes.expectations import PolicyName
 from .errors import GateError
 
 

@@ -11,7 +11,7 @@ from ...quantize.files.checkpoint import CONFIG_FILE
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.staging import check_output, write_text
-from ...recipes.schema import PolicyName
+from ...recipes.expectations import PolicyName
 from ...validate.looks import Spending, parse_look
 from ..console import print_json, print_table, stdout, table
 from .replay import print_replays

@@ -10,7 +10,7 @@ from ...quantize.engines.contract import EngineName
 from ...quantize.engines.hardware import architecture
 from ...recipes import built_in_recipes, load_recipe, recipe_sha256, to_mapping
 from ...recipes.errors import RecipeError
-from ...recipes.schema import LoadsOn
+from ...recipes.expectations import LoadsOn
 from ..console import print_document, print_json, print_table, stdout, table
 
 
