@@ -121,7 +121,7 @@ def training_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int, draw: 
 
 
 def validation_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int) -> range:
-    """Evenly spaced rows from the first one on, at most `MAX_VALIDATION_SLOTS` slots; may be none."""
+    """Evenly spaced rows from the first one on, none to `MAX_VALIDATION_SLOTS` slots."""
     rows = whole_rows(entry.num_tokens, num_draft_tokens, first_row=entry.prompt_length - 1)
     return rows[:: max(1, -(-len(rows) * per_row // MAX_VALIDATION_SLOTS))]
 

@@ -2,13 +2,10 @@
 
 import argparse
 import dataclasses
-import math
 import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import yaml
 
 from ...quantize.drafts import Draft
 from ...quantize.engines.contract import EngineName
@@ -18,16 +15,17 @@ from ...quantize.files.hub import DraftSource
 from ...quantize.files.staging import check_output, write_text
 from ...quantize.layouts import check_layout
 from ...quantize.plan import make_plan
-from ...recipes import Recipe, built_in_recipes, load_recipe, to_mapping
+from ...recipes import Recipe, built_in_recipes, load_recipe
 from ...recipes.errors import RecipeError
 from ...recipes.schema import ALGORITHMS, LayoutName
-from ..console import megabytes, print_json, print_table, stderr, stdout, table
+from ..console import print_json, stderr
 from .common import add_device, add_num_draft_tokens, open_draft, shared_tables
+from .tune_report import print_choice, print_report, recipe_document
 
 if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
     from ...validate.tuning.candidates import Candidates
-    from ...validate.tuning.tune import Point, TuneReport, Wanted
+    from ...validate.tuning.tune import Wanted
 
 MAX_DROP = 0.01
 """As the gate's release policy."""
@@ -123,26 +121,31 @@ def run(options: argparse.Namespace) -> int:
         check_plot_path(options.plot)
     wanted = _wanted(options)
     source, draft = open_draft(options.draft)
-    recipes = _recipes(options, draft)
+    recipes = _recipes(options)
     candidates, judging = _candidates(options, source, draft, recipes)
     units = units_of(make_plan(recipes[0], draft, target_layers=options.target_layers))
     mixed = options_of(recipes)
     say = stderr()
     report = tune_draft(
-        candidates, units, mixed, judging, wanted, on_progress=lambda what: say.line(f"tune: {what}")
+        candidates,
+        units,
+        mixed,
+        judging,
+        wanted,
+        on_progress=lambda what: say.line(f"tune: {what}"),
     )
     chosen = report.chosen
     recipe = candidates.recipe(chosen.mixture, options.out.stem) if chosen else None
     if recipe is not None:
-        write_text(options.out, _document(recipe, draft, report))
+        write_text(options.out, recipe_document(recipe, draft, report))
     if options.plot:
         draw_path(report, options.plot, f"{candidates.reference.name}: {candidates.serving}")
     if options.json:
         out = str(options.out) if recipe else None
         print_json(report.to_mapping() | {"out": out})
     else:
-        _print(report)
-        _print_choice(options, report, recipe)
+        print_report(report)
+        print_choice(options, report, recipe)
     return 0 if recipe else 1
 
 
@@ -164,7 +167,7 @@ def _wanted(options: argparse.Namespace) -> "Wanted":
     return Wanted(max_drop=max_drop)
 
 
-def _recipes(options: argparse.Namespace, draft: Draft) -> list[Recipe]:
+def _recipes(options: argparse.Namespace) -> list[Recipe]:
     """Those whose formats may be mixed, in one layout, by one algorithm and our own backend."""
     names = options.recipe or built_in_recipes()
     scale, rounding = ALGORITHMS[options.algorithm]
@@ -227,82 +230,5 @@ def _candidates(
     return candidates, judging
 
 
-def _document(recipe: Recipe, draft: Draft, report: "TuneReport") -> str:
-    """The recipe file, with what it was chosen by."""
-    point = report.chosen
-    if point is None:
-        raise ValueError("nothing was chosen")
-    said = (
-        f"Found by 'draftquant tune' for {draft.checkpoint.folder.name} ({draft.family.name}):",
-        f"{_change(point)} by {report.num_prompts} prompts, {megabytes(point.nbytes)} instead of"
-        f" {megabytes(report.unquantized_bytes)}.",
-        "Other prompts have to judge it: draftquant gate.",
-    )
-    body = yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100)
-    return "".join(f"# {line}\n" for line in said) + body
-
-
-def _print(report: "TuneReport") -> None:
-    options = list(dict.fromkeys(o for each in report.costs.values() for o in each))
-    names = [str(option) for option in options if option.format is not None]
-    costs = table("Each unit alone: MB, and proposals that differ", "linears", *names, right=names)
-    for unit, each in report.costs.items():
-        cells = (
-            f"{each[o].nbytes / 1e6:.2f} {each[o].divergence:.2%}" if o in each else "-"
-            for o in options
-            if o.format is not None
-        )
-        costs.row(str(unit), *cells)
-    print_table(costs)
-    numbers = ("MB", "overlap", "length", "change (bounds)")
-    path = table("Mixtures", "", "formats", *numbers, right=numbers)
-    for point in report.points:
-        mark = "chosen" if point is report.chosen else "" if point.best else "beaten"
-        path.row(
-            mark,
-            _formats(point),
-            f"{point.nbytes / 1e6:.2f}",
-            f"{point.overlap:.2%}",
-            f"{point.acceptance_length:.4f}",
-            _change(point),
-        )
-    print_table(path)
-    for one in report.refused:
-        stdout().line(f"not possible: {one.what}: {one.why}")
-
-
-def _print_choice(
-    options: argparse.Namespace, report: "TuneReport", recipe: Recipe | None
-) -> None:
-    judged = f"judged by {report.num_prompts} prompts"
-    if report.num_calibration_prompts:
-        judged += f", calibrated by {report.num_calibration_prompts} others"
-    stdout().line(f"unquantized: {report.unquantized_length:.4f}; {judged}")
-    if recipe is None:
-        limit = "small enough" if options.budget is not None else "shown to be close enough"
-        stdout().line(
-            f"no mixture is {limit}: no recipe is written; the closest is"
-            f" {_formats(_closest(options, report))}"
-        )
-        return
-    stdout().line((str(options.out), "bold"), f": {recipe.summary}")
-    places = ", ".join(f"{place.engine} {' '.join(place.arch)}" for place in recipe.loads_on)
-    stdout().line(f"loads on {places}; now: draftquant quantize {options.draft} --recipe"
-                  f" {options.out} ..., and gate it on other prompts")  # fmt: skip
-
-
-def _closest(options: argparse.Namespace, report: "TuneReport") -> "Point":
-    if options.budget is not None:
-        return min(report.points, key=lambda point: point.nbytes)
-    return min(report.points, key=lambda point: point.largest_drop)
-
-
-def _formats(point: "Point") -> str:
-    from ...validate.tuning.mixture import described
-
-    return described(point.mixture)
-
-
-def _change(point: "Point") -> str:
-    lower, upper = (math.expm1(x) for x in (point.change.lower, point.change.upper))
-    return f"{point.change.relative_change:+.2%} ({lower:+.2%}, {upper:+.2%})"
+def _say(what: str) -> None:
+    stderr().line(f"tune: {what}")

@@ -1,0 +1,95 @@
+"""What `draftquant tune` writes and prints: the recipe file, costs, the path, the choice."""
+
+import argparse
+import math
+from typing import TYPE_CHECKING
+
+import yaml
+
+from ...quantize.drafts import Draft
+from ...recipes import Recipe, to_mapping
+from ..console import megabytes, print_table, stdout, table
+
+if TYPE_CHECKING:
+    from ...validate.tuning.tune import Point, TuneReport
+
+
+def recipe_document(recipe: Recipe, draft: Draft, report: "TuneReport") -> str:
+    """The recipe file, with what it was chosen by."""
+    point = report.chosen
+    if point is None:
+        raise ValueError("nothing was chosen")
+    said = (
+        f"Found by 'draftquant tune' for {draft.checkpoint.folder.name} ({draft.family.name}):",
+        f"{_change(point)} by {report.num_prompts} prompts, {megabytes(point.nbytes)} instead of"
+        f" {megabytes(report.unquantized_bytes)}.",
+        "Other prompts have to judge it: draftquant gate.",
+    )
+    body = yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100)
+    return "".join(f"# {line}\n" for line in said) + body
+
+
+def print_report(report: "TuneReport") -> None:
+    """Costs unit by unit, and the mixtures of the path."""
+    options = list(dict.fromkeys(o for each in report.costs.values() for o in each))
+    names = [str(option) for option in options if option.format is not None]
+    costs = table("Each unit alone: MB, and proposals that differ", "linears", *names, right=names)
+    for unit, each in report.costs.items():
+        cells = (
+            f"{each[o].nbytes / 1e6:.2f} {each[o].divergence:.2%}" if o in each else "-"
+            for o in options
+            if o.format is not None
+        )
+        costs.row(str(unit), *cells)
+    print_table(costs)
+    numbers = ("MB", "overlap", "length", "change (bounds)")
+    path = table("Mixtures", "", "formats", *numbers, right=numbers)
+    for point in report.points:
+        mark = "chosen" if point is report.chosen else "" if point.best else "beaten"
+        path.row(
+            mark,
+            _formats(point),
+            f"{point.nbytes / 1e6:.2f}",
+            f"{point.overlap:.2%}",
+            f"{point.acceptance_length:.4f}",
+            _change(point),
+        )
+    print_table(path)
+    for one in report.refused:
+        stdout().line(f"not possible: {one.what}: {one.why}")
+
+
+def print_choice(options: argparse.Namespace, report: "TuneReport", recipe: Recipe | None) -> None:
+    """What was chosen, and what comes next."""
+    judged = f"judged by {report.num_prompts} prompts"
+    if report.num_calibration_prompts:
+        judged += f", calibrated by {report.num_calibration_prompts} others"
+    stdout().line(f"unquantized: {report.unquantized_length:.4f}; {judged}")
+    if recipe is None:
+        limit = "small enough" if options.budget is not None else "shown to be close enough"
+        stdout().line(
+            f"no mixture is {limit}: no recipe is written; the closest is"
+            f" {_formats(_closest(options, report))}"
+        )
+        return
+    stdout().line((str(options.out), "bold"), f": {recipe.summary}")
+    places = ", ".join(f"{place.engine} {' '.join(place.arch)}" for place in recipe.loads_on)
+    stdout().line(f"loads on {places}; now: draftquant quantize {options.draft} --recipe"
+                  f" {options.out} ..., and gate it on other prompts")  # fmt: skip
+
+
+def _closest(options: argparse.Namespace, report: "TuneReport") -> "Point":
+    if options.budget is not None:
+        return min(report.points, key=lambda point: point.nbytes)
+    return min(report.points, key=lambda point: point.largest_drop)
+
+
+def _formats(point: "Point") -> str:
+    from ...validate.tuning.mixture import described
+
+    return described(point.mixture)
+
+
+def _change(point: "Point") -> str:
+    lower, upper = (math.expm1(x) for x in (point.change.lower, point.change.upper))
+    return f"{point.change.relative_change:+.2%} ({lower:+.2%}, {upper:+.2%})"
