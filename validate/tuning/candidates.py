@@ -23,7 +23,7 @@ from ...quantize.plan import Plan, make_plan
 from ...quantize.quantize import quantize_draft
 from ...quantize.stored.loading import LoadedDraft, load_draft
 from ...recipes.schema import LoadsOn, Recipe
-from .mixture import Mixture, Unit, is_kept_whole, recipe_of
+from .mixture import Mixture, Unit, recipe_of
 
 NAME = "tuned"
 
@@ -79,9 +79,10 @@ class Candidates:
         return make_plan(recipe, self.draft, target_layers=self.serving.target_layers)
 
     def problem(self, mixture: Mixture) -> str | None:
-        """Why a mixture is out of the question, or None: the layout's reason, or the engine's."""
-        if is_kept_whole(mixture):
-            return "nothing would be quantized"
+        """Why a mixture is out of the question, or None: the layout's reason, or the engine's.
+
+        It must quantize something.
+        """
         try:
             plan = self.plan(mixture)
         except (PlanError, LayoutError) as exc:

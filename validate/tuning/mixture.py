@@ -59,13 +59,14 @@ def is_kept_whole(mixture: Mixture) -> bool:
 
 
 def described(mixture: Mixture) -> str:
-    """In one line: options with their units, most linears first."""
-    by_option: dict[str, list[str]] = {}
+    """In one line: the options with their units, those of most linears first."""
+    by_option: dict[str, list[Unit]] = {}
     for unit, option in mixture.items():
-        by_option.setdefault(option.name, []).append(str(unit))
+        by_option.setdefault(option.name, []).append(unit)
     if len(by_option) == 1:
         return f"all {next(iter(by_option))}"
-    return "; ".join(f"{name}: {', '.join(units)}" for name, units in by_option.items())
+    by_size = sorted(by_option.items(), key=lambda item: -sum(len(u.leaves) for u in item[1]))
+    return "; ".join(f"{name}: {', '.join(map(str, units))}" for name, units in by_size)
 
 
 def recipe_of(base: Recipe, mixture: Mixture, name: str) -> Recipe:

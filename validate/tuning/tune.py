@@ -11,18 +11,20 @@ from ...calibration.rounding.divergence import Agreement, agreement
 from ...calibration.rounding.sequences import read_sequence, validation_rows
 from ...calibration.traces.folder import TraceFolder
 from ...quantize.stored.loading import LoadedDraft
+from ..categories import change_of
+from ..clusters import distinct_prompts
 from ..draft_replay import DraftReplay
 from ..errors import TuneError
-from ..gate import judge
 from ..paired import PairedChange
-from ..policy import POLICIES
 from ..replay import replay_drafts
 from .candidates import Candidates, bytes_of
-from .mixture import KEPT, Mixture, Option, Unit, described
+from .mixture import KEPT, Mixture, Option, Unit, described, is_kept_whole
 from .search import Costs, UnitCost, greedy_path
 
 MIN_PROMPTS = 8
 """To judge mixtures by; the gate wants 30."""
+CONFIDENCE = 0.95
+"""Of each bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,8 @@ def tune_draft(
     passed_over: list[Refused] = []
 
     def allowed(mixture: Mixture) -> bool:
+        if is_kept_whole(mixture):
+            return False  # the end of the path: the draft as it is
         why = candidates.problem(mixture)
         if why is not None:
             passed_over.append(Refused(what=described(mixture), why=why))
@@ -230,7 +234,9 @@ def _point(
     with candidates.loaded(mixture) as draft:
         (replay,) = replay_drafts([draft], traces, num_draft_tokens=k)
         overlap = _overlap(draft, candidates.reference, traces, k)
-    change = judge(baseline, replay, POLICIES["screening"]).change
+    both = zip(baseline.prompts, replay.prompts, strict=True)
+    prompts = distinct_prompts(pair for pair in both if pair[0].counts.num_steps)
+    change = change_of(prompts, CONFIDENCE)
     if change is None:
         raise TuneError(
             traces.folder,

@@ -1,0 +1,133 @@
+"""`draftquant tune`: a mixture is found, written as a recipe that makes it, or refused with why."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.recipes import load_recipe
+from draftquant.scripts.cli import main
+from draftquant.validate.replay import replay_drafts
+from rounding_pairs import RoundingPair, make_pair
+
+SERVED = ("--engine", "vllm", "--arch", "b200")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
+    return make_pair(tmp_path_factory.mktemp("tune") / "llama", "llama", num_prompts=16)
+
+
+def tune(pair: RoundingPair, out: Path, *arguments: str) -> int:
+    traces = str(pair.folder / "traces")
+    given = ("--traces", traces, "--out", str(out))
+    return main(["tune", str(pair.draft_folder), *given, *arguments])
+
+
+def test_the_recipe_makes_the_draft_that_was_measured(
+    pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bytes and acceptance length of the chosen mixture, by the recipe file alone."""
+    out, plot = tmp_path / "tuned.yaml", tmp_path / "path.svg"
+    mixed = ("--recipe", "int4-channel", "fp8-ptpc")
+    whole = sum(row.tensor.nbytes for row in pair.plan(load_recipe("fp8-ptpc")).draft.rows)
+    budget = ("--budget", str(whole * 0.97), "--plot", str(plot), "--json")
+    assert tune(pair, out, *SERVED, *mixed, *budget) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["bytes"] for one in found["points"]] == sorted(o["bytes"] for o in found["points"])
+    assert len(found["points"]) > 3
+    (chosen,) = (one for one in found["points"] if one["chosen"])
+    assert chosen["bytes"] <= whole * 0.97
+    better = [o for o in found["points"] if o["overlap"] > chosen["overlap"]]
+    assert all(one["bytes"] > whole * 0.97 for one in better)
+    assert plot.read_text().startswith("<?xml")
+    assert "Found by 'draftquant tune'" in out.read_text()
+    recipe = load_recipe(str(out))
+    assert [place.engine for place in recipe.loads_on] == ["vllm", "sglang"]
+    made = tmp_path / "made"
+    assert main(["quantize", str(pair.draft_folder), "--recipe", str(out), "--out", str(made)]) == 0
+    assert pair.plan(recipe).bytes_after == chosen["bytes"]
+    (replay,) = replay_drafts([pair.loaded(made)], pair.traces, num_draft_tokens=3)
+    assert replay.counts.mean_acceptance_length == pytest.approx(chosen["acceptance_length"])
+
+
+def test_codes_by_gptq_are_found_by_prompts_that_do_not_judge(
+    pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--recipe", "int4-channel", "--algorithm", "gptq", "--max-drop", "0.9", "--json")
+    assert tune(pair, tmp_path / "r.yaml", *SERVED, *arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_prompts"], found["num_calibration_prompts"]) == (8, 8)
+    assert load_recipe(str(tmp_path / "r.yaml")).algorithm.rounding == "gptq"
+    everywhere = {one["formats"]["o_proj"] for one in found["points"]}
+    assert everywhere == {"int4-channel", "kept"}
+
+
+def test_nothing_as_wanted_writes_no_recipe_and_says_what_comes_closest(
+    pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r.yaml"
+    assert tune(pair, out, *SERVED, "--recipe", "fp8-ptpc", "--budget", "1000") == 1
+    said = capsys.readouterr().out
+    assert "no mixture is small enough" in said
+    assert "the closest is all fp8-ptpc" in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*SERVED, "--max-drop", "0"), "--max-drop: expected a share above 0"),
+        ((*SERVED, "--budget", "-5"), "--budget: expected bytes, got -5"),
+        ((*SERVED, "--recipe", "mi355-mxfp4"), "layout compressed-tensors"),
+        ((*SERVED, "--recipe", "int4-chanel"), "did you mean"),
+        (("--engine", "vllm", "--arch", "b2000"), "no GPU is called"),
+        (("--engine", "tensorrt-llm", "--arch", "b200", "--recipe", "int4-channel"), "no mixture"),
+        ((*SERVED, "--plot", "path.jpg"), "expected a name ending in .svg"),
+    ],
+)
+def test_bad_input_is_named_and_nothing_is_written(
+    arguments: tuple[str, ...],
+    words: str,
+    pair: RoundingPair,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tune(pair, tmp_path / "r.yaml", *arguments) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_file_or_another_name_is_refused(
+    pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "there.yaml"
+    there.write_text("mine")
+    assert tune(pair, there, *SERVED) == 2
+    assert there.read_text() == "mine"
+    assert tune(pair, tmp_path / "recipe.txt", *SERVED) == 2
+    assert "is no name of a recipe" in capsys.readouterr().err
+
+
+def test_too_few_prompts_and_another_targets_traces_are_refused(
+    pair: RoundingPair,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few = make_pair(tmp_path_factory.mktemp("few") / "llama", "llama", num_prompts=5)
+    assert tune(few, tmp_path / "r.yaml", *SERVED, "--recipe", "int4-channel") == 2
+    assert "expected at least 8 prompts to judge mixtures by, got 5" in capsys.readouterr().err
+    block = make_pair(tmp_path_factory.mktemp("other") / "dflash", "dflash", num_prompts=8)
+    traces = ("--traces", str(block.folder / "traces"), "--out", str(tmp_path / "r.yaml"))
+    assert main(["tune", str(pair.draft_folder), *traces, *SERVED]) == 2
+    assert "target layers" in capsys.readouterr().err

@@ -1,0 +1,156 @@
+"""Mixtures of formats: their recipes, the greedy search over them, and which one is chosen."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.plan import make_plan
+from draftquant.recipes import Recipe, load_recipe, to_mapping
+from draftquant.validate.errors import TuneError
+from draftquant.validate.paired import PairedChange
+from draftquant.validate.tuning.mixture import (
+    KEPT,
+    Mixture,
+    Option,
+    Unit,
+    described,
+    options_of,
+    recipe_of,
+    units_of,
+)
+from draftquant.validate.tuning.search import Costs, UnitCost, greedy_path
+from draftquant.validate.tuning.tune import Point, Wanted
+
+PAIRS = Path(__file__).parent / "pairs"
+A, B = Unit(leaves=("q_proj", "k_proj", "v_proj")), Unit(leaves=("down_proj",))
+
+
+def stored(name: str) -> Recipe:
+    """A shipped recipe in the layout that mixes formats."""
+    return dataclasses.replace(load_recipe(name), backend="torch", layout="compressed-tensors")
+
+
+NVFP4, FP8, INT4, KEEP = options_of(
+    [stored("blackwell-nvfp4"), stored("fp8-ptpc"), stored("int4-channel"), stored("int4-channel")]
+)
+
+
+def test_options_are_formats_once_each_and_what_is_kept() -> None:
+    assert [str(o) for o in (NVFP4, FP8, INT4, KEEP)] == [
+        "blackwell-nvfp4", "fp8-ptpc", "int4-channel", KEPT,
+    ]  # fmt: skip
+    again = options_of([stored("int4-channel"), stored("int4-channel-gptq")])
+    assert [str(option) for option in again] == ["int4-channel", KEPT]
+
+
+@pytest.mark.parametrize(
+    ("pair", "units"),
+    [
+        ("eagle3-llama", ["q_proj+k_proj+v_proj", "o_proj", "gate_proj+up_proj", "down_proj"]),
+        ("dflash", ["q_proj+k_proj+v_proj", "o_proj", "gate_proj+up_proj", "down_proj"]),
+        (
+            "eagle3-mla",
+            ["q_a_proj+kv_a_proj_with_mqa", "q_b_proj", "o_proj", "gate_proj+up_proj", "down_proj"],
+        ),
+    ],
+)
+def test_units_are_what_engines_fuse_in_all_layers(pair: str, units: list[str]) -> None:
+    draft = read_draft(Checkpoint.open(PAIRS / pair / "draft"))
+    assert [str(u) for u in units_of(make_plan(stored("int4-channel"), draft))] == units
+
+
+def test_the_recipe_of_a_mixture_makes_exactly_that(tmp_path: Path) -> None:
+    """Most linears have the recipe's own format; a file of it says the same."""
+    draft = read_draft(Checkpoint.open(PAIRS / "eagle3-llama" / "draft"))
+    units = units_of(make_plan(stored("int4-channel"), draft))
+    mixture: Mixture = dict(zip(units, (NVFP4, KEEP, NVFP4, FP8), strict=True))
+    recipe = recipe_of(stored("blackwell-nvfp4"), mixture, "tuned")
+    assert recipe.weights.dtype == "nvfp4"
+    assert recipe.expect.quantized_per_layer == 6
+    path = tmp_path / "tuned.yaml"
+    path.write_text(yaml.safe_dump(to_mapping(recipe), sort_keys=False))
+    assert load_recipe(str(path)) == recipe
+    plan = make_plan(recipe, draft)
+    steps = {step.row.canonical.split(".")[-2]: step for step in plan.quantized}
+    assert "o_proj" not in steps
+    dtypes = {leaf: {t.dtype for t in steps[leaf].stored} for leaf in ("q_proj", "down_proj")}
+    assert "U8" in dtypes["q_proj"]
+    assert "U8" not in dtypes["down_proj"]
+    assert described(mixture) == (
+        "blackwell-nvfp4: q_proj+k_proj+v_proj, gate_proj+up_proj;"
+        " kept: o_proj; fp8-ptpc: down_proj"
+    )
+
+
+def test_a_base_that_names_tensors_is_refused() -> None:
+    base = stored("int4-channel")
+    rule = dataclasses.replace(base.rules[0], role=(), tensor=("*.o_proj.weight",))
+    base = dataclasses.replace(base, rules=(rule, *base.rules))
+    with pytest.raises(TuneError, match="rules for single tensors"):
+        recipe_of(base, {A: INT4}, "tuned")
+
+
+def costs(**by_unit: dict[Option, tuple[int, float]]) -> Costs:
+    units = {"a": A, "b": B}
+    return {
+        units[name]: {o: UnitCost(nbytes=n, divergence=d) for o, (n, d) in each.items()}
+        for name, each in by_unit.items()
+    }
+
+
+COSTS = costs(
+    a={NVFP4: (10, 0.04), FP8: (20, 0.01), KEEP: (40, 0.0)},
+    b={NVFP4: (10, 0.09), FP8: (20, 0.02), KEEP: (40, 0.0)},
+)
+
+
+def path(found: Costs, refused: tuple[tuple[Option, Option], ...] = ()) -> list[tuple[str, str]]:
+    every = greedy_path(found, lambda m: (m[A], m[B]) not in refused)
+    return [(str(m[A]), str(m[B])) for m in every]
+
+
+def test_each_step_is_the_widening_that_is_worth_most_per_byte() -> None:
+    n, f, k = str(NVFP4), str(FP8), KEPT
+    assert path(COSTS) == [(n, n), (n, f), (f, f), (f, k), (k, k)]
+
+
+def test_what_is_refused_is_passed_over() -> None:
+    n, f, k = str(NVFP4), str(FP8), KEPT
+    assert path(COSTS, ((NVFP4, FP8), (FP8, KEEP))) == [(n, n), (f, f), (k, k)]
+
+
+def test_of_equal_sizes_the_better_one_is_begun_with_and_no_worse_one_is_taken() -> None:
+    found = costs(
+        a={INT4: (10, 0.03), NVFP4: (10, 0.05), FP8: (20, 0.04), KEEP: (40, 0.0)},
+        b={KEEP: (40, 0.0)},
+    )
+    assert path(found) == [(str(INT4), KEPT), (KEPT, KEPT)]
+
+
+def point(nbytes: int, overlap: float, drop: float) -> Point:
+    change = PairedChange(
+        log_ratio=math.log1p(-drop / 2),
+        standard_deviation=0.1,
+        standard_error=0.01,
+        lower=math.log1p(-drop),
+        upper=0.0,
+        confidence=0.95,
+        num_prompts=48,
+        effective_num_prompts=40.0,
+    )
+    return Point(mixture={}, nbytes=nbytes, overlap=overlap, acceptance_length=2.8, change=change)
+
+
+def test_the_smallest_that_is_shown_to_lose_little_or_the_best_that_fits_is_chosen() -> None:
+    points = [point(10, 0.95, 0.03), point(20, 0.97, 0.009), point(30, 0.99, 0.002)]
+    assert Wanted(max_drop=0.01).choice(points) is points[1]
+    assert Wanted(max_drop=0.005).choice(points) is points[2]
+    assert Wanted(max_drop=0.001).choice(points) is None
+    assert Wanted(budget=29).choice(points) is points[1]
+    assert Wanted(budget=30).choice(points) is points[2]
+    assert Wanted(budget=9).choice(points) is None
+    assert points[1].largest_drop == pytest.approx(0.009)
