@@ -18,7 +18,7 @@ from torch import Tensor
 from ..recipes.schema import Recipe
 from .algorithms import FoundCodes, InputMoments, Statistics
 from .algorithms.balance import divide_norm, multiply_columns
-from .backends import Backend
+from .backends import Backend, get_backend
 from .errors import BackendError
 from .files.row_blocks import row_blocks
 from .files.safetensors_file import SafetensorsFile, open_files
@@ -118,10 +118,22 @@ class _Execution:
                 f"{self._plan.recipe.algorithm} must know the inputs of the linears",
                 fix="record traces ('draftquant record') and pass --traces",
             )
-        statistics.measure([_canonical(step) for step in self._plan.quantized])
+        statistics.measure(self._names_of_need(self._plan.quantized))
         for stage in self._plan.stages():
-            names = [_canonical(step) for step in stage if step.action == "quantize"]
-            self._run_stage(stage, on_progress, statistics.second_moments(names))
+            names = self._names_of_need([step for step in stage if step.action == "quantize"])
+            moments = statistics.second_moments(names) if names else {}
+            self._run_stage(stage, on_progress, moments)
+
+    def _backend_of(self, step: Step) -> Backend:
+        """That of the recipe; of a format with which its algorithm wins nothing, a plain one."""
+        recipe = self._plan.recipe_of(step)
+        if recipe.algorithm == self._plan.recipe.algorithm:
+            return self._backend
+        return get_backend(recipe.backend, recipe.algorithm)
+
+    def _names_of_need(self, steps: Sequence[Step]) -> list[str]:
+        """Of linears whose inputs must be known."""
+        return [_canonical(step) for step in steps if self._backend_of(step).needs != "none"]
 
     def _run_stage(
         self,
@@ -156,7 +168,8 @@ class _Execution:
         else:
             blocks = self._quantized_blocks(step, moments)
             input_scale = self._measured.input_scales.get(step.row.module)
-            store_linear(blocks, step.row.tensor, self._plan.recipe.stored, output, input_scale)
+            recipe = self._plan.recipe_of(step).stored
+            store_linear(blocks, step.row.tensor, recipe, output, input_scale)
 
     def _write_norm(self, step: Step, exponent: int) -> None:
         tensor = step.row.tensor
@@ -179,15 +192,15 @@ class _Execution:
     def _quantized_blocks(
         self, step: Step, moments: InputMoments | None
     ) -> Iterator[QuantizedWeight]:
-        tensor, backend = step.row.tensor, self._backend
+        tensor, weights = step.row.tensor, self._plan.format_of(step).weights
+        backend = self._backend_of(step)
         absmax = self._absmax.get(step.row.module)
-        whole = self._found(step)
+        whole = self._found(step) if backend.needs == "codes" else None
         first = 0
         block_bytes = BLOCK_BYTES if moments is None else COLUMN_BLOCK_BYTES
         for rows in self._blocks(step, block_bytes if backend.streams_rows else tensor.nbytes):
             if absmax is None:
                 self._checked_absmax(rows, tensor.name, first)
-            weights = self._plan.recipe.weights
             if whole is None:
                 block = backend.quantize(rows, weights, absmax, moments)
             else:
@@ -197,7 +210,7 @@ class _Execution:
 
     def _found(self, step: Step) -> QuantizedWeight | None:
         """The codes of a whole weight where calibration found them."""
-        if self._backend.needs != "codes" or self._measured.found is None:
+        if self._measured.found is None:
             return None
         whole, tensor = self._measured.found.quantized(_canonical(step)), step.row.tensor
         if tuple(whole.codes.shape) != tensor.shape:
@@ -235,10 +248,13 @@ class _Execution:
         and FP8 is rounded a second time. So they share the largest magnitude, as in ModelOpt's own
         export.
         """
-        if not self._plan.recipe.weights.scales_whole_matrix:
-            return {}
-        found = self._pool.map(self._matrix_absmax, self._plan.quantized)
-        modules = (step.row.module for step in self._plan.quantized)
+        steps = [
+            step
+            for step in self._plan.quantized
+            if self._plan.format_of(step).weights.scales_whole_matrix
+        ]
+        found = self._pool.map(self._matrix_absmax, steps)
+        modules = (step.row.module for step in steps)
         absmax = dict(zip(modules, found, strict=True))
         for group in self._plan.draft.fused_groups():
             if members := absmax.keys() & set(group):

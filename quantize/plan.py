@@ -5,18 +5,18 @@ quantized linears must be what the recipe expects; anything else stops here.
 """
 
 import dataclasses
-import difflib
-import fnmatch
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..recipes.schema import Recipe, Rule
+from ..recipes.decode import encode
+from ..recipes.schema import Format, Recipe
+from .claims import claims
 from .drafts.family import Draft, Row
+from .drafts.fused import fused_names
 from .drafts.runtime_names import excluded_modules, known_target_layers, modules_in_layers
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
-from .layouts import check_layout, get_layout
+from .layouts import OwnFormat, check_layout, get_layout
 from .lints.concat import concat_linears
 
 StepAction = Literal["quantize", "keep", "transform"]
@@ -111,6 +111,31 @@ class Plan:
                 added[kind] = added.get(kind, 0) + tensor.nbytes
         return added
 
+    def recipe_of(self, step: Step) -> Recipe:
+        """The recipe as it holds for a tensor: with the format and algorithm of its rule."""
+        return self.recipe.of(self.recipe.rules[step.rule])
+
+    def format_of(self, step: Step) -> Format:
+        """The format of a quantized tensor."""
+        (form,) = self.recipe_of(step).formats
+        return form
+
+    def own_formats(self) -> tuple[OwnFormat, ...]:
+        """The linears of other formats than the recipe's own, for the declaration."""
+        found = []
+        for form in self.recipe.formats[1:]:
+            steps = [step for step in self.quantized if self.format_of(step) == form]
+            names = {name for s in steps for name in (s.row.module, *fused_names(s.row.module))}
+            if names:
+                leaves = tuple(sorted({name.rpartition(".")[2] for name in names}))
+                found.append(OwnFormat(self.recipe.in_format(form).stored, leaves))
+        return tuple(found)
+
+    def declared(self) -> dict[str, Any]:
+        """The `quantization_config` of the output."""
+        own = self.recipe.in_format(self.recipe.formats[0]).stored
+        return get_layout(self.recipe.layout).declare(own, self.kept_modules(), self.own_formats())
+
     def kept_modules(self) -> tuple[str, ...]:
         """Names of the 2-D modules that stay floating-point, for the exclude list."""
         exact = get_layout(self.recipe.layout).exact_excludes
@@ -137,7 +162,7 @@ class Plan:
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "overhead_bytes": self.overhead(),
-            "tensors": [_step_mapping(step, self.recipe.rules[step.rule]) for step in self.steps],
+            "tensors": [_step_mapping(self, step) for step in self.steps],
         }
 
 
@@ -159,21 +184,20 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     check_layout(recipe)
     layout = get_layout(recipe.layout)
     steps = []
-    for row in draft.rows:
-        index = _claim(recipe, draft, row)
-        action: StepAction = recipe.rules[index].action
+    for row, index in zip(draft.rows, claims(recipe, draft), strict=True):
+        rule = recipe.rules[index]
+        action: StepAction = rule.action
         if action == "quantize":
-            _check_quantizable(recipe, draft, row)
-            stored = layout.stored(row.tensor, recipe.stored)
+            stored = layout.stored(row.tensor, recipe.of(rule).stored)
         else:
             tensor = row.tensor
             stored = (StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),)
         steps.append(Step(row=row, action=action, rule=index, stored=stored))
     layers = known_target_layers(draft.checkpoint, target_layers)
     plan = _balanced(Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers))
-    _check_rules_used(plan)
     _check_count(plan)
     _check_fused(plan)
+    _check_formats(plan)
     _check_excludable(plan)
     _check_names(plan)
     return plan
@@ -192,72 +216,6 @@ def _balanced(plan: Plan) -> Plan:
         for step in plan.steps
     ]
     return dataclasses.replace(plan, steps=tuple(steps))
-
-
-def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
-    """Index of the rule that claims a tensor: patterns (exceptions) go before roles."""
-    by_name = [i for i, rule in enumerate(recipe.rules) if _names(rule, row)]
-    by_role = [i for i, rule in enumerate(recipe.rules) if row.role in rule.role]
-    for claims in (by_name, by_role):
-        if len(claims) > 1:
-            raise PlanError(
-                f"recipe {recipe.name}",
-                f"{row.tensor.name} is claimed by rules[{claims[0]}] and rules[{claims[1]}]",
-                fix="narrow one of the two patterns",
-            )
-    claims = by_name or by_role
-    if not claims:
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"no rule claims {row.tensor.name} (role {row.role}) of {draft.checkpoint.folder}",
-            fix=f"add a rule for role {row.role!r}",
-        )
-    return claims[0]
-
-
-def _names(rule: Rule, row: Row) -> bool:
-    """True if one of the rule's patterns matches the tensor's on-disk or canonical name."""
-    return any(
-        fnmatch.fnmatchcase(name, pattern)
-        for pattern in rule.tensor
-        for name in (row.tensor.name, row.canonical)
-    )
-
-
-def _check_quantizable(recipe: Recipe, draft: Draft, row: Row) -> None:
-    if row.role not in ("attention", "mlp") or len(row.tensor.shape) != 2:
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"{row.tensor.name} (role {row.role}, shape {list(row.tensor.shape)}) cannot be"
-            f" quantized: engines serve {draft.family.name} with it in floating point",
-            fix="quantize roles attention and mlp only",
-        )
-
-
-def _check_rules_used(plan: Plan) -> None:
-    used = {step.rule for step in plan.steps}
-    for index, rule in enumerate(plan.recipe.rules):
-        if index in used or rule.optional:
-            continue
-        roles = sorted({step.row.role for step in plan.steps})
-        hint = f"roles here: {roles}"
-        if rule.tensor:
-            hint = f"nearest: {', '.join(_nearest(rule.tensor, plan))}"
-        raise PlanError(
-            f"recipe {plan.recipe.name}",
-            f"rules[{index}] ({rule}) claims no tensor of {plan.draft.checkpoint.folder}"
-            f" ({plan.draft.family.name}, {len(plan.steps)} tensors); {hint}",
-            fix="correct the rule, mark it 'optional: true', or use the recipe for this family",
-        )
-
-
-def _nearest(patterns: Sequence[str], plan: Plan) -> list[str]:
-    """Up to three names, on disk or canonical, that look most like the patterns."""
-    names = [name for step in plan.steps for name in (step.row.tensor.name, step.row.canonical)]
-    unique = list(dict.fromkeys(names))
-    wanted = [pattern.replace("*", "") for pattern in patterns]
-    near = [n for w in wanted for n in difflib.get_close_matches(w, unique, 3, cutoff=0.0)]
-    return near[:3]
 
 
 def _check_count(plan: Plan) -> None:
@@ -282,6 +240,31 @@ def _check_fused(plan: Plan) -> None:
                 f"{', '.join(group)} are fused by every engine, but only"
                 f" {', '.join(sorted(quantized.intersection(group)))} would be quantized",
                 fix="quantize all of them or none",
+            )
+
+
+def _check_formats(plan: Plan) -> None:
+    """Fused linears have one format, and so have those of one name in all layers."""
+    forms = {step.row.module: plan.format_of(step) for step in plan.quantized}
+    for group in plan.draft.fused_groups():
+        members = {module: forms[module] for module in group if module in forms}
+        if len(set(members.values())) > 1:
+            raise PlanError(
+                f"recipe {plan.recipe.name}",
+                f"{', '.join(group)} are fused by every engine, but would have several formats: "
+                + "; ".join(f"{module} {form}" for module, form in members.items()),
+                fix="give all of them the same format",
+            )
+    first: dict[str, str] = {}
+    for module, form in forms.items():
+        leaf = module.rpartition(".")[2]
+        other = first.setdefault(leaf, module)
+        if forms[other] != form:
+            raise PlanError(
+                f"recipe {plan.recipe.name}",
+                f"{other} would have {forms[other]}, {module} {form}: engines number the layers of"
+                f" a draft in their own way, so a format of {leaf!r} holds for all of them",
+                fix=f"give {leaf!r} the same format in every layer",
             )
 
 
@@ -323,14 +306,15 @@ def _check_names(plan: Plan) -> None:
             owners[tensor.name] = step.row.tensor.name
 
 
-def _step_mapping(step: Step, rule: Rule) -> dict[str, Any]:
-    tensor = step.row.tensor
+def _step_mapping(plan: Plan, step: Step) -> dict[str, Any]:
+    tensor, quantized = step.row.tensor, step.action == "quantize"
     return {
         "name": tensor.name,
         "role": step.row.role,
         "rule": step.rule,
         "action": step.action,
-        "why": rule.why,
+        "why": plan.recipe.rules[step.rule].why,
+        "format": encode(plan.format_of(step)) if quantized else None,
         "dtype": tensor.dtype,
         "bits": 8 * DTYPE_BYTES[tensor.dtype],
         "shape": list(tensor.shape),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..recipes.schema import recipe_sha256
+from ..recipes.schema import Recipe, recipe_sha256
 from .algorithms import FoundCodes, Statistics
 from .algorithms.balance import balance_exponent
 from .backends import get_backend
@@ -85,7 +85,7 @@ def quantize_draft(
         DraftQuantError: of the stage that failed; nothing is left behind.
     """
     backend = get_backend(plan.recipe.backend, plan.recipe.algorithm)
-    backend.check(plan.recipe.weights)
+    check_backends(plan.recipe)
     scales = _checked_scales(plan, input_scales)
     balanced = balanced_norms(plan)
     method = Method(recipe=plan.recipe, input_scales=scales, balanced=balanced)
@@ -153,6 +153,17 @@ def quantize_draft(
     )
 
 
+def check_backends(recipe: Recipe) -> None:
+    """Fail before any work if the recipe's toolkit or algorithm cannot do one of its formats.
+
+    Raises:
+        BackendError: see `Backend.check`.
+    """
+    for form in recipe.formats:
+        each = recipe.in_format(form)
+        get_backend(each.backend, each.algorithm).check(each.weights)
+
+
 def balanced_norms(plan: Plan) -> dict[str, int]:
     """The norms that balancing the concat input changes: tensor name -> k, divided by 2^k.
 
@@ -187,7 +198,7 @@ def _measured(
 
 def _checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:
     """Static input scales are given exactly where the recipe needs them."""
-    modules = [step.row.module for step in plan.quantized]
+    modules = [s.row.module for s in plan.quantized if plan.format_of(s).needs_input_scale]
     if not plan.recipe.needs_input_scales:
         if scales:
             raise BackendError(
@@ -229,8 +240,7 @@ def _check_side_files(plan: Plan, side_files: Sequence[str]) -> None:
 def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:
     """The layout's own files, the index, config.json with changes and the layout's declaration."""
     checkpoint = plan.draft.checkpoint
-    layout = get_layout(plan.recipe.layout)
-    declared = layout.declare(plan.recipe.stored, plan.kept_modules())
+    layout, declared = get_layout(plan.recipe.layout), plan.declared()
     own = {
         file: json.dumps(content, indent=2) + "\n"
         for file, content in layout.side_files(declared).items()

@@ -21,6 +21,21 @@ _ROWS = 128  # a block of rows has a multiple of them, see `layouts.base`
 _SCALE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
+def check_one_format(source: StoredDraft) -> None:
+    """Fail for a folder of several formats.
+
+    Raises:
+        LayoutError: it has several.
+    """
+    if source.scheme is not None and source.scheme.others:
+        raise LayoutError(
+            source.checkpoint.folder,
+            "expected one format for all linears, got several, which no other layout holds:"
+            f" {source.scheme}",
+            fix="quantize the BF16 draft by a recipe of the layout that is wanted",
+        )
+
+
 def recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[QuantizedWeight]:
     """The codes and scales of a linear, block by block, as they would come from quantizing.
 
@@ -94,9 +109,10 @@ def _scales(source: StoredDraft, row: Row, recipe: Recipe, linear: StoredLinear)
     weights = recipe.weights
     if weights.granularity == "tensor":
         return torch.from_numpy(linear.scale)
-    if source.scheme is None:
+    scheme = source.scheme_of(row)
+    if scheme is None:
         raise ValueError(f"{row.tensor.name} is not stored quantized")
-    exact = torch.from_numpy(stored_scales(source.checkpoint, source.scheme, row.module))
+    exact = torch.from_numpy(stored_scales(source.checkpoint, scheme, row.module))
     if weights.dtype == "nvfp4":
         return exact.to(torch.float8_e4m3fn)
     if weights.dtype != "int4" or weights.carrier or weights.first_stage:

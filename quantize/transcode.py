@@ -39,7 +39,7 @@ from .files.safetensors_file import open_files
 from .files.safetensors_header import StoredTensor
 from .files.side_files import check_no_other_weights, config_and_index
 from .layouts import check_layout, get_layout
-from .recode import recoded_blocks, stored_input_scale
+from .recode import check_one_format, recoded_blocks, stored_input_scale
 from .stored.declarations import raw_declaration
 from .stored.draft import StoredDraft
 from .stored.formats import activation_format, weight_format
@@ -166,6 +166,7 @@ def _recipe(stored: StoredDraft, record: Provenance | None) -> Recipe:
             "no linear is stored quantized: there are no codes",
             fix="quantize the draft first",
         )
+    check_one_format(stored)
     if isinstance(record, QuantizedProvenance):
         return record.recipe
     weights = weight_format(stored, scheme)
@@ -228,7 +229,8 @@ def _scale_dtype(stored: StoredDraft, weights: WeightFormat) -> str:
         floats = [row.tensor.dtype for row in stored.draft.rows if not stored.is_quantized(row)]
         return "F16" if weights.scale_dtype else next(d for d in floats if d in FLOAT_DTYPES)
     row = next(row for row in stored.draft.rows if stored.is_quantized(row))
-    suffix = scale_suffix(stored.scheme) if stored.scheme else ""
+    scheme = stored.scheme_of(row)
+    suffix = scale_suffix(scheme) if scheme else ""
     return stored.parts(row)[suffix].dtype
 
 

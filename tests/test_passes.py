@@ -314,7 +314,7 @@ def rounding(activations: Any, case: Case) -> InputRounding:
     scale = torch.tensor(0.01) if activations.endswith("-static") else None
     declared = "nvfp4" if activations == "nvfp4-static" else activations
     linears = [name.removesuffix(".weight") for name in case.weights if "_proj" in name]
-    return InputRounding(declared, dict.fromkeys(linears, scale), None)
+    return InputRounding(dict.fromkeys(linears, declared), dict.fromkeys(linears, scale), None)
 
 
 @pytest.mark.parametrize("activations", ACTIVATIONS)

@@ -254,6 +254,10 @@ def test_plan_as_plain_data(draft: Draft) -> None:
         "rule": 0,
         "action": "quantize",
         "why": None,
+        "format": {
+            "weights": {"dtype": "int4", "granularity": "channel", "symmetric": True},
+            "activations": {"dtype": "fp8_e4m3", "granularity": "token", "dynamic": True},
+        },
         "dtype": "BF16",
         "bits": 16,
         "shape": [64, 128],

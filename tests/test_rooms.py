@@ -15,7 +15,7 @@ QUANTIZE = (
     ("drafts", "numerics"),
     ("stored", "layouts"),
     ("lints",),
-    ("verify", "algorithms"),
+    ("verify", "algorithms", "claims"),
     ("backends", "plan", "recode"),
     ("execute", "engines", "estimate"),
     ("quantize", "dequantize", "transcode"),

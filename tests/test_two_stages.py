@@ -329,7 +329,7 @@ def test_one_scale_for_all_tokens_computed_when_served(folder: Path) -> None:
     inputs.update(qscheme="per_tensor", ch_axis=None)
     (folder / "config.json").write_text(json.dumps(config))
     assert scheme_of(folder).activations == "tensor-dynamic"
-    rounding = InputRounding("tensor-dynamic", {"q": None}, None)
+    rounding = InputRounding({"q": "tensor-dynamic"}, {}, None)
     x = torch.tensor([[[448.0, 17.0], [2.0**-11, -19.0]]])
     assert rounding("q", x).tolist() == [[[448.0, 16.0], [0.0, -20.0]]]
     assert rounding("fc", x) is x

@@ -96,12 +96,12 @@ def _length(replay: DraftReplay) -> float:
 
 
 def _per_token(draft: LoadedDraft, scales: Mapping[str, float]) -> LoadedDraft:
-    return _with(draft, InputRounding("token-dynamic", dict.fromkeys(scales), None))
+    return _with(draft, InputRounding(dict.fromkeys(scales, "token-dynamic"), {}, None))
 
 
 def _rounded(draft: LoadedDraft, scales: Mapping[str, float]) -> LoadedDraft:
     tensors = {name: torch.tensor(scale, device=draft.device) for name, scale in scales.items()}
-    return _with(draft, InputRounding("tensor-static", tensors, None))
+    return _with(draft, InputRounding(dict.fromkeys(scales, "tensor-static"), tensors, None))
 
 
 def _with(draft: LoadedDraft, rounding: InputRounding) -> LoadedDraft:

@@ -116,10 +116,10 @@ def measured_inputs(
 
 def served_rounding(plan: Plan, static: StaticScales | None, device: torch.device) -> InputRounding:
     """Inputs of the quantized linears as kernels will round them."""
-    scales = {
-        step.row.canonical.removesuffix(".weight"): None
-        if static is None
-        else torch.tensor(static.scales[step.row.module], device=device)
-        for step in plan.quantized
-    }
-    return InputRounding(declared_activations(plan.recipe.activations), scales, None)
+    activations, scales = {}, {}
+    for step in plan.quantized:
+        name = step.row.canonical.removesuffix(".weight")
+        activations[name] = declared_activations(plan.format_of(step).activations)
+        if static is not None and plan.format_of(step).needs_input_scale:
+            scales[name] = torch.tensor(static.scales[step.row.module], device=device)
+    return InputRounding(activations, scales, None)

@@ -11,7 +11,7 @@ from ...quantize.quantize import balanced_norms
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes import ActivationFormat, Recipe
 from ..traces.folder import TraceFolder
-from .input_scales import measure_input_scales
+from .input_scales import measure_input_scales, stored_scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class StaticScales:
     """What `quantize_draft` stores.
 
     Attributes:
-        scales: one per quantized linear, by on-disk module name.
+        scales: one per linear that stores one, by on-disk module name; more do not harm.
         origin: where they came from, for provenance.
         prompts: identities of the prompts that were looked at.
     """
@@ -68,7 +68,7 @@ def calibrated_scales(
     num_draft_tokens: int,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> StaticScales:
-    """The scales of all quantized linears, measured along the traces.
+    """The scales of all linears whose format stores one, measured along the traces.
 
     Args:
         plan: of this draft.
@@ -81,18 +81,19 @@ def calibrated_scales(
         BackendError: the recipe stores no static scales.
         TraceError, CalibrationError: see `measure_input_scales`.
     """
+    steps = [step for step in plan.quantized if plan.format_of(step).needs_input_scale]
+    if not steps:
+        static_activations(plan.recipe)
+    forms = {step.row.module: static_activations(plan.recipe_of(step)) for step in steps}
     found = measure_input_scales(
         balanced_draft(draft, plan),
         traces,
         num_draft_tokens=num_draft_tokens,
-        activations=static_activations(plan.recipe),
         on_progress=on_progress,
     )
-    modules = {
-        step.row.canonical.removesuffix(".weight"): step.row.module for step in plan.quantized
-    }
+    absmax = {s.row.module: found[s.row.canonical.removesuffix(".weight")].absmax for s in steps}
     return StaticScales(
-        scales={modules[name]: one.scale for name, one in found.items() if name in modules},
+        scales={module: stored_scale(largest, forms[module]) for module, largest in absmax.items()},
         origin=f"traces sha256 {traces.sha256}, num_draft_tokens {num_draft_tokens}",
         prompts=frozenset(prompt for _, prompt in traces.prompt_sha256s()),
     )

@@ -191,14 +191,14 @@ class LearnedCodes:
         origin: how they were learned.
         validations: all looks at the prompts that were held back, the first codes' own first.
         prompts: identities of the prompts that were looked at.
-        group_size: of the recipe's format.
+        group_sizes: of each linear's format.
     """
 
     kept: KeptRounding
     origin: LearnedRounding
     validations: tuple[Validation, ...]
     prompts: frozenset[str]
-    group_size: int | None
+    group_sizes: Mapping[str, int | None]
 
     def quantized(self, module: str) -> QuantizedWeight:
         """See `FoundCodes.quantized`.
@@ -206,7 +206,7 @@ class LearnedCodes:
         Raises:
             CalibrationError: nothing was learned for it.
         """
-        return self.kept.codes(self.origin.kept_step, module, self.group_size)
+        return self.kept.codes(self.origin.kept_step, module, self.group_sizes.get(module))
 
 
 def _codes_file(step: int) -> str:

@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 from ...quantize.algorithms import get_algorithm
-from ...quantize.backends import get_backend
 from ...quantize.drafts.fused import fused_group
 from ...quantize.errors import BackendError
 from ...quantize.files.provenance import LearnedRounding, package_version
 from ...quantize.files.resumable import resumable_folder
 from ...quantize.files.staging import check_output
-from ...quantize.plan import Plan
+from ...quantize.plan import Plan, Step
+from ...quantize.quantize import check_backends
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.schema import Algorithm, recipe_sha256
 from ..errors import CalibrationError
@@ -117,6 +117,7 @@ def learned_codes(
                     num_draft_tokens=num_draft_tokens,
                     settings=settings,
                     kept=kept,
+                    others=nearest_weights(plan, balanced),
                 )
                 validations = learning.run(
                     validations, save_seconds=save_seconds, on_progress=on_progress
@@ -126,7 +127,10 @@ def learned_codes(
                 origin=_origin(traces, num_draft_tokens, split, settings, validations),
                 validations=validations,
                 prompts=frozenset(prompt for _, prompt in traces.prompt_sha256s()),
-                group_size=plan.recipe.weights.group_size,
+                group_sizes={
+                    _canonical(step): plan.format_of(step).weights.group_size
+                    for step in _learned(plan)
+                },
             )
         except BaseException:
             if not kept.has_state:  # nothing to go on with
@@ -136,31 +140,68 @@ def learned_codes(
 
 
 def first_latents(plan: Plan, draft: LoadedDraft) -> dict[str, LatentWeight]:
-    """The quantized linears of a plan with nearest codes, by canonical module name.
+    """The linears of a plan whose codes are learned, nearest codes first, by canonical module name.
 
     Args:
         plan: whose recipe says how scales start.
         draft: its weights, balanced as the plan balances them.
     """
-    weights, choice = plan.recipe.weights, plan.recipe.algorithm
-    start = get_algorithm(Algorithm(scale=choice.scale, rounding="nearest"))
-    stored = {
-        step.row.canonical.removesuffix(".weight"): draft.weights[step.row.canonical].to(
-            "cpu", _DTYPES[step.row.tensor.dtype]
-        )
-        for step in plan.quantized
-    }
-    shared: dict[tuple[str, str], torch.Tensor] = {}
-    for name, weight in stored.items():
-        largest = weight.abs().amax().float().reshape(1, 1)
-        before = shared.get(fused_group(name), largest)
-        shared[fused_group(name)] = torch.maximum(before, largest)
+    start = get_algorithm(Algorithm(scale=plan.recipe.algorithm.scale, rounding="nearest"))
+    largest = _shared_absmax(plan, draft)
     return {
-        name: LatentWeight(
-            weight, weights, start, absmax=shared[fused_group(name)], device=draft.device
+        _canonical(step): LatentWeight(
+            _source_weight(step, draft),
+            plan.format_of(step).weights,
+            start,
+            absmax=largest[_canonical(step)],
+            device=draft.device,
         )
-        for name, weight in stored.items()
+        for step in _learned(plan)
     }
+
+
+def nearest_weights(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
+    """What the other quantized linears multiply by, by tensor name: nothing of them is learned.
+
+    Args:
+        plan: of several formats, some of which are rounded to the nearest codes.
+        draft: as in `first_latents`.
+    """
+    largest = _shared_absmax(plan, draft)
+    found = {}
+    for step in plan.quantized:
+        recipe = plan.recipe_of(step)
+        if recipe.algorithm.rounding == "nearest":
+            weight = _source_weight(step, draft)
+            rounded = get_algorithm(recipe.algorithm).quantize(
+                weight, recipe.weights, absmax=largest[_canonical(step)], moments=None
+            )
+            found[step.row.canonical] = rounded.dequantized().to(draft.device)
+    return found
+
+
+def _learned(plan: Plan) -> list[Step]:
+    """The steps whose codes are learned."""
+    return [s for s in plan.quantized if plan.recipe_of(s).algorithm.rounding == "learned"]
+
+
+def _shared_absmax(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
+    """The largest magnitude of each linear and of those that engines fuse with it, [1, 1]."""
+    shared: dict[tuple[str, str], torch.Tensor] = {}
+    for step in plan.quantized:
+        largest = draft.weights[step.row.canonical].abs().amax().float().cpu().reshape(1, 1)
+        group = fused_group(_canonical(step))
+        shared[group] = torch.maximum(shared.get(group, largest), largest)
+    return {_canonical(step): shared[fused_group(_canonical(step))] for step in plan.quantized}
+
+
+def _source_weight(step: Step, draft: LoadedDraft) -> torch.Tensor:
+    """As it is stored, on the CPU."""
+    return draft.weights[step.row.canonical].to("cpu", _DTYPES[step.row.tensor.dtype])
+
+
+def _canonical(step: Step) -> str:
+    return step.row.canonical.removesuffix(".weight")
 
 
 def _check(
@@ -174,7 +215,7 @@ def _check(
     """Before any work."""
     recipe = plan.recipe
     check_output(out, plan.draft.checkpoint.folder, needed_bytes=plan.bytes_after)
-    get_backend(recipe.backend, recipe.algorithm).check(recipe.weights)
+    check_backends(recipe)
     if recipe.algorithm.rounding != "learned":
         raise BackendError(
             f"recipe {recipe.name}",

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import add
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -39,13 +40,14 @@ class Learning:
 
     Args:
         draft: unquantized, weights balanced as the codes are to be.
-        latents: of the quantized linears, by canonical module name.
+        latents: of the linears whose codes are learned, by canonical module name.
         rounding: how inputs are rounded when served; gradients go through.
         traces: of the prompts.
         split: of them.
         num_draft_tokens: K.
         settings: how to learn.
         kept: takes states and codes.
+        others: weights that the remaining quantized linears multiply by, by tensor name.
 
     Attributes:
         draft: as given. split: likewise.
@@ -63,8 +65,10 @@ class Learning:
         num_draft_tokens: int,
         settings: LearningSettings,
         kept: KeptRounding,
+        others: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         self.draft, self._latents, self._rounding = draft, latents, rounding
+        self._others = others
         self.split, self._traces, self._kept = split, traces, kept
         self._num_draft_tokens, self._settings = num_draft_tokens, settings
         self._per_row = 1 if draft.geometry.block_size is None else 1 + num_draft_tokens
@@ -177,12 +181,12 @@ class Learning:
         return read_sequence(self.draft, self._traces, entry, rows)
 
     def served(self) -> dict[str, Tensor]:
-        """Codes times scales of the quantized linears, by tensor name, with a graph behind them."""
+        """Codes times scales that are learned, by tensor name, with a graph behind them."""
         return {f"{name}.weight": x.dequantized() for name, x in self._latents.items()}
 
     def forward(self, served: Mapping[str, Tensor]) -> DraftForward:
         """The draft over some weights in place of its own, inputs rounded."""
-        weights = {**self.draft.weights, **served}
+        weights = {**self.draft.weights, **self._others, **served}
         return self.draft.family.forward(self.draft.geometry, weights, self._rounding)
 
     def _precision(self) -> torch.autocast:

@@ -17,7 +17,7 @@ from ..stored.layouts import LAYOUTS
 from ..stored.layouts.reader import ObjectReader
 from .declared import READERS
 from .declared.reading import NotReadError
-from .linear_scheme import EVERY_LINEAR, Group, of_declared
+from .linear_scheme import Group, of_declared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def _understood(found: RawDeclaration, method: object) -> _Understood:
         return _Understood()
     try:
         scheme = read_scheme(found, layout=layout, strictness="engine")
-        groups = (Group(EVERY_LINEAR, of_declared(scheme)),)
+        groups = tuple(Group(e.targets, of_declared(e)) for e in (scheme, *scheme.others))
         return _Understood(layout.name, groups, scheme.excludes)
     except VerifyError as exc:
         problem = " ".join(str(exc).split())

@@ -49,9 +49,6 @@ class Group(NamedTuple):
     scheme: LinearScheme
 
 
-EVERY_LINEAR = ("Linear",)
-
-
 def of_declared(scheme: DeclaredScheme) -> LinearScheme:
     """What this package decodes, as engines take it: scales in any float dtype."""
     names = [scheme.layout.name, scheme.weight_dtype.removesuffix("_e4m3")]

@@ -20,8 +20,7 @@ def planned_checkpoint(plan: Plan, *, fix_config: bool = False) -> Checkpoint:
     Kept tensors lie where they lie in the source, so that what is read of them can be read; those
     of quantized linears have names, dtypes and shapes, and no bytes.
     """
-    source, recipe = plan.draft.checkpoint, plan.recipe.stored
-    declared = get_layout(recipe.layout).declare(recipe, plan.kept_modules())
+    source = plan.draft.checkpoint
     tensors: dict[str, TensorInfo] = {}
     for step in plan.steps:
         if step.action != "quantize":
@@ -39,7 +38,7 @@ def planned_checkpoint(plan: Plan, *, fix_config: bool = False) -> Checkpoint:
     changes = config_changes(find_lints(plan.draft)) if fix_config else {}
     return replace(
         source,
-        config={**fixed_config(source.config, changes), "quantization_config": declared},
+        config={**fixed_config(source.config, changes), "quantization_config": plan.declared()},
         tensors=dict(sorted(tensors.items())),
     )
 
@@ -65,8 +64,7 @@ def planned_verdicts(
         CheckpointError: `target_layers` is not what config.json says.
     """
     checkpoint = planned_checkpoint(plan, fix_config=fix_config)
-    recipe = plan.recipe.stored
-    layout = get_layout(recipe.layout)
+    layout = get_layout(plan.recipe.layout)
     side_files: Mapping[str, object] = layout.side_files(checkpoint.config["quantization_config"])
     return tuple(
         check_checkpoint(

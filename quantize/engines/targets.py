@@ -4,9 +4,10 @@ Source: `find_matched_target` of compressed-tensors' configs in vLLM 0.33.0 and 
 declarations have one group.
 """
 
+from ..stored.layouts.scheme import EVERY_LINEAR
 from .contract import Engine, Module, Question
 from .excludes import exact_or_regex
-from .linear_scheme import EVERY_LINEAR, LinearScheme
+from .linear_scheme import LinearScheme
 
 
 def scheme_of(engine: Engine, question: Question, module: Module) -> LinearScheme | None:

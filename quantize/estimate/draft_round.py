@@ -60,7 +60,7 @@ def planned_weights(plan: Plan) -> tuple[Weight, ...]:
         Weight(
             step.row,
             step.bytes_after,
-            multiplied_as(plan.recipe) if step.action == "quantize" else "bf16",
+            multiplied_as(plan.recipe_of(step)) if step.action == "quantize" else "bf16",
         )
         for step in plan.steps
     )

@@ -3,7 +3,7 @@
 from ...recipes.schema import LayoutName, Recipe
 from ..errors import LayoutError
 from .awq import AwqLayout
-from .base import Columns, Layout
+from .base import Columns, Layout, OwnFormat
 from .compressed_tensors import CompressedTensorsLayout
 from .fp8 import Fp8Layout
 from .modelopt import ModelOptLayout
@@ -24,20 +24,36 @@ def get_layout(name: LayoutName) -> Layout:
 
 
 def check_layout(recipe: Recipe) -> None:
-    """Fail if the recipe's layout cannot express its formats.
+    """Fail if the recipe's layout cannot express its formats, or several of them.
 
     Raises:
         LayoutError: names the layouts that can.
     """
-    stored = recipe.stored
-    problem = get_layout(recipe.layout).problem(stored)
-    if problem is not None:
-        able = [name for name, other in _LAYOUTS.items() if other.problem(stored) is None]
+    layout = get_layout(recipe.layout)
+    for form in recipe.formats:
+        problem = layout.problem(recipe.in_format(form).stored)
+        if problem is not None:
+            raise LayoutError(f"layout {recipe.layout}", f"{problem}: {form}", fix=_use(recipe))
+    if len(recipe.formats) > 1 and not layout.mixes:
+        formats = "; ".join(map(str, recipe.formats))
         raise LayoutError(
             f"layout {recipe.layout}",
-            f"{problem}: weights {recipe.weights}, activations {recipe.activations or 'none'}",
-            fix=f"use one of: {', '.join(able)}" if able else "no layout has a name for these two",
+            f"declares one format for all linears, the recipe has {len(recipe.formats)}: {formats}",
+            fix=_use(recipe),
         )
 
 
-__all__ = ["Columns", "Layout", "check_layout", "get_layout"]
+def _use(recipe: Recipe) -> str:
+    """The layouts that hold all formats of a recipe."""
+    each = [recipe.in_format(form).stored for form in recipe.formats]
+    able = [
+        name
+        for name, layout in _LAYOUTS.items()
+        if (layout.mixes or len(each) == 1) and not any(map(layout.problem, each))
+    ]
+    if able:
+        return f"use one of: {', '.join(able)}"
+    return "no layout has a name for these two" if len(each) == 1 else "no layout holds all of them"
+
+
+__all__ = ["Columns", "Layout", "OwnFormat", "check_layout", "get_layout"]

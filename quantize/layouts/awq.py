@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
-from .base import Columns, check_divides, last_parts
+from .base import (
+    Columns,
+    OwnFormat,
+    check_divides,
+    last_parts,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +29,7 @@ class AwqLayout:
     """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]."""
 
     name: LayoutName = "awq"
+    mixes = False
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("modules_to_not_convert",)
     int4_scale_dtype: Literal["float16"] | None = "float16"
@@ -80,8 +86,11 @@ class AwqLayout:
         """See `Layout.excludes`; engines look for these parts anywhere in a module's name."""
         return last_parts(kept)
 
-    def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
+    def declare(
+        self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
         """See `Layout.declare`."""
+        del own
         return {
             "bits": 4,
             "group_size": recipe.weights.group_size,

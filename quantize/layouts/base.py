@@ -29,22 +29,36 @@ class Columns(NamedTuple):
     tensor: "Tensor"
 
 
+class OwnFormat(NamedTuple):
+    """Linears of another format than the recipe's own.
+
+    Attributes:
+        recipe: as it holds for them, of that one format, as it is stored.
+        leaves: last parts of their names, on disk and where engines fuse them.
+    """
+
+    recipe: Recipe
+    leaves: tuple[str, ...]
+
+
 class Layout(Protocol):
     """One way to store quantized weights.
 
     Attributes:
+        mixes: whether it can declare several formats for one draft.
         exact_excludes: whether engines compare its excludes with whole names, layer number and all.
         exclude_keys: of a declaration, each with the same list of excludes.
         int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
     """
 
     name: LayoutName
+    mixes: bool
     exact_excludes: bool
     exclude_keys: tuple[str, ...]
     int4_scale_dtype: Literal["float16"] | None
 
     def problem(self, recipe: Recipe) -> str | None:
-        """Why this layout cannot express the recipe's formats, or None."""
+        """Why this layout cannot express the formats of a recipe of one format, or None."""
 
     def stored(self, weight: TensorInfo, recipe: Recipe) -> tuple[StoredTensor, ...]:
         """The tensors that a quantized weight [out, in] becomes.
@@ -77,8 +91,16 @@ class Layout(Protocol):
     def excludes(self, kept: Sequence[str]) -> list[str]:
         """Modules to exclude, spelled so that every engine which reads this layout matches them."""
 
-    def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
-        """The `quantization_config` of config.json; `kept` are the module names to exclude."""
+    def declare(
+        self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
+        """The `quantization_config` of config.json.
+
+        Args:
+            recipe: of one format, as it is stored: that of every linear that is not in `own`.
+            kept: module names to exclude.
+            own: none where the layout cannot mix.
+        """
 
     def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:
         """Further JSON files of this layout by name."""
@@ -91,7 +113,12 @@ def excluded_spellings(kept: Sequence[str]) -> list[str]:
     numbers differ from those on disk, so the regex names the last part alone.
     """
     exact = [name for module in kept for name in (module, f"model.{module.removeprefix('model.')}")]
-    return [*dict.fromkeys(exact), *(f"re:.*{leaf}$" for leaf in last_parts(kept))]
+    return [*dict.fromkeys(exact), *name_patterns(last_parts(kept))]
+
+
+def name_patterns(leaves: Sequence[str]) -> list[str]:
+    """Regular expressions, as engines want them, for all modules whose names end so."""
+    return [f"re:.*{leaf}$" for leaf in leaves]
 
 
 def last_parts(kept: Sequence[str]) -> list[str]:

@@ -8,9 +8,11 @@ from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     Columns,
+    OwnFormat,
     check_divides,
     codes_tensor,
     excluded_spellings,
+    name_patterns,
     scalar,
     scale_dtype,
     stored_scale,
@@ -27,6 +29,8 @@ FORMATS = {
     "nvfp4": "nvfp4-pack-quantized",
     "mxfp4": "mxfp4-pack-quantized",
 }
+MIXED = "mixed-precision"
+"""What stands for the format where groups have several."""
 _TOKEN, _TENSOR = "fp8_e4m3 per token, dynamic", "fp8_e4m3 per tensor, static"
 _GROUP = "fp8_e4m3 per group, dynamic"
 _ACTIVATIONS: dict[tuple[str, str], tuple[str | None, ...]] = {
@@ -49,6 +53,7 @@ class CompressedTensorsLayout:
     """
 
     name: LayoutName = "compressed-tensors"
+    mixes = True
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("ignore",)
     int4_scale_dtype: Literal["float16"] | None = None
@@ -132,19 +137,21 @@ class CompressedTensorsLayout:
         """See `Layout.excludes`."""
         return excluded_spellings(kept)
 
-    def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
-        """See `Layout.declare`."""
-        form = FORMATS[recipe.weights.dtype]
-        group = {
-            "format": form,
-            "input_activations": _activations(recipe.activations),
-            "output_activations": None,
-            "targets": ["Linear"],
-            "weights": _weights(recipe.weights),
-        }
+    def declare(
+        self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
+        """See `Layout.declare`.
+
+        Both engines look for the name of a linear first, in the order of the groups, then for its
+        class, so `Linear` is every other one.
+        """
+        groups = {"group_0": _group(recipe, ["Linear"])}
+        for index, each in enumerate(own, start=1):
+            groups[f"group_{index}"] = _group(each.recipe, name_patterns(each.leaves))
+        forms = {group["format"] for group in groups.values()}
         return {
-            "config_groups": {"group_0": group},
-            "format": form,
+            "config_groups": groups,
+            "format": forms.pop() if len(forms) == 1 else MIXED,
             "global_compression_ratio": None,
             "ignore": self.excludes(kept),
             "kv_cache_scheme": None,
@@ -156,6 +163,16 @@ class CompressedTensorsLayout:
         """See `Layout.side_files`."""
         del declared
         return {}
+
+
+def _group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
+    return {
+        "format": FORMATS[recipe.weights.dtype],
+        "input_activations": _activations(recipe.activations),
+        "output_activations": None,
+        "targets": targets,
+        "weights": _weights(recipe.weights),
+    }
 
 
 def _codes(module: str, weights: WeightFormat) -> str:

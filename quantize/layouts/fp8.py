@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
-from .base import Columns, last_parts, scalars
+from .base import (
+    Columns,
+    OwnFormat,
+    last_parts,
+    scalars,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +28,7 @@ class Fp8Layout:
     """
 
     name: LayoutName = "fp8"
+    mixes = False
     exact_excludes = True
     exclude_keys: tuple[str, ...] = ("ignored_layers", "modules_to_not_convert")
     int4_scale_dtype: Literal["float16"] | None = None
@@ -79,8 +85,11 @@ class Fp8Layout:
         bare = [module.removeprefix("model.") for module in kept]
         return sorted({*bare, *(f"model.{module}" for module in bare), *last_parts(kept)})
 
-    def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
+    def declare(
+        self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
         """See `Layout.declare`."""
+        del own
         ignored = self.excludes(kept)
         scheme = "static" if recipe.needs_input_scales else "dynamic"
         declared = {

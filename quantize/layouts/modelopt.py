@@ -8,6 +8,7 @@ from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     Columns,
+    OwnFormat,
     check_divides,
     codes_tensor,
     last_parts,
@@ -32,6 +33,7 @@ class ModelOptLayout:
     """
 
     name: LayoutName = "modelopt"
+    mixes = False
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("exclude_modules", "ignore")
     int4_scale_dtype: Literal["float16"] | None = None
@@ -96,8 +98,11 @@ class ModelOptLayout:
         """
         return [f"*{leaf}*" for leaf in last_parts(kept)]
 
-    def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
+    def declare(
+        self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
         """See `Layout.declare`."""
+        del own
         return flat_form(_algorithm(recipe) or "", self.excludes(kept))
 
     def side_files(self, declared: Mapping[str, Any]) -> Mapping[str, Any]:

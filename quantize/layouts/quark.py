@@ -9,6 +9,7 @@ from ..errors import LayoutError
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     Columns,
+    OwnFormat,
     check_divides,
     codes_tensor,
     excluded_spellings,
@@ -37,6 +38,7 @@ class QuarkLayout:
     """
 
     name: LayoutName = "quark"
+    mixes = False
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("exclude",)
     int4_scale_dtype: Literal["float16"] | None = None
@@ -108,8 +110,11 @@ class QuarkLayout:
         """See `Layout.excludes`."""
         return excluded_spellings(kept)
 
-    def declare(self, recipe: Recipe, kept: Sequence[str]) -> dict[str, Any]:
+    def declare(
+        self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
         """See `Layout.declare`."""
+        del own
         return {
             "algo_config": None,
             "exclude": self.excludes(kept),

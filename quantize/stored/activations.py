@@ -30,15 +30,15 @@ class InputRounding:
     Gradients go straight through, as if nothing were rounded: rounding itself has none.
 
     Args:
-        activations: as declared.
-        scales: canonical module name of every quantized linear -> its stored scale, if any, on the
-            device of the inputs.
+        activations: canonical module name of every quantized linear -> as declared for it.
+        scales: canonical module name -> the stored scale of a linear, if any, on the device of the
+            inputs.
         before: sees every input first; what it returns goes on.
     """
 
     def __init__(
         self,
-        activations: Activations,
+        activations: Mapping[str, Activations],
         scales: Mapping[str, Tensor | None],
         before: OnInput | None,
     ) -> None:
@@ -50,21 +50,22 @@ class InputRounding:
         """See `OnInput`."""
         if self._before is not None:
             x = self._before(name, x)
-        if self._activations == "none" or name not in self._scales:
+        how = self._activations.get(name, "none")
+        if how == "none":
             return x
-        rounded = self._rounded(x.detach().to(torch.float32), self._scales[name])
+        rounded = self._rounded(how, x.detach().to(torch.float32), self._scales.get(name))
         rounded = rounded.to(torch.promote_types(x.dtype, torch.float32))
         return rounded + (x - x.detach()) if x.requires_grad else rounded
 
-    def _rounded(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        if self._activations == "mxfp4":
+    def _rounded(self, how: Activations, x: Tensor, scale: Tensor | None) -> Tensor:
+        if how == "mxfp4":
             return _in_groups(x, MXFP4_GROUP, _mxfp4)
-        if self._activations == "nvfp4":
+        if how == "nvfp4":
             whole = x.new_ones(()) if scale is None else scale
             return _in_groups(x, NVFP4_GROUP, lambda groups: _nvfp4(groups, whole))
-        if self._activations == "group-dynamic":
+        if how == "group-dynamic":
             return _in_groups(x, FP8_GROUP, lambda groups: _fp8(groups, _fp8_scale(groups)))
-        if self._activations == "tensor-dynamic":  # one scale for all tokens of a call
+        if how == "tensor-dynamic":  # one scale for all tokens of a call
             return _fp8(x, _fp8_scale(x.reshape(1, -1)).reshape(()))
         return _fp8(x, _fp8_scale(x) if scale is None else scale)
 

@@ -94,7 +94,7 @@ class StoredDraft:
         """The stored tensors of a quantized row by suffix ("weight", "weight_scale", ...)."""
         module = row.module
         rows, columns = row.tensor.shape
-        names = stored_parts(self._scheme_of(row), rows, columns)
+        names = stored_parts(self._needed_scheme(row), rows, columns)
         return {suffix: self.checkpoint.tensors[f"{module}.{suffix}"] for suffix in names}
 
     def linear(self, row: Row) -> StoredLinear:
@@ -104,7 +104,7 @@ class StoredDraft:
             CheckpointError: a scale is not a positive number, or a zero point is not the constant
                 one of symmetric codes.
         """
-        module, scheme = row.module, self._scheme_of(row)
+        module, scheme = row.module, self._needed_scheme(row)
         for suffix, part in self.parts(row).items():
             expected = ZERO_POINTS.get(suffix)
             if expected is not None and (read_whole(self.checkpoint, part) != expected).any():
@@ -125,10 +125,15 @@ class StoredDraft:
             )
         return linear
 
-    def _scheme_of(self, row: Row) -> DeclaredScheme:
-        if self.scheme is None or not self.is_quantized(row):
+    def scheme_of(self, row: Row) -> DeclaredScheme | None:
+        """What is declared for a quantized row; None where nothing is, and for other rows."""
+        return self.scheme.of(row.module) if self.scheme and self.is_quantized(row) else None
+
+    def _needed_scheme(self, row: Row) -> DeclaredScheme:
+        scheme = self.scheme_of(row)
+        if scheme is None:
             raise ValueError(f"{row.tensor.name} is not stored quantized")
-        return self.scheme
+        return scheme
 
 
 def _declared_tensors(
@@ -149,13 +154,20 @@ def _declared_tensors(
                 f"{module} is stored quantized, but is no linear of this draft's family",
                 fix="quantize the draft again",
             )
-        for suffix, part in stored_parts(scheme, *shape).items():
+        own = scheme.of(module)
+        if own is None:
+            raise CheckpointError(
+                checkpoint.folder,
+                f"{module} is stored quantized, but nothing is declared for it: {scheme}",
+                fix="quantize the draft again",
+            )
+        for suffix, part in stored_parts(own, *shape).items():
             tensor = checkpoint.tensors.get(f"{module}.{suffix}")
             if tensor is None or tensor.dtype not in part.dtypes or tensor.shape != part.shape:
                 got = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
                 raise CheckpointError(
                     checkpoint.folder,
-                    f"{module}.{suffix}: {scheme} needs {' or '.join(part.dtypes)}"
+                    f"{module}.{suffix}: {own} needs {' or '.join(part.dtypes)}"
                     f" {list(part.shape)}, got {got}",
                     fix="run `draftquant verify`, then quantize the draft again",
                 )
@@ -208,6 +220,7 @@ def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 def _file_of(checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str) -> str:
     """The file of a linear's codes; where nothing says which these are, of what it has."""
-    codes = checkpoint.tensors.get(f"{module}.{weight_suffix(scheme)}") if scheme else None
+    own = scheme.of(module) if scheme else None
+    codes = checkpoint.tensors.get(f"{module}.{weight_suffix(own)}") if own else None
     stored = (t for name, t in checkpoint.tensors.items() if name.rpartition(".")[0] == module)
     return (codes or next(stored)).file

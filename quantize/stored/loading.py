@@ -36,7 +36,7 @@ class LoadedDraft:
         weights: by canonical name, dequantized; d2t and t2d keep their dtype. All on one device.
         quantized: canonical module names of the linears stored quantized; empty for BF16.
         linears: canonical module names of every attention and MLP linear.
-        activations: how inputs of quantized linears are rounded.
+        activations: how the input of each quantized linear is rounded.
         forward: the maths over `weights`, rounding activations as the folder declares.
         fusion_sha256: over fc and the norms around it, which fused features depend on.
     """
@@ -47,7 +47,7 @@ class LoadedDraft:
     weights: Mapping[str, Tensor]
     quantized: tuple[str, ...]
     linears: tuple[str, ...]
-    activations: Activations
+    activations: Mapping[str, Activations]
     forward: DraftForward
     fusion_sha256: str
 
@@ -59,7 +59,7 @@ class LoadedDraft:
     @property
     def rounds_alone(self) -> bool:
         """A token's inputs are rounded whatever other tokens go through the draft with it."""
-        return self.activations != "tensor-dynamic"
+        return "tensor-dynamic" not in self.activations.values()
 
     @property
     def device(self) -> torch.device:
@@ -103,7 +103,7 @@ def load_draft(
     """
     checkpoint = Checkpoint.open(folder)
     stored = StoredDraft.read(checkpoint)
-    draft, scheme = stored.draft, stored.scheme
+    draft = stored.draft
     geometry = draft.geometry if rope_theta is None else _rebased(draft.geometry, rope_theta)
     twins = like.weights if like else {}
     weights = {
@@ -123,7 +123,11 @@ def load_draft(
     weights |= {name: weight.to(device, dtype) for name, weight in beside.items()}
     linears = tuple(_module(r.canonical) for r in draft.rows if r.role in ("attention", "mlp"))
     quantized = {_module(row.canonical): row for row in draft.rows if stored.is_quantized(row)}
-    activations: Activations = scheme.activations if scheme else "none"
+    activations = {
+        name: scheme.activations
+        for name, row in quantized.items()
+        if (scheme := stored.scheme_of(row)) is not None
+    }
     rounding = InputRounding(
         activations,
         {name: _input_scale(checkpoint, row, device) for name, row in quantized.items()},

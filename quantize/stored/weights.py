@@ -35,7 +35,8 @@ def held_dtype(stored: StoredDraft, row: Row, dtype: torch.dtype, *, compact: bo
         multiply codes with codes and scale the sums, so that nothing is rounded but these.
     """
     if stored.is_quantized(row):
-        rounded = stored.scheme is not None and stored.scheme.activations != "none"
+        scheme = stored.scheme_of(row)
+        rounded = scheme is not None and scheme.activations != "none"
         return torch.promote_types(dtype, torch.float32) if rounded else dtype
     own = _TORCH_DTYPES[row.tensor.dtype]
     if not own.is_floating_point:

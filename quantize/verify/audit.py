@@ -186,6 +186,7 @@ def _look(
     faults = [] if row.role in QUANTIZABLE else [must_not_be_quantized(module, row)]
     codes = input_scale = None
     wrong: set[str] = set()
+    scheme = scheme.of(module) if scheme is not None else None
     if scheme is not None:
         rows, columns = row.tensor.shape
         parts = stored_parts(scheme, rows, columns)

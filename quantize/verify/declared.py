@@ -5,20 +5,25 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...recipes.schema import Recipe
+from ..drafts import Draft
 from ..files.checkpoint import CONFIG_FILE, Checkpoint, read_json_object
 from ..stored.declarations import DeclaredScheme
+from .method import own_formats
 from .report import Fault
 
 _DECLARATION = "quantization_config"
 
 
-def complete_faults(recipe: Recipe, scheme: DeclaredScheme, output: Checkpoint) -> list[Fault]:
+def complete_faults(
+    recipe: Recipe, scheme: DeclaredScheme, draft: Draft, output: Checkpoint
+) -> list[Fault]:
     """config.json, and the layout's own file, declare just what this package writes for a recipe.
 
     Which modules are excluded is judged by what the excludes match, see `exclude_faults`.
     """
     layout = scheme.layout
-    wanted = layout.complete(recipe, list(scheme.excludes))
+    own = recipe.in_format(recipe.formats[0]).stored
+    wanted = layout.complete(own, list(scheme.excludes), own_formats(recipe, draft))
     found = output.config.get(_DECLARATION)
     faults = list(_differences(f"{CONFIG_FILE}: {_DECLARATION}", wanted, found))
     if layout.side_file and (output.folder / layout.side_file.name).is_file():

@@ -22,6 +22,7 @@ from .codes import Expected, compare_linear
 from .companions import companion_faults
 from .compared import Compared
 from .declared import complete_faults
+from .demands import demands_of, expected_codes
 from .excludes import exclude_faults
 from .foreign_scales import about_matrix_scale_faults
 from .headers import (
@@ -39,12 +40,10 @@ from .method import (
     input_scale_faults,
     recorded_faults,
 )
-from .origin import origin_of
 from .owned import own_files, side_file_faults, unowned_faults
 from .recorded import NO_RECORD, Record, read_record, record_faults
 from .report import Fault, LinearFinding, VerifyReport, unreadable
 from .rules import Rule, rule_of
-from .scales import matrix_absmax
 
 __all__ = ["Fault", "LinearFinding", "VerifyReport", "verify"]
 
@@ -158,8 +157,8 @@ class _Verification:
         self._rule = rule
         self._config_file = config_file
         self._changes = config_changes(find_lints(draft))
-        self._origin = origin_of(scheme, method, recorded)
-        self._sorting = sort_tensors(draft, output, scheme, method, self._origin.scale_dtype)
+        self._demands = demands_of(draft, scheme, method, recorded)
+        self._sorting = sort_tensors(draft, output, self._demands)
         if method is None and scheme is None and not self._sorting.quantized:
             raise CheckpointError(
                 output.folder,
@@ -175,7 +174,9 @@ class _Verification:
         """Run everything."""
         sorting = self._sorting
         with ThreadPoolExecutor(_WORKERS) as pool:
-            compared = self._compare(pool, self._expected(pool))
+            quantized = sorting.quantized
+            expected = expected_codes(pool, self._draft, self._demands, quantized, self._exponents)
+            compared = self._compare(pool, expected)
         source_sha256: dict[str, str] = {}
         output_sha256: dict[str, str] = {}
         for one in compared:
@@ -191,7 +192,7 @@ class _Verification:
             output=str(self._output.folder),
             source=str(self._source.folder),
             scheme=str(self._scheme) if self._scheme else None,
-            rule=str(self._rule),
+            rule=self._rules(),
             kept=len(sorting.kept),
             quantized=len(sorting.linears),
             bytes_compared=self._progress.done,
@@ -200,6 +201,12 @@ class _Verification:
             output_sha256=dict(sorted(output_sha256.items())),
             faults=tuple(faults),
         )
+
+    def _rules(self) -> str:
+        """What was demanded, of some linears one thing and of others another."""
+        quantized = sorted(self._sorting.quantized & self._demands.keys())
+        found = [self._demands[module].rule for module in quantized] or [self._rule]
+        return "; ".join(dict.fromkeys(map(str, found)))
 
     def _header_faults(self) -> list[Fault]:
         sorting, scheme = self._sorting, self._scheme
@@ -229,48 +236,15 @@ class _Verification:
         recorded = self._provenance.method if self._provenance else method
         complete: list[Fault] = []
         if self._provenance and self._scheme and not self._provenance.repairs:
-            complete = complete_faults(method.recipe.stored, self._scheme, self._output)
+            complete = complete_faults(method.recipe, self._scheme, self._draft, self._output)
         return [
             *recorded_faults(method, recorded),
-            *declared_faults(method.recipe, self._scheme),
+            *declared_faults(method.recipe, self._scheme, self._draft),
             *complete,
             *action_faults(method.recipe, self._draft, sorting.quantized),
-            *input_scale_faults(method, self._output, sorting.complete),
+            *input_scale_faults(method, self._draft, self._output, sorting.complete),
             *self._balance_faults,
         ]
-
-    def _expected(self, pool: ThreadPoolExecutor) -> dict[str, Expected]:
-        """What is demanded of each quantized linear, by module.
-
-        Where a scale of the whole matrix is demanded exactly, the source is read once before: codes
-        and scales under it follow from it, also where only its rounded inverse is stored.
-        """
-        scheme, quantized = self._scheme, self._sorting.quantized
-        rows = {row.module: row.tensor for row in self._draft.linears() if row.module in quantized}
-        origin = self._origin
-        expected = {
-            module: Expected(
-                rule=self._rule,
-                exponent=self._exponents.get(tensor.name, 0),
-                carried=origin.carried,
-                scale_dtype=origin.scale_dtype or tensor.dtype,
-            )
-            for module, tensor in rows.items()
-        }
-        if scheme is None or not scheme.scales_whole_matrix or not self._rule.by_absmax:
-            return expected
-        found = pool.map(
-            lambda module: matrix_absmax(self._source, rows[module], expected[module].exponent),
-            rows,
-        )
-        absmax = dict(zip(rows, found, strict=True))
-        for group in (*self._draft.fused_groups(), *((module,) for module in rows)):
-            members = tuple(module for module in group if module in rows)
-            for module in members:
-                if expected[module].largest is None:
-                    largest = max(absmax[member] for member in members)
-                    expected[module] = replace(expected[module], largest=largest, group=members)
-        return expected
 
     def _compare(
         self, pool: ThreadPoolExecutor, expected: Mapping[str, Expected]
@@ -279,10 +253,11 @@ class _Verification:
         jobs: list[tuple[int, str, Callable[[], Compared]]] = []
         for row in self._sorting.kept:
             jobs.append((row.tensor.nbytes, row.tensor.name, partial(self._compare_kept, row)))
-        if self._scheme is not None:
-            for row, parts in self._sorting.linears:
+        for row, parts in self._sorting.linears:
+            scheme = self._demands[row.module].scheme
+            if scheme is not None:
                 linear = partial(
-                    self._compare_linear, self._scheme, row.tensor, parts, expected[row.module]
+                    self._compare_linear, scheme, row.tensor, parts, expected[row.module]
                 )
                 jobs.append((row.tensor.nbytes, row.tensor.name, linear))
         jobs.sort(key=lambda job: (-job[0], job[1]))
@@ -321,20 +296,20 @@ class _Verification:
 
     def _foreign_matrix_scale_faults(self, compared: Sequence[Compared]) -> list[Fault]:
         """Scales of whole matrices, of linears that engines fuse together."""
-        absmax = {c.linear.module: c.absmax for c in compared if c.linear and c.absmax is not None}
-        scheme = self._scheme
-        if scheme is None or not scheme.scales_whole_matrix or self._rule.scales != "about-absmax":
+        if self._rule.scales != "about-absmax":
             return []
+        found = {c.linear.module: c.absmax for c in compared if c.linear and c.absmax is not None}
+        schemes = {module: self._demands[module].scheme for module in found}
+        absmax = {m: largest for m, largest in found.items() if _scales_matrix(schemes[m])}
         fused = [group for group in self._draft.fused_groups() if absmax.keys() >= set(group)]
         alone = absmax.keys() - {module for group in fused for module in group}
-        groups = [*fused, *((module,) for module in sorted(alone))]
-        return [
-            fault
-            for group in groups
-            for fault in about_matrix_scale_faults(
-                self._output, scheme, {module: absmax[module] for module in group}
-            )
-        ]
+        faults = []
+        for group in (*fused, *((module,) for module in sorted(alone))):
+            scheme = schemes[group[0]]
+            if scheme is not None:
+                members = {module: absmax[module] for module in group}
+                faults += about_matrix_scale_faults(self._output, scheme, members)
+        return faults
 
     def _hash_the_rest(self, source: dict[str, str], output: dict[str, str]) -> None:
         """Hashes of tensors that a fault kept from being compared."""
@@ -342,3 +317,7 @@ class _Verification:
             for name in checkpoint.tensors.keys() - hashes.keys():
                 hashes[name] = hash_tensor(checkpoint, checkpoint.tensors[name])
                 self._progress.add(checkpoint.tensors[name].nbytes)
+
+
+def _scales_matrix(scheme: DeclaredScheme | None) -> bool:
+    return scheme is not None and scheme.scales_whole_matrix

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
-from ..files.provenance import Method, QuantizedProvenance
+from ..files.provenance import QuantizedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..lints import fixed_config
 from ..stored.declarations import DeclaredScheme
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, Part, quantized_looking, stored_parts
 from .companions import stored_scalar
+from .demands import Demand
 from .method import own_parts
 from .report import Fault
 
@@ -38,22 +39,14 @@ class Sorting:
     faults: tuple[Fault, ...]
 
 
-def sort_tensors(
-    draft: Draft,
-    output: Checkpoint,
-    scheme: DeclaredScheme | None,
-    method: Method | None,
-    scale_dtype: str | None = None,
-) -> Sorting:
+def sort_tensors(draft: Draft, output: Checkpoint, demands: Mapping[str, Demand]) -> Sorting:
     """Hold every tensor of the source against the header of the output, and the other way round.
 
     Args:
         draft: the source.
         output: the quantized folder.
-        scheme: what it declares.
-        method: how it was made; None = by something else, which may store INT4 scales in another
-            dtype.
-        scale_dtype: of INT4 scales; None = that of the weight.
+        demands: of the matrices of the source. Where there is no recipe, something else may have
+            stored INT4 scales in another dtype.
     """
     modules = quantized_looking(output.tensors.values())
     kept, linears, quantized, complete = [], [], set(), set()
@@ -70,16 +63,19 @@ def sort_tensors(
                 faults.append(problem)
             continue
         quantized.add(module)
-        if scheme is None or row.role not in QUANTIZABLE:
+        demand = demands.get(module)
+        scheme = demand.scheme if demand else None
+        if demand is None or scheme is None or row.role not in QUANTIZABLE:
             claimed |= {n for n in output.tensors if n.rpartition(".")[0] == module}
             faults.append(must_not_be_quantized(module, row))
             continue
+        recipe = demand.recipe
         rows, columns = row.tensor.shape
-        wide = scheme.layout.foreign_scale_dtypes if method is None else ()
+        wide = scheme.layout.foreign_scale_dtypes if recipe is None else ()
         parts = stored_parts(scheme, rows, columns, source_dtypes=(row.tensor.dtype, *wide))
-        if method is not None:
-            scales = scale_dtype or row.tensor.dtype
-            parts = own_parts(parts, method.recipe.weights.stored, scheme, scales)
+        if recipe is not None:
+            scales = demand.origin.scale_dtype or row.tensor.dtype
+            parts = own_parts(parts, recipe.weights.stored, scheme, scales)
         claimed |= {f"{module}.{suffix}" for suffix in parts}
         found = {suffix: output.tensors.get(f"{module}.{suffix}") for suffix in parts}
         wrong = wrong_parts(module, parts, found, scheme)

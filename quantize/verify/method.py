@@ -5,13 +5,15 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from ...recipes.schema import Recipe, WeightFormat
+from ...recipes.schema import Format, Recipe, Rule, WeightFormat
 from ..drafts import Draft, Row
+from ..drafts.fused import fused_names
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.provenance import Method
 from ..lints.concat import concat_linears
 from ..stored.declarations import DeclaredScheme
 from ..stored.formats import declared_activations
+from ..stored.layouts.scheme import OwnFormat
 from ..stored.parts import FLOAT_DTYPES, INPUT_SCALES, Part, scale_suffix
 from .companions import stored_scalar
 from .report import Fault
@@ -33,12 +35,50 @@ def recorded_faults(run: Method, recorded: Method) -> list[Fault]:
     ]
 
 
-def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None) -> list[Fault]:
-    """What config.json declares is what the recipe asks for."""
-    where, of = f"{CONFIG_FILE}: quantization_config", f"of recipe {recipe.name}"
+def recipe_of(recipe: Recipe, row: Row) -> Recipe:
+    """The recipe as it holds for a row: with format and algorithm of the rule that claims it."""
+    rule = _claiming(recipe, row)
+    return recipe.of(rule) if rule is not None else recipe.in_format(recipe.formats[0])
+
+
+def own_formats(recipe: Recipe, draft: Draft) -> tuple[OwnFormat, ...]:
+    """The linears of other formats than the recipe's own, for the complete declaration."""
+    found = []
+    for form in recipe.formats[1:]:
+        modules = [row.module for row in draft.rows if _format(recipe, row) == form]
+        names = {name for module in modules for name in (module, *fused_names(module))}
+        if names:
+            leaves = tuple(sorted({name.rpartition(".")[2] for name in names}))
+            found.append(OwnFormat(recipe.in_format(form).stored, leaves))
+    return tuple(found)
+
+
+def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None, draft: Draft) -> list[Fault]:
+    """What config.json declares is what the recipe asks for, for each linear where it has several.
+
+    Args:
+        recipe: of the run.
+        scheme: what is declared.
+        draft: the source.
+    """
+    where = f"{CONFIG_FILE}: quantization_config"
     if scheme is None:
-        return [Fault(where=where, expected=f"that {of}", got="none")]
-    weights = recipe.weights.stored
+        return [Fault(where=where, expected=f"that of recipe {recipe.name}", got="none")]
+    if len(recipe.formats) == 1 and not scheme.others:
+        return _scheme_faults(where, recipe, scheme)
+    faults = []
+    for row in draft.rows:
+        form, own = _format(recipe, row), scheme.of(row.module)
+        place = f"{where}, {row.module}"
+        if form is not None and own is None:
+            faults.append(Fault(where=place, expected=f"a group for it: {form}", got="none"))
+        elif form is not None and own is not None:
+            faults += _scheme_faults(place, recipe.in_format(form), own)
+    return faults
+
+
+def _scheme_faults(where: str, recipe: Recipe, scheme: DeclaredScheme) -> list[Fault]:
+    of, weights = f"of recipe {recipe.name}", recipe.weights.stored
     pairs = {
         "layout": (recipe.layout, scheme.layout.name),
         "weights": (weights.dtype, scheme.weight_dtype),
@@ -67,7 +107,18 @@ def action_faults(recipe: Recipe, draft: Draft, quantized: Collection[str]) -> l
 
 
 def _quantizes(recipe: Recipe, row: Row) -> bool:
-    """By name first, then by role; what no rule claims is kept."""
+    """What no rule claims is kept."""
+    rule = _claiming(recipe, row)
+    return rule is not None and rule.action == "quantize"
+
+
+def _format(recipe: Recipe, row: Row) -> Format | None:
+    """In which a row is quantized; None where it is kept."""
+    return recipe_of(recipe, row).formats[0] if _quantizes(recipe, row) else None
+
+
+def _claiming(recipe: Recipe, row: Row) -> Rule | None:
+    """By name first, then by role."""
     names = (row.tensor.name, row.canonical)
     by_name = [
         rule
@@ -75,8 +126,7 @@ def _quantizes(recipe: Recipe, row: Row) -> bool:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in rule.tensor for name in names)
     ]
     by_role = [rule for rule in recipe.rules if row.role in rule.role]
-    claims = by_name or by_role
-    return bool(claims) and claims[0].action == "quantize"
+    return next(iter(by_name or by_role), None)
 
 
 def own_parts(
@@ -99,21 +149,25 @@ def own_parts(
 
 
 def input_scale_faults(
-    method: Method, output: Checkpoint, complete: Collection[str]
+    method: Method, draft: Draft, output: Checkpoint, complete: Collection[str]
 ) -> list[Fault]:
     """Stored scales of inputs are those of the run, bit for bit.
 
     Args:
         method: of the run.
+        draft: the source.
         output: the quantized folder.
         complete: on-disk names of the linears that have every tensor that is declared.
     """
     where = f"{PROVENANCE_FILE}: input_scales"
-    if not method.recipe.needs_input_scales:
-        given = ", ".join(sorted(method.input_scales))
-        return [Fault(where=where, expected="none (recipe)", got=given)] if given else []
-    faults = []
-    for module in sorted(complete):
+    needing = {
+        row.module
+        for row in draft.rows
+        if (form := _format(method.recipe, row)) and form.needs_input_scale
+    }
+    given = ", ".join(sorted(method.input_scales.keys() - needing))
+    faults = [Fault(where=where, expected="none (recipe)", got=given)] if given else []
+    for module in sorted(needing.intersection(complete)):
         if module not in method.input_scales:
             faults.append(Fault(where=where, expected=f"one of {module}", got="none"))
             continue

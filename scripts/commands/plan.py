@@ -33,7 +33,9 @@ def run(options: argparse.Namespace) -> int:
 def print_plan(plan: Plan) -> None:
     """Print a plan as a table with its sums."""
     recipe = plan.recipe
-    columns = ("tensor", "role", "rule", "action", "shape", "before", "after")
+    mixed = len(recipe.formats) > 1
+    columns = ["tensor", "role", "rule", "action", "shape", "before", "after"]
+    columns[4:4] = ["format"] if mixed else []
     found = table(
         f"Plan: {recipe.name} on {plan.draft.checkpoint.folder} ({plan.draft.family.name}),"
         f" layout {recipe.layout}, backend {recipe.backend}",
@@ -42,11 +44,13 @@ def print_plan(plan: Plan) -> None:
     )
     for step in plan.steps:
         style = "green" if step.action == "quantize" else ""
+        form = str(plan.format_of(step)) if step.action == "quantize" else ""
         found.row(
             step.row.tensor.name,
             step.row.role,
             str(step.rule),
             step.action,
+            *([form] if mixed else []),
             str(list(step.row.tensor.shape)),
             f"{step.bytes_before:,}",
             f"{step.bytes_after:,}",
@@ -58,6 +62,7 @@ def print_plan(plan: Plan) -> None:
         "",
         "",
         f"{len(plan.quantized)} quantized",
+        *([""] if mixed else []),
         "",
         f"{plan.bytes_before:,}",
         f"{plan.bytes_after:,}",

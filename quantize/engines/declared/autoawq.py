@@ -7,8 +7,8 @@ read `version`: files of GEMV are loaded as those of GEMM are.
 from collections.abc import Mapping
 from typing import Any
 
-from ...stored.layouts.scheme import FLOAT_DTYPES, Part, Parts
-from ..linear_scheme import EVERY_LINEAR, Group
+from ...stored.layouts.scheme import EVERY_LINEAR, FLOAT_DTYPES, Part, Parts
+from ..linear_scheme import Group
 from .reading import count, linear_scheme, not_read, words
 
 

@@ -6,8 +6,8 @@ Source: `modelopt.py` of vLLM 0.33.0.
 from collections.abc import Mapping
 from typing import Any
 
-from ...stored.layouts.scheme import FP8_DTYPE, Part, Parts
-from ..linear_scheme import EVERY_LINEAR, Group, LinearScheme
+from ...stored.layouts.scheme import EVERY_LINEAR, FP8_DTYPE, Part, Parts
+from ..linear_scheme import Group, LinearScheme
 from .reading import linear_scheme, not_read
 
 

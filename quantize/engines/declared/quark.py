@@ -6,8 +6,8 @@ Source: `quark.py` of vLLM 0.33.0 and SGLang 0.5.23, and what Quark 0.13 exports
 from collections.abc import Mapping
 from typing import Any
 
-from ...stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, Part, Parts
-from ..linear_scheme import EVERY_LINEAR, Group, LinearScheme
+from ...stored.layouts.scheme import EVERY_LINEAR, FLOAT_DTYPES, FP8_DTYPE, Part, Parts
+from ..linear_scheme import Group, LinearScheme
 from .reading import count, linear_scheme, mapping, not_read, words
 
 Spec = Mapping[str, Any]

@@ -193,7 +193,8 @@ def _fits(scheme: DeclaredScheme, checkpoint: Checkpoint, stored: StoredDraft) -
         found = {s: checkpoint.tensors.get(f"{module}.{s}") for s in {*COMPANIONS, "weight"}}
         there = {suffix: tensor for suffix, tensor in found.items() if tensor is not None}
         out_features, in_features = rows[module].tensor.shape
-        parts = stored_parts(scheme, out_features, in_features)
+        own = scheme.of(module)
+        parts = stored_parts(own, out_features, in_features) if own else {}
         if there.keys() != parts.keys() or any(
             there[suffix].dtype not in part.dtypes or there[suffix].shape != part.shape
             for suffix, part in parts.items()

@@ -1,12 +1,13 @@
 """AutoAWQ, version `gemm`: INT4 groups with the constant zero point 8 (symmetric)."""
 
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
 from ....recipes.formats import NUMBER_FORMATS
 from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader
-from .scheme import DeclaredScheme, Part, Parts, StoredLayout, group_count, words
+from .scheme import DeclaredScheme, OwnFormat, Part, Parts, StoredLayout, group_count, words
 
 
 class StoredAwq(StoredLayout):
@@ -34,8 +35,11 @@ class StoredAwq(StoredLayout):
             activations="none",
         )
 
-    def complete(self, recipe: Recipe, excludes: list[str]) -> dict[str, Any]:
+    def complete(
+        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
         """See `StoredLayout.complete`."""
+        del own
         return {
             "quant_method": "awq",
             "version": "gemm",

@@ -1,14 +1,18 @@
-"""compressed-tensors 0.20, `QuantizationConfig`; one group that targets every Linear."""
+"""compressed-tensors 0.20, `QuantizationConfig`; groups of linears, one of every other one."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader, not_understood
 from .scheme import (
+    EVERY_LINEAR,
     SPEC_NO_MEANING,
     Activations,
     DeclaredScheme,
+    OwnFormat,
     Part,
     Parts,
     StoredLayout,
@@ -23,6 +27,9 @@ _FORMATS: dict[str, WeightDtype] = {
     "nvfp4-pack-quantized": "nvfp4",
     "mxfp4-pack-quantized": "mxfp4",
 }
+_MIXED = "mixed-precision"
+"""The format of a declaration whose groups have several."""
+_MOST_GROUPS = 16
 (BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
 
 
@@ -49,11 +56,18 @@ class StoredCompressedTensors(StoredLayout):
 
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         """See `StoredLayout.read`."""
-        form = keys.choice("format", *_FORMATS)
+        form = keys.choice("format", *_FORMATS, _MIXED)
         keys.optional("quantization_status", "compressed")
         keys.absent("kv_cache_scheme", "sparsity_config", "moe_sparsity_config", "transform_config")
-        group = only_group(keys)
-        group.optional("format", form, None)
+        groups = _groups(keys) if form == _MIXED or _has_several(keys) else [only_group(keys)]
+        first, *others = (self._scheme(group, form) for group in groups)
+        return dataclasses.replace(first, others=tuple(others))
+
+    def _scheme(self, group: ObjectReader, usual: str) -> DeclaredScheme:
+        """What one group says; `usual` is the format of one that names none."""
+        form = usual
+        if usual == _MIXED or group.has("format"):
+            form = group.choice("format", *(_FORMATS if usual == _MIXED else (usual,)))
         group.absent("output_activations")
         dtype = _FORMATS[form]
         granularity, group_size = _weights(group.section("weights", SPEC_NO_MEANING), dtype)
@@ -66,6 +80,7 @@ class StoredCompressedTensors(StoredLayout):
                 activations = _fp8_groups(inputs)
             else:
                 activations = _fp8_inputs(inputs)
+        targets = group.strings("targets")
         group.finish()
         return DeclaredScheme(
             layout=self,
@@ -74,23 +89,21 @@ class StoredCompressedTensors(StoredLayout):
             group_size=group_size,
             pack_method="order" if dtype == "int4" else None,
             activations=activations,
+            targets=targets,
         )
 
-    def complete(self, recipe: Recipe, excludes: list[str]) -> dict[str, Any]:
+    def complete(
+        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
         """See `StoredLayout.complete`."""
-        (form,) = (form for form, dtype in _FORMATS.items() if dtype == recipe.weights.dtype)
-        group = {
-            "targets": ["Linear"],
-            "format": form,
-            "weights": _weight_args(recipe),
-            "input_activations": _input_args(recipe),
-            "output_activations": None,
-        }
+        groups = [_complete_group(recipe, list(EVERY_LINEAR))]
+        groups += [_complete_group(one.recipe, _patterns(one.leaves)) for one in own]
+        first, *other = {group["format"] for group in groups}
         return {
             "quant_method": "compressed-tensors",
             "quantization_status": "compressed",
-            "format": form,
-            "config_groups": {"group_0": group},
+            "format": _MIXED if other else first,
+            "config_groups": {f"group_{i}": group for i, group in enumerate(groups)},
             "global_compression_ratio": None,
             "ignore": excludes,
             "kv_cache_scheme": None,
@@ -135,6 +148,22 @@ class StoredCompressedTensors(StoredLayout):
         """See `StoredLayout.foreign_quotients_rounded`; the library itself does."""
         del scheme
         return True
+
+
+def _complete_group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
+    (form,) = (form for form, dtype in _FORMATS.items() if dtype == recipe.weights.dtype)
+    return {
+        "targets": targets,
+        "format": form,
+        "weights": _weight_args(recipe),
+        "input_activations": _input_args(recipe),
+        "output_activations": None,
+    }
+
+
+def _patterns(leaves: Sequence[str]) -> list[str]:
+    """Of all names that end so, wherever an engine has them."""
+    return [f"re:.*{leaf}$" for leaf in leaves]
 
 
 def _weight_args(recipe: Recipe) -> dict[str, Any]:
@@ -192,6 +221,24 @@ def only_group(keys: ObjectReader) -> ObjectReader:
             group.where, f"{group.key}.targets", ("['Linear']",), list(group.strings("targets"))
         )
     return group
+
+
+def _has_several(keys: ObjectReader) -> bool:
+    return len(keys.section("config_groups").names()) > 1
+
+
+def _groups(keys: ObjectReader) -> list[ObjectReader]:
+    """The entries of `config_groups`, of any names, in order, each with targets."""
+    groups = keys.section("config_groups")
+    names = groups.names()
+    if not 1 <= len(names) <= _MOST_GROUPS:
+        wanted = f"1 to {_MOST_GROUPS} groups"
+        raise not_understood(groups.where, groups.key, (wanted,), list(names))
+    found = [groups.section(name) for name in names]
+    for group in found:
+        if not group.strings("targets"):
+            raise not_understood(group.where, f"{group.key}.targets", ("a list of names",), None)
+    return found
 
 
 def _fp8_inputs(inputs: ObjectReader) -> Activations:

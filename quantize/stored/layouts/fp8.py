@@ -1,11 +1,12 @@
 """Plain `fp8`, as vLLM and SGLang read it: per matrix, or per 128 x 128 block."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ....recipes.formats import NUMBER_FORMATS
 from ....recipes.schema import LayoutName, Recipe
 from .reader import ObjectReader, not_understood
-from .scheme import Activations, DeclaredScheme, Part, Parts, StoredLayout, stored_codes
+from .scheme import Activations, DeclaredScheme, OwnFormat, Part, Parts, StoredLayout, stored_codes
 
 (BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
 
@@ -48,8 +49,11 @@ class StoredFp8(StoredLayout):
             )
         return excludes
 
-    def complete(self, recipe: Recipe, excludes: list[str]) -> dict[str, Any]:
+    def complete(
+        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
         """See `StoredLayout.complete`."""
+        del own
         whole: dict[str, Any] = {
             "quant_method": "fp8",
             "activation_scheme": "static" if recipe.needs_input_scales else "dynamic",

@@ -1,7 +1,7 @@
 """NVIDIA ModelOpt 0.47: FP8 per tensor and static, FP8 per channel and token, NVFP4."""
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from .scheme import (
     SPEC_NO_MEANING,
     Activations,
     DeclaredScheme,
+    OwnFormat,
     Part,
     Parts,
     SideFile,
@@ -110,8 +111,11 @@ class StoredModelOpt(StoredLayout):
             )
         return excludes
 
-    def complete(self, recipe: Recipe, excludes: list[str]) -> dict[str, Any]:
+    def complete(
+        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
         """See `StoredLayout.complete`."""
+        del own
         weights, rounded = recipe.weights, recipe.activations is not None
         whole: dict[str, Any] = {"quant_method": "modelopt", "producer": _PRODUCER}
         whole |= dict.fromkeys(self.exclude_keys, excludes)

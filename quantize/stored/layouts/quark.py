@@ -1,6 +1,7 @@
 """AMD Quark 0.13, `real_quantized` export; see its `ModelQuantizer` and `export_safetensors`."""
 
 import fnmatch
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from .scheme import (
     SPEC_NO_MEANING,
     Activations,
     DeclaredScheme,
+    OwnFormat,
     PackMethod,
     Part,
     Parts,
@@ -91,8 +93,11 @@ class StoredQuark(StoredLayout):
             activations=activations,
         )
 
-    def complete(self, recipe: Recipe, excludes: list[str]) -> dict[str, Any]:
+    def complete(
+        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
         """See `StoredLayout.complete`."""
+        del own
         export = {
             "pack_method": "reorder",
             "weight_format": "real_quantized",

@@ -92,6 +92,10 @@ class ObjectReader:
         self._seen.add(key)
         return self._value.get(key) is not None
 
+    def names(self) -> tuple[str, ...]:
+        """All keys."""
+        return tuple(self._value)
+
     def section(self, key: str, ignored: Collection[str] = ()) -> "ObjectReader":
         """A nested object that must be there."""
         self._seen.add(key)

@@ -1,7 +1,8 @@
 """`DeclaredScheme`: what a declaration says, in one form; `StoredLayout`: what reads a layout."""
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,9 @@ PACK_METHODS: tuple[PackMethod, ...] = ("order", "reorder")
 Activations = Literal[
     "none", "token-dynamic", "tensor-static", "tensor-dynamic", "group-dynamic", "nvfp4", "mxfp4"
 ]
+EVERY_LINEAR = ("Linear",)
+"""The class that stands for all linears that no other target names."""
+_OF_SEVERAL = ("targets", "others")
 SPEC_NO_MEANING = frozenset(
     {
         "enable_buffer_reuse",
@@ -39,6 +43,8 @@ SPEC_NO_MEANING = frozenset(
 class DeclaredScheme:
     """How every linear that is not excluded is stored: w ≈ code * scale (* that of a first stage).
 
+    A declaration may have several, each for some linears: the first one then holds the `others`.
+
     Attributes:
         layout: knows names, shapes and order of what is stored.
         granularity: one scale per output row, for the whole matrix, per `group_size` inputs of a
@@ -50,6 +56,8 @@ class DeclaredScheme:
         activations: how the input of these linears is rounded at run time: to FP8 per token, per
             tensor (stored or computed) or per 128 inputs, to NVFP4 or MXFP4.
         excludes: the patterns as written.
+        targets: linears that it is for: names, patterns of names, or `EVERY_LINEAR`.
+        others: the same declaration's for other linears, in order; without any of their own.
     """
 
     layout: "StoredLayout"
@@ -60,6 +68,22 @@ class DeclaredScheme:
     excludes: tuple[str, ...] = ()
     group_size: int | None = None
     first_stage: Literal["fp8_e4m3"] | None = None
+    targets: tuple[str, ...] = EVERY_LINEAR
+    others: tuple["DeclaredScheme", ...] = ()
+
+    def of(self, module: str) -> "DeclaredScheme | None":
+        """How the linear of this name is stored; None where no target means it.
+
+        As engines do, names are looked for first, in order, then what is for every other linear.
+        """
+        if not self.others and self.targets == EVERY_LINEAR:
+            return self
+        groups = (dataclasses.replace(self, others=()), *self.others)
+        for group in groups:
+            # A target names modules as an exclude does.
+            if any(self.layout.excludes_module(target, module) for target in group.targets):
+                return group
+        return next((group for group in groups if set(EVERY_LINEAR) & set(group.targets)), None)
 
     @property
     def transposed(self) -> bool:
@@ -79,14 +103,17 @@ class DeclaredScheme:
     def to_mapping(self) -> dict[str, Any]:
         """The scheme as JSON values."""
         said = {field.name: getattr(self, field.name) for field in fields(self)}
-        return said | {"layout": self.layout.name}
+        said |= {"layout": self.layout.name, "others": [each.to_mapping() for each in self.others]}
+        return said if self.others else {k: v for k, v in said.items() if k not in _OF_SEVERAL}
 
     def __str__(self) -> str:
         size = f" of {self.group_size}" if self.group_size else ""
         packing = f" ({self.pack_method})" if self.pack_method else ""
         of = f" of {self.first_stage} per tensor" if self.first_stage else ""
         weights = f"{self.weight_dtype} per {self.granularity}{size}{of}{packing}"
-        return f"{self.layout.name} {weights}, activations {self.activations}"
+        one = f"{self.layout.name} {weights}, activations {self.activations}"
+        more = (f"; {' '.join(each.targets)}: {each}" for each in self.others)
+        return one + "".join(more)
 
 
 class Part(NamedTuple):
@@ -98,6 +125,16 @@ class Part(NamedTuple):
 
 Parts = dict[str, Part]
 """The stored tensors of a linear by suffix ("weight", "weight_scale", ...)."""
+
+
+class OwnFormat(NamedTuple):
+    """Linears of another format than the others: the recipe in it, as it is stored.
+
+    `leaves` are the last parts of their names, and of those under which engines fuse them.
+    """
+
+    recipe: Recipe
+    leaves: tuple[str, ...]
 
 
 class SideFile(NamedTuple):
@@ -156,12 +193,15 @@ class StoredLayout(ABC):
         return keys.strings(key)
 
     @abstractmethod
-    def complete(self, recipe: Recipe, excludes: list[str]) -> dict[str, Any]:
+    def complete(
+        self, recipe: Recipe, excludes: list[str], own: Sequence[OwnFormat] = ()
+    ) -> dict[str, Any]:
         """The whole `quantization_config` that this package has for a recipe.
 
         Args:
-            recipe: whose formats are stored.
+            recipe: of one format, as it is stored.
             excludes: as they are to stand there.
+            own: linears with another one.
         """
 
     @abstractmethod
@@ -224,12 +264,13 @@ def is_regex_match(pattern: str, module: str) -> bool:
 
 
 def check_patterns(keys: ObjectReader, scheme: DeclaredScheme) -> None:
-    """Every `re:` pattern is understood.
+    """Every `re:` pattern of excludes and targets is understood.
 
     Raises:
         VerifyError: one is not.
     """
-    for pattern in scheme.excludes:
+    targets = (target for each in (scheme, *scheme.others) for target in each.targets)
+    for pattern in (*scheme.excludes, *targets):
         if pattern.startswith("re:"):
             try:
                 understood(pattern[3:])

@@ -1,0 +1,74 @@
+"""Recipes whose linears have several formats, by name: what `down_proj` or attention is kept in."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from draftquant.recipes import (
+    ActivationFormat,
+    Algorithm,
+    Format,
+    Recipe,
+    Rule,
+    WeightFormat,
+    load_recipe,
+)
+
+PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
+STATIC = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
+NVFP4_INPUTS = ActivationFormat(dtype="nvfp4", granularity="group", dynamic=True)
+FP8 = Format(
+    weights=WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True),
+    activations=PER_TOKEN,
+)
+FP8_STATIC = Format(
+    weights=WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True),
+    activations=STATIC,
+)
+NVFP4 = Format(
+    weights=WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True),
+    activations=NVFP4_INPUTS,
+)
+MXFP4 = Format(
+    weights=WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True),
+    activations=None,
+)
+INT4 = Format(
+    weights=WeightFormat(dtype="int4", granularity="group", group_size=128, symmetric=True),
+    activations=None,
+)
+INT4_CHANNEL = Format(
+    weights=WeightFormat(dtype="int4", granularity="channel", symmetric=True), activations=None
+)
+DOWN = ("*.down_proj.weight",)
+QKV = ("*.[qkv]_proj.weight", "*.q_a_proj.weight", "*.kv_a_proj_with_mqa.weight")
+
+
+def mixed(own: Format, *others: tuple[Format, tuple[str, ...]], name: str = "mixed") -> Recipe:
+    """`own` for every linear but those whose names match one of the patterns."""
+    base = load_recipe("fp8-ptpc")
+    rules = (Rule(tensor=patterns, action="quantize", format=form) for form, patterns in others)
+    return dataclasses.replace(
+        base,
+        name=name,
+        summary=f"{own}; " + "; ".join(f"{form} for {list(p)}" for form, p in others),
+        loads_on=(),
+        layout="compressed-tensors",
+        backend="torch",
+        weights=own.weights,
+        activations=own.activations,
+        algorithm=Algorithm(scale="absmax", rounding="nearest"),
+        rules=(*base.rules, *rules),
+    )
+
+
+MIXES: Mapping[str, Recipe] = {
+    name: mixed(own, *others, name=name)
+    for name, own, *others in (
+        ("nvfp4-fp8-down", NVFP4, (FP8, DOWN)),
+        ("nvfp4-static-fp8-down", NVFP4, (FP8_STATIC, DOWN)),
+        ("nvfp4-fp8-qkv", NVFP4, (FP8, QKV)),
+        ("int4-fp8-down", INT4, (FP8, DOWN)),
+        ("mxfp4-fp8-down", MXFP4, (FP8, DOWN)),
+        ("fp8-int4-qkv-nvfp4-down", FP8, (INT4, QKV), (NVFP4, DOWN)),
+    )
+}

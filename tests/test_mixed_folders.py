@@ -1,0 +1,259 @@
+"""Folders whose linears have several formats: written, declared, verified, decoded, replayed."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.quantization import QuantizationConfig
+from compressed_tensors.utils import is_match
+from draftquant.quantize.backends import get_backend
+from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.fused import fused_group
+from draftquant.quantize.errors import CheckpointError, DraftQuantError, LayoutError
+from draftquant.quantize.files.checkpoint import CONFIG_FILE, Checkpoint
+from draftquant.quantize.files.hub import resolve_draft
+from draftquant.quantize.plan import Plan, make_plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.draft import StoredDraft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.transcode import plan_transcoding
+from draftquant.quantize.verify.audit import audit
+from draftquant.quantize.verify.folder import verify
+from draftquant.recipes import Recipe
+from mixes import INT4, MIXES
+from tiny import read_tensors, tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+from tiny_mla import tiny_eagle3_mla
+from verify_cases import edit, edit_declaration, faults_of, flip_bit, reseal
+from wide import WIDE
+
+BUILDERS = {
+    "eagle3-llama": tiny_eagle3_llama,
+    "eagle3-mla": tiny_eagle3_mla,
+    "dflash": tiny_dflash,
+}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder = tmp_path_factory.mktemp("sources")
+    return {name: make(folder / name, **WIDE[name]) for name, make in BUILDERS.items()}
+
+
+def planned(source: Path, recipe: Recipe) -> Plan:
+    return make_plan(recipe, read_draft(Checkpoint.open(source)))
+
+
+def quantized(source: Path, recipe: Recipe, out: Path) -> Plan:
+    plan = planned(source, recipe)
+    scales = dict.fromkeys((step.row.module for step in plan.quantized), 0.01)
+    quantize_draft(
+        plan,
+        out,
+        source=resolve_draft(str(source)),
+        input_scales=scales if recipe.needs_input_scales else None,
+        input_scale_origin="constant",
+    )
+    return plan
+
+
+@pytest.fixture(scope="module")
+def folder(sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("mixed") / "out"
+    quantized(sources["eagle3-llama"], MIXES["nvfp4-static-fp8-down"], out)
+    return out
+
+
+def computed(plan: Plan, source: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Codes times scales of every linear as its own format gives them, by on-disk module name."""
+    tensors = read_tensors(source)
+    steps = {step.row.module: step for step in plan.quantized}
+    raw = {
+        module: torch.frombuffer(bytearray(tensors[f"{module}.weight"].data), dtype=torch.bfloat16)
+        .view(step.row.tensor.shape)
+        for module, step in steps.items()
+    }  # fmt: skip
+    for module, step in steps.items():
+        weights = plan.format_of(step).weights
+        fused = [raw[m] for m, s in steps.items() if fused_of(s) == fused_of(step)]
+        absmax = torch.tensor([[max(float(w.float().abs().max()) for w in fused)]])
+        whole = absmax if weights.scales_whole_matrix else None
+        yield module, get_backend("torch").quantize(raw[module], weights, whole).dequantized()
+
+
+def fused_of(step: Any) -> tuple[str, str]:
+    return fused_group(step.row.canonical.removesuffix(".weight"))
+
+
+@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("family", BUILDERS)
+def test_every_linear_is_stored_in_its_own_format(
+    family: str, name: str, sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    source, out = sources[family], tmp_path / "out"
+    plan = quantized(source, MIXES[name], out)
+    forms = {str(plan.format_of(step)) for step in plan.quantized}
+    assert len(forms) == len(MIXES[name].formats)
+
+    report = verify(out, source)
+    assert report.ok, report.faults
+    assert audit(Checkpoint.open(out)).faults == ()
+
+    stored = StoredDraft.read(Checkpoint.open(out))
+    rows = {row.module: row for row in stored.draft.rows}
+    for module, expected in computed(plan, source):
+        decoded = torch.from_numpy(stored.linear(rows[module]).decoded().dequantized())
+        # The inverse of NVFP4's global scale is stored: two roundings of 2^-24.
+        rtol = 2**-22 if stored.checkpoint.tensors.get(f"{module}.weight_global_scale") else 0
+        torch.testing.assert_close(decoded, expected, rtol=rtol, atol=0)
+
+
+def test_the_declaration_by_hand(folder: Path) -> None:
+    declared = json.loads((folder / CONFIG_FILE).read_text())["quantization_config"]
+    assert declared["format"] == "mixed-precision"
+    groups = declared["config_groups"]
+    assert [(g["format"], g["targets"]) for g in groups.values()] == [
+        ("nvfp4-pack-quantized", ["Linear"]),
+        ("float-quantized", ["re:.*down_proj$"]),
+    ]
+    assert groups["group_1"]["input_activations"]["dynamic"] is False
+    assert groups["group_1"]["weights"]["strategy"] == "tensor"
+
+
+def test_fused_linears_are_targeted_by_the_names_of_engines_too(
+    sources: Mapping[str, Path],
+) -> None:
+    targets = {
+        family: set(planned(sources[family], MIXES["nvfp4-fp8-qkv"]).declared()["config_groups"]
+                    ["group_1"]["targets"])
+        for family in BUILDERS
+    }  # fmt: skip
+    qkv = {f"re:.*{name}$" for name in ("q_proj", "k_proj", "v_proj", "qkv_proj")}
+    assert targets["eagle3-llama"] == targets["dflash"] == qkv
+    assert targets["eagle3-mla"] == {
+        f"re:.*{name}$"
+        for name in (
+            "q_a_proj",
+            "kv_a_proj_with_mqa",
+            "fused_qkv_a_proj",
+            "fused_qkv_a_proj_with_mqa",
+        )
+    }
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_compressed_tensors_reads_the_same_format_for_every_linear(
+    name: str, sources: Mapping[str, Path]
+) -> None:
+    """Its own classes, and its own rule of which target means a module."""
+    plan = planned(sources["eagle3-llama"], MIXES[name])
+    config = QuantizationConfig.model_validate(plan.declared())
+    assert config.format == "mixed-precision"
+    linear = torch.nn.Linear(1, 1)
+    for step in plan.quantized:
+        by_name = [s for s in config.config_groups.values() if s.targets != ["Linear"]]
+        found = [s for s in by_name if is_match(step.row.module, linear, s.targets)]
+        (scheme,) = found or [s for s in config.config_groups.values() if s.targets == ["Linear"]]
+        weights = plan.format_of(step).weights
+        assert scheme.weights is not None
+        bits = {"fp8_e4m3": 8}.get(weights.dtype, 4)
+        assert (scheme.weights.num_bits, scheme.weights.group_size) == (bits, weights.group_size)
+        assert (scheme.input_activations is None) == (plan.format_of(step).activations is None)
+
+
+def test_inputs_are_rounded_by_the_format_of_their_linear(folder: Path) -> None:
+    loaded = load_draft(folder)
+    assert loaded.activations["layers.0.mlp.down_proj"] == "tensor-static"
+    others = {how for name, how in loaded.activations.items() if "down" not in name}
+    assert others == {"nvfp4"}
+    assert loaded.rounds_alone
+
+
+def test_dequantized_it_is_the_same_draft(folder: Path, tmp_path: Path) -> None:
+    dequantize_draft(resolve_draft(str(folder)), tmp_path / "plain", dtype="F32")
+    plain, mixed = load_draft(tmp_path / "plain"), load_draft(folder)
+    assert all(torch.equal(plain.weights[key], weight) for key, weight in mixed.weights.items())
+
+
+@pytest.mark.parametrize("module", ["midlayer.mlp.down_proj", "midlayer.self_attn.q_proj"])
+def test_one_flipped_bit_is_found_whatever_the_format(
+    module: str, folder: Path, sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    out = copied(folder, tmp_path)
+    suffix = "weight" if "down" in module else "weight_packed"
+    edit(out, lambda tensors: flip(tensors, f"{module}.{suffix}"))
+    reseal(out)
+    report = verify(out, sources["eagle3-llama"])
+    name = f"{module}.{suffix}"
+    assert f"{name}: expected" in faults_of(report)
+    wrong = {fault.where for fault in report.faults if "proj" in fault.where}
+    assert wrong == {name, f"draftquant.json: tensor_sha256.{name}"}
+
+
+def test_the_other_format_in_the_declaration_is_found(
+    folder: Path, sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """Also where the tensors of both look alike: static or not shows in one stored scale."""
+    out = copied(folder, tmp_path)
+
+    def change(declared: dict[str, Any]) -> None:
+        declared["config_groups"]["group_1"]["targets"] = ["re:.*up_proj$"]
+
+    edit_declaration(out, change)
+    report = verify(out, sources["eagle3-llama"])
+    faults = faults_of(report)
+    assert "midlayer.mlp.down_proj: expected weights fp8_e4m3 of recipe" in faults
+    assert "config_groups.group_1.targets" in faults
+    with pytest.raises(CheckpointError, match=r"down_proj\.weight_packed: compressed"):
+        load_draft(out)
+
+
+def test_a_linear_that_no_group_means_is_refused(
+    folder: Path, sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    out = copied(folder, tmp_path)
+
+    def change(declared: dict[str, Any]) -> None:
+        declared["config_groups"]["group_0"]["targets"] = ["re:.*self_attn.*"]
+
+    edit_declaration(out, change)
+    with pytest.raises(CheckpointError, match=r"mlp\.gate_proj is stored quantized, but nothing"):
+        load_draft(out)
+    assert "midlayer.mlp.gate_proj: expected a group for it" in faults_of(
+        verify(out, sources["eagle3-llama"])
+    )
+
+
+def test_it_is_not_transcoded(folder: Path) -> None:
+    with pytest.raises(LayoutError, match="expected one format for all linears, got several"):
+        plan_transcoding(resolve_draft(str(folder)), "modelopt")
+
+
+@pytest.mark.parametrize("scales", [None, {"midlayer.self_attn.q_proj": 1.0}])
+def test_static_scales_are_needed_by_the_linears_of_that_format_alone(
+    scales: dict[str, float] | None, sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    recipe = dataclasses.replace(
+        MIXES["nvfp4-static-fp8-down"], weights=INT4.weights, activations=None
+    )
+    source = sources["eagle3-llama"]
+    plan = planned(source, recipe)
+    with pytest.raises(DraftQuantError, match=r"missing: midlayer\.mlp\.down_proj$|down_proj\n"):
+        quantize_draft(
+            plan, tmp_path / "out", source=resolve_draft(str(source)), input_scales=scales
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def copied(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def flip(tensors: dict[str, Any], name: str) -> None:
+    tensors[name] = flip_bit(tensors[name], 3)
