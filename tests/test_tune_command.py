@@ -11,7 +11,7 @@ from draftquant.scripts.cli import main
 from draftquant.validate.replay import replay_drafts
 from rounding_pairs import RoundingPair, make_pair
 
-SERVED = ("--engine", "vllm", "--arch", "b200")
+SERVED = ("--engine", "vllm", "--arch", "b200", "--fix-config")
 
 
 @pytest.fixture(autouse=True)

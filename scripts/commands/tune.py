@@ -103,6 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="store all-zero rows instead of refusing them",
     )
+    parser.add_argument(
+        "--fix-config",
+        action="store_true",
+        help="as 'quantize --fix-config' will change config.json",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -226,6 +231,7 @@ def _candidates(
         num_draft_tokens=num_draft_tokens,
         shared=shared,
         allow_zero_rows=options.allow_zero_rows,
+        fix_config=options.fix_config,
     )
     return candidates, judging
 

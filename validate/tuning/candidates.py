@@ -55,7 +55,7 @@ class Candidates:
         calibration: for static scales and algorithms that look at inputs; None if none does.
         num_draft_tokens: K.
         shared: the target's tables, for drafts that ship none.
-        allow_zero_rows: see `quantize_draft`.
+        allow_zero_rows, fix_config: see `quantize_draft`.
     """
 
     draft: Draft
@@ -67,6 +67,7 @@ class Candidates:
     num_draft_tokens: int
     shared: Mapping[str, Tensor] | None = None
     allow_zero_rows: bool = False
+    fix_config: bool = False
 
     def plan(self, mixture: Mixture, name: str = NAME) -> Plan:
         """What the mixture's recipe makes of the draft.
@@ -128,6 +129,7 @@ class Candidates:
                 statistics=inputs.statistics,
                 calibration_prompts=inputs.prompts,
                 allow_zero_rows=self.allow_zero_rows,
+                fix_config=self.fix_config,
             )
             yield load_draft(
                 out,
@@ -138,7 +140,9 @@ class Candidates:
             )
 
     def _verdicts(self, plan: Plan, arch: str | None) -> tuple[EngineCheck, ...]:
-        return planned_verdicts(plan, arch=arch, target_layers=plan.target_layers)
+        return planned_verdicts(
+            plan, arch=arch, target_layers=plan.target_layers, fix_config=self.fix_config
+        )
 
     def _inputs(self, plan: Plan, scratch: Path) -> PlanInputs:
         if self.calibration is None or not needs_traces(plan):

@@ -174,8 +174,9 @@ def tune_draft(
         raise TuneError(
             candidates.draft.checkpoint.folder,
             f"no mixture of these formats loads ({candidates.serving})",
-            details=[f"{one.what}: {one.why}" for one in (*refused, *passed_over)],
-            fix="give other recipes (--recipe), or another engine or GPU",
+            details=list(dict.fromkeys(one.why for one in (*refused, *passed_over))),
+            fix="give other recipes (--recipe) or another engine or GPU; where config.json itself is"
+            " refused, correct it (draftquant check --fix), or pass --fix-config",
         )
     points = _marked(points)
     return TuneReport(
