@@ -24,7 +24,11 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
-    return make_pair(tmp_path_factory.mktemp("tune") / "llama", "llama", num_prompts=16)
+    made = make_pair(tmp_path_factory.mktemp("tune") / "llama", "llama", num_prompts=16)
+    config = json.loads((made.draft_folder / "config.json").read_text())
+    config |= {"model_type": "llama"}  # without it vLLM refuses every mixture alike
+    (made.draft_folder / "config.json").write_text(json.dumps(config))
+    return made
 
 
 def tune(pair: RoundingPair, out: Path, *arguments: str) -> int:
@@ -105,6 +109,16 @@ def test_bad_input_is_named_and_nothing_is_written(
     assert tune(pair, tmp_path / "r.yaml", *arguments) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_engines_refuse_of_the_draft_itself_is_said_once(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nameless = make_pair(tmp_path_factory.mktemp("nameless") / "llama", "llama", num_prompts=8)
+    assert tune(nameless, tmp_path / "r.yaml", *SERVED, "--recipe", "int4-channel") == 2
+    said = capsys.readouterr().err
+    assert said.count("Should have a `model_type` key in its config.json") == 1
+    assert "draftquant check --fix" in said
 
 
 def test_an_existing_file_or_another_name_is_refused(
