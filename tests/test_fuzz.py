@@ -32,6 +32,7 @@ from draftquant.scripts.cli import main
 from handmade import MADE, quantize_by_hand
 from hypothesis import given
 from hypothesis import strategies as st
+from mixes import DOWN, FP8, INT4_CHANNEL, mixed
 from mutations import VALUES, documents, json_bytes, mutated, scrambled
 from tiny import INDEX_FILE, SINGLE_FILE, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
@@ -81,6 +82,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folders]:
     ours = root / "ours"
     assert main(["quantize", str(sources["llama"]), *INT4, "--out", str(ours)]) == 0
     quantized["ours"] = ours
+    recipe, quantized["mixed"] = root / "mixed.yaml", root / "mixed"
+    recipe.write_text(yaml.safe_dump(to_mapping(mixed(INT4_CHANNEL, (FP8, DOWN)))))
+    asked = ("--recipe", str(recipe), "--out", str(quantized["mixed"]))
+    assert main(["quantize", str(sources["llama"]), *asked]) == 0
     traced(root / "traces")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield Folders(root, sources, quantized)
