@@ -26,10 +26,12 @@ from draftquant.quantize.transcode import plan_transcoding
 from draftquant.quantize.verify.audit import audit
 from draftquant.quantize.verify.folder import verify
 from draftquant.recipes import Recipe
-from mixes import INT4, MIXES
+from draftquant.recipes.schema import BackendName
+from mixes import DOWN, FP8, INT4, INT4_CHANNEL, MIXES, mixed
 from tiny import read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
+from vendors import needs
 from verify_cases import edit, edit_declaration, faults_of, flip_bit, reseal
 from wide import WIDE
 
@@ -296,6 +298,26 @@ def test_plain_data_names_the_other_formats(folder: Path) -> None:
 def test_it_is_not_transcoded(folder: Path) -> None:
     with pytest.raises(LayoutError, match="expected one format for all linears, got several"):
         plan_transcoding(resolve_draft(str(folder)), "modelopt")
+
+
+@pytest.mark.vendor
+@pytest.mark.filterwarnings("ignore")  # the toolkits' own
+@pytest.mark.parametrize(
+    ("backend", "recipe"),
+    [
+        pytest.param("modelopt", MIXES["nvfp4-static-fp8-down"], marks=needs("modelopt")),
+        pytest.param("quark", mixed(INT4_CHANNEL, (FP8, DOWN)), marks=needs("quark")),
+    ],
+)
+def test_toolkits_compute_each_linear_in_its_format(
+    backend: BackendName, recipe: Recipe, sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """Bit for bit what our own numerics give."""
+    source = sources["eagle3-llama"]
+    quantized(source, recipe, tmp_path / "torch")
+    quantized(source, dataclasses.replace(recipe, backend=backend), tmp_path / backend)
+    ours, theirs = (read_tensors(tmp_path / name) for name in ("torch", backend))
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("scales", [None, {"midlayer.self_attn.q_proj": 1.0}])
