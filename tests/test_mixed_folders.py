@@ -227,6 +227,12 @@ def test_a_linear_that_no_group_means_is_refused(
     edit_declaration(out, change)
     with pytest.raises(CheckpointError, match=r"mlp\.gate_proj is stored quantized, but nothing"):
         load_draft(out)
+    found = audit(Checkpoint.open(out)).faults
+    assert [str(f) for f in found if "mlp" in f.where] == [
+        f"config.json: quantization_config, midlayer.mlp.{part}_proj: expected a group that targets"
+        " it, got none"
+        for part in ("gate", "up")
+    ]
     assert "midlayer.mlp.gate_proj: expected a group for it" in faults_of(
         verify(out, sources["eagle3-llama"])
     )
@@ -293,6 +299,18 @@ def test_plain_data_names_the_other_formats(folder: Path) -> None:
     assert (other["weight_dtype"], other["targets"]) == ("fp8_e4m3", ("re:.*down_proj$",))
     assert other["layout"] == found["layout"] == "compressed-tensors"
     json.dumps(found)
+
+
+def test_fused_linears_of_several_formats_are_a_fault(folder: Path, tmp_path: Path) -> None:
+    out = copied(folder, tmp_path)
+
+    def change(declared: dict[str, Any]) -> None:
+        declared["config_groups"]["group_1"]["targets"].append("re:.*q_proj$")
+
+    edit_declaration(out, change)
+    (fault,) = (f for f in audit(Checkpoint.open(out)).faults if "fused" in f.expected)
+    assert fault.where == ", ".join(f"midlayer.self_attn.{part}_proj" for part in "kqv")
+    assert fault.expected == "one format for fused linears"
 
 
 def test_it_is_not_transcoded(folder: Path) -> None:
