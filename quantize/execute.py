@@ -121,8 +121,7 @@ class _Execution:
         statistics.measure(self._names_of_need(self._plan.quantized))
         for stage in self._plan.stages():
             names = self._names_of_need([step for step in stage if step.action == "quantize"])
-            moments = statistics.second_moments(names) if names else {}
-            self._run_stage(stage, on_progress, moments)
+            self._run_stage(stage, on_progress, statistics.second_moments(names))
 
     def _backend_of(self, step: Step) -> Backend:
         """That of the recipe; of a format with which its algorithm wins nothing, a plain one."""

@@ -121,7 +121,7 @@ class Plan:
         return form
 
     def own_formats(self) -> tuple[OwnFormat, ...]:
-        """The linears of other formats than the recipe's own, for the declaration."""
+        """The linears of other formats than the recipe's own, by the names that engines have."""
         found = []
         for form in self.recipe.formats[1:]:
             steps = [step for step in self.quantized if self.format_of(step) == form]
@@ -178,7 +178,8 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     Raises:
         CheckpointError: `target_layers` is not what config.json says.
         PlanError: a tensor is unclaimed or claimed twice, a rule matches nothing or something that
-            cannot be quantized, or the count differs from the recipe's `expect`.
+            cannot be quantized, the count differs from the recipe's `expect`, or linears that are
+            fused, or of one name, differ in what becomes of them.
         LayoutError: the layout cannot express the formats, or cannot store one of the shapes.
     """
     check_layout(recipe)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from draftquant.recipes import (
     ActivationFormat,
     Algorithm,
+    Expectation,
     Format,
     Recipe,
     Rule,
@@ -61,6 +62,16 @@ def mixed(own: Format, *others: tuple[Format, tuple[str, ...]], name: str = "mix
     )
 
 
+KEPT_DOWN = dataclasses.replace(
+    mixed(NVFP4, name="nvfp4-bf16-down"),
+    summary="NVFP4, down_proj kept in BF16",
+    rules=(
+        *load_recipe("fp8-ptpc").rules,
+        Rule(tensor=DOWN, action="keep", why="the linear that loses most"),
+    ),
+    expect=Expectation(quantized_per_layer=6),
+)
+"""One format, beside what is kept: no mix of formats, and loaded wherever its format is."""
 MIXES: Mapping[str, Recipe] = {
     name: mixed(own, *others, name=name)
     for name, own, *others in (

@@ -22,18 +22,32 @@ from draftquant.quantize.engines.excludes import (
 )
 from draftquant.quantize.errors import CheckpointError
 from draftquant.scripts.cli import main
+from mixes import KEPT_DOWN, MIXES
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 
 ENGINES_FOLDER = Path(__file__).parent / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
 from broken import BROKEN  # noqa: E402
-from cases import FAMILIES, NUM_TARGET_LAYERS, Workshop, _broken, _quantized  # noqa: E402
+from cases import (  # noqa: E402
+    FAMILIES,
+    NUM_TARGET_LAYERS,
+    Workshop,
+    _broken,
+    _quantized,
+    mixed_cases,
+)
 from draftquant.recipes import Recipe  # noqa: E402
 from edits import DOWN_PROJ  # noqa: E402
 from formats import FamilyName, all_formats, format_recipe  # noqa: E402
 from predictions import parameter_mismatches, predicted  # noqa: E402
-from results import JSON_FILE, Outcome, read_outcomes  # noqa: E402
+from results import (  # noqa: E402
+    JSON_FILE,
+    Outcome,
+    _as_json,
+    read_outcomes,
+    recorded_outcomes,
+)
 
 WITHOUT_ALIAS = ("broken--qkv-kept-without-alias", "broken--qkv-kept-quark-without-alias")
 OTHER_TEXT = {"broken--mla-quark-exclude-bare"}
@@ -54,13 +68,14 @@ def formats() -> list[Recipe]:
 
 @pytest.fixture(scope="module")
 def folders(workshop: Workshop, formats: list[Recipe]) -> Path:
-    """Unquantized drafts of all families, every broken folder, every format of one family."""
+    """Unquantized drafts and mixed ones of all families, broken folders, formats of one family."""
     for family in FAMILIES:
         workshop.source(family).rename(workshop.out / f"{family}--unquantized")
     for broken in BROKEN:
         _broken(workshop, broken)
     for recipe in formats:
         _quantized(workshop, "format", FORMATS_OF, recipe)
+    mixed_cases(workshop)
     return workshop.out
 
 
@@ -88,6 +103,8 @@ def test_predictions_are_what_the_engines_did(answers: list[tuple[Outcome, Engin
                 faults.append(f"{said}: not {outcome['error']}")
     assert faults == []
     assert len(answers) > 600
+    mixed = [outcome for outcome, _ in answers if "nvfp4-fp8-down" in outcome["draft"]]
+    assert len(mixed) == 3 * 10  # on every GPU, in 1 and 2 shards
 
 
 def test_linears_have_the_shapes_that_the_engines_built(
@@ -125,9 +142,15 @@ def test_results_stay_small() -> None:
     assert JSON_FILE.stat().st_size < 400_000
 
 
+def test_results_can_be_written_from_themselves() -> None:
+    """So `run.py --only` leaves what it does not ask about as it is."""
+    assert _as_json(list(recorded_outcomes())) == JSON_FILE.read_text()
+
+
 def test_every_row_of_results_names_a_case_that_is_made(formats: list[Recipe]) -> None:
     made = {f"broken--{broken.name}" for broken in BROKEN}
     made |= {f"{family}--{recipe.name}" for family in FAMILIES for recipe in formats}
+    made |= {f"{family}--{name}" for family in FAMILIES for name in (*MIXES, KEPT_DOWN.name)}
     recipes = {path.stem for path in Path(__file__).parents[1].glob("recipes/*.yaml")}
     made |= {f"{family}--{name}" for family in FAMILIES for name in (*recipes, "unquantized")}
     assert {outcome["draft"] for outcome in read_outcomes()} <= made

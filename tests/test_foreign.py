@@ -16,6 +16,7 @@ import pytest
 import torch
 from draftquant.quantize.backends.quark_import import quark_process_state
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit
 from safetensors.torch import save_file
@@ -195,15 +196,10 @@ def test_modelopt(
     assert verified(out, source) == {FC, EMBEDDING[1], *unshared}
 
 
-@pytest.mark.parametrize(
-    ("preset", "scheme"),
-    [
-        ("W4A16", "compressed-tensors int4 per group of 128 (order), activations none"),
-        ("FP8", "compressed-tensors fp8_e4m3 per tensor, activations tensor-static"),
-        ("FP8_DYNAMIC", "compressed-tensors fp8_e4m3 per channel, activations token-dynamic"),
-    ],
-)
-def test_compressed_tensors(source: Path, tmp_path: Path, preset: str, scheme: str) -> None:
+def by_compressed_tensors(
+    source: Path, out: Path, groups: Mapping[str, tuple[str, list[str]]]
+) -> Path:
+    """A folder as the library writes it; `groups` by name: preset and targets."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import (
         QuantizationConfig,
@@ -213,9 +209,11 @@ def test_compressed_tensors(source: Path, tmp_path: Path, preset: str, scheme: s
     from compressed_tensors.quantization.utils import calculate_qparams
 
     model = module_tree(source)
-    groups = {"group_0": preset_name_to_scheme(preset, ["Linear"])}
+    schemes = {
+        name: preset_name_to_scheme(preset, targets) for name, (preset, targets) in groups.items()
+    }
     apply_quantization_config(
-        model, QuantizationConfig(config_groups=groups, ignore=["lm_head", "fc"])
+        model, QuantizationConfig(config_groups=schemes, ignore=["lm_head", "fc"])
     )
     for module in model.modules():
         chosen = getattr(module, "quantization_scheme", None)
@@ -230,8 +228,21 @@ def test_compressed_tensors(source: Path, tmp_path: Path, preset: str, scheme: s
             module.input_scale.data.fill_(0.02)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
-    out = write(tmp_path / "out", source, model.state_dict())
+    write(out, source, model.state_dict())
     compressor.update_config(str(out))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("preset", "scheme"),
+    [
+        ("W4A16", "compressed-tensors int4 per group of 128 (order), activations none"),
+        ("FP8", "compressed-tensors fp8_e4m3 per tensor, activations tensor-static"),
+        ("FP8_DYNAMIC", "compressed-tensors fp8_e4m3 per channel, activations token-dynamic"),
+    ],
+)
+def test_compressed_tensors(source: Path, tmp_path: Path, preset: str, scheme: str) -> None:
+    out = by_compressed_tensors(source, tmp_path / "out", {"group_0": (preset, ["Linear"])})
     assert inspected(out) == (scheme, {FC})
     # Rounding weight/scale to BF16 first puts some INT4 codes a little beyond half a step.
     assert verified(out, source) == {FC, *EMBEDDING}
@@ -239,3 +250,34 @@ def test_compressed_tensors(source: Path, tmp_path: Path, preset: str, scheme: s
         recorded = provenance_of(verify(out, source, foreign=True), "absmax")
         (out / "draftquant.json").write_text(json.dumps(recorded))
         assert f"{LINEARS[0]}.weight_packed" in verified(out, source)
+
+
+MLP = "re:.*mlp.*"
+ATTENTION = "re:.*self_attn.*"
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"attention": ("FP8_DYNAMIC", [ATTENTION]), "mlp": ("W4A16", [MLP])},
+        {"group_0": ("W4A16", ["Linear"]), "group_1": ("FP8_DYNAMIC", [ATTENTION])},
+        {"group_0": ("FP8_DYNAMIC", [ATTENTION]), "rest": ("W4A16", ["Linear"])},
+    ],
+    ids=["named", "linear-first", "linear-last"],
+)
+def test_several_formats_of_compressed_tensors(
+    groups: Mapping[str, tuple[str, list[str]]], source: Path, tmp_path: Path
+) -> None:
+    """Groups of any names, in any order, of which one may be for every other linear."""
+    out = by_compressed_tensors(source, tmp_path / "out", groups)
+    declared = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert declared["format"] == "mixed-precision"
+    scheme, faults = inspected(out)
+    assert "fp8_e4m3 per channel, activations token-dynamic" in scheme
+    assert "int4 per group of 128 (order), activations none" in scheme
+    assert faults == {FC}  # also where no target means it: SGLang refuses what none does
+    assert verified(out, source) == {FC, *EMBEDDING}
+    loaded = load_draft(out)
+    rounded = {name for name, how in loaded.activations.items() if how == "token-dynamic"}
+    assert rounded == {f"layers.0.self_attn.{part}_proj" for part in "koqv"}
+    assert set(loaded.activations.values()) == {"token-dynamic", "none"}

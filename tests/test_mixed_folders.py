@@ -15,7 +15,7 @@ from draftquant.quantize.backends import get_backend
 from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.fused import fused_group
-from draftquant.quantize.errors import CheckpointError, DraftQuantError, LayoutError
+from draftquant.quantize.errors import CheckpointError, DraftQuantError, LayoutError, VerifyError
 from draftquant.quantize.files.checkpoint import CONFIG_FILE, Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.plan import Plan, make_plan
@@ -26,10 +26,12 @@ from draftquant.quantize.transcode import plan_transcoding
 from draftquant.quantize.verify.audit import audit
 from draftquant.quantize.verify.folder import verify
 from draftquant.recipes import Recipe
-from mixes import INT4, MIXES
+from draftquant.recipes.schema import BackendName
+from mixes import DOWN, FP8, INT4, INT4_CHANNEL, MIXES, mixed
 from tiny import read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
+from vendors import needs
 from verify_cases import edit, edit_declaration, faults_of, flip_bit, reseal
 from wide import WIDE
 
@@ -225,14 +227,115 @@ def test_a_linear_that_no_group_means_is_refused(
     edit_declaration(out, change)
     with pytest.raises(CheckpointError, match=r"mlp\.gate_proj is stored quantized, but nothing"):
         load_draft(out)
+    found = audit(Checkpoint.open(out)).faults
+    assert [str(f) for f in found if "mlp" in f.where] == [
+        f"config.json: quantization_config, midlayer.mlp.{part}_proj: expected a group that targets"
+        " it, got none"
+        for part in ("gate", "up")
+    ]
     assert "midlayer.mlp.gate_proj: expected a group for it" in faults_of(
         verify(out, sources["eagle3-llama"])
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("config_groups.group_1.format", None, "group_1.format: understood are 'pack-quantized'"),
+        (
+            "config_groups.group_1.format",
+            "dense",
+            "group_1.format: understood are 'pack-quantized'",
+        ),
+        ("format", "nvfp4-pack-quantized", "group_1.format: understood is 'nvfp4-pack-quantized'"),
+        ("config_groups.group_1.targets", [], "group_1.targets: understood is a list of names"),
+        ("config_groups.group_1.targets", "Linear", "group_1.targets: understood is a list"),
+        ("config_groups.group_1.targets", ["re:.*(down"], "understood is a regular expression"),
+        ("config_groups.group_1.weights.num_bits", 4, "group_1.weights.num_bits: understood is 8"),
+        ("config_groups.group_1.strange", 1, r"group_1.strange \(unknown key\)"),
+        ("config_groups.group_2", 1, "group_2: understood is a JSON object"),
+        ("config_groups", {}, "config_groups: understood is 1 to 16 groups"),
+        ("config_groups", {f"g{i}": {} for i in range(17)}, "understood is 1 to 16 groups"),
+    ],
+)
+def test_groups_that_are_not_understood_are_refused(
+    path: str, value: object, message: str, folder: Path, tmp_path: Path
+) -> None:
+    out = copied(folder, tmp_path)
+
+    def change(declared: dict[str, Any]) -> None:
+        *parents, key = path.split(".")
+        for parent in parents:
+            declared = declared[parent]
+        declared[key] = value
+
+    edit_declaration(out, change)
+    with pytest.raises(VerifyError, match=message):
+        load_draft(out)
+
+
+def test_names_decide_before_the_class_and_in_order(folder: Path, tmp_path: Path) -> None:
+    """As in both engines, wherever the group of every other linear stands."""
+    out = copied(folder, tmp_path)
+
+    def change(declared: dict[str, Any]) -> None:
+        groups = declared["config_groups"]
+        declared["config_groups"] = {
+            "down": groups["group_1"],
+            "again": {**groups["group_0"], "targets": ["re:.*down_proj$", "re:.*up_proj$"]},
+            "rest": groups["group_0"],
+        }
+
+    edit_declaration(out, change)
+    before, after = load_draft(folder), load_draft(out)
+    assert after.activations == before.activations
+    assert all(torch.equal(before.weights[key], weight) for key, weight in after.weights.items())
+
+
+def test_plain_data_names_the_other_formats(folder: Path) -> None:
+    found = audit(Checkpoint.open(folder)).to_mapping()["declared"]
+    assert (found["weight_dtype"], found["targets"]) == ("nvfp4", ("Linear",))
+    (other,) = found["others"]
+    assert (other["weight_dtype"], other["targets"]) == ("fp8_e4m3", ("re:.*down_proj$",))
+    assert other["layout"] == found["layout"] == "compressed-tensors"
+    json.dumps(found)
+
+
+def test_fused_linears_of_several_formats_are_a_fault(folder: Path, tmp_path: Path) -> None:
+    out = copied(folder, tmp_path)
+
+    def change(declared: dict[str, Any]) -> None:
+        declared["config_groups"]["group_1"]["targets"].append("re:.*q_proj$")
+
+    edit_declaration(out, change)
+    (fault,) = (f for f in audit(Checkpoint.open(out)).faults if "fused" in f.expected)
+    assert fault.where == ", ".join(f"midlayer.self_attn.{part}_proj" for part in "kqv")
+    assert fault.expected == "one format for fused linears"
+
+
 def test_it_is_not_transcoded(folder: Path) -> None:
     with pytest.raises(LayoutError, match="expected one format for all linears, got several"):
         plan_transcoding(resolve_draft(str(folder)), "modelopt")
+
+
+@pytest.mark.vendor
+@pytest.mark.filterwarnings("ignore")  # the toolkits' own
+@pytest.mark.parametrize(
+    ("backend", "recipe"),
+    [
+        pytest.param("modelopt", MIXES["nvfp4-static-fp8-down"], marks=needs("modelopt")),
+        pytest.param("quark", mixed(INT4_CHANNEL, (FP8, DOWN)), marks=needs("quark")),
+    ],
+)
+def test_toolkits_compute_each_linear_in_its_format(
+    backend: BackendName, recipe: Recipe, sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """Bit for bit what our own numerics give."""
+    source = sources["eagle3-llama"]
+    quantized(source, recipe, tmp_path / "torch")
+    quantized(source, dataclasses.replace(recipe, backend=backend), tmp_path / backend)
+    ours, theirs = (read_tensors(tmp_path / name) for name in ("torch", backend))
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("scales", [None, {"midlayer.self_attn.q_proj": 1.0}])

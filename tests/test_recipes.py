@@ -266,8 +266,9 @@ def loads_on(recipe: Recipe) -> str:
 
 
 def described(recipe: Recipe) -> list[str]:
-    formats = [str(recipe.weights), str(recipe.activations or "none")]
-    formats.append(recipe.algorithm.name)
+    weights = dict.fromkeys(str(form.weights) for form in recipe.formats)
+    inputs = dict.fromkeys(str(form.activations or "none") for form in recipe.formats)
+    formats = ["; ".join(weights), "; ".join(inputs), recipe.algorithm.name]
     return [f"`{recipe.name}`", *formats, recipe.layout, recipe.backend, loads_on(recipe)]
 
 

@@ -25,6 +25,7 @@ from ..quantize.files.provenance import (
     read_provenance,
 )
 from ..quantize.stored.declarations import declared_scheme
+from ..quantize.stored.draft import StoredDraft
 from ..quantize.stored.loading import LoadedDraft
 from ..quantize.verify.kept import hash_tensor
 from ..quantize.verify.method import declared_faults
@@ -83,7 +84,8 @@ class DraftFolder:
             )
         scheme = declared_scheme(checkpoint)
         if isinstance(record, QuantizedProvenance):
-            for fault in declared_faults(record.recipe, scheme):
+            draft = StoredDraft.look(checkpoint, scheme).draft
+            for fault in declared_faults(record.recipe, scheme, draft):
                 raise GateError(
                     folder,
                     f"{fault.where} does not declare what it was quantized to: expected"

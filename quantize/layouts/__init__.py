@@ -34,11 +34,11 @@ def check_layout(recipe: Recipe) -> None:
         problem = layout.problem(recipe.in_format(form).stored)
         if problem is not None:
             raise LayoutError(f"layout {recipe.layout}", f"{problem}: {form}", fix=_use(recipe))
-    if len(recipe.formats) > 1 and not layout.mixes:
+    if len(recipe.formats) > 1 and layout.mix_problem is not None:
         formats = "; ".join(map(str, recipe.formats))
         raise LayoutError(
             f"layout {recipe.layout}",
-            f"declares one format for all linears, the recipe has {len(recipe.formats)}: {formats}",
+            f"{layout.mix_problem}: the recipe has {len(recipe.formats)}: {formats}",
             fix=_use(recipe),
         )
 
@@ -49,7 +49,7 @@ def _use(recipe: Recipe) -> str:
     able = [
         name
         for name, layout in _LAYOUTS.items()
-        if (layout.mixes or len(each) == 1) and not any(map(layout.problem, each))
+        if (layout.mix_problem is None or len(each) == 1) and not any(map(layout.problem, each))
     ]
     if able:
         return f"use one of: {', '.join(able)}"

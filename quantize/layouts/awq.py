@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
+    ONE_FORMAT,
     Columns,
     OwnFormat,
     check_divides,
@@ -29,7 +30,7 @@ class AwqLayout:
     """`qweight` [in, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]."""
 
     name: LayoutName = "awq"
-    mixes = False
+    mix_problem: str | None = ONE_FORMAT
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("modules_to_not_convert",)
     int4_scale_dtype: Literal["float16"] | None = "float16"

@@ -29,6 +29,9 @@ class Columns(NamedTuple):
     tensor: "Tensor"
 
 
+ONE_FORMAT = "declares one format for all linears"
+
+
 class OwnFormat(NamedTuple):
     """Linears of another format than the recipe's own.
 
@@ -45,14 +48,14 @@ class Layout(Protocol):
     """One way to store quantized weights.
 
     Attributes:
-        mixes: whether it can declare several formats for one draft.
+        mix_problem: why it cannot declare several formats for one draft; None = it can.
         exact_excludes: whether engines compare its excludes with whole names, layer number and all.
         exclude_keys: of a declaration, each with the same list of excludes.
         int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
     """
 
     name: LayoutName
-    mixes: bool
+    mix_problem: str | None
     exact_excludes: bool
     exclude_keys: tuple[str, ...]
     int4_scale_dtype: Literal["float16"] | None

@@ -53,7 +53,7 @@ class CompressedTensorsLayout:
     """
 
     name: LayoutName = "compressed-tensors"
-    mixes = True
+    mix_problem: str | None = None
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("ignore",)
     int4_scale_dtype: Literal["float16"] | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
+    ONE_FORMAT,
     Columns,
     OwnFormat,
     last_parts,
@@ -28,7 +29,7 @@ class Fp8Layout:
     """
 
     name: LayoutName = "fp8"
-    mixes = False
+    mix_problem: str | None = ONE_FORMAT
     exact_excludes = True
     exclude_keys: tuple[str, ...] = ("ignored_layers", "modules_to_not_convert")
     int4_scale_dtype: Literal["float16"] | None = None

@@ -33,7 +33,11 @@ class ModelOptLayout:
     """
 
     name: LayoutName = "modelopt"
-    mixes = False
+    # vLLM 0.33 has `model.layers.61.mlp.down_proj`, SGLang 0.5.23 `model.down_proj`, or no `model`.
+    mix_problem: str | None = (
+        "declares several formats by whole names of linears (MIXED_PRECISION), and engines have"
+        " their own for those of a draft"
+    )
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("exclude_modules", "ignore")
     int4_scale_dtype: Literal["float16"] | None = None

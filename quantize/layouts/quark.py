@@ -8,6 +8,7 @@ from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..errors import LayoutError
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
+    ONE_FORMAT,
     Columns,
     OwnFormat,
     check_divides,
@@ -38,7 +39,7 @@ class QuarkLayout:
     """
 
     name: LayoutName = "quark"
-    mixes = False
+    mix_problem: str | None = ONE_FORMAT
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("exclude",)
     int4_scale_dtype: Literal["float16"] | None = None

@@ -186,11 +186,14 @@ def _look(
     faults = [] if row.role in QUANTIZABLE else [must_not_be_quantized(module, row)]
     codes = input_scale = None
     wrong: set[str] = set()
-    scheme = scheme.of(module) if scheme is not None else None
-    if scheme is not None:
+    own = scheme.of(module) if scheme is not None else None
+    if scheme is not None and own is None:
+        where = f"{CONFIG_FILE}: quantization_config, {module}"
+        faults.append(Fault(where=where, expected="a group that targets it", got="none"))
+    if own is not None:
         rows, columns = row.tensor.shape
-        parts = stored_parts(scheme, rows, columns)
-        found = wrong_parts(module, parts, {s: tensors.get(s) for s in parts}, scheme)
+        parts = stored_parts(own, rows, columns)
+        found = wrong_parts(module, parts, {s: tensors.get(s) for s in parts}, own)
         wrong = {fault.where.removeprefix(f"{module}.") for fault in found}
         faults += found + [
             _too_much(tensors[suffix]) for suffix in sorted(tensors.keys() - parts.keys())
@@ -198,7 +201,7 @@ def _look(
         right = {suffix: tensors[suffix] for suffix in parts if suffix not in wrong}
         faults += companion_faults(checkpoint, row.tensor, right)
         if wrong <= BESIDE_CODES:
-            codes, more = code_statistics(checkpoint, scheme, row, concat=row.canonical in concat)
+            codes, more = code_statistics(checkpoint, own, row, concat=row.canonical in concat)
             faults += more
         static = [tensor for suffix, tensor in right.items() if suffix in INPUT_SCALES]
         input_scale = stored_scalar(checkpoint, static[0]) if static else None
@@ -237,7 +240,7 @@ def _declaration_faults(
     asked = dataclasses.replace(draft, rows=rows)
     return [
         *exclude_faults(asked, scheme, quantized),
-        *fused_faults(draft, checkpoint, quantized, complete),
+        *fused_faults(draft, checkpoint, scheme, quantized, complete),
     ]
 
 

@@ -214,7 +214,7 @@ class _Verification:
         return [
             *sorting.faults,
             *excludes,
-            *fused_faults(self._draft, self._output, sorting.quantized, sorting.complete),
+            *fused_faults(self._draft, self._output, scheme, sorting.quantized, sorting.complete),
             *config_faults(self._source, self._output, scheme, self._changes, self._provenance),
             *index_faults(self._output),
             *metadata_faults(self._source, self._output, foreign=self._method is None),

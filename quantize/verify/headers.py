@@ -97,9 +97,21 @@ def sort_tensors(draft: Draft, output: Checkpoint, demands: Mapping[str, Demand]
 
 
 def fused_faults(
-    draft: Draft, output: Checkpoint, quantized: frozenset[str], complete: frozenset[str]
+    draft: Draft,
+    output: Checkpoint,
+    scheme: DeclaredScheme | None,
+    quantized: frozenset[str],
+    complete: frozenset[str],
 ) -> list[Fault]:
-    """Linears that engines fuse are quantized together, and share what engines take only once."""
+    """Linears that engines fuse are quantized together, and share what engines take only once.
+
+    Args:
+        draft: the source.
+        output: the quantized folder.
+        scheme: what it declares.
+        quantized: see `Sorting`.
+        complete: see `Sorting`.
+    """
     faults = []
     for group in draft.fused_groups():
         members = [module for module in group if module in quantized]
@@ -107,6 +119,11 @@ def fused_faults(
             left = ", ".join(module for module in group if module not in quantized)
             expected = "all or none of them quantized"
             faults.append(Fault(where=", ".join(group), expected=expected, got=f"kept: {left}"))
+        formats = [scheme.of(module) for module in members] if scheme else []
+        if len(dict.fromkeys(map(str, formats))) > 1:
+            got = "; ".join(map(str, formats))
+            expected = "one format for fused linears"
+            faults.append(Fault(where=", ".join(members), expected=expected, got=got))
         for suffix in _ONE_FOR_FUSED:
             names = [f"{module}.{suffix}" for module in group if module in complete]
             stored = [output.tensors[name] for name in names if name in output.tensors]

@@ -2,6 +2,7 @@
 
 import argparse
 import typing
+from collections.abc import Iterable
 
 import yaml
 
@@ -64,14 +65,19 @@ def _list(options: argparse.Namespace) -> None:
     for recipe in recipes:
         found.row(
             recipe.name,
-            str(recipe.weights),
-            str(recipe.activations or "none"),
+            _each(form.weights for form in recipe.formats),
+            _each(form.activations or "none" for form in recipe.formats),
             recipe.algorithm.name,
             recipe.layout,
             recipe.backend,
             "; ".join(map(str, recipe.loads_on)) or "no stock engine",
         )
     print_table(found)
+
+
+def _each(formats: Iterable[object]) -> str:
+    """Of a recipe's formats, its own first."""
+    return "; ".join(dict.fromkeys(map(str, formats)))
 
 
 def _loads(place: LoadsOn, engine: str | None, arch: str | None, family: str | None) -> bool:

@@ -23,11 +23,13 @@ from draftquant.quantize.quantize import quantize_draft
 from draftquant.recipes import DraftQuantError, Recipe, load_recipe
 from edits import Broken, Edit, Folder
 from formats import FamilyName, all_formats, format_recipe
+from mixes import KEPT_DOWN, MIXES
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
 
 INPUT_SCALE = 0.01
+Kind = Literal["recipe", "format", "mixed", "broken"]
 DTYPES = {"BF16": "bfloat16", "F16": "float16"}
 INDEX_FILE = "cases.json"
 TARGET_FOLDER = "target"
@@ -67,7 +69,8 @@ class Case:
     Attributes:
         name: of the folder.
         kind: "recipe": what draftquant ships; "format": what its layouts can store besides;
-            "broken": what other tools and hands make, and what looks broken but is not.
+            "mixed": several formats in one draft; "broken": what other tools and hands make, and
+            what looks broken but is not.
         what: one line; of a broken folder, what was done to it.
         recipe: what it was quantized with; None = not quantized.
         tp: numbers of tensor-parallel shards to load it in.
@@ -76,7 +79,7 @@ class Case:
     """
 
     name: str
-    kind: Literal["recipe", "format", "broken"]
+    kind: Kind
     family: FamilyName
     what: str
     recipe: str | None = None
@@ -94,7 +97,12 @@ def write_cases(out: Path) -> list[Case]:
     out.mkdir()
     write_target(out / TARGET_FOLDER)
     workshop = Workshop(out)
-    cases = [*recipe_cases(workshop), *format_cases(workshop), *broken_cases(workshop)]
+    cases = [
+        *recipe_cases(workshop),
+        *format_cases(workshop),
+        *mixed_cases(workshop),
+        *broken_cases(workshop),
+    ]
     index = [dataclasses.asdict(case) for case in cases]
     (out / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
     shutil.rmtree(workshop.sources)
@@ -169,9 +177,16 @@ def format_cases(workshop: Workshop) -> list[Case]:
     ]
 
 
-def _quantized(
-    workshop: Workshop, kind: Literal["recipe", "format"], family: FamilyName, recipe: Recipe
-) -> Case:
+def mixed_cases(workshop: Workshop) -> list[Case]:
+    """Every family with every recipe of several formats, BF16 beside others among them."""
+    return [
+        _quantized(workshop, "mixed", family, recipe)
+        for family in FAMILIES
+        for recipe in (*MIXES.values(), KEPT_DOWN)
+    ]
+
+
+def _quantized(workshop: Workshop, kind: Kind, family: FamilyName, recipe: Recipe) -> Case:
     name = f"{family}--{recipe.name}"
     case = Case(
         name=name,

@@ -10,6 +10,21 @@ from cases import Case
 
 Outcome = Mapping[str, Any]
 JSON_FILE = Path(__file__).resolve().parent / "results.json"
+_NOTHING: Outcome = {
+    "draft": "",
+    "engine": "",
+    "verdict": "",
+    "stage": "",
+    "error": None,
+    "schemes": {},
+    "unloaded": [],
+    "unread": [],
+    "cast": [],
+    "merged": [],
+    "not_run": {},
+    "captures": {},
+}
+"""What is left out of results.json, in the order of its keys."""
 _DEFAULT_LAYERS = [2, 4, 5]
 """Of a target of 8 layers, as both engines say."""
 _NO_LINEAR = re.compile(r"(^|\bmodel|embed_tokens|attn|attn_m[hq]a|norm(\.\d+)?)$")
@@ -74,6 +89,17 @@ def read_outcomes() -> Iterator[Outcome]:
             }
 
 
+def recorded_outcomes() -> Iterator[Outcome]:
+    """What `results.json` holds, as `judged` gave it."""
+    schemes = json.loads(JSON_FILE.read_text())["schemes"]
+    for outcome in read_outcomes():
+        found = {**_NOTHING, **outcome}
+        if isinstance(found["schemes"], int):
+            found["schemes"] = schemes[found["schemes"]]
+        found["not_run"] = dict(enumerate(found["not_run"]))
+        yield {key: value for key, value in found.items() if key not in ("on", "models")}
+
+
 def with_linears(outcome: Outcome) -> Outcome:
     """A loader's outcome, with `linears` instead of all parameters.
 
@@ -119,21 +145,21 @@ def _as_json(outcomes: Sequence[Outcome]) -> str:
     `models` are the numbers of what was built on each platform: of lists of numbers of linears.
     """
     schemes, models, linears = _Table(), _Table(), _Table()
-    lines: dict[str, dict[str, int]] = {}
+    lines: dict[str, dict[str, dict[str, Any]]] = {}
     for outcome in outcomes:
         line = {key: value for key, value in outcome.items() if value not in (None, [], {})}
-        built = [linears.number(linear) for linear in line.pop("linears", {}).items()]
+        built = line.pop("linears", {})
         if "schemes" in line:
             line["schemes"] = schemes.number(line["schemes"])
         if "not_run" in line:
             line["not_run"] = sorted(set(line["not_run"].values()))
         platform = f"{line.pop('arch')} tp {line.pop('tp')}"
         del line["version"]
-        lines.setdefault(json.dumps(line), {})[platform] = models.number(built)
-    rows = [
-        json.dumps({**json.loads(line), "on": [*on], "models": [*on.values()]})
-        for line, on in lines.items()
-    ]
+        lines.setdefault(json.dumps(line), {})[platform] = built
+    rows = []
+    for line, on in lines.items():  # numbers follow the lines, whoever was asked first
+        numbers = [models.number([*map(linears.number, built.items())]) for built in on.values()]
+        rows.append(json.dumps({**json.loads(line), "on": [*on], "models": numbers}))
     versions = {outcome["engine"]: outcome["version"] for outcome in outcomes}
     return (
         f'{{"versions": {json.dumps(versions)},\n"outcomes": [\n'
@@ -152,6 +178,7 @@ def _as_markdown(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> str:
     for kind, title, column in (
         ("recipe", "Built-in recipes", "family and recipe"),
         ("format", "What else the layouts can store (one shard)", "family and formats"),
+        ("mixed", "Several formats in one draft", "family and formats"),
         ("broken", "Folders that are wrong, or look so", "what was done to the folder"),
     ):
         parts.append(f"\n## {title}\n\n| {column} | {header} |\n|{'---|' * 6}\n")

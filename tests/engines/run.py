@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import typing
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,10 +22,16 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # tiny.py and its kin
 
-from cases import FAMILIES, TARGET_FOLDER, Case, read_cases, write_cases  # noqa: E402
+from cases import FAMILIES, TARGET_FOLDER, Case, Kind, read_cases, write_cases  # noqa: E402
 from plugin import plugin_faults  # noqa: E402
 from predictions import find_mismatches  # noqa: E402
-from results import Outcome, judged, with_linears, write_results  # noqa: E402
+from results import (  # noqa: E402
+    Outcome,
+    judged,
+    recorded_outcomes,
+    with_linears,
+    write_results,
+)
 
 ARCHS = {"vllm": ("sm90", "sm100"), "sglang": ("sm90", "sm100", "gfx942")}
 
@@ -55,6 +62,11 @@ def main() -> int:
     parser.add_argument("--python", type=Path, required=True, help="of the engines' environment")
     parser.add_argument("--work", type=Path, help="folder to keep cases and raw output in")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the result tables")
+    parser.add_argument(
+        "--only",
+        choices=typing.get_args(Kind),
+        help="ask about these cases; what is said of the others stands in results.json",
+    )
     parser.add_argument("--reuse", action="store_true", help="the cases that --work holds")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -65,10 +77,13 @@ def main() -> int:
             print(f"writing drafts into {folders}", file=sys.stderr)
             write_cases(folders)
         cases = read_cases(folders)
-        outcomes = _ask_engines(arguments.python, folders, cases)
-        write_results(arguments.out, cases, outcomes)
+        asked = [case for case in cases if arguments.only in (None, case.kind)]
+        outcomes = _ask_engines(arguments.python, folders, asked)
+        known = _known(cases, asked) if arguments.only else []
+        write_results(arguments.out, cases, [*known, *outcomes])
         mismatches = find_mismatches(folders, outcomes)
-        faults = plugin_faults(partial(_ask, arguments.python, folders), PLATFORMS)
+        ask = partial(_ask, arguments.python, folders)
+        faults = [] if arguments.only else plugin_faults(ask, PLATFORMS)
     for line in (*mismatches, *faults):
         print(line)
     print(f"{len(mismatches)} of {len(outcomes)} predictions of `draftquant check` are wrong")
@@ -83,6 +98,12 @@ def _ask_engines(python: Path, folders: Path, cases: Sequence[Case]) -> list[Out
         outcomes = [with_linears(outcome) for answer in answers for outcome in answer]
     reads = {case.name: case.reads for case in cases}
     return [judged(outcome, reads[outcome["draft"]]) for outcome in outcomes]
+
+
+def _known(cases: Sequence[Case], asked: Sequence[Case]) -> list[Outcome]:
+    """What results.json holds of the cases that are not asked about."""
+    others = {case.name for case in cases} - {case.name for case in asked}
+    return [outcome for outcome in recorded_outcomes() if outcome["draft"] in others]
 
 
 def _names(cases: Sequence[Case], platform: Platform) -> list[str]:

@@ -24,7 +24,6 @@ Activations = Literal[
 ]
 EVERY_LINEAR = ("Linear",)
 """The class that stands for all linears that no other target names."""
-_OF_SEVERAL = ("targets", "others")
 SPEC_NO_MEANING = frozenset(
     {
         "enable_buffer_reuse",
@@ -101,10 +100,14 @@ class DeclaredScheme:
         return any(self.layout.excludes_module(pattern, module) for pattern in self.excludes)
 
     def to_mapping(self) -> dict[str, Any]:
-        """The scheme as JSON values."""
+        """The scheme as JSON values, each of several with its targets."""
         said = {field.name: getattr(self, field.name) for field in fields(self)}
-        said |= {"layout": self.layout.name, "others": [each.to_mapping() for each in self.others]}
-        return said if self.others else {k: v for k, v in said.items() if k not in _OF_SEVERAL}
+        said["layout"] = self.layout.name
+        del said["targets"], said["others"]
+        if not self.others:
+            return said
+        others = [{**each.to_mapping(), "targets": each.targets} for each in self.others]
+        return said | {"targets": self.targets, "others": others}
 
     def __str__(self) -> str:
         size = f" of {self.group_size}" if self.group_size else ""

@@ -1,0 +1,165 @@
+"""Several formats along traces: scales, moments and learned codes of each linear by its own."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs, served_rounding
+from draftquant.calibration.rounding.kept import LearnedCodes
+from draftquant.calibration.rounding.learn import first_latents, learned_codes, nearest_weights
+from draftquant.calibration.rounding.settings import LearningSettings
+from draftquant.quantize.errors import BackendError
+from draftquant.quantize.files.hub import resolve_draft
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import Algorithm, Recipe
+from mixes import DOWN, FP8, FP8_STATIC, INT4_CHANNEL, NVFP4, mixed
+from rounding_pairs import K, RoundingPair, make_pair
+
+GPTQ = Algorithm(scale="mse", rounding="gptq")
+LEARNED = Algorithm(scale="mse", rounding="learned")
+FEW = LearningSettings(steps=6, sequences=2, validate_every=3, warmup_steps=2)
+STATIC_DOWN = mixed(NVFP4, (FP8_STATIC, DOWN))
+DYNAMIC_DOWN = mixed(INT4_CHANNEL, (FP8, DOWN))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=K)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
+    return make_pair(tmp_path_factory.mktemp("pairs") / request.param, request.param)
+
+
+def by(recipe: Recipe, algorithm: Algorithm) -> Recipe:
+    return dataclasses.replace(recipe, algorithm=algorithm)
+
+
+def test_static_scales_are_those_of_the_format_of_each_linear(pair: RoundingPair) -> None:
+    plan = pair.plan(STATIC_DOWN)
+    static = pair.static(plan)
+    nvfp4 = pair.static(pair.plan(mixed(NVFP4, (FP8, ("*.o_proj.weight",)))))
+    fp8 = pair.static(pair.plan(mixed(FP8_STATIC, (FP8, ("*.o_proj.weight",)))))
+    assert static is not None
+    assert nvfp4 is not None
+    assert fp8 is not None
+    for module, scale in static.scales.items():
+        if not module.endswith("o_proj"):
+            assert scale == (fp8 if module.endswith("down_proj") else nvfp4).scales[module], module
+    assert {m for m in static.scales if m not in nvfp4.scales} == {
+        s.row.module for s in plan.quantized if s.row.module.endswith("o_proj")
+    }
+
+
+def test_formats_that_store_no_scale_of_the_input_get_none(pair: RoundingPair) -> None:
+    plan = pair.plan(mixed(INT4_CHANNEL, (FP8_STATIC, DOWN)))
+    static = pair.static(plan)
+    assert static is not None
+    assert {module.rpartition(".")[2] for module in static.scales} == {"down_proj"}
+
+
+def test_inputs_are_rounded_by_the_format_of_each_linear(pair: RoundingPair) -> None:
+    plan = pair.plan(DYNAMIC_DOWN)
+    rounding = served_rounding(plan, None, torch.device("cpu"))
+    x = torch.linspace(-1, 1, 64).reshape(1, 64)
+    for step in plan.quantized:
+        name = step.row.canonical.removesuffix(".weight")
+        assert torch.equal(rounding(name, x), x) != name.endswith("down_proj"), name
+
+
+@pytest.mark.parametrize("recipe", [STATIC_DOWN, DYNAMIC_DOWN], ids=["nvfp4", "int4"])
+def test_gptq_rounds_four_bits_and_leaves_fp8_to_the_nearest(
+    recipe: Recipe, pair: RoundingPair, tmp_path: Path
+) -> None:
+    plan = pair.plan(by(recipe, GPTQ))
+    (tmp_path / "spool").mkdir()
+    found = measured_inputs(
+        plan,
+        pair.loaded(),
+        pair.traces,
+        num_draft_tokens=pair.num_draft_tokens,
+        spool=tmp_path / "spool",
+    )
+    assert found.statistics is not None
+    static = found.static
+    for name, chosen in (("gptq", plan), ("nearest", pair.plan(recipe))):
+        quantize_draft(
+            chosen,
+            tmp_path / name,
+            source=resolve_draft(str(pair.draft_folder)),
+            input_scales=static.scales if static else None,
+            input_scale_origin=static.origin if static else None,
+            statistics=found.statistics if name == "gptq" else None,
+        )
+        report = verify(tmp_path / name, pair.draft_folder)
+        assert report.ok, report.faults
+    rules = verify(tmp_path / "gptq", pair.draft_folder).rule.split("; ")
+    assert sorted(rules) == [
+        "exact absmax scales, exactly the nearest codes",
+        "scales from 1/4 to 1 of absmax, codes with at most 4 times the error of the nearest",
+    ]
+    gptq, nearest = (pair.loaded(tmp_path / name).weights for name in ("gptq", "nearest"))
+    for step in plan.quantized:
+        same = torch.equal(gptq[step.row.canonical], nearest[step.row.canonical])
+        assert same == step.row.module.endswith("down_proj"), step.row.module
+    measured = {path.stem for path in (tmp_path / "spool").iterdir()}
+    assert not any(name.endswith("down_proj") for name in measured)
+
+
+def test_learning_moves_four_bits_beside_nearest_fp8(pair: RoundingPair, tmp_path: Path) -> None:
+    plan, out = pair.plan(by(DYNAMIC_DOWN, LEARNED)), tmp_path / "out"
+    draft = pair.loaded()
+    latents, others = first_latents(plan, draft), nearest_weights(plan, draft)
+    assert {name.removesuffix(".weight") for name in others} | latents.keys() == {
+        step.row.canonical.removesuffix(".weight") for step in plan.quantized
+    }
+    assert {name.rpartition(".")[2] for name in map(_module, others)} == {"down_proj"}
+
+    def use(found: LearnedCodes) -> None:
+        quantize_draft(plan, out, source=resolve_draft(str(pair.draft_folder)), found=found)
+        for name in latents:
+            served = pair.loaded(out).weights[f"{name}.weight"]
+            assert torch.equal(found.quantized(name).dequantized(), served), name
+
+    with learned_codes(
+        plan,
+        draft,
+        pair.traces,
+        out,
+        num_draft_tokens=pair.num_draft_tokens,
+        settings=FEW,
+        save_seconds=0.0,
+    ) as found:
+        use(found)
+    report = verify(out, pair.draft_folder)
+    assert report.ok, report.faults
+    stored = pair.loaded(out).weights
+    assert all(torch.equal(stored[name], weight) for name, weight in others.items())
+
+
+def test_a_format_that_cannot_be_learned_as_the_recipes_own(
+    pair: RoundingPair, tmp_path: Path
+) -> None:
+    plan = pair.plan(by(mixed(FP8, (INT4_CHANNEL, DOWN)), LEARNED))
+    with (
+        pytest.raises(BackendError, match="learned finds codes of four bits"),
+        learned_codes(
+            plan,
+            pair.loaded(),
+            pair.traces,
+            tmp_path / "out",
+            num_draft_tokens=pair.num_draft_tokens,
+        ),
+    ):
+        pass
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight")
