@@ -20,15 +20,13 @@ from ...recipes.errors import RecipeError
 from ...recipes.schema import ALGORITHMS, LayoutName
 from ..console import print_json, stderr
 from .common import add_device, add_num_draft_tokens, open_draft, shared_tables
-from .tune_report import print_choice, print_report, recipe_document
+from .tune_report import MAX_DROP, print_choice, print_report, recipe_document
 
 if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
     from ...validate.tuning.candidates import Candidates
     from ...validate.tuning.tune import Wanted
 
-MAX_DROP = 0.01
-"""As the gate's release policy."""
 CALIBRATION_SHARE = 0.5
 """Of the prompts, where scales or codes are found by them: the others judge."""
 TUNABLE = tuple(name for name in ALGORITHMS if name != "learned")

@@ -10,6 +10,9 @@ from ...quantize.drafts import Draft
 from ...recipes import Recipe, to_mapping
 from ..console import megabytes, print_table, stdout, table
 
+MAX_DROP = 0.01
+"""As the gate's release policy, where nothing is asked."""
+
 if TYPE_CHECKING:
     from ...validate.tuning.tune import Point, TuneReport
 
@@ -73,9 +76,24 @@ def print_choice(options: argparse.Namespace, report: "TuneReport", recipe: Reci
         )
         return
     stdout().line((str(options.out), "bold"), f": {recipe.summary}")
+    if smaller := _perhaps(options, report):
+        stdout().line(
+            f"{_formats(smaller)} is smaller and was measured within the limit, which so few prompts"
+            " cannot show: record more"
+        )
     places = ", ".join(f"{place.engine} {' '.join(place.arch)}" for place in recipe.loads_on)
     stdout().line(f"loads on {places}; now: draftquant quantize {options.draft} --recipe"
                   f" {options.out} ..., and gate it on other prompts")  # fmt: skip
+
+
+def _perhaps(options: argparse.Namespace, report: "TuneReport") -> "Point | None":
+    """The smallest that is good enough by its estimate, but not by its bounds."""
+    if options.budget is not None or report.chosen is None:
+        return None
+    limit = -(MAX_DROP if options.max_drop is None else options.max_drop)
+    within = [point for point in report.points if point.change.relative_change >= limit]
+    smallest = min(within, key=lambda point: point.nbytes, default=report.chosen)
+    return smallest if smallest.nbytes < report.chosen.nbytes else None
 
 
 def _closest(options: argparse.Namespace, report: "TuneReport") -> "Point":
