@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftquant.calibration import plot_file
 from draftquant.calibration.errors import CalibrationError
-from draftquant.calibration.linear_inputs import range_plot
 from draftquant.calibration.linear_inputs.chain_ranges import RangeKey, Ranges
 from draftquant.calibration.linear_inputs.input_range import InputRange
-from draftquant.calibration.linear_inputs.range_plot import check_plot_path, draw_ranges
+from draftquant.calibration.linear_inputs.range_plot import draw_ranges
 from draftquant.calibration.linear_inputs.static_error import static_errors
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record import record_traces
@@ -100,10 +100,10 @@ def test_what_cannot_be_drawn_is_said_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(CalibrationError, match=r"ending in \.svg, \.png, \.pdf"):
-        check_plot_path(tmp_path / "ranges.txt")
+        plot_file.check_plot_path(tmp_path / "ranges.txt")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(CalibrationError, match="is not installed") as caught:
-        range_plot.check_plot_path(tmp_path / "ranges.svg")
+        plot_file.check_plot_path(tmp_path / "ranges.svg")
     assert "pip install 'draftquant[plot]'" in str(caught.value)
 
 

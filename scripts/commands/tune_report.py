@@ -78,8 +78,8 @@ def print_choice(options: argparse.Namespace, report: "TuneReport", recipe: Reci
     stdout().line((str(options.out), "bold"), f": {recipe.summary}")
     if smaller := _perhaps(options, report):
         stdout().line(
-            f"{_formats(smaller)} is smaller and was measured within the limit, which so few prompts"
-            " cannot show: record more"
+            f"{_formats(smaller)} is smaller and was measured within the limit, which so few"
+            " prompts cannot show: record more"
         )
     places = ", ".join(f"{place.engine} {' '.join(place.arch)}" for place in recipe.loads_on)
     stdout().line(f"loads on {places}; now: draftquant quantize {options.draft} --recipe"

@@ -175,8 +175,8 @@ def tune_draft(
             candidates.draft.checkpoint.folder,
             f"no mixture of these formats loads ({candidates.serving})",
             details=list(dict.fromkeys(one.why for one in (*refused, *passed_over))),
-            fix="give other recipes (--recipe) or another engine or GPU; where config.json itself is"
-            " refused, correct it (draftquant check --fix), or pass --fix-config",
+            fix="give other recipes (--recipe) or another engine or GPU; where config.json itself"
+            " is refused, correct it (draftquant check --fix), or pass --fix-config",
         )
     points = _marked(points)
     return TuneReport(
