@@ -36,7 +36,9 @@ def print_report(report: "TuneReport") -> None:
     """Costs unit by unit, and the mixtures of the path."""
     options = list(dict.fromkeys(o for each in report.costs.values() for o in each))
     names = [str(option) for option in options if option.format is not None]
-    costs = table("Each unit alone: MB, and proposals that differ", "linears", *names, right=names)
+    costs = table(
+        "Each unit alone: MB, and proposals that differ", "linears", *names, right=(*names,)
+    )
     for unit, each in report.costs.items():
         cells = (
             f"{each[o].nbytes / 1e6:.2f} {each[o].divergence:.2%}" if o in each else "-"

@@ -15,14 +15,15 @@ from torch import Tensor
 from ...calibration.linear_inputs.plan_inputs import PlanInputs, measured_inputs, need_of
 from ...calibration.traces.folder import TraceFolder
 from ...quantize.drafts import Draft
-from ...quantize.engines.contract import EngineCheck
+from ...quantize.engines.contract import EngineCheck, EngineName
 from ...quantize.engines.preview import planned_verdicts
 from ...quantize.errors import LayoutError, PlanError
 from ...quantize.files.hub import DraftSource
 from ...quantize.plan import Plan, make_plan
 from ...quantize.quantize import quantize_draft
 from ...quantize.stored.loading import LoadedDraft, load_draft
-from ...recipes.schema import LoadsOn, Recipe
+from ...recipes.expectations import LoadsOn
+from ...recipes.schema import Recipe
 from .mixture import Mixture, Unit, recipe_of
 
 NAME = "tuned"
@@ -36,7 +37,7 @@ class Serving:
         target_layers: decoder layers of the target; None = as config.json says.
     """
 
-    engine: str
+    engine: EngineName
     arch: str
     target_layers: int | None = None
 
@@ -98,7 +99,7 @@ class Candidates:
     def recipe(self, mixture: Mixture, name: str) -> Recipe:
         """The mixture's recipe, with where it loads as `check` says of the result."""
         plan = self.plan(mixture, name)
-        archs: dict[str, list[str]] = {}
+        archs: dict[EngineName, list[str]] = {}
         for one in self._verdicts(plan, None):
             if one.verdict == "LOADS" and one.arch:
                 archs.setdefault(one.engine, []).append(one.arch)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...quantize.plan import Plan, Step
-from ...recipes.schema import Expectation, Format, Recipe, Rule
+from ...recipes.expectations import Expectation
+from ...recipes.schema import Format, Recipe, Rule
 from ..errors import TuneError
 
 KEPT = "kept"
