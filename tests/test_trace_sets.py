@@ -81,6 +81,26 @@ def test_a_split_has_every_trace_once(tmp_path: Path) -> None:
     assert ids(report.second) == [i for i in ids(traces) if i not in ids(report.first)]
 
 
+def test_a_split_by_categories_takes_what_belongs_to_them_along(tmp_path: Path) -> None:
+    """`plain` of two categories are copies of each other; those of c and d stand alone."""
+    alone = [make_trace(f"{c}{i}", [start, *body(i)], c) for c, start in (("c", 49), ("d", 48))
+             for i in range(3)]  # fmt: skip
+    traces = write(tmp_path / "t", [*plain(4), *plain(2, "b"), *alone])
+    found = split_traces(traces, tmp_path / "x", tmp_path / "y", categories=["b", "c"])
+    assert set(ids(found.first)) == {"a0", "a1", "b0", "b1", "c0", "c1", "c2"}
+    assert found.by_category == {"a": (2, 2), "b": (2, 0), "c": (3, 0), "d": (0, 3)}
+
+
+def test_a_category_that_nobody_has_or_that_all_have(tmp_path: Path) -> None:
+    traces = write(tmp_path / "t", plain(4))
+    with pytest.raises(TraceError, match="no prompt is of category 'b'") as caught:
+        split_traces(traces, tmp_path / "x", tmp_path / "y", categories=["b"])
+    assert "use some of: a" in str(caught.value)
+    with pytest.raises(TraceError, match=r"4 of its 4 prompts would be in .* with a wanted"):
+        split_traces(traces, tmp_path / "x", tmp_path / "y", categories=["a"])
+    assert not (tmp_path / "x").exists()
+
+
 def test_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
     traces = write(tmp_path / "t", plain(20))
     one, two, other = (
