@@ -82,13 +82,13 @@ def test_a_split_has_every_trace_once(tmp_path: Path) -> None:
 
 
 def test_a_split_by_categories_takes_what_belongs_to_them_along(tmp_path: Path) -> None:
-    """`plain` of two categories are copies of each other; those of c and d stand alone."""
-    alone = [make_trace(f"{c}{i}", [start, *body(i)], c) for c, start in (("c", 49), ("d", 48))
+    copy = make_trace("copy", body(0), "b")  # of the first one of category a
+    alone = [make_trace(f"{c}{i}", body(first + i), c) for c, first in (("k", 10), ("x", 30))
              for i in range(3)]  # fmt: skip
-    traces = write(tmp_path / "t", [*plain(4), *plain(2, "b"), *alone])
-    found = split_traces(traces, tmp_path / "x", tmp_path / "y", categories=["b", "c"])
-    assert set(ids(found.first)) == {"a0", "a1", "b0", "b1", "c0", "c1", "c2"}
-    assert found.by_category == {"a": (2, 2), "b": (2, 0), "c": (3, 0), "d": (0, 3)}
+    traces = write(tmp_path / "t", [*plain(4), copy, *alone])
+    found = split_traces(traces, tmp_path / "x", tmp_path / "y", categories=["b", "k"])
+    assert set(ids(found.first)) == {"a0", "copy", "k0", "k1", "k2"}
+    assert found.by_category == {"a": (1, 3), "b": (1, 0), "k": (3, 0), "x": (0, 3)}
 
 
 def test_a_category_that_nobody_has_or_that_all_have(tmp_path: Path) -> None:
