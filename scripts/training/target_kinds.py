@@ -66,4 +66,6 @@ def _common(size: TargetSize) -> dict[str, Any]:
 
 LLAMA = TargetKind(name="llama", config=_llama)
 QWEN3 = TargetKind(name="qwen3", config=_qwen3)
-DEEPSEEK_V3 = TargetKind(name="deepseek_v3", config=_deepseek_v3)
+DEEPSEEK_V3 = TargetKind(
+    name="deepseek_v3", config=_deepseek_v3, small_norms=("kv_a_layernorm.weight",)
+)
