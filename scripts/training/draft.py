@@ -123,8 +123,8 @@ class Draft:
 def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSize) -> Draft:
     """A draft over the target's whole vocabulary to begin training with; torch is seeded before.
 
-    Linears are normal, norms are one, but for that of a latent; embedding and head begin as the target's, and the embedding
-    stays so.
+    Linears are normal, norms are one, but for that of a latent; embedding and head begin as the
+    target's, and the embedding stays so.
     """
     geometry = kind.geometry(target_size)
     weights: dict[str, Tensor] = {}

@@ -58,7 +58,7 @@ class TargetKind:
 
 
 LATENT_SCALE = 1 / 8
-"""Of the norm before a wide latent, at first. The linear behind it has 512 inputs: one step of Adam,
+"""Of the norm before a wide latent, at first. The linear behind it has 512 inputs: a step of Adam,
 which moves them all alike, would change its outputs eight times as much as with 64, and the target
 learns nothing for a hundred steps."""
 
