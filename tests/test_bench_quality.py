@@ -23,7 +23,7 @@ def test_a_row_is_printed_with_both_changes(capsys: pytest.CaptureFixture[str]) 
         acceptance_length=2.8993,
         greedy=CHANGE,
         drawn=Change(relative=-0.02, lower=-0.03, upper=-0.015, verdict="FAIL"),
-        seconds=4.2,
+        cpu_seconds=4.2,
         peak_bytes=512_000_000,
     )
     print_rows([row])

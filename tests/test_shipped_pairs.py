@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 PAIRS = Path(__file__).parent / "pairs"
-MAX_TARGET_BYTES, MAX_DRAFT_BYTES = 8_000_000, 4_000_000
+MAX_TARGET_BYTES, MAX_DRAFT_BYTES = 12_000_000, 4_100_000
 NUM_REPLAYED = 16
 
 

@@ -81,6 +81,26 @@ def test_a_split_has_every_trace_once(tmp_path: Path) -> None:
     assert ids(report.second) == [i for i in ids(traces) if i not in ids(report.first)]
 
 
+def test_a_split_by_categories_takes_what_belongs_to_them_along(tmp_path: Path) -> None:
+    copy = make_trace("copy", body(0), "b")  # of the first one of category a
+    alone = [make_trace(f"{c}{i}", body(first + i), c) for c, first in (("k", 10), ("x", 30))
+             for i in range(3)]  # fmt: skip
+    traces = write(tmp_path / "t", [*plain(4), copy, *alone])
+    found = split_traces(traces, tmp_path / "x", tmp_path / "y", categories=["b", "k"])
+    assert set(ids(found.first)) == {"a0", "copy", "k0", "k1", "k2"}
+    assert found.by_category == {"a": (1, 3), "b": (1, 0), "k": (3, 0), "x": (0, 3)}
+
+
+def test_a_category_that_nobody_has_or_that_all_have(tmp_path: Path) -> None:
+    traces = write(tmp_path / "t", plain(4))
+    with pytest.raises(TraceError, match="no prompt is of category 'b'") as caught:
+        split_traces(traces, tmp_path / "x", tmp_path / "y", categories=["b"])
+    assert "use some of: a" in str(caught.value)
+    with pytest.raises(TraceError, match=r"4 of its 4 prompts would be in .* with a wanted"):
+        split_traces(traces, tmp_path / "x", tmp_path / "y", categories=["a"])
+    assert not (tmp_path / "x").exists()
+
+
 def test_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
     traces = write(tmp_path / "t", plain(20))
     one, two, other = (

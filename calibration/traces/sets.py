@@ -5,7 +5,7 @@ conversation: what calibrates a draft must not judge it. A merge joins what was 
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,22 +39,31 @@ class SplitReport:
 
 
 def split_traces(
-    traces: TraceFolder, first: Path, second: Path, *, count: int, seed: int = 0
+    traces: TraceFolder,
+    first: Path,
+    second: Path,
+    *,
+    count: int | None = None,
+    categories: Collection[str] = (),
+    seed: int = 0,
 ) -> SplitReport:
     """Write two trace folders that have no prompt in common.
 
-    Each category gives the same share of its prompts, up to rounding and to what belongs together.
-    The two are published one after the other.
+    By `count` each category gives the same share of its prompts, up to rounding and to what belongs
+    together; by `categories` whole ones go to one side, with what belongs to them of others. The
+    two are published one after the other.
 
     Args:
         traces: to split; stays as it is.
         first: folder to create.
         second: folder to create.
-        count: prompts wanted in `first`, which gets no more.
-        seed: equal seeds give equal splits.
+        count: prompts wanted in `first`, which gets no more; None = by categories.
+        categories: those of `first`.
+        seed: equal seeds give equal splits by count.
 
     Raises:
-        TraceError: one of the two would be empty, or a trace is damaged.
+        TraceError: one of the two would be empty, no prompt has one of the categories, or a trace
+            is damaged.
         OutputError: an output exists already, or its parent does not.
     """
     for out in (first, second):
@@ -63,13 +72,16 @@ def split_traces(
         raise TraceError(second, "given twice", fix="name two folders")
     texts = [prompt_text(trace) for trace in traces]
     groups = independent_groups(texts)
-    chosen = _chosen(traces.manifest, groups, count, seed)
+    if count is None:
+        chosen, wanted = _of_categories(traces, groups, categories), ", ".join(categories)
+    else:
+        chosen, wanted = _chosen(traces.manifest, groups, count, seed), str(count)
     if not 0 < len(chosen) < len(traces):
         raise TraceError(
             traces.folder,
-            f"{len(chosen)} of its {len(traces)} prompts would be in {first}, with {count} wanted:"
+            f"{len(chosen)} of its {len(traces)} prompts would be in {first}, with {wanted} wanted:"
             f" they are {len(groups)} groups of prompts that belong together",
-            fix="ask for another number, or record more prompts",
+            fix="ask for others, or record more prompts",
         )
     entries = list(enumerate(traces.manifest.prompts))
     sides = (
@@ -115,6 +127,23 @@ def _chosen(
                 chosen.update(group)
                 room -= len(group)
     return chosen
+
+
+def _of_categories(
+    traces: TraceFolder, groups: Sequence[Sequence[int]], categories: Collection[str]
+) -> set[int]:
+    """Positions of the prompts of some categories, and of what belongs together with them."""
+    prompts = traces.manifest.prompts
+    known = sorted({entry.category for entry in prompts})
+    for category in categories:
+        if category not in known:
+            raise TraceError(
+                traces.folder,
+                f"no prompt is of category {category!r}",
+                fix=f"use some of: {', '.join(known)}",
+            )
+    own = (group for group in groups if any(prompts[i].category in categories for i in group))
+    return {position for group in own for position in group}
 
 
 def _quotas(sizes: Mapping[str, int], count: int) -> dict[str, int]:

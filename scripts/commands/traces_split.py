@@ -7,7 +7,7 @@ from ..console import print_table, stdout, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`traces split T --out A B --fraction F | --count N`."""
+    """`traces split T --out A B --fraction F | --count N | --category C...`."""
     parser.add_argument("traces", type=Path, metavar="T", help="trace folder, which stays")
     parser.add_argument(
         "--out",
@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--fraction", type=float, metavar="F", help="share of the prompts in A")
     size.add_argument("--count", type=int, metavar="N", help="prompts in A")
+    size.add_argument(
+        "--category", nargs="+", default=(), metavar="C", help="the categories of A, whole"
+    )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="S", help="equal seeds give equal splits (default 0)"
     )
@@ -37,7 +40,9 @@ def run(options: argparse.Namespace) -> int:
         raise TraceError("--fraction", f"expected a share in (0, 1), got {options.fraction}",
                          fix="give the share of the prompts in the first folder")  # fmt: skip
     count = options.count if options.fraction is None else round(options.fraction * len(traces))
-    report = split_traces(traces, *options.outs, count=count, seed=options.seed)
+    report = split_traces(
+        traces, *options.outs, count=count, categories=options.category, seed=options.seed
+    )
     names = [str(out) for out in options.outs]
     found = table(f"{options.traces}, {len(traces)} prompts", "category", *names, right=(*names,))
     for category, (first, second) in report.by_category.items():

@@ -25,7 +25,14 @@ from ...quantize.drafts import Family
 from ...quantize.drafts.family import Geometry
 from ...quantize.drafts.forward import DraftForward
 from .optimisation import Schedule, minimise
-from .target import INITIALIZER_RANGE, TargetSize, Traces, input_embedding, output_head
+from .target import (
+    INITIALIZER_RANGE,
+    LATENT_SCALE,
+    TargetSize,
+    Traces,
+    input_embedding,
+    output_head,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +123,8 @@ class Draft:
 def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSize) -> Draft:
     """A draft over the target's whole vocabulary to begin training with; torch is seeded before.
 
-    Linears are normal, norms are one; embedding and head begin as the target's, and the embedding
-    stays so.
+    Linears are normal, norms are one, but for that of a latent; embedding and head begin as the
+    target's, and the embedding stays so.
     """
     geometry = kind.geometry(target_size)
     weights: dict[str, Tensor] = {}
@@ -130,7 +137,8 @@ def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSiz
         elif spec.role == "head":
             weights[name] = output_head(target).weight.detach().clone()
         elif spec.role == "norm":
-            weights[name] = torch.ones(shape)
+            latent = name.endswith("kv_a_layernorm.weight")
+            weights[name] = torch.full(shape, LATENT_SCALE if latent else 1.0)
         else:
             weights[name] = torch.normal(0.0, INITIALIZER_RANGE, shape)
         own = kind.ships_tables or spec.role != "head"

@@ -6,6 +6,7 @@ from ...quantize.drafts.families import dflash, eagle3_llama, eagle3_mla
 from .corpus import END_OF_TEXT_ID
 from .draft import DraftKind
 from .target import INITIALIZER_RANGE, TargetSize
+from .target_kinds import KV_LORA_RANK, QK_ROPE_HEAD_DIM
 
 _TOKENS = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": END_OF_TEXT_ID}
 
@@ -47,10 +48,11 @@ def _eagle3_llama(target: TargetSize) -> dict[str, Any]:
 def _eagle3_mla(target: TargetSize) -> dict[str, Any]:
     """One layer with latent attention; names and config are those of TorchSpec's native export.
 
-    Like the published 576 (512 + 64), the rows of kv_a_proj_with_mqa are a multiple of 8 and not of
-    128. Norms, rotary base and yarn are the draft's own, and differ from the target's: who reads
-    the wrong config sees it. Auxiliary layer 1 comes first because SGLang 0.5.23 takes the nested
-    ids of a DeepSeek-style target as counted after the layer only then. The ids stand there twice:
+    Latent and rotary widths are the published 512 + 64: the rows of kv_a_proj_with_mqa are a
+    multiple of 8 and not of 128. Norms, rotary base and yarn are the draft's own, and differ from
+    the target's: who reads the wrong config sees it. Auxiliary layer 1 comes first because SGLang
+    0.5.23 takes the nested ids of a DeepSeek-style target as counted after the layer only then. The
+    ids stand there twice:
     nested they name the layer whose output is read, as in TorchSpec's native form, at the top the
     layer that reads it, as in its vLLM form.
     """
@@ -64,9 +66,9 @@ def _eagle3_mla(target: TargetSize) -> dict[str, Any]:
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
         "q_lora_rank": 128,
-        "kv_lora_rank": 64,
+        "kv_lora_rank": KV_LORA_RANK,
         "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 16,
+        "qk_rope_head_dim": QK_ROPE_HEAD_DIM,
         "v_head_dim": 32,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,

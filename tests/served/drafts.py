@@ -28,11 +28,13 @@ class Pair:
 
     Attributes:
         method: vLLM's name of the way of drafting. num_draft_tokens: K.
+        recording: arguments of the engine that records the target.
     """
 
     family: str
     method: str
     num_draft_tokens: int
+    recording: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -48,6 +50,13 @@ class Pair:
 
 SERVED_PAIRS = (
     Pair(family="eagle3-llama", method="eagle3", num_draft_tokens=3),
+    Pair(
+        family="eagle3-mla",
+        method="eagle3",
+        num_draft_tokens=3,
+        # In float32 the CPU build itself chooses a backend that has no latent attention.
+        recording=("--engine-arg", 'attention_config={"backend": "CPU_MLA"}'),
+    ),
     Pair(family="dflash", method="dflash", num_draft_tokens=7),
 )
 

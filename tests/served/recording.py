@@ -80,9 +80,8 @@ class Recorder:
 
     def offline(self, count: int, out: str, *options: str) -> Run:
         """By an engine of our own."""
-        return self._run(
-            self.command(self.engine, count, out, *ENGINE, *ENGINE_ARGUMENTS, *options)
-        )
+        asked = (*ENGINE, *ENGINE_ARGUMENTS, *self.pair.recording)
+        return self._run(self.command(self.engine, count, out, *asked, *options))
 
     def transformers(self, count: int, out: str, *options: str) -> Run:
         """By transformers, in this interpreter's environment."""
