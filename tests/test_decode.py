@@ -221,6 +221,8 @@ def test_what_the_layouts_declare(source: Path, tmp_path: Path) -> None:
         ("modelopt-nvfp4", "group_size", 32, "group_size: understood is 16, got 32"),
         ("ct-nvfp4", "config_groups.group_0.weights.group_size", 32, "group_size: understood is"),
         ("ct-nvfp4", "config_groups.group_0.weights.strategy", "group", "'tensor_group', got"),
+        ("ct-nvfp4", "config_groups.group_0.weights.scale_dtype", "torch.uint8", "scale_dtype: un"),
+        ("ct-int4", "config_groups.group_0.weights.scale_dtype", "torch.uint8", "scale_dtype: un"),
         ("ct-mxfp4", "config_groups.group_0.weights.group_size", 16, "group_size: understood is"),
         ("ct-fp8-block", "config_groups.group_0.weights.block_structure", [64, 128], "got"),
         ("ct-int4-group", "config_groups.group_0.weights.symmetric", False, "symmetric: understo"),
@@ -249,6 +251,24 @@ def test_what_is_not_understood_is_refused(
     (out / "config.json").write_text(json.dumps(config))
     with pytest.raises(VerifyError, match=message):
         scheme_of(out)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("ct-nvfp4", "torch.float8_e4m3fn"), ("ct-mxfp4", "torch.uint8")]
+)
+def test_the_dtype_that_scales_of_a_format_have_may_be_said(
+    name: str, said: str, source: Path, tmp_path: Path
+) -> None:
+    """As llm-compressor 0.14 does."""
+    out = quantize_by_hand(source, tmp_path / "out", MADE[name])
+    before = scheme_of(out)
+    config = json.loads((out / "config.json").read_text())
+    group = config["quantization_config"]["config_groups"]["group_0"]
+    for part in ("weights", "input_activations"):
+        if group.get(part):
+            group[part]["scale_dtype"] = said
+    (out / "config.json").write_text(json.dumps(config))
+    assert scheme_of(out) == before
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,27 @@ def test_every_linear_is_stored_in_its_own_format(
         torch.testing.assert_close(decoded, expected, rtol=rtol, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("patterns", "groups"), [(("*.dwon_proj.weight",), 1), (("*_proj.weight",), 2)]
+)
+def test_a_format_that_no_linear_has(
+    patterns: tuple[str, ...], groups: int, sources: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """That of a rule which claims nothing, or the recipe's own."""
+    recipe = mixed(INT4, (FP8, patterns))
+    rules = tuple(dataclasses.replace(rule, optional=True) for rule in recipe.rules)
+    recipe = dataclasses.replace(recipe, rules=rules)
+    source, out = sources["eagle3-llama"], tmp_path / "out"
+    plan = quantized(source, recipe, out)
+    assert len(plan.declared()["config_groups"]) == groups
+    report = verify(out, source)
+    assert report.ok, report.faults
+    forms = {plan.format_of(step) for step in plan.quantized}
+    assert forms == ({INT4} if groups == 1 else {FP8})
+    expected = {"none"} if groups == 1 else {"token-dynamic"}
+    assert set(load_draft(out).activations.values()) == expected
+
+
 def test_the_declaration_by_hand(folder: Path) -> None:
     declared = json.loads((folder / CONFIG_FILE).read_text())["quantization_config"]
     assert declared["format"] == "mixed-precision"

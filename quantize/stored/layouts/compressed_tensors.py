@@ -30,6 +30,10 @@ _FORMATS: dict[str, WeightDtype] = {
 _MIXED = "mixed-precision"
 """The format of a declaration whose groups have several."""
 _MOST_GROUPS = 16
+_SCALE_DTYPES: dict[WeightDtype, str] = {
+    "nvfp4": "torch.float8_e4m3fn",
+    "mxfp4": "torch.uint8",
+}
 (BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
 
 
@@ -205,7 +209,7 @@ def _weights(weights: ObjectReader, dtype: WeightDtype) -> tuple[Granularity, in
         size = BLOCK
     else:
         weights.absent("block_structure")
-    _args(weights, bits=number.bits, kind=number.kind)
+    _args(weights, bits=number.bits, kind=number.kind, scale_dtype=_SCALE_DTYPES.get(dtype))
     weights.absent("dynamic")
     weights.finish()
     return granularity, size
@@ -263,7 +267,7 @@ def _fp8_groups(inputs: ObjectReader) -> Activations:
 
 def _nvfp4_inputs(inputs: ObjectReader) -> Activations:
     """Groups of 16 under a stored global scale."""
-    _args(inputs, bits=4, kind="float")
+    _args(inputs, bits=4, kind="float", scale_dtype=_SCALE_DTYPES["nvfp4"])
     inputs.absent("block_structure")
     inputs.choice("strategy", "tensor_group")
     inputs.choice("group_size", *NUMBER_FORMATS["nvfp4"].sizes["group"])
@@ -272,8 +276,10 @@ def _nvfp4_inputs(inputs: ObjectReader) -> Activations:
     return "nvfp4"
 
 
-def _args(args: ObjectReader, *, bits: int, kind: str) -> None:
+def _args(args: ObjectReader, *, bits: int, kind: str, scale_dtype: str | None = None) -> None:
+    """`scale_dtype` is the one that scales of this format have, which some tools say too."""
     args.choice("num_bits", bits)
     args.choice("type", kind)
     args.choice("symmetric", True)
-    args.absent("actorder", "scale_dtype", "zp_dtype")
+    args.absent("actorder", "zp_dtype")
+    args.optional("scale_dtype", None, *([scale_dtype] if scale_dtype else []))
