@@ -137,7 +137,7 @@ class KeptRounding:
         Raises:
             CalibrationError: it is not there.
         """
-        return self._parts(step, module, "weight")["weight"]
+        return self._parts(step, module, "weights")["weights"]
 
     def _parts(self, step: int, module: str, *needed: str) -> dict[str, Tensor]:
         file, prefix = _codes_file(step), f"{module}."

@@ -13,7 +13,7 @@ from ...quantize.errors import BackendError
 from ...quantize.files.staging import check_output
 from ...quantize.plan import Plan
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.schema import Algorithm, recipe_sha256
+from ...recipes.schema import Algorithm, Recipe, recipe_sha256
 from ..errors import CalibrationError
 from ..linear_inputs.plan_inputs import served_rounding
 from ..linear_inputs.static_scales import StaticScales, balanced_draft
@@ -121,22 +121,30 @@ def stored_linears(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
     }
 
 
-def _check(plan: Plan, out: Path, task: LearningTask, static: StaticScales | None) -> None:
-    """Before any work."""
-    recipe = plan.recipe
-    check_output(out, plan.draft.checkpoint.folder, needed_bytes=plan.bytes_after)
+def check_recipe(recipe: Recipe, settings: LearningSettings) -> None:
+    """Fail unless codes of its format can be learned, and by whom it says.
+
+    Raises:
+        BackendError: why not.
+    """
     get_backend(recipe.backend, recipe.algorithm).check(recipe.weights)
-    wanted = "learned" if task.settings.teaching is None else "retuned"
+    wanted = "learned" if settings.teaching is None else "retuned"
     if recipe.algorithm.rounding != wanted:
         raise BackendError(
             f"recipe {recipe.name}",
             f"expected rounding: {wanted}, got {recipe.algorithm}",
             fix=f"give the recipe with 'rounding: {wanted}'",
         )
+
+
+def _check(plan: Plan, out: Path, task: LearningTask, static: StaticScales | None) -> None:
+    """Before any work."""
+    check_output(out, plan.draft.checkpoint.folder, needed_bytes=plan.bytes_after)
+    check_recipe(plan.recipe, task.settings)
     task.check()
-    if recipe.needs_input_scales and static is None:
+    if plan.recipe.needs_input_scales and static is None:
         raise CalibrationError(
-            f"recipe {recipe.name}",
+            f"recipe {plan.recipe.name}",
             "inputs are rounded under static scales while codes are learned, and none are given",
             fix="measure them on the traces first (`measured_inputs`)",
         )

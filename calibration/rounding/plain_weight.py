@@ -47,4 +47,4 @@ class PlainWeight:
     @torch.no_grad()
     def parts(self) -> dict[str, Tensor]:
         """The weight as it is stored."""
-        return {"weight": (self.codes * self._unit).to(self._dtype).cpu()}
+        return {"weights": (self.codes * self._unit).to(self._dtype).cpu()}

@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ...quantize.backends import get_backend
 from ...quantize.errors import OutputError
 from ...quantize.files.hub import DraftSource
 from ...quantize.files.provenance import LearnedRounding, TunedProvenance, read_provenance
-from ...quantize.files.retuning import Retuning, tensors_sha256
+from ...quantize.files.retuning import Retuning, marked_card, tensors_sha256
 from ...quantize.files.staging import check_output
 from ...quantize.plan import Plan
 from ...quantize.quantize import QuantizeReport, check_source, quantize_draft
@@ -28,7 +27,7 @@ from ...recipes.errors import short
 from ..errors import CalibrationError
 from ..linear_inputs.static_scales import calibrated_scales
 from ..traces.folder import TraceFolder
-from .learn import learned_codes, stored_linears
+from .learn import check_recipe, learned_codes, stored_linears
 from .plain_weight import PlainWeight
 from .run import SAVE_SECONDS, LearningTask, Start, learned_beside
 from .settings import RETUNING, LearningSettings
@@ -120,6 +119,7 @@ def retune_draft(
         learned_prompts=len(task.split().learned),
         linears=tuple(sorted(step.row.module for step in plan.quantized)),
     )
+    marked_card(plan.draft.checkpoint.folder, retuning)  # what cannot be read is told before work
     made_before = baseline.exists()
     if not made_before:
         _write_baseline(
@@ -166,7 +166,7 @@ def retune_draft(
 
 def _check(plan: Plan, task: LearningTask, out: Path, baseline: Path) -> None:
     """Before any work."""
-    recipe, folder = plan.recipe, plan.draft.checkpoint.folder
+    folder = plan.draft.checkpoint.folder
     if out.absolute() == baseline.absolute():
         raise OutputError(
             out, "is to be both the quantized draft and its baseline", fix="give two folders"
@@ -175,7 +175,7 @@ def _check(plan: Plan, task: LearningTask, out: Path, baseline: Path) -> None:
     if not baseline.exists():
         check_output(baseline, folder, needed_bytes=plan.bytes_before)
     check_source(plan)
-    get_backend(recipe.backend, recipe.algorithm).check(recipe.weights)
+    check_recipe(plan.recipe, task.settings)
     task.check()
 
 
