@@ -25,7 +25,7 @@ COMMANDS = {
     "estimate": "bytes, time and break-even acceptance of a draft step: does quantizing pay?",
     "calibrate": "ranges of what a draft's linears read, and what static scales are worth",
     "quantize": "quantize a draft into a new, verified folder",
-    "retune": "teach a quantized draft by its target, and the BF16 draft alike to compare with",
+    "retune": "teach a quantized draft by its target, and BF16 alike to compare with",
     "verify": "re-read a quantized draft with an independent decoder",
     "dequantize": "the weights of a quantized draft as plain ones, for any engine",
     "transcode": "the same codes in another layout or carrier, bit for bit",
