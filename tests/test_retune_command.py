@@ -355,3 +355,19 @@ def test_on_purpose_the_mark_is_still_said(
 def test_the_command_uses_the_settings_that_were_measured() -> None:
     assert RETUNING.teaching is not None
     assert RETUNING.teaching.min_prompts == 128
+
+
+def test_a_record_of_plain_weights_beside_codes(
+    pair: RoundingPair, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(made / "out", mixed)
+    shutil.copy(made / "baseline" / "draftquant.json", mixed)
+    assert main(["dequantize", str(mixed), "--out", str(tmp_path / "plain")]) == 2
+    assert "the folder was tuned in BF16, but its config.json declares codes" in said(capsys)
+    assert main(["verify", str(mixed), "--against", str(pair.draft_folder)]) == 1
+    text = said(capsys)
+    assert "config.json: expected no quantization_config, got compressed-tensors int4" in text
+    assert "up_proj.weight_packed: expected no such tensor" in text
+    tuned = ("--tuned-baseline", str(made / "baseline"))
+    assert "was written for other tensors" in refused(capsys, pair, mixed, *tuned)

@@ -109,9 +109,11 @@ def run(options: argparse.Namespace) -> int:
     if options.report:
         check_output(options.report)
     references = [options.baseline, options.candidate]
-    references += [options.tuned_baseline] if options.tuned_baseline else []
-    folders = [DraftFolder.read(resolve_draft(name).folder) for name in references]
-    baseline, candidate, tuned = (*folders, None)[:3]
+    baseline, candidate = (DraftFolder.read(resolve_draft(name).folder) for name in references)
+    tuned = None
+    if options.tuned_baseline:
+        references.append(options.tuned_baseline)
+        tuned = DraftFolder.read(resolve_draft(options.tuned_baseline).folder)
     warnings = check_folders(baseline, candidate, unrelated=options.unrelated)
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=options.unrelated)
     traces = TraceFolder.open(options.traces)
