@@ -8,13 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError, TraceError
-from draftquant.calibration.rounding import validation
+from draftquant.calibration.rounding import retune as retuning
+from draftquant.calibration.rounding import run, validation
 from draftquant.calibration.rounding.retune import RetuneReport, Side, retune_draft
 from draftquant.calibration.rounding.settings import LearningSettings, Teaching
 from draftquant.calibration.rounding.validation import LearningProgress
@@ -271,6 +273,28 @@ def test_a_run_that_was_killed_goes_on(llama: RoundingPair, tmp_path: Path) -> N
     check_both(llama, tmp_path / "cut")
     for folder in ("out", "baseline"):
         assert contents(tmp_path / "cut" / folder) == contents(tmp_path / "whole" / folder)
+
+
+def test_what_a_run_left_that_was_killed_behind_the_baseline_is_removed(
+    llama: RoundingPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_plan: Plan, *_arguments: object) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "shutil", SimpleNamespace(rmtree=lambda *_a, **_k: None))
+        patch.setattr(retuning, "_checked_baseline", killed)
+        with pytest.raises(Interrupted):
+            retune(llama, tmp_path)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["baseline", "baseline.rounding"]
+    before = contents(tmp_path / "baseline")
+    sides: set[Side] = set()
+    report = retune(llama, tmp_path, on_progress=lambda side, _p: sides.add(side))
+    assert report.made_before
+    assert sides == {"quantized"}
+    assert contents(tmp_path / "baseline") == before
+    check_both(llama, tmp_path)
 
 
 def test_one_baseline_serves_several_recipes_and_is_not_touched(

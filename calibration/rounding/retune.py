@@ -29,7 +29,7 @@ from ..linear_inputs.static_scales import calibrated_scales
 from ..traces.folder import TraceFolder
 from .learn import check_recipe, learned_codes, stored_linears
 from .plain_weight import PlainWeight
-from .run import SAVE_SECONDS, LearningTask, Start, learned_beside
+from .run import SAVE_SECONDS, LearningTask, Start, learned_beside, rounding_folder
 from .settings import RETUNING, LearningSettings
 from .validation import LearningProgress
 
@@ -121,7 +121,7 @@ def retune_draft(
     )
     marked_card(plan.draft.checkpoint.folder, retuning)  # what cannot be read is told before work
     made_before = baseline.exists()
-    if not made_before:
+    if not made_before or rounding_folder(baseline).exists():
         _write_baseline(
             plan, task, baseline, retuning, source=source, argv=argv, save_seconds=save_seconds,
             on_progress=on_progress,
@@ -206,16 +206,17 @@ def _write_baseline(
         save_seconds=save_seconds,
         on_progress=partial(on_progress, "baseline"),
     ) as found:
-        write_tuned(
-            plan.draft,
-            baseline,
-            found.weight,
-            source=source,
-            learned=found.origin,
-            retuning=retuning,
-            calibration_prompts=found.prompts,
-            argv=argv,
-        )
+        if not baseline.exists():  # else a run was killed right behind it: its state is removed
+            write_tuned(
+                plan.draft,
+                baseline,
+                found.weight,
+                source=source,
+                learned=found.origin,
+                retuning=retuning,
+                calibration_prompts=found.prompts,
+                argv=argv,
+            )
 
 
 def _checked_baseline(

@@ -131,7 +131,7 @@ def learned_beside(
             kept is damaged.
     """
     split = task.split()
-    folder = out.with_name(out.name + ROUNDING)
+    folder = rounding_folder(out)
     described = {
         **task.what,
         "draft": _weights_sha256(task.draft),
@@ -169,6 +169,11 @@ def learned_beside(
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def rounding_folder(out: Path) -> Path:
+    """Where what is learned for an output lies until that is complete."""
+    return out.with_name(out.name + ROUNDING)
 
 
 def _origin(

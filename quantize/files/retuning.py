@@ -55,7 +55,10 @@ def marked_card(source: Path, retuning: Retuning) -> str:
         front, text = _split(read_text(path) if path.exists() else "")
     except OSError as exc:
         raise CheckpointError(path, f"cannot be read: {exc}", fix="repair or remove it") from exc
-    what, beside = "quantized", "Compare it with the unquantized draft that was taught alike"
+    what = "quantized"
+    beside = (
+        f"Compare it with the unquantized draft taught alike (tensors {retuning.baseline_sha256})"
+    )
     if retuning.baseline_sha256 is None:
         what = "unquantized"
         beside = "It is what the quantized one is compared with, and not the draft as released"
@@ -65,7 +68,7 @@ def marked_card(source: Path, retuning: Retuning) -> str:
         f" recorded tokens of {retuning.learned_prompts} prompts (cross-entropy at temperature"
         f" {retuning.temperature:g}, plus {retuning.anchor:g} times the divergence from the draft"
         " as released). What it accepts more than that draft is training, not quantization."
-        f" {beside}; draftquant.json names both.\n"
+        f" {beside}.\n"
     )
     return front + mark + (f"\n{text}" if text else "")
 
