@@ -135,7 +135,8 @@ TUNED = """{
     "temperature": 0.3,
     "anchor": 10.0,
     "learned_prompts": 128,
-    "linears": ["layers.0.mlp.up_proj"]
+    "linears": ["layers.0.mlp.up_proj"],
+    "settings_sha256": "55"
   }
 }"""
 

@@ -343,6 +343,7 @@ def test_the_baseline_of_another_retuning_is_refused(llama: RoundingPair, tmp_pa
     for settings, key in (
         (dataclasses.replace(FEW, seed=1), "seed: 0, now 1"),
         (dataclasses.replace(FEW, learning_rate=0.01), "learning_rate: 0.05, now 0.01"),
+        (dataclasses.replace(FEW, depth_decay=0.5), "settings_sha256: "),
         (dataclasses.replace(FEW, teaching=Teaching(anchor=1.0, min_prompts=4)), "anchor: 10.0"),
     ):
         with pytest.raises(OutputError, match="it was taught otherwise") as caught:

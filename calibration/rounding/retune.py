@@ -7,6 +7,8 @@ accept more than the draft as released is training.
 """
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -118,6 +120,7 @@ def retune_draft(
         anchor=teaching.anchor,
         learned_prompts=len(task.split().learned),
         linears=tuple(sorted(step.row.module for step in plan.quantized)),
+        settings_sha256=_settings_sha256(settings),
     )
     marked_card(plan.draft.checkpoint.folder, retuning)  # what cannot be read is told before work
     made_before = baseline.exists()
@@ -231,12 +234,12 @@ def _checked_baseline(
     if not isinstance(record, TunedProvenance):
         raise _not_overwritten(baseline, "it is no unquantized draft that was taught")
     wanted = {
-        **dataclasses.asdict(retuning),
         "traces_sha256": task.traces.sha256,
         "num_draft_tokens": task.num_draft_tokens,
         "steps": settings.steps,
         "sequences": settings.sequences,
         "seed": settings.seed,
+        **dataclasses.asdict(retuning),
     }
     said = dataclasses.asdict(record.learned) | dataclasses.asdict(record.retuning)
     for key, value in wanted.items():
@@ -247,6 +250,11 @@ def _checked_baseline(
     if report.faults:
         raise _not_overwritten(baseline, f"it is not as it was written: {report.faults[0]}")
     return record
+
+
+def _settings_sha256(settings: LearningSettings) -> str:
+    text = json.dumps(dataclasses.asdict(settings), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _not_overwritten(baseline: Path, why: str) -> OutputError:

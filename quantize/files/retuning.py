@@ -26,6 +26,7 @@ class Retuning:
         anchor: weight of the divergence from the unquantized draft beside it.
         learned_prompts: how many were learned from.
         linears: on-disk names of the modules that learned; everything else is the source's.
+        settings_sha256: of all settings, those that stand nowhere else in a record too.
         baseline_sha256: `tensors_sha256` of the unquantized draft taught alike; None in its own
             record.
     """
@@ -35,6 +36,7 @@ class Retuning:
     anchor: float
     learned_prompts: int
     linears: tuple[str, ...]
+    settings_sha256: str
     baseline_sha256: str | None = None
 
 
