@@ -197,9 +197,8 @@ def print_judged(report: "GateReport | RetunedReport") -> None:
     _print_figures(report.against_tuned, ", against BF16 taught alike: quantization")
     _print_figures(report.against_bf16, ", against BF16 as released: quantization and training")
     if report.training is not None:
-        out.line(
-            f"training alone changed BF16 by {' '.join(_bounds(report.training))} (with bounds)"
-        )
+        change, lower, upper = _bounds(report.training)
+        out.line(f"training alone changed BF16 by {change}, bounds {lower} and {upper}")
     out.line((MARK, "bold magenta"), f": {RULE}")
     _print_verdict(report)
 
