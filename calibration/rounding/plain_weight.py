@@ -11,6 +11,8 @@ from .latent_weight import straight_through
 
 UNITS = 7.5
 """In the largest magnitude of a row, about: half the range of INT4."""
+SMALLEST_UNIT = 2.0**-23
+"""As of the scales of INT4."""
 _EXPONENT = 0x7F800000
 
 
@@ -32,7 +34,7 @@ class PlainWeight:
         wide = weight.to(device, torch.float32)
         largest = wide.abs().amax(dim=1, keepdim=True) * (2**0.5 / UNITS)
         unit = (largest.view(torch.int32) & _EXPONENT).view(torch.float32)
-        self._unit = torch.where(unit > 0, unit, 1.0)
+        self._unit = unit.clamp(min=SMALLEST_UNIT)  # of a row of zeros
         self.codes = (wide / self._unit).requires_grad_()
         self.log_scales: Tensor | None = None
 

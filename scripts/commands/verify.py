@@ -51,9 +51,9 @@ def print_verification(report: VerifyReport) -> None:
     if report.retuned:
         out.line(
             ("RETUNED", "bold magenta"),
-            ": its target taught it, so that its linears are not those of the source, nor near"
-            " them. That they are those which training gave is not shown: only that they are those"
-            " whose sha256 draftquant.json records under its seal",
+            ": its target taught it, so that the source does not say what its linears must be. That"
+            " training gave these is not shown: only that they are those whose sha256"
+            " draftquant.json records under its seal",
         )
     if report.ok:
         out.line(
