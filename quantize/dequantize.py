@@ -23,6 +23,7 @@ from .files.provenance import (
     QuantizedSource,
     Rounding,
     TensorBytes,
+    TunedProvenance,
     check_seal,
     package_version,
     read_provenance,
@@ -200,10 +201,11 @@ def dequantize_draft(
     check_no_other_weights(checkpoint.folder, side_files, travel=travel, made="dequantized")
     made_by = read_provenance(checkpoint.folder)
     check_seal(checkpoint.folder, made_by)
-    if isinstance(made_by, DequantizedProvenance):
+    if isinstance(made_by, DequantizedProvenance | TunedProvenance):
+        what = "dequantized" if isinstance(made_by, DequantizedProvenance) else "tuned in BF16"
         raise CheckpointError(
             checkpoint.folder / PROVENANCE_FILE,
-            f"the folder was dequantized, but its {CONFIG_FILE} declares codes",
+            f"the folder was {what}, but its {CONFIG_FILE} declares codes",
             fix="copy or quantize the draft again",
         )
 

@@ -12,7 +12,7 @@ from .algorithms.balance import balance_exponent
 from .backends import get_backend
 from .errors import BackendError, CheckpointError
 from .execute import Measured, execute
-from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE
+from .files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
 from .files.provenance import (
@@ -23,7 +23,8 @@ from .files.provenance import (
     package_version,
 )
 from .files.publish import check_faults, publish
-from .files.side_files import check_no_other_weights, config_and_index
+from .files.retuning import CARD_FILE, Retuning, marked_card
+from .files.side_files import check_no_other_weights, check_not_made, config_and_index
 from .layouts import get_layout
 from .lints import config_changes, find_lints, fixed_config
 from .lints.concat import half_ratios
@@ -58,6 +59,7 @@ def quantize_draft(
     calibration_prompts: Collection[str] = (),
     statistics: Statistics | None = None,
     found: FoundCodes | None = None,
+    retuning: Retuning | None = None,
     allow_zero_rows: bool = False,
     fix_config: bool = False,
     on_progress: Callable[[Step], None] = lambda _step: None,
@@ -76,6 +78,8 @@ def quantize_draft(
         calibration_prompts: identities of the prompts behind scales and statistics, for provenance.
         statistics: of the inputs of linears, for algorithms that need them.
         found: codes and scales, for algorithms that need them.
+        retuning: how the target taught them, exactly where the recipe says `rounding: retuned`;
+            README.md then says it too.
         allow_zero_rows: store all-zero rows instead of refusing them.
         fix_config: change the output's config.json as the lints of the draft ask for.
         on_progress: called after each tensor written.
@@ -86,13 +90,17 @@ def quantize_draft(
     """
     backend = get_backend(plan.recipe.backend, plan.recipe.algorithm)
     check_backends(plan.recipe)
+    check_retuning(plan, retuning)
     scales = _checked_scales(plan, input_scales)
     balanced = balanced_norms(plan)
     method = Method(recipe=plan.recipe, input_scales=scales, balanced=balanced)
     changes = config_changes(find_lints(plan.draft)) if fix_config else {}
     checkpoint = plan.draft.checkpoint
-    side_files = checkpoint.side_files()
-    _check_side_files(plan, side_files)
+    side_files = check_source(plan)
+    documents = _documents(plan, changes)
+    if retuning is not None:
+        documents = {CARD_FILE: marked_card(checkpoint.folder, retuning)} | documents
+        side_files = tuple(file for file in side_files if file != CARD_FILE)
 
     def write_tensors(staging: Path) -> None:
         execute(
@@ -135,6 +143,7 @@ def quantize_draft(
             input_scale_origin=input_scale_origin if scales else "",
             calibration_prompts=tuple(sorted(calibration_prompts)),
             learned=found.origin if found else None,
+            retuning=retuning,
         )
 
     report = publish(
@@ -143,7 +152,7 @@ def quantize_draft(
         tensor_bytes=plan.bytes_after,
         write_tensors=write_tensors,
         side_files=side_files,
-        documents=_documents(plan, changes),
+        documents=documents,
         verify=verified,
         provenance=provenance,
         on_stage=on_stage,
@@ -162,6 +171,20 @@ def check_backends(recipe: Recipe) -> None:
     for form in recipe.formats:
         each = recipe.in_format(form)
         get_backend(each.backend, each.algorithm).check(each.weights)
+
+
+def check_retuning(plan: Plan, retuning: Retuning | None) -> None:
+    """Codes that the target taught are made with the baseline that they are compared with.
+
+    Raises:
+        BackendError: the recipe asks for them and they are none, or the other way round.
+    """
+    if (plan.recipe.algorithm.rounding == "retuned") != (retuning is not None):
+        raise BackendError(
+            f"recipe {plan.recipe.name}",
+            "rounding: retuned trains the draft, and the unquantized draft alike beside it",
+            fix="'draftquant retune' makes both; --algorithm learned stays with the BF16 draft",
+        )
 
 
 def balanced_norms(plan: Plan) -> dict[str, int]:
@@ -218,23 +241,25 @@ def _checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str,
     return {module: scales[module] for module in modules}
 
 
-def _check_side_files(plan: Plan, side_files: Sequence[str]) -> None:
-    """What this run copies is neither a file that it writes nor the weights once more."""
-    folder = plan.draft.checkpoint.folder
+def check_source(plan: Plan) -> tuple[str, ...]:
+    """What a run copies is neither a file that it writes nor the weights once more.
+
+    Returns:
+        The side files that it copies.
+
+    Raises:
+        CheckpointError: it is, or the source is quantized already.
+    """
+    folder, side_files = plan.draft.checkpoint.folder, plan.draft.checkpoint.side_files()
     check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
-    for file in (PROVENANCE_FILE, "hf_quant_config.json"):
-        if file in side_files:
-            raise CheckpointError(
-                folder / file,
-                "the source is already the result of a quantization",
-                fix="start from the BF16 draft",
-            )
+    check_not_made(folder, side_files)
     if plan.draft.checkpoint.config.get("quantization_config") is not None:
         raise CheckpointError(
             folder / CONFIG_FILE,
             "declares a quantization_config: the source is already quantized",
             fix="start from the BF16 draft",
         )
+    return side_files
 
 
 def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:

@@ -29,7 +29,7 @@ BackendName = Literal["torch", "quark", "modelopt"]
 LayoutName = Literal["quark", "modelopt", "compressed-tensors", "fp8", "awq"]
 Action = Literal["quantize", "keep"]
 ScaleChoice = Literal["absmax", "mse"]
-RoundingChoice = Literal["nearest", "gptq", "learned"]
+RoundingChoice = Literal["nearest", "gptq", "learned", "retuned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,8 @@ class Algorithm:
             where `rounding` measures these. Where rounding is learned, scales start there.
         rounding: nearest; gptq: column by column, each making up for the errors of those before it
             on the inputs that calibration traces show; learned: what brings the whole draft's
-            output closest to that of the BF16 draft along these traces, scales with it.
+            output closest to that of the BF16 draft along these traces, scales with it; retuned:
+            what the target teaches beyond that, by `draftquant retune` alone.
         balance_concat: auto: where the halves of EAGLE-3's concat input differ by 4 or more, the
             columns of the embedding half are multiplied by a power of two, and the norm before
             them is divided by it: exact, and both halves then share a scale.

@@ -26,6 +26,7 @@ COMMANDS = {
     "calibrate": "ranges of what a draft's linears read, and what static scales are worth",
     "tune": "which formats a draft's linears may have, as a recipe",
     "quantize": "quantize a draft into a new, verified folder",
+    "retune": "teach a quantized draft by its target, and BF16 alike to compare with",
     "verify": "re-read a quantized draft with an independent decoder",
     "dequantize": "the weights of a quantized draft as plain ones, for any engine",
     "transcode": "the same codes in another layout or carrier, bit for bit",

@@ -313,6 +313,19 @@ COMMANDS: dict[str, list[str]] = {
     "record": ["record", "--target", "DRAFT", "--prompts", "DRAFT/p.jsonl", "--out", "OUT"],
     "replay": ["replay", "DRAFT", "--traces", "DRAFT"],
     "gate": ["gate", "DRAFT", "DRAFT", "--traces", "DRAFT"],
+    "gate-retuned": ["gate", "SOURCE", "DRAFT", "--traces", "DRAFT", "--tuned-baseline", "DRAFT"],
+    "retune": [
+        "retune",
+        "DRAFT",
+        "--recipe",
+        "int4-channel",
+        "--traces",
+        "DRAFT",
+        "--out",
+        "OUT",
+        "--baseline",
+        "DRAFT",
+    ],
 }
 CHANGES: dict[str, Callable[[Path], object]] = {
     "nothing but the name of the folder": lambda folder: folder.stat(),

@@ -1,4 +1,4 @@
-"""draftquant.json: its three kinds, byte for byte, and what is wrong in one."""
+"""draftquant.json: its four kinds, byte for byte, and what is wrong in one."""
 
 import hashlib
 import json
@@ -15,12 +15,19 @@ from draftquant.quantize.files.provenance import (
     QuantizedProvenance,
     RepairedProvenance,
     RepairRecord,
+    TunedProvenance,
     check_seal,
     read_provenance,
     sealed,
     write_provenance,
 )
-from draftquant.recipes import Recipe, built_in_recipes, load_recipe, to_mapping
+from draftquant.recipes import (
+    Recipe,
+    built_in_recipes,
+    load_recipe,
+    recipe_sha256,
+    to_mapping,
+)
 from draftquant.recipes.strict_json import decode
 
 RECIPE = """{
@@ -95,6 +102,43 @@ DEQUANTIZED = """{
   "tensor_bytes": {"before": 10, "after": 20},
   "quantized_by": null
 }"""
+TUNED = """{
+  "format": "draftquant-tuned",
+  "version": 1,
+  "draftquant": "0.1.0",
+  "argv": ["draftquant", "retune"],
+  "source": {
+    "hub_id": null,
+    "revision": null,
+    "family": "dflash",
+    "tensor_sha256": {"norm.weight": "11"}
+  },
+  "tensor_sha256": {"norm.weight": "11"},
+  "tensor_bytes": {"before": 10, "after": 10},
+  "calibration_prompts": ["22", "33"],
+  "learned": {
+    "traces_sha256": "44",
+    "num_draft_tokens": 7,
+    "steps": 100,
+    "sequences": 4,
+    "seed": 0,
+    "validation_prompts": 32,
+    "kept_step": 60,
+    "acceptance_length": 3.5,
+    "overlap": 0.9375,
+    "acceptance_length_before": 3.25,
+    "overlap_before": 1.0,
+    "acceptance_length_unquantized": 3.25
+  },
+  "retuning": {
+    "learning_rate": 0.005,
+    "temperature": 0.3,
+    "anchor": 10.0,
+    "learned_prompts": 128,
+    "linears": ["layers.0.mlp.up_proj"],
+    "settings_sha256": "55"
+  }
+}"""
 
 
 def document(kind: str) -> dict[str, Any]:
@@ -105,6 +149,11 @@ def document(kind: str) -> dict[str, Any]:
         "whole": quantized | json.loads(OPTIONAL),
         "repaired": json.loads(REPAIRED),
         "dequantized": json.loads(DEQUANTIZED),
+        "tuned": json.loads(TUNED),
+    }
+    documents["tuned-and-repaired"] = documents["tuned"] | {
+        "made_by": json.loads(MADE_BY),
+        "repairs": json.loads(REPAIRS),
     }
     documents["repaired-again"] = documents["repaired"] | {"made_by": json.loads(MADE_BY)}
     documents["dequantized-of-ours"] = documents["dequantized"] | {
@@ -131,6 +180,8 @@ KINDS = {
     "dequantized": DequantizedProvenance,
     "dequantized-of-ours": DequantizedProvenance,
     "dequantized-of-others": DequantizedProvenance,
+    "tuned": TunedProvenance,
+    "tuned-and-repaired": TunedProvenance,
 }
 
 
@@ -216,6 +267,13 @@ def test_no_record_has_no_seal_to_break(tmp_path: Path) -> None:
 # ---- what is wrong in one
 
 
+def retuned(content: dict[str, Any]) -> None:
+    """The recipe as `retune` would have changed it."""
+    content["recipe"]["algorithm"]["rounding"] = "retuned"
+    recipe: Recipe = decode(Recipe, content["recipe"])
+    content["recipe_sha256"] = recipe_sha256(recipe)
+
+
 def nested(levels: int) -> Any:
     return [nested(levels - 1)] if levels else 1
 
@@ -226,7 +284,7 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
     "other format": (
         "quantized", lambda d: d.update(format="zip"),
         "format: expected 'draftquant-provenance' or 'draftquant-dequantized' or"
-        " 'draftquant-repaired', got 'zip'",
+        " 'draftquant-tuned' or 'draftquant-repaired', got 'zip'",
     ),
     "a list for the format": ("quantized", lambda d: d.update(format=[1]), "got a list"),
     "format of another kind": (
@@ -296,6 +354,18 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
     ),
     "another recipe": (
         "quantized", lambda d: d["recipe"].update(name="other"), "recipe_sha256: not that of the",
+    ),
+    "a mark on what nothing taught": (
+        "quantized", lambda d: d.update(retuning=document("tuned")["retuning"]),
+        "retuning: expected exactly where the recipe says rounding: retuned",
+    ),
+    "retuned without its mark": (
+        "quantized", retuned, "retuning: expected exactly where the recipe says rounding: retuned",
+    ),
+    "tuned by nobody": ("tuned", lambda d: d.pop("retuning"), "retuning: missing key"),
+    "a rate in words": (
+        "tuned", lambda d: d["retuning"].update(learning_rate="slow"),
+        "retuning.learning_rate: expected a finite number, got 'slow'",
     ),
     "dtype": ("dequantized", lambda d: d.update(dtype="F64"), "dtype: expected 'BF16' or 'F16' or"),
     "made by a dequantized one": (

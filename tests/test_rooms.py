@@ -18,7 +18,7 @@ QUANTIZE = (
     ("verify", "algorithms", "claims"),
     ("backends", "plan", "recode"),
     ("execute", "engines", "estimate"),
-    ("quantize", "dequantize", "transcode"),
+    ("quantize", "dequantize", "transcode", "tuned"),
 )
 CALIBRATION = (
     ("errors",),

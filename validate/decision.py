@@ -137,7 +137,8 @@ def _too_few_prompts(evidence: Evidence) -> Decision | None:
 
 def _too_large_a_gain(evidence: Evidence) -> Decision | None:
     change, largest = evidence.change, math.log1p(evidence.policy.max_relative_gain)
-    if change is None or change.log_ratio <= largest or evidence.background.unrelated:
+    background = evidence.background
+    if change is None or change.log_ratio <= largest or background.unrelated or background.taught:
         return None
     return Decision(
         "ANOMALOUS",

@@ -6,7 +6,6 @@ baseline's, what it stores as codes points the same way.
 """
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +20,11 @@ from ..quantize.files.provenance import (
     DequantizedProvenance,
     Provenance,
     QuantizedProvenance,
+    TunedProvenance,
     check_seal,
     read_provenance,
 )
+from ..quantize.files.retuning import tensors_sha256
 from ..quantize.stored.declarations import declared_scheme
 from ..quantize.stored.draft import StoredDraft
 from ..quantize.stored.loading import LoadedDraft
@@ -97,8 +98,7 @@ class DraftFolder:
     @property
     def sha256(self) -> str:
         """Identity of the weights: over names and hashes of all tensors."""
-        lines = (f"{name} {digest}\n" for name, digest in sorted(self.tensor_sha256.items()))
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        return tensors_sha256(self.tensor_sha256)
 
     @property
     def quantized_by(self) -> QuantizedProvenance | None:
@@ -162,6 +162,12 @@ def check_loaded(
 
 
 def _check_baseline(baseline: DraftFolder) -> None:
+    if isinstance(baseline.record, TunedProvenance):
+        raise GateError(
+            baseline.folder,
+            "expected the draft as released as the baseline, but its target taught it (RETUNED)",
+            fix="give the BF16 draft first, and this one with --tuned-baseline",
+        )
     if baseline.quantized or isinstance(baseline.record, DequantizedProvenance):
         what = "stores codes" if baseline.quantized else "holds dequantized codes"
         raise GateError(

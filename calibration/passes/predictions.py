@@ -191,7 +191,7 @@ def batch_proposals(
     shape = (len(token_ids), len(rows), num_draft_tokens)
     best = token_ids.new_empty(shape)
     logprobs = None if temperature is None else hidden.new_empty(shape, dtype=torch.float32)
-    to_draft = None if temperature is None else _to_draft(forward, token_ids)
+    to_draft = None if temperature is None else draft_ids_of(forward, token_ids)
     for one in draft_passes(
         forward,
         hidden,
@@ -222,8 +222,16 @@ def batch_proposals(
     return Proposals(token_ids=best, recorded_logprobs=logprobs)
 
 
-def _to_draft(forward: DraftForward, token_ids: Tensor) -> Tensor:
-    """[V] int64: the draft's id of a token of the target's, -1 for those that it cannot propose."""
+def draft_ids_of(forward: DraftForward, token_ids: Tensor) -> Tensor:
+    """The draft's id of every token of the target's, -1 for those that it cannot propose.
+
+    Args:
+        forward: the draft.
+        token_ids: int64, of the target's vocabulary.
+
+    Returns:
+        [V] int64, V large enough to be indexed by `token_ids`.
+    """
     offered = forward.to_target(torch.arange(forward.num_logits, device=token_ids.device))
     draft_ids = offered.new_full((int(max(offered.max(), token_ids.max())) + 1,), -1)
     draft_ids[offered] = torch.arange(len(offered), device=offered.device)

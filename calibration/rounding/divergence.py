@@ -1,4 +1,6 @@
-"""How far a draft's proposals are from those of the unquantized one, and the gradient of that.
+"""How far a draft's proposals are from what it learns, and the gradient of that.
+
+It learns the proposals of the unquantized draft, or with a teacher also what the target emitted.
 
 Logits are never held for more than some rows: a loss and its gradient with respect to the hidden
 states are computed part by part, and only hidden states have a graph behind them.
@@ -8,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from ...quantize.drafts.forward import DraftForward
 from ..passes.draft_pass import DraftPass, positions
-from ..passes.predictions import MAX_LOGITS, draft_passes
+from ..passes.predictions import MAX_LOGITS, draft_ids_of, draft_passes
 from .sequences import LearningSequence
+from .settings import Teaching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +74,15 @@ def backward_of_divergence(
     num_draft_tokens: int,
     weights: DepthWeights,
     share: float,
+    teaching: Teaching | None = None,
 ) -> float:
     """Add the gradient of one sequence's loss to what `draft` computes with.
 
     The loss is the sum over rows and depths j of decay^j * reach * KL(reference ‖ draft), divided
     by that of decay^j; reach is 1 where the reference had every depth before right, else `missed`.
+    With a teacher, anchor * KL - log softmax(logits / temperature)[recorded token] stands for the
+    KL, and reach asks for what the draft itself had right; of a token that the draft cannot propose
+    there is nothing to learn but the KL.
 
     Args:
         draft: over weights some of which require gradients.
@@ -83,6 +91,7 @@ def backward_of_divergence(
         num_draft_tokens: K.
         weights: of depths.
         share: multiplies the loss.
+        teaching: None = the reference alone is learned.
 
     Returns:
         The loss, times `share`.
@@ -98,7 +107,7 @@ def backward_of_divergence(
     for one, other in zip(passes_of(draft, sequence, num_draft_tokens), taught, strict=True):
         reached = reached if one.depths.start else _all_rows(one)
         loss, gradient, reached = _divergence(
-            reference, one, other.hidden[0], _recorded(one, sequence), reached, weights
+            reference, one, other.hidden[0], _recorded(one, sequence), reached, weights, teaching
         )
         total += loss * share / norm
         hidden.append(one.hidden)
@@ -153,16 +162,18 @@ def _divergence(
     recorded: Tensor,
     reached: Tensor,
     weights: DepthWeights,
+    teaching: Teaching | None,
 ) -> tuple[float, Tensor, Tensor]:
-    """Sum of weight * KL(taught ‖ hidden) over a pass, and its gradient with respect to `hidden`.
+    """Sum of weight * loss over a pass, and its gradient with respect to `hidden`.
 
     Args:
         forward: the head of both.
         one: the pass.
         taught: [R, D, W], hidden states of the reference.
         recorded: [R, D] tokens there.
-        reached: [R], whether the reference had all depths before the pass right.
+        reached: [R], whether all depths before the pass were right.
         weights: of depths.
+        teaching: as above.
 
     Returns:
         The sum, the gradient [R, D, W], and `reached` after the pass.
@@ -173,17 +184,33 @@ def _divergence(
         leaf = mine.detach().requires_grad_()
         with torch.no_grad():
             wanted = _logits(forward, its).log_softmax(-1)
-            run = _unbroken(before, _right(forward, wanted, tokens))
+        with torch.enable_grad():
+            logits = _logits(forward, leaf)
+            each = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1)
+            if teaching is not None:
+                surprise = _surprise(forward, logits / teaching.temperature, tokens)
+                each = teaching.anchor * each + surprise
+        with torch.no_grad():
+            judged = wanted if teaching is None else logits
+            run = _unbroken(before, _right(forward, judged, tokens))
             counts = torch.cat((before[:, None], run[:, :-1]), dim=1)
             weight = torch.where(counts, 1.0, weights.missed) * decay
         with torch.enable_grad():
-            found = _logits(forward, leaf).log_softmax(-1)
-            loss = (weight * (wanted.exp() * (wanted - found)).sum(-1)).sum()
+            loss = (weight * each).sum()
         (gradient,) = torch.autograd.grad(loss, leaf)
         total += float(loss.detach())
         gradients.append(gradient)
         runs.append(run[:, -1])
     return total, torch.cat(gradients), torch.cat(runs)
+
+
+def _surprise(forward: DraftForward, logits: Tensor, recorded: Tensor) -> Tensor:
+    """[R, D] cross-entropy of the recorded tokens; 0 for those that the draft cannot propose."""
+    draft_ids = draft_ids_of(forward, recorded)[recorded]
+    surprise = F.cross_entropy(
+        logits.flatten(0, -2), draft_ids.flatten(), ignore_index=-1, reduction="none"
+    )
+    return surprise.view(recorded.shape)
 
 
 def _recorded(one: DraftPass, sequence: LearningSequence) -> Tensor:

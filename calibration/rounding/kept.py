@@ -16,7 +16,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -99,16 +98,16 @@ class KeptRounding:
         done = json.dumps(dataclasses.asdict(_Done(validations=validations)))
         self._write(_STATE_FILE, tensors, {_KEY: done})
 
-    def save_codes(self, step: int, codes: Mapping[str, QuantizedWeight]) -> None:
-        """Write the codes of a step, by module.
+    def save_codes(self, step: int, codes: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write the codes of a step, `Latent.parts` by module.
 
         Raises:
             OutputError: they cannot be written.
         """
         tensors = {
             f"{module}.{part}": tensor
-            for module, weight in codes.items()
-            for part, tensor in _parts(weight).items()
+            for module, parts in codes.items()
+            for part, tensor in parts.items()
         }
         self._write(_codes_file(step), tensors, {})
 
@@ -124,22 +123,34 @@ class KeptRounding:
         Raises:
             CalibrationError: they are not there.
         """
-        file, prefix = _codes_file(step), f"{module}."
-        names = [t.name for t in self._header(file).tensors if t.name.startswith(prefix)]
-        found = self._read(file, names)
-        parts = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
-        if not {"codes", "scale"} <= parts.keys():
-            raise CalibrationError(
-                self._folder / file,
-                f"no codes of {module} were learned",
-                fix="learn them of the draft and the recipe that are given here",
-            )
+        parts = self._parts(step, module, "codes", "scale")
         return QuantizedWeight(
             codes=parts["codes"],
             scale=parts["scale"],
             global_scale=parts.get("global_scale"),
             group_size=group_size,
         )
+
+    def weight(self, step: int, module: str) -> Tensor:
+        """The weight of a linear that was learned without being quantized, as it is to be stored.
+
+        Raises:
+            CalibrationError: it is not there.
+        """
+        return self._parts(step, module, "weights")["weights"]
+
+    def _parts(self, step: int, module: str, *needed: str) -> dict[str, Tensor]:
+        file, prefix = _codes_file(step), f"{module}."
+        names = [t.name for t in self._header(file).tensors if t.name.startswith(prefix)]
+        found = self._read(file, names)
+        parts = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+        if not parts.keys() >= set(needed):
+            raise CalibrationError(
+                self._folder / file,
+                f"no {needed[0]} of {module} were learned",
+                fix="learn them of the draft and the recipe that are given here",
+            )
+        return parts
 
     def _header(self, file: str) -> Header:
         try:
@@ -191,7 +202,7 @@ class LearnedCodes:
         origin: how they were learned.
         validations: all looks at the prompts that were held back, the first codes' own first.
         prompts: identities of the prompts that were looked at.
-        group_sizes: of each linear's format.
+        group_sizes: of each linear's format; empty where nothing is quantized too.
     """
 
     kept: KeptRounding
@@ -208,11 +219,14 @@ class LearnedCodes:
         """
         return self.kept.codes(self.origin.kept_step, module, self.group_sizes.get(module))
 
+    def weight(self, module: str) -> Tensor:
+        """What was learned of a linear that stays unquantized.
+
+        Raises:
+            CalibrationError: nothing was.
+        """
+        return self.kept.weight(self.origin.kept_step, module)
+
 
 def _codes_file(step: int) -> str:
     return f"codes-{step:05d}.safetensors"
-
-
-def _parts(weight: QuantizedWeight) -> dict[str, Any]:
-    parts: dict[str, Tensor] = {"codes": weight.codes, "scale": weight.scale}
-    return parts | ({} if weight.global_scale is None else {"global_scale": weight.global_scale})

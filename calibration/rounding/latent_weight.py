@@ -7,6 +7,7 @@ scales, whose logarithms are moved.
 """
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,8 +26,29 @@ _LIMITS: Mapping[WeightDtype, tuple[float, float]] = {
 """Where latents end: half a step beyond the last code; what went further would not come back."""
 
 
+class Latent(Protocol):
+    """A weight as the optimiser sees it.
+
+    Attributes:
+        codes: [out_features, in_features] float32, which it moves.
+        log_scales: float32, which it moves too; None where there are none.
+    """
+
+    codes: Tensor
+    log_scales: Tensor | None
+
+    def keep_within_reach(self) -> None:
+        """Put back what left the range from which it could return."""
+
+    def dequantized(self) -> Tensor:
+        """What is multiplied, [out_features, in_features] float32, with a gradient."""
+
+    def parts(self) -> Mapping[str, Tensor]:
+        """What of it is kept, by name, on the CPU."""
+
+
 class LatentWeight:
-    """One linear as the optimiser sees it.
+    """One linear whose codes are learned: see `Latent`.
 
     Args:
         weight: [out_features, in_features] as stored, on the CPU.
@@ -95,6 +117,13 @@ class LatentWeight:
             global_scale=None if self._whole is None else self._whole.cpu(),
             group_size=self._weights.group_size,
         )
+
+    def parts(self) -> dict[str, Tensor]:
+        """The codes, their scales, and the scale of the whole weight where there is one."""
+        found = self.quantized()
+        parts = {"codes": found.codes, "scale": found.scale}
+        whole = {} if found.global_scale is None else {"global_scale": found.global_scale}
+        return parts | whole
 
     def _scale(self) -> Tensor:
         """[out_features, groups] float32, as stored."""

@@ -2,7 +2,7 @@
 
 Every step runs a few traces through the draft as its codes stand, inputs rounded as served, and
 through the unquantized draft on the same tokens, each along its own hidden states. The gradient of
-their divergence moves latents and scales. Now and then the prompts that were held back say how many
+the loss moves latents and scales. Now and then the prompts that were held back say how many
 tokens the codes would have accepted; the best such codes are kept.
 """
 
@@ -21,7 +21,7 @@ from ..traces.folder import TraceFolder
 from ..traces.manifest import TraceEntry
 from .divergence import DepthWeights, agreement, backward_of_divergence
 from .kept import KeptRounding
-from .latent_weight import LatentWeight
+from .latent_weight import Latent
 from .optimiser import LatentOptimiser
 from .sequences import (
     LearningSequence,
@@ -36,11 +36,11 @@ from .validation import LearningProgress, Validation, best_of, is_over
 
 
 class Learning:
-    """One run: the draft over the latents of its quantized linears, and the draft without them.
+    """One run: the draft over the latents of its linears, and the draft without them.
 
     Args:
         draft: unquantized, weights balanced as the codes are to be.
-        latents: of the linears whose codes are learned, by canonical module name.
+        latents: of the linears that learn, by canonical module name.
         rounding: how inputs are rounded when served; gradients go through.
         traces: of the prompts.
         split: of them.
@@ -57,7 +57,7 @@ class Learning:
     def __init__(
         self,
         draft: LoadedDraft,
-        latents: Mapping[str, LatentWeight],
+        latents: Mapping[str, Latent],
         rounding: OnInput,
         traces: TraceFolder,
         split: PromptSplit,
@@ -125,7 +125,7 @@ class Learning:
         return validations
 
     def _keep_codes(self, step: int) -> None:
-        codes = {name: latent.quantized() for name, latent in self._latents.items()}
+        codes = {name: latent.parts() for name, latent in self._latents.items()}
         self._kept.save_codes(step, codes)
 
     def _step(self, step: int) -> float:
@@ -150,6 +150,7 @@ class Learning:
                     num_draft_tokens=self._num_draft_tokens,
                     weights=DepthWeights(decay=settings.depth_decay, missed=settings.missed_weight),
                     share=1 / settings.sequences,
+                    teaching=settings.teaching,
                 )
         gradients = [leaf.grad for leaf in leaves.values()]
         self._optimiser.step(step, list(served.values()), gradients)
@@ -181,7 +182,7 @@ class Learning:
         return read_sequence(self.draft, self._traces, entry, rows)
 
     def served(self) -> dict[str, Tensor]:
-        """Codes times scales that are learned, by tensor name, with a graph behind them."""
+        """The linears that learn as they stand, by tensor name, with a graph behind them."""
         return {f"{name}.weight": x.dequantized() for name, x in self._latents.items()}
 
     def forward(self, served: Mapping[str, Tensor]) -> DraftForward:

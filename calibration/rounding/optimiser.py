@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .latent_weight import LatentWeight
+from .latent_weight import Latent
 from .settings import LearningSettings
 
 BETAS = (0.9, 0.95)
@@ -23,7 +23,7 @@ class LatentOptimiser:
         settings: learning rates and steps.
     """
 
-    def __init__(self, latents: Mapping[str, LatentWeight], settings: LearningSettings) -> None:
+    def __init__(self, latents: Mapping[str, Latent], settings: LearningSettings) -> None:
         self._latents, self._settings = latents, settings
         codes = {f"{name}.codes": latent.codes for name, latent in latents.items()}
         scales = {
@@ -48,7 +48,7 @@ class LatentOptimiser:
 
         Args:
             step: from 0 on.
-            served: what `LatentWeight.dequantized` gave, with its graph.
+            served: what `Latent.dequantized` gave, with its graph.
             gradients: of the loss with respect to these.
         """
         self._adam.zero_grad(set_to_none=True)

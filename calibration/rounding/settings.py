@@ -1,8 +1,29 @@
-"""How codes are learned."""
+"""How codes are learned, and by whom they are taught."""
 
 from dataclasses import dataclass
 
 from ..errors import CalibrationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teaching:
+    """The target as a teacher: its recorded tokens, and the unquantized draft as an anchor.
+
+    The loss of a proposal is the cross-entropy of the recorded token plus `anchor` times the
+    divergence from the unquantized draft. Without the anchor greedy acceptance is bought with the
+    distribution: on the shipped Llama pair its overlap with the target's fell from 0.883 to 0.856,
+    and with it to 0.877.
+
+    Attributes:
+        temperature: by which the draft's logits are divided in the cross-entropy.
+        anchor: weight of the divergence, which is of logits as they are.
+        min_prompts: to learn from. Fewer are learned by heart: with 8 a draft lost 2.71 % on other
+            prompts.
+    """
+
+    temperature: float = 0.3
+    anchor: float = 10.0
+    min_prompts: int = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,14 +39,15 @@ class LearningSettings:
         scale_learning_rate: of the logarithms of scales.
         warmup_steps: over which both rise to that; a cosine takes them down to nothing at the end.
         depth_decay: weight of a depth over that of the depth before.
-        missed_weight: of the depths behind one at which the unquantized draft is wrong: they count
-            only where a chain comes that far.
+        missed_weight: of the depths behind one at which the unquantized draft (with a teacher: the
+            draft that learns) is wrong: they count only where a chain comes that far.
         validate_every: steps between looks at the validation prompts.
         patience: such looks without a better one, after which learning stops.
         max_overlap_drop: by which the overlap with the unquantized draft's distributions may be
             below that of the first codes, in steps that are kept.
         validation_share: of the prompts, held back from learning.
         seed: of what is learned from when, and of what is held back.
+        teaching: None = the unquantized draft alone is what is learned.
     """
 
     steps: int = 100
@@ -40,6 +62,7 @@ class LearningSettings:
     max_overlap_drop: float = 0.005
     validation_share: float = 0.2
     seed: int = 0
+    teaching: Teaching | None = None
 
     def __post_init__(self) -> None:
         at_least_one = ("steps", "sequences", "validate_every", "patience")
@@ -56,3 +79,7 @@ class LearningSettings:
                 f"expected a number between 0 and 1, got {self.validation_share}",
                 fix="leave it out: the default is tried",
             )
+
+
+RETUNING = LearningSettings(learning_rate=0.005, max_overlap_drop=0.05, teaching=Teaching())
+"""Taught by the target, as measured on the shipped pairs."""

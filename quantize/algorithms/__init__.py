@@ -15,8 +15,10 @@ _ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("mse", "nearest"): MseNearest(),
     ("absmax", "gptq"): Gptq(AbsmaxNearest()),
     ("mse", "gptq"): Gptq(MseNearest()),
-    ("absmax", "learned"): Learned(),
-    ("mse", "learned"): Learned(),
+    ("absmax", "learned"): Learned("learned"),
+    ("mse", "learned"): Learned("learned"),
+    ("absmax", "retuned"): Learned("retuned"),
+    ("mse", "retuned"): Learned("retuned"),
 }
 """By the recipe's `scale` and `rounding`."""
 

@@ -5,7 +5,7 @@ What is here says for which formats; the learning itself knows drafts and traces
 
 from torch import Tensor
 
-from ...recipes.schema import WeightFormat
+from ...recipes.schema import RoundingChoice, WeightFormat
 from ..errors import BackendError
 from ..numerics.quantized_weight import QuantizedWeight
 from .base import Need
@@ -15,19 +15,27 @@ LEARNED_FORMATS = ("int4", "nvfp4", "mxfp4")
 
 
 class Learned:
-    """Codes, and scales but for powers of two, from the gradient of the draft's divergence."""
+    """Codes, and scales but for powers of two, from the gradient of the draft's loss.
+
+    Args:
+        rounding: which one of the recipe: the same codes on the disk, but another teacher.
+    """
 
     needs: Need = "codes"
+
+    def __init__(self, rounding: RoundingChoice) -> None:
+        self._rounding = rounding
 
     def problem(self, weights: WeightFormat) -> str | None:
         """See `Algorithm.problem`."""
         if weights.dtype not in LEARNED_FORMATS:
             return (
-                f"rounding: learned finds codes of four bits ({', '.join(LEARNED_FORMATS)}); 8 bits"
-                " round so finely that there is nothing to win"
+                f"rounding: {self._rounding} finds codes of four bits"
+                f" ({', '.join(LEARNED_FORMATS)}); 8 bits round so finely that there is nothing to"
+                " win"
             )
         if weights.first_stage is not None:
-            return "rounding: learned finds codes of one stage"
+            return f"rounding: {self._rounding} finds codes of one stage"
         return None
 
     def quantize(
@@ -45,7 +53,7 @@ class Learned:
         """
         del weight, absmax, moments
         raise BackendError(
-            f"rounding: learned, {weights}",
+            f"rounding: {self._rounding}, {weights}",
             "the codes of one weight follow from the whole draft and from traces",
             fix="record traces ('draftquant record') and pass --traces",
         )

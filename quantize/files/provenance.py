@@ -1,8 +1,9 @@
 """Provenance: who made a folder, from what and how; what draftquant.json holds.
 
-A folder is quantized, dequantized, or was made by something else and repaired here; one class for
-each, whose fields are the keys of the file. No time stamp and no path, so that equal runs give
-equal files. The last key is a seal, the sha256 of the others: it shows edits, it is no signature.
+A folder is quantized, dequantized, tuned, or was made by something else and repaired here; one
+class for each, whose fields are the keys of the file. No time stamp and no path, so that equal runs
+give equal files. The last key is a seal, the sha256 of the others: it shows edits, and is no
+signature.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from ...recipes.schema import LayoutName, Recipe, WeightFormat, recipe_sha256
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CheckpointError
 from .checkpoint import PROVENANCE_FILE
+from .retuning import Retuning
 from .safetensors_header import FloatDtype
 from .staging import write_text
 
@@ -169,6 +171,7 @@ class QuantizedProvenance:
         calibration_prompts: identities of the prompts that the run looked at, ascending: sha256 of
             their token ids, by which the gate knows them whatever they are called.
         learned: how codes were learned; None where they were not.
+        retuning: how the target taught them; None where it did not.
         made_by: where the folder was repaired or transcoded later: `draftquant` and `argv` are that
             run's.
         transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
@@ -193,6 +196,7 @@ class QuantizedProvenance:
     input_scale_origin: str | None = ""
     calibration_prompts: tuple[str, ...] = ()
     learned: LearnedRounding | None = None
+    retuning: Retuning | None = None
     made_by: MadeBy | None = None
     repairs: tuple[RepairRecord, ...] = ()
     transcoded_from: TranscodedFrom | None = None
@@ -209,6 +213,8 @@ class QuantizedProvenance:
             return f"recipe_sha256: not that of the recipe: {self.recipe_sha256!r}"
         if bool(self.input_scales) != (self.input_scale_origin != ""):
             return "input_scales and input_scale_origin: expected both or none"
+        if (self.retuning is not None) != (self.recipe.algorithm.rounding == "retuned"):
+            return "retuning: expected exactly where the recipe says rounding: retuned"
         return None
 
 
@@ -255,7 +261,29 @@ class DequantizedProvenance:
     sha256: str = ""
 
 
-Provenance = QuantizedProvenance | DequantizedProvenance | RepairedProvenance
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedProvenance:
+    """Of the unquantized draft that `retune` taught, as the quantized one beside it.
+
+    Keys as in `QuantizedProvenance`; of `learned` the first looks are of the draft as it was.
+    """
+
+    format: Literal["draftquant-tuned"] = "draftquant-tuned"
+    version: Literal[1] = 1
+    draftquant: str
+    argv: tuple[str, ...]
+    source: SourceDraft
+    tensor_sha256: Mapping[str, str]
+    tensor_bytes: TensorBytes
+    calibration_prompts: tuple[str, ...]
+    learned: LearnedRounding
+    retuning: Retuning
+    made_by: MadeBy | None = None
+    repairs: tuple[RepairRecord, ...] = ()
+    sha256: str = ""
+
+
+Provenance = QuantizedProvenance | DequantizedProvenance | TunedProvenance | RepairedProvenance
 
 
 def read_provenance(folder: Path) -> Provenance | None:

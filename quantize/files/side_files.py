@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
+from .checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
 from .entries import looks_like_weights
 from .staging import sync
 
@@ -30,6 +30,25 @@ def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, m
                 folder / file,
                 f"weights in another format would travel {travel}",
                 fix=f"move this file out of the folder: the safetensors are what is {made}",
+            )
+
+
+def check_not_made(folder: Path, files: Sequence[str]) -> None:
+    """No side file says that the source was quantized or tuned: outputs are made of BF16 drafts.
+
+    Args:
+        folder: the source.
+        files: its side files.
+
+    Raises:
+        CheckpointError: names the file.
+    """
+    for file in (PROVENANCE_FILE, "hf_quant_config.json"):
+        if file in files:
+            raise CheckpointError(
+                folder / file,
+                "the source is already the result of a quantization or a retuning",
+                fix="start from the BF16 draft",
             )
 
 

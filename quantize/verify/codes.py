@@ -25,6 +25,7 @@ from .judge import Buffers, CarriedNumbers, Judge, Numbers
 from .near import Near
 from .nearest import Nearest
 from .report import Fault, LinearFinding
+from .retuned import Retuned
 from .rules import Rule
 from .scales import scale_faults, stored_scales, whole_scale_faults
 
@@ -145,6 +146,9 @@ def _judge(
     rule, carried = expected.rule, expected.carried is not None
     if rule.codes == "about-nearest":
         return AboutNearest(scheme, linear, buffers)
+    numbers = CarriedNumbers() if carried else Numbers()
+    if rule.codes == "retuned":
+        return Retuned(numbers, linear, scheme.group_size, buffers)
     scale, first = linear.scale, None
     if scheme.first_stage is not None:
         scale, first = stored_scales(output, scheme, module), whole
@@ -153,9 +157,7 @@ def _judge(
     nearest = Nearest(scheme, scale, first, buffers, carried=carried)
     if rule.codes == "nearest":
         return nearest
-    return Near(
-        CarriedNumbers() if carried else Numbers(), nearest, linear, scheme.group_size, buffers
-    )
+    return Near(numbers, nearest, linear, scheme.group_size, buffers)
 
 
 def _scale_faults(

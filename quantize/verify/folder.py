@@ -14,7 +14,7 @@ from pathlib import Path
 from ..drafts import Draft, Row, read_draft
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
-from ..files.provenance import Method, QuantizedProvenance
+from ..files.provenance import Method, QuantizedProvenance, TunedProvenance
 from ..files.safetensors_header import TensorInfo
 from ..lints import config_changes, find_lints
 from ..stored.declarations import DeclaredScheme, declared_scheme
@@ -44,6 +44,7 @@ from .owned import own_files, side_file_faults, unowned_faults
 from .recorded import NO_RECORD, Record, read_record, record_faults
 from .report import Fault, LinearFinding, VerifyReport, unreadable
 from .rules import Rule, rule_of
+from .tuned import verify_tuned
 
 __all__ = ["Fault", "LinearFinding", "VerifyReport", "verify"]
 
@@ -94,6 +95,8 @@ def verify(
         checkpoint = Checkpoint.open(output, config_file=config_file)
         scheme = declared_scheme(checkpoint)
         recorded = read_record(output)
+        if isinstance(recorded, TunedProvenance):
+            return verify_tuned(output, draft, recorded, config_file=config_file)
         run = method
         if run is None and isinstance(recorded, QuantizedProvenance):
             run = recorded.method
@@ -200,6 +203,7 @@ class _Verification:
             source_sha256=dict(sorted(source_sha256.items())),
             output_sha256=dict(sorted(output_sha256.items())),
             faults=tuple(faults),
+            retuned=self._rule.codes == "retuned",
         )
 
     def _rules(self) -> str:

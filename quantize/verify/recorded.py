@@ -10,6 +10,7 @@ from ..files.provenance import (
     DequantizedProvenance,
     QuantizedProvenance,
     RepairedProvenance,
+    TunedProvenance,
     read_provenance,
     sealed,
 )
@@ -24,8 +25,8 @@ NO_RECORD = Fault(
 )
 
 
-def read_record(folder: Path) -> Record | None:
-    """What this package recorded when it quantized or repaired a folder; None = nothing.
+def read_record(folder: Path) -> Record | TunedProvenance | None:
+    """What this package recorded when it quantized, tuned or repaired a folder; None = nothing.
 
     Raises:
         CheckpointError: draftquant.json is damaged, or that of a dequantized folder.
@@ -41,7 +42,7 @@ def read_record(folder: Path) -> Record | None:
 
 
 def record_faults(
-    recorded: Record,
+    recorded: Record | TunedProvenance,
     draft: Draft,
     output: Checkpoint,
     source_sha256: Mapping[str, str],
@@ -57,7 +58,7 @@ def record_faults(
         output_sha256: of every tensor of the folder.
     """
     faults = _hash_faults("tensor_sha256", recorded.tensor_sha256, output_sha256)
-    if isinstance(recorded, QuantizedProvenance):
+    if not isinstance(recorded, RepairedProvenance):
         source = recorded.source
         faults += _hash_faults("source.tensor_sha256", source.tensor_sha256, source_sha256)
         faults += _value_faults(

@@ -48,6 +48,8 @@ class VerifyReport:
         bytes_compared: of the source and of the output together.
         source_sha256: per source tensor. output_sha256: per output tensor.
         faults: all of them; empty means that every byte is accounted for.
+        retuned: the target taught the draft: that its linears are those of the source is not shown,
+            only that they are those recorded.
     """
 
     output: str
@@ -61,6 +63,7 @@ class VerifyReport:
     source_sha256: Mapping[str, str]
     output_sha256: Mapping[str, str]
     faults: tuple[Fault, ...]
+    retuned: bool = False
 
     @property
     def ok(self) -> bool:

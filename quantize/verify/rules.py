@@ -9,7 +9,7 @@ from ..files.checkpoint import PROVENANCE_FILE
 from ..files.provenance import Method
 
 ScaleRule = Literal["absmax", "clipped", "positive", "about-absmax"]
-CodeRule = Literal["nearest", "near", "about-nearest"]
+CodeRule = Literal["nearest", "near", "retuned", "about-nearest"]
 _WORDS: Mapping[ScaleRule | CodeRule, str] = {
     "absmax": "exact absmax scales",
     "clipped": "scales from 1/4 to 1 of absmax",
@@ -17,6 +17,7 @@ _WORDS: Mapping[ScaleRule | CodeRule, str] = {
     "about-absmax": "absmax scales within the roundings of other tools",
     "nearest": "exactly the nearest codes",
     "near": "codes with at most 4 times the error of the nearest",
+    "retuned": "codes that point where the source's weights do",
     "about-nearest": "nearest codes within the roundings of other tools",
 }
 
@@ -30,8 +31,9 @@ class Rule:
             between a quarter of these and these, that of a whole matrix exactly. "positive": finite
             and above zero. "about-absmax": those of absmax but for the roundings of other tools.
         codes: "nearest": bit for bit the nearest to weight / stored scale, as this package divides.
-            "near": not much further off than these, see `near`. "about-nearest": nearest but for
-            the roundings of other tools.
+            "near": not much further off than these, see `near`. "retuned": taught by the target,
+            so that the source does not say what they are, see `retuned`. "about-nearest": nearest
+            but for the roundings of other tools.
     """
 
     scales: ScaleRule
@@ -54,6 +56,7 @@ class Rule:
 FOREIGN = Rule(scales="about-absmax", codes="about-nearest")
 """Of a folder that another tool made: all that write these layouts take absmax and the nearest."""
 _LEARNED = Rule(scales="positive", codes="near")
+_RETUNED = Rule(scales="positive", codes="retuned")
 _RULES: Mapping[tuple[str, str], Rule] = {
     ("absmax", "nearest"): Rule(scales="absmax", codes="nearest"),
     ("mse", "nearest"): Rule(scales="clipped", codes="nearest"),
@@ -61,6 +64,8 @@ _RULES: Mapping[tuple[str, str], Rule] = {
     ("mse", "gptq"): Rule(scales="clipped", codes="near"),
     ("absmax", "learned"): _LEARNED,
     ("mse", "learned"): _LEARNED,
+    ("absmax", "retuned"): _RETUNED,
+    ("mse", "retuned"): _RETUNED,
 }
 """By the recipe's `scale` and `rounding`."""
 

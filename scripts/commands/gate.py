@@ -1,4 +1,7 @@
-"""`draftquant gate`: judge a quantized draft against its BF16 source on the same traces."""
+"""`draftquant gate`: judge a quantized draft against its BF16 source on the same traces.
+
+A draft that its target taught is judged against the BF16 draft taught alike too: see `retuned`.
+"""
 
 import argparse
 import json
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
     from ...validate.gate import GateReport
     from ...validate.paired import PairedChange
+    from ...validate.retuned import RetunedReport
 
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "ANOMALOUS": "magenta"}
 BOUNDS = ("change", "lower bound", "upper bound")
@@ -30,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`gate BF16 QUANT --traces T --policy P`."""
     parser.add_argument("baseline", metavar="BF16", help="the draft as released")
     parser.add_argument("candidate", metavar="QUANT", help="the quantized draft")
+    parser.add_argument(
+        "--tuned-baseline",
+        metavar="B",
+        help="for a QUANT that 'retune' wrote, and there needed: the BF16 draft taught alike",
+    )
     add_replay_arguments(parser)
     parser.add_argument(
         "--policy",
@@ -87,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
     from ...validate.held_out import check_held_out
     from ...validate.pairing import DraftFolder, check_folders, check_loaded
     from ...validate.policy import resolve_policy
+    from ...validate.retuned import check_tuned_baseline, judge_retuned
 
     policy = resolve_policy(
         options.policy,
@@ -100,11 +110,18 @@ def run(options: argparse.Namespace) -> int:
         check_output(options.report)
     references = [options.baseline, options.candidate]
     baseline, candidate = (DraftFolder.read(resolve_draft(name).folder) for name in references)
+    tuned = None
+    if options.tuned_baseline:
+        references.append(options.tuned_baseline)
+        tuned = DraftFolder.read(resolve_draft(options.tuned_baseline).folder)
     warnings = check_folders(baseline, candidate, unrelated=options.unrelated)
+    warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=options.unrelated)
     traces = TraceFolder.open(options.traces)
     warnings += check_held_out(candidate.quantized_by, traces)
     loaded = load_for_replay(references, traces, options)
     warnings += check_loaded(*loaded.both, candidate, unrelated=options.unrelated)
+    if tuned is not None:
+        warnings += check_loaded(loaded.drafts[0], loaded.drafts[2], tuned)
     warnings += _target_warnings(options.target, traces)
     warnings += other_policy_warnings(candidate.quantized_by, options.policy)
     replays = replay_loaded(loaded, options)
@@ -117,14 +134,20 @@ def run(options: argparse.Namespace) -> int:
         algorithm_to_try=algorithm_to_try(candidate.quantized_by),
         warnings=warnings,
     )
-    report = judge(replays[0], replays[1], policy, look=look, background=background)
+    report: GateReport | RetunedReport
+    if tuned is None:
+        report = judge(replays[0], replays[1], policy, look=look, background=background)
+    else:
+        report = judge_retuned(
+            replays, policy, look=look, background=background, tuned_sha256=tuned.sha256
+        )
     if options.report:
         write_text(options.report, json.dumps(report.to_mapping(), indent=2) + "\n")
     if options.json:
         print_json(report.to_mapping())
     else:
         print_replays(replays)
-        print_gate(report)
+        print_judged(report)
     return report.exit_code
 
 
@@ -163,13 +186,35 @@ def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, .
     )
 
 
+def print_judged(report: "GateReport | RetunedReport") -> None:
+    """Print one comparison, or both of a draft that its target taught."""
+    from ...validate.retuned import MARK, RULE, RetunedReport
+
+    if not isinstance(report, RetunedReport):
+        print_gate(report)
+        return
+    out = stdout()
+    _print_figures(report.against_tuned, ", against BF16 taught alike: quantization")
+    _print_figures(report.against_bf16, ", against BF16 as released: quantization and training")
+    if report.training is not None:
+        change, lower, upper = _bounds(report.training)
+        out.line(f"training alone changed BF16 by {change}, bounds {lower} and {upper}")
+    out.line((MARK, "bold magenta"), f": {RULE}")
+    _print_verdict(report)
+
+
 def print_gate(report: "GateReport") -> None:
     """Print the statistic, the categories, the verdict and the warnings."""
+    _print_figures(report)
+    _print_verdict(report)
+
+
+def _print_figures(report: "GateReport", comparison: str = "") -> None:
     out = stdout()
     if report.change is not None:
         look = f", look {report.look.number} of {report.look.total}" if report.look else ""
         numbers = (*BOUNDS, "confidence", "prompts", "effective")
-        found = table(f"Gate{look}", "policy", "limit", *numbers)
+        found = table(f"Gate{look}{comparison}", "policy", "limit", *numbers)
         found.row(
             report.policy.name,
             f"{-report.policy.max_relative_drop:+.2%}",
@@ -187,7 +232,10 @@ def print_gate(report: "GateReport") -> None:
         f" ({_short(report.background.baseline_sha256)}), candidate {report.candidate.name}"
         f" ({_short(report.background.candidate_sha256)})"
     )
-    colour = COLOURS[report.verdict]
+
+
+def _print_verdict(report: "GateReport | RetunedReport") -> None:
+    out, colour = stdout(), COLOURS[report.verdict]
     out.line((report.verdict, f"bold {colour}"), f": {report.reason}")
     if report.action:
         out.line(f"  {report.action}")

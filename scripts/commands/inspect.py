@@ -13,6 +13,7 @@ from ...quantize.drafts.speculators import is_speculators
 from ...quantize.errors import CheckpointError, LayoutError, PlanError, VerifyError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
+from ...quantize.files.provenance import QuantizedProvenance, TunedProvenance, read_provenance
 from ...quantize.lints import Lint, find_lints
 from ...quantize.lints.concat import HalfRatio, half_ratios
 from ...quantize.plan import make_plan
@@ -40,6 +41,8 @@ def _inspect(checkpoint: Checkpoint, as_json: bool) -> int:
     draft = read_draft(checkpoint)
     lints = find_lints(draft)
     found = _summary(draft, half_ratios(draft), lints)
+    record = read_provenance(checkpoint.folder)
+    found["retuned"] = isinstance(record, TunedProvenance)
     if as_json:
         print_json(found)
     else:
@@ -53,6 +56,8 @@ def _inspect_quantized(checkpoint: Checkpoint, as_json: bool) -> int:
     except VerifyError as exc:  # nothing was verified: it is the input that is not understood
         raise CheckpointError(exc.where, exc.what, fix=exc.fix) from exc
     mapping = audit_mapping(found, find_lints(found.draft))
+    record = read_provenance(checkpoint.folder)
+    mapping["retuned"] = isinstance(record, QuantizedProvenance) and record.retuning is not None
     if as_json:
         print_json(mapping)
     else:
@@ -115,6 +120,12 @@ def _print(found: dict[str, Any]) -> None:
         f" {found['num_layers']} layer(s), {found['parameters']:,} parameters,"
         f" {found['bytes']:,} bytes of tensors",
     )
+    if found["retuned"]:
+        out.line(
+            ("RETUNED", "bold magenta"),
+            ": not the draft as released: its target taught it, to be what the retuned quantized"
+            " draft is compared with (gate --tuned-baseline)",
+        )
     layers = found["aux_layer_ids"] or "default (no eagle_config)"
     out.line(f"reads the outputs of target layers {layers}")
     tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",))

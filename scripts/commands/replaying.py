@@ -38,8 +38,8 @@ class LoadedForReplay:
 
     @property
     def both(self) -> "tuple[LoadedDraft, LoadedDraft]":
-        """Baseline and candidate of a gate."""
-        baseline, candidate = self.drafts
+        """Baseline and candidate of a gate, the first two."""
+        baseline, candidate, *_ = self.drafts
         return baseline, candidate
 
 

@@ -48,6 +48,13 @@ def print_verification(report: VerifyReport) -> None:
         error = [f"{linear.max_error:.4f}"] if linear.max_error is not None else []
         found.row(linear.module, *error, f"{linear.relative_l2_error:.4f}")
     print_table(found)
+    if report.retuned:
+        out.line(
+            ("RETUNED", "bold magenta"),
+            ": its target taught it, so that the source does not say what its linears must be. That"
+            " training gave these is not shown: only that they are those whose sha256"
+            " draftquant.json records under its seal",
+        )
     if report.ok:
         out.line(
             ("GOOD", "bold green"),

@@ -1,0 +1,83 @@
+"""The mark of a draft that was taught by its target: in draftquant.json, and in README.md.
+
+What such a draft accepts more than the one that it was made of is training, not quantization. So it
+is compared with the unquantized draft taught alike, and each of the two says what it is.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...recipes.regular_file import read_text
+from ..errors import CheckpointError
+
+CARD_FILE = "README.md"
+_FRONT_MATTER = "---\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retuning:
+    """How a draft was taught, beside what `LearnedRounding` says; both drafts have the same.
+
+    Attributes:
+        learning_rate: of weights, in units of codes.
+        temperature: by which logits are divided in the cross-entropy of the recorded tokens.
+        anchor: weight of the divergence from the unquantized draft beside it.
+        learned_prompts: how many were learned from.
+        linears: on-disk names of the modules that learned; everything else is the source's.
+        settings_sha256: of all settings, those that stand nowhere else in a record too.
+        baseline_sha256: `tensors_sha256` of the unquantized draft taught alike; None in its own
+            record.
+    """
+
+    learning_rate: float
+    temperature: float
+    anchor: float
+    learned_prompts: int
+    linears: tuple[str, ...]
+    settings_sha256: str
+    baseline_sha256: str | None = None
+
+
+def tensors_sha256(hashes: Mapping[str, str]) -> str:
+    """Identity of the weights of a folder: over names and hashes of all its tensors."""
+    lines = (f"{name} {digest}\n" for name, digest in sorted(hashes.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def marked_card(source: Path, retuning: Retuning) -> str:
+    """README.md of a source, if it has one, saying before all but its front matter what this is.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    path = source / CARD_FILE
+    try:
+        front, text = _split(read_text(path) if path.exists() else "")
+    except OSError as exc:
+        raise CheckpointError(path, f"cannot be read: {exc}", fix="repair or remove it") from exc
+    what = "quantized"
+    beside = (
+        f"Compare it with the unquantized draft taught alike (tensors {retuning.baseline_sha256})"
+    )
+    if retuning.baseline_sha256 is None:
+        what = "unquantized"
+        beside = "It is what the quantized one is compared with, and not the draft as released"
+    mark = (
+        "# RETUNED\n\n"
+        f"This {what} draft was taught by its target: {len(retuning.linears)} linears learned the"
+        f" recorded tokens of {retuning.learned_prompts} prompts (cross-entropy at temperature"
+        f" {retuning.temperature:g}, plus {retuning.anchor:g} times the divergence from the draft"
+        " as released). What it accepts more than that draft is training, not quantization."
+        f" {beside}.\n"
+    )
+    return front + mark + (f"\n{text}" if text else "")
+
+
+def _split(card: str) -> tuple[str, str]:
+    """The front matter with its fences, "" where there is none, and what follows it."""
+    if not card.startswith(_FRONT_MATTER):
+        return "", card
+    inner, fence, text = card.removeprefix(_FRONT_MATTER).partition(f"\n{_FRONT_MATTER}")
+    return (f"{_FRONT_MATTER}{inner}{fence}\n", text.lstrip("\n")) if fence else ("", card)
