@@ -1,8 +1,9 @@
 """What each format and algorithm costs in accepted tokens, on trained pairs and fresh prompts.
 
     python -m draftquant.scripts.bench_quality WORKDIR [--pair tests/pairs/eagle3-llama ...]
-        [--recipe int4-channel ...] [--algorithm gptq ...] [--prompts 240] [--json]
+        [--recipe int4-channel ...] [--algorithm gptq quark:gptq ...] [--prompts 240] [--json]
 
+An algorithm is computed by backend torch, or by the one that stands before it.
 Of each pair the gate prompts are the shipped ones and so many more, from files that neither
 training nor calibration saw. Every draft is quantized by a process of its own, which is timed, and
 judged by the gate's rules, also on text drawn at temperature 1, where what is compared is the
@@ -59,6 +60,7 @@ class Row:
     """One quantized draft.
 
     Attributes:
+        algorithm: its backend before it, but for torch.
         weight_error: root of the relative squared error, mean over the linears.
         agreement: share of first proposals equal to those of BF16.
         greedy, drawn: on greedy text, and on text of temperature 1.
@@ -115,12 +117,14 @@ class Bench:
         return out
 
     def _row(self, recipe: str, algorithm: str, traces: Path, gate: Path, drawn: Path) -> Row:
-        out, took = self.work / f"{recipe}-{algorithm}", self.work / f"{recipe}-{algorithm}.json"
+        name = f"{recipe}-{algorithm.replace(':', '-')}"
+        out, took = self.work / name, self.work / f"{name}.json"
         if not out.exists():
             taken = _draftquant(
                 "quantize",
-                *(str(self.draft), "--recipe", recipe, "--algorithm", algorithm, "--json"),
-                *(_needed(recipe, algorithm, traces)),
+                *(str(self.draft), "--recipe", recipe, "--json"),
+                *_chosen(algorithm),
+                *_needed(recipe, algorithm, traces),
                 *("--out", str(out)),
             )
             took.write_text(json.dumps(asdict(taken)))
@@ -176,10 +180,16 @@ class Taken:
     weight_error: float = 0.0
 
 
+def _chosen(algorithm: str) -> tuple[str, ...]:
+    backend, _, name = algorithm.rpartition(":")
+    return ("--algorithm", name, "--backend", backend or "torch")
+
+
 def _needed(recipe: str, algorithm: str, traces: Path) -> tuple[str, ...]:
     from ..recipes import load_recipe
 
-    needs = load_recipe(recipe).needs_input_scales or algorithm not in ("absmax", "mse")
+    name = algorithm.rpartition(":")[2]
+    needs = load_recipe(recipe).needs_input_scales or name not in ("absmax", "mse")
     return ("--traces", str(traces)) if needs else ()
 
 

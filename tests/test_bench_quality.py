@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from draftquant.scripts.bench_quality import BenchError, Change, Row, main, print_rows
+from draftquant.scripts.bench_quality import _chosen as chosen
 from draftquant.scripts.bench_quality import _draftquant as draftquant
 from draftquant.scripts.bench_quality import _needed as needed
 from draftquant.scripts.bench_quality import _write_prompts as write_prompts
@@ -37,6 +38,13 @@ def test_traces_are_given_where_inputs_are_measured() -> None:
     assert needed("int4-channel", "absmax", traces) == ()
     assert needed("int4-channel", "gptq", traces) == ("--traces", "t")
     assert needed("blackwell-nvfp4", "absmax", traces) == ("--traces", "t")
+    assert needed("int4-channel", "quark:gptq", traces) == ("--traces", "t")
+    assert needed("fp8-ptpc", "modelopt:mse", traces) == ()
+
+
+def test_an_algorithm_is_that_of_the_backend_before_it() -> None:
+    assert chosen("gptq") == ("--algorithm", "gptq", "--backend", "torch")
+    assert chosen("quark:gptq") == ("--algorithm", "gptq", "--backend", "quark")
 
 
 def test_without_more_the_prompts_are_the_shipped_ones(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ _CALIBRATIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
 
 
 class ModelOptBackend:
-    """FP8 and NVFP4, equal to `TorchBackend` bit for bit; it cannot export INT4 per channel."""
+    """FP8 and NVFP4; nearest codes are `TorchBackend`'s. It cannot export INT4 per channel."""
 
     name: BackendName = "modelopt"
     streams_rows = False
@@ -108,7 +108,7 @@ class ModelOptBackend:
             raise BackendError(
                 f"backend modelopt, weight {list(weight.shape)} {weight.dtype}",
                 f"NVIDIA ModelOpt failed: {type(exc).__name__}: {exc}",
-                fix="use 'backend: torch', which gives the same bits",
+                fix="use 'backend: torch'",
             ) from exc
         codes, scale = packed.weight.data[: len(weight)], packed.weight_scale
         if weights.dtype == "nvfp4":

@@ -30,7 +30,7 @@ BLOCK_ELEMENTS = 1 << 24
 
 
 class QuarkBackend:
-    """INT4, also in two stages, FP8 without blocks, MXFP4: `TorchBackend`'s bits."""
+    """INT4, also in two stages, FP8 without blocks, MXFP4; nearest codes are `TorchBackend`'s."""
 
     name: BackendName = "quark"
     streams_rows = False
@@ -97,8 +97,8 @@ class QuarkBackend:
             raise BackendError(
                 f"backend quark, weight {list(weight.shape)} {weight.dtype}",
                 f"AMD Quark failed: {type(exc).__name__}: {exc}",
-                fix="use 'backend: torch', which gives the same bits; if it is the extension that "
-                "was not built, install g++ and ninja",
+                fix="use 'backend: torch'; if it is the extension that was not built, install g++"
+                " and ninja",
             ) from exc
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
         # Where a scale would be zero Quark 0.13 stores 2^-23, draftquant 1: all codes are 0.
