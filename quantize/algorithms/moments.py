@@ -58,7 +58,7 @@ class InputMoments:
         A toolkit that asks for inputs, and reads nothing of them but their second moments, cannot
         tell these from the ones that were measured; and damping is done.
         """
-        factor = torch.linalg.cholesky(_damped(self.mean, self.device), upper=True)
+        factor: Tensor = torch.linalg.cholesky(_damped(self.mean, self.device), upper=True)
         return factor.mul_(len(factor) ** 0.5).float().cpu()
 
 

@@ -61,7 +61,7 @@ def chosen_recipe(options: argparse.Namespace) -> Recipe:
     """
     recipe = load_recipe(options.recipe)
     if options.algorithm:
-        backend = options.backend or "torch"
+        backend: BackendName = options.backend or "torch"
         scale, rounding = named_algorithm(options.algorithm, backend)
         algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding=rounding)
         recipe = dataclasses.replace(recipe, algorithm=algorithm, backend=backend)
