@@ -209,7 +209,7 @@ NOT_THESE: list[tuple[BackendName, Algorithm, WeightFormat, str]] = [
     ("quark", GPTQ, TWO_STAGES, "expected codes of one stage"),
     ("modelopt", GPTQ, NVFP4, "in Triton kernels, on CUDA alone"),
     ("modelopt", MSE, NVFP4, "in Triton kernels, on CUDA alone"),
-    ("modelopt", MSE, FP8_TENSOR, "searches a scale for each weight alone"),
+    ("modelopt", MSE, FP8_TENSOR, "searches one for each weight alone"),
     ("modelopt", GPTQ, INT4, "not computed by this backend"),
 ]
 

@@ -136,11 +136,14 @@ def _problem(algorithm: Algorithm, weights: WeightFormat) -> str | None:
     if (algorithm.scale, algorithm.rounding) == ("absmax", "nearest"):
         return None
     if weights.dtype == "nvfp4":
-        return "ModelOpt rounds NVFP4 while it searches in Triton kernels, on CUDA alone: FP8 only"
+        return (
+            "expected fp8_e4m3: ModelOpt's search and GPTQ round NVFP4 in Triton kernels, on CUDA"
+            " alone"
+        )
     if algorithm.scale == "mse" and weights.granularity == "tensor":
         return (
-            "ModelOpt searches a scale for each weight alone, and linears that engines fuse have"
-            " one for a matrix: scales of channels only"
+            "expected scales of channels: ModelOpt searches one for each weight alone, and linears"
+            " that engines fuse share that of the matrix"
         )
     return None
 
