@@ -15,11 +15,9 @@ Needs a checkout: the corpus behind the pairs is not installed.
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +33,15 @@ NEW_TOKENS = 128
 SEED = 1
 """The shipped prompts were drawn with 0."""
 STDERR_LINES = 5
+_MEASURED = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[2:])
+_, status, usage = os.wait4(process.pid, 0)
+with open(sys.argv[1], "w") as file:
+    print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, file=file)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+"""A process between, which is small: a child's peak counts what its parent held when it began."""
 
 
 class BenchError(DraftQuantError):
@@ -64,7 +71,7 @@ class Row:
         weight_error: root of the relative squared error, mean over the linears.
         agreement: share of first proposals equal to those of BF16.
         greedy, drawn: on greedy text, and on text of temperature 1.
-        seconds, peak_bytes: of `draftquant quantize`, a process of its own.
+        seconds: of CPU, of `draftquant quantize`, a process of its own. peak_bytes: likewise.
     """
 
     pair: str
@@ -173,7 +180,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a process took, and the mean error of the weights where it quantized."""
+    """CPU and memory of a process, and the mean error of the weights where it quantized."""
 
     seconds: float
     peak_bytes: int
@@ -195,16 +202,16 @@ def _needed(recipe: str, algorithm: str, traces: Path) -> tuple[str, ...]:
 
 def _draftquant(*arguments: str) -> Taken:
     """One command in a process of its own."""
-    began = time.perf_counter()
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as errors:
-        command = (sys.executable, "-m", "draftquant.scripts.cli", *arguments)
-        process = subprocess.Popen(command, stdout=stdout, stderr=errors)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        with tempfile.NamedTemporaryFile() as usage:
+            command = (sys.executable, "-m", "draftquant.scripts.cli", *arguments)
+            measured = (sys.executable, "-c", _MEASURED, usage.name, *command)
+            status = subprocess.run(measured, stdout=stdout, stderr=errors, check=False).returncode
+            taken = usage.read().split()
         stdout.seek(0)
         errors.seek(0)
         printed, said = stdout.read().decode(), errors.read().decode(errors="replace")
-    if process.returncode:
+    if status:
         details = said.strip().splitlines()[-STDERR_LINES:]
         raise BenchError(arguments[0], "failed", details=details, fix="use another WORKDIR")
     errors_of = []
@@ -212,8 +219,8 @@ def _draftquant(*arguments: str) -> Taken:
         linears = json.loads(printed)["verification"]["linears"]
         errors_of = [one["relative_l2_error"] for one in linears]
     return Taken(
-        seconds=time.perf_counter() - began,
-        peak_bytes=usage.ru_maxrss * 1024,
+        seconds=float(taken[0]),
+        peak_bytes=int(taken[1]),
         weight_error=sum(errors_of) / len(errors_of) if errors_of else 0.0,
     )
 
@@ -260,7 +267,7 @@ def print_rows(rows: Sequence[Row]) -> None:
         "length",
         "change, greedy",
         "change, drawn",
-        "s",
+        "CPU s",
         "MB",
     )
     found = table("Quality", "pair", "recipe", "algorithm", *columns, right=columns)

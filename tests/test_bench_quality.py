@@ -54,6 +54,13 @@ def test_without_more_the_prompts_are_the_shipped_ones(tmp_path: Path) -> None:
     assert found == shipped
 
 
+def test_the_peak_is_that_of_the_command_and_not_of_who_runs_it() -> None:
+    held = bytearray(b"x") * 400_000_000
+    taken = draftquant("recipes", "list")
+    assert len(held) > 2 * taken.peak_bytes > 0
+    assert 0 < taken.seconds < 60
+
+
 def test_a_command_that_fails_says_why() -> None:
     with pytest.raises(BenchError, match="quantize: failed") as caught:
         draftquant("quantize", "nowhere", "--recipe", "int4-channel", "--out", "out")
