@@ -7,9 +7,11 @@ from yaml.nodes import MappingNode, ScalarNode
 
 from .errors import RecipeError
 from .recipe_file import Problem, RecipeFileError, compose, decode, merge
+from .refused import REFUSED, refusal
 from .schema import Recipe
 
 _FOLDER = Path(__file__).parent
+_ALGORITHM_KEYS = ("algorithm.scale", "algorithm.rounding")
 
 
 def built_in_recipes() -> tuple[str, ...]:
@@ -25,7 +27,18 @@ def load_recipe(reference: str | Path) -> Recipe:
     """
     path = _locate(reference)
     node = _extended(compose(path), path)
-    recipe = decode(Recipe, node)
+    backend = str(_find(node, "backend")[1].value)
+
+    def explain(key: str, text: str) -> tuple[str, str] | None:
+        refused = REFUSED.get((backend, text)) if key in _ALGORITHM_KEYS else None
+        return (f"backend {backend}: {refused.reason}", refused.fix) if refused else None
+
+    recipe = decode(Recipe, node, explain=explain)
+    refused = refusal(recipe.backend, recipe.algorithm)
+    if refused is not None:
+        mark = _find(node, "algorithm")[1].start_mark
+        what = f"algorithm: backend {recipe.backend}, {recipe.algorithm}: {refused.reason}"
+        raise _at(Path(mark.name), mark.line, what, refused.fix)
     if recipe.name != path.stem:
         line = _find(node, "name")[1].start_mark.line
         raise RecipeFileError(

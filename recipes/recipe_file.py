@@ -6,7 +6,7 @@ keys mean is known to `schema.py`.
 
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import yaml
 from yaml.events import CollectionEndEvent, CollectionStartEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from .decode import MisfitError, nearest, walk
+from .decode import Misfit, MisfitError, nearest, walk
 from .errors import RecipeError, visible
 from .regular_file import read_text
 
@@ -129,22 +129,35 @@ def merge(base: MappingNode, override: MappingNode) -> MappingNode:
     return MappingNode(override.tag, merged, override.start_mark, override.end_mark)
 
 
-def decode(cls: type[DataclassT], node: Node) -> DataclassT:
+Explain = Callable[[str, str], tuple[str, str] | None]
+"""From a key and the text there to what is wrong and the fix; None = as decoding says it."""
+
+
+def decode(
+    cls: type[DataclassT], node: Node, *, explain: Explain = lambda _key, _text: None
+) -> DataclassT:
     """Decode a YAML node into the dataclass `cls`, following its type annotations.
+
+    Args:
+        cls: what the keys are.
+        node: of the file.
+        explain: asked about values that are wrong.
 
     Raises:
         RecipeFileError: every unknown, missing, doubled or wrongly typed key found.
     """
     value, misfits = walk(cls, _YamlTree(node))
     if misfits:
-        raise RecipeFileError(
-            [
-                Problem(mark.name, mark.line + 1, str(misfit), misfit.fix or _BY_THE_SCHEMA)
-                for misfit in misfits
-                for mark in (misfit.at.node.start_mark,)
-            ]
-        )
+        raise RecipeFileError([_problem(misfit, explain) for misfit in misfits])
     return typing.cast(DataclassT, value)
+
+
+def _problem(misfit: "Misfit[_YamlTree]", explain: Explain) -> Problem:
+    node = misfit.at.node
+    text = node.value if isinstance(node, ScalarNode) else ""
+    found = explain(misfit.key, text)
+    what, fix = (f"{misfit.key}: {found[0]}", found[1]) if found else (str(misfit), misfit.fix)
+    return Problem(node.start_mark.name, node.start_mark.line + 1, what, fix or _BY_THE_SCHEMA)
 
 
 _BY_THE_SCHEMA = "see recipes/README.md"

@@ -1,8 +1,9 @@
 """What each format and algorithm costs in accepted tokens, on trained pairs and fresh prompts.
 
     python -m draftquant.scripts.bench_quality WORKDIR [--pair tests/pairs/eagle3-llama ...]
-        [--recipe int4-channel ...] [--algorithm gptq ...] [--prompts 240] [--json]
+        [--recipe int4-channel ...] [--algorithm gptq quark:gptq ...] [--prompts 240] [--json]
 
+An algorithm is computed by backend torch, or by the one that stands before it.
 Of each pair the gate prompts are the shipped ones and so many more, from files that neither
 training nor calibration saw. Every draft is quantized by a process of its own, whose CPU time and
 memory are taken, and judged by the gate's rules, also on text drawn at temperature 1, where what is
@@ -15,7 +16,6 @@ Needs a checkout: the corpus behind the pairs is not installed.
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -34,6 +34,15 @@ NEW_TOKENS = 128
 SEED = 1
 """The shipped prompts were drawn with 0."""
 STDERR_LINES = 5
+_MEASURED = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[2:])
+_, status, usage = os.wait4(process.pid, 0)
+with open(sys.argv[1], "w") as file:
+    print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, file=file)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+"""A process between, which is small: a child's peak counts what its parent held when it began."""
 
 
 class BenchError(DraftQuantError):
@@ -59,6 +68,7 @@ class Row:
     """One quantized draft.
 
     Attributes:
+        algorithm: its backend before it, but for torch.
         weight_error: root of the relative squared error, mean over the linears.
         agreement: share of first proposals equal to those of BF16.
         greedy, drawn: on greedy text, and on text of temperature 1.
@@ -115,12 +125,14 @@ class Bench:
         return out
 
     def _row(self, recipe: str, algorithm: str, traces: Path, gate: Path, drawn: Path) -> Row:
-        out, took = self.work / f"{recipe}-{algorithm}", self.work / f"{recipe}-{algorithm}.json"
+        name = f"{recipe}-{algorithm.replace(':', '-')}"
+        out, took = self.work / name, self.work / f"{name}.json"
         if not out.exists():
             taken = _draftquant(
                 "quantize",
-                *(str(self.draft), "--recipe", recipe, "--algorithm", algorithm, "--json"),
-                *(_needed(recipe, algorithm, traces)),
+                *(str(self.draft), "--recipe", recipe, "--json"),
+                *_chosen(algorithm),
+                *_needed(recipe, algorithm, traces),
                 *("--out", str(out)),
             )
             took.write_text(json.dumps(asdict(taken)))
@@ -179,24 +191,31 @@ class Taken:
     weight_error: float = 0.0
 
 
+def _chosen(algorithm: str) -> tuple[str, ...]:
+    backend, _, name = algorithm.rpartition(":")
+    return ("--algorithm", name, "--backend", backend or "torch")
+
+
 def _needed(recipe: str, algorithm: str, traces: Path) -> tuple[str, ...]:
     from ..recipes import load_recipe
 
-    needs = load_recipe(recipe).needs_input_scales or algorithm not in ("absmax", "mse")
+    name = algorithm.rpartition(":")[2]
+    needs = load_recipe(recipe).needs_input_scales or name not in ("absmax", "mse")
     return ("--traces", str(traces)) if needs else ()
 
 
 def _draftquant(*arguments: str) -> Taken:
     """One command in a process of its own."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as errors:
-        command = (sys.executable, "-m", "draftquant.scripts.cli", *arguments)
-        process = subprocess.Popen(command, stdout=stdout, stderr=errors)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        with tempfile.NamedTemporaryFile() as usage:
+            command = (sys.executable, "-m", "draftquant.scripts.cli", *arguments)
+            measured = (sys.executable, "-c", _MEASURED, usage.name, *command)
+            status = subprocess.run(measured, stdout=stdout, stderr=errors, check=False).returncode
+            taken = usage.read().split()
         stdout.seek(0)
         errors.seek(0)
         printed, said = stdout.read().decode(), errors.read().decode(errors="replace")
-    if process.returncode:
+    if status:
         details = said.strip().splitlines()[-STDERR_LINES:]
         raise BenchError(arguments[0], "failed", details=details, fix="use another WORKDIR")
     errors_of = []
@@ -204,8 +223,8 @@ def _draftquant(*arguments: str) -> Taken:
         linears = json.loads(printed)["verification"]["linears"]
         errors_of = [one["relative_l2_error"] for one in linears]
     return Taken(
-        cpu_seconds=usage.ru_utime + usage.ru_stime,
-        peak_bytes=usage.ru_maxrss * 1024,
+        cpu_seconds=float(taken[0]),
+        peak_bytes=int(taken[1]),
         weight_error=sum(errors_of) / len(errors_of) if errors_of else 0.0,
     )
 

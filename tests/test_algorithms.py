@@ -8,7 +8,6 @@ from draftquant.quantize.backends import get_backend
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.recipes import Algorithm, WeightFormat
-from draftquant.recipes.schema import BackendName
 
 ABSMAX = Algorithm(scale="absmax", rounding="nearest")
 MSE = Algorithm(scale="mse", rounding="nearest")
@@ -115,14 +114,6 @@ def test_mse_refuses_scales_that_rows_share(weights: WeightFormat) -> None:
     with pytest.raises(BackendError, match="scale: mse searches scales of channels or groups") as e:
         backend.check(weights)
     assert "scale: absmax" in e.value.fix
-
-
-@pytest.mark.parametrize("name", ["quark", "modelopt"])
-def test_vendors_carry_absmax_and_nearest_only(name: BackendName) -> None:
-    assert get_backend(name, ABSMAX).name == name
-    with pytest.raises(BackendError, match="carries scale absmax, rounding nearest only") as caught:
-        get_backend(name, MSE)
-    assert "backend: torch" in caught.value.fix
 
 
 def test_every_algorithm_of_the_schema_exists() -> None:

@@ -72,7 +72,10 @@ def test_backends_are_constructed_without_their_toolkit() -> None:
     program = (
         "import sys\n"
         "from draftquant.quantize.backends import get_backend\n"
+        "from draftquant.recipes import Algorithm\n"
         "names = [get_backend(name).name for name in ('torch', 'quark', 'modelopt')]\n"
+        "gptq = Algorithm(scale='absmax', rounding='gptq')\n"
+        "assert [get_backend(name, gptq).name for name in names] == names\n"
         "loaded = {name.split('.')[0] for name in sys.modules} & {'quark', 'modelopt'}\n"
         "print(names, sorted(loaded))\n"
     )

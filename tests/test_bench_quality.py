@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from draftquant.scripts.bench_quality import BenchError, Change, Row, main, print_rows
+from draftquant.scripts.bench_quality import _chosen as chosen
 from draftquant.scripts.bench_quality import _draftquant as draftquant
 from draftquant.scripts.bench_quality import _needed as needed
 from draftquant.scripts.bench_quality import _write_prompts as write_prompts
@@ -37,6 +38,13 @@ def test_traces_are_given_where_inputs_are_measured() -> None:
     assert needed("int4-channel", "absmax", traces) == ()
     assert needed("int4-channel", "gptq", traces) == ("--traces", "t")
     assert needed("blackwell-nvfp4", "absmax", traces) == ("--traces", "t")
+    assert needed("int4-channel", "quark:gptq", traces) == ("--traces", "t")
+    assert needed("fp8-ptpc", "modelopt:mse", traces) == ()
+
+
+def test_an_algorithm_is_that_of_the_backend_before_it() -> None:
+    assert chosen("gptq") == ("--algorithm", "gptq", "--backend", "torch")
+    assert chosen("quark:gptq") == ("--algorithm", "gptq", "--backend", "quark")
 
 
 def test_without_more_the_prompts_are_the_shipped_ones(tmp_path: Path) -> None:
@@ -44,6 +52,13 @@ def test_without_more_the_prompts_are_the_shipped_ones(tmp_path: Path) -> None:
     found = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     shipped = [json.loads(line) for line in (PAIR / "prompts.jsonl").read_text().splitlines()]
     assert found == shipped
+
+
+def test_the_peak_is_that_of_the_command_and_not_of_who_runs_it() -> None:
+    held = bytearray(b"x") * 400_000_000
+    taken = draftquant("recipes", "list")
+    assert len(held) > 2 * taken.peak_bytes > 0
+    assert 0 < taken.seconds < 60
 
 
 def test_a_command_that_fails_says_why() -> None:

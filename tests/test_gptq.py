@@ -11,12 +11,12 @@ from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.errors import BackendError
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
-from draftquant.quantize.numerics.rows import nearest_codes, served_scale
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, WeightFormat
 from draftquant.recipes.schema import ScaleChoice
 from draftquant.scripts.cli import main
+from gptq_textbook import gaussian, inputs, moments_of, textbook
 from tied_pair import prompt_tokens, save_draft, save_target
 from tiny import read_tensors
 from torch import Tensor
@@ -46,47 +46,8 @@ def gptq(scale: ScaleChoice) -> Algorithm:
     return Algorithm(scale=scale, rounding="gptq")
 
 
-def gaussian(rows: int, columns: int, seed: int = 0) -> Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
-
-
-def inputs(columns: int, number: int = 400) -> Tensor:
-    """Inputs of very different sizes that depend on each other: [number, columns]."""
-    mixing = gaussian(columns, columns, seed=1) / columns**0.5
-    sizes = torch.logspace(-1, 1, columns)[torch.randperm(columns, generator=torch.manual_seed(2))]
-    return (gaussian(number, columns, seed=3) @ mixing + gaussian(number, 1, seed=4)) * sizes
-
-
-def moments_of(x: Tensor) -> InputMoments:
-    return InputMoments(x.T @ x / len(x))
-
-
 def quantized(weights: WeightFormat, w: Tensor, x: Tensor, scale: ScaleChoice) -> QuantizedWeight:
     return get_backend("torch", gptq(scale)).quantize(w, weights, None, moments_of(x))
-
-
-def textbook(w: Tensor, weights: WeightFormat, found: QuantizedWeight, x: Tensor) -> Tensor:
-    """Algorithm of arXiv 2210.17323 in float64, column by column with the whole inverse.
-
-    After each column the rest of the weight is changed as the inverse says, and the column is
-    eliminated from it.
-    """
-    h = (x.T @ x / len(x)).double()
-    h += 0.01 * h.diagonal().mean() * torch.eye(len(h))
-    order = (x.T @ x / len(x)).diagonal().argsort(descending=True, stable=True)
-    rest, inverse = w.double().clone(), torch.linalg.inv(h)
-    size = found.group_size or w.shape[1]
-    codes = torch.zeros_like(found.codes)
-    for column in order.tolist():
-        step = served_scale(found.scale, found.global_scale)[:, column // size, None]
-        codes[:, column] = nearest_codes(
-            weights.dtype, rest[:, column, None].float(), step, None
-        )[:, 0]  # fmt: skip
-        value = (code_values(codes[:, column]) * step[:, 0]).double()
-        error = (rest[:, column] - value) / inverse[column, column]
-        rest -= error[:, None] * inverse[column]
-        inverse -= torch.outer(inverse[:, column], inverse[column]) / inverse[column, column]
-    return codes
 
 
 @pytest.mark.parametrize(("name", "scale"), KINDS)
@@ -236,8 +197,8 @@ def test_verify_sees_rows_that_changed_places(folder: Path, tmp_path: Path) -> N
             ("fp8_e4m3 loses too little", "rounding: nearest"),
         ),
         (
-            ("--recipe", "mi325x-w4a8", "--algorithm", "gptq", "--backend", "quark", "TRACES"),
-            ("backend quark", "carries scale absmax, rounding nearest only", "--backend torch"),
+            ("--recipe", "mi325x-w4a8-gptq", "--backend", "quark", "TRACES"),
+            ("backend quark, scale mse, rounding gptq", "takes absmax scales", "--algorithm gptq"),
         ),
         (
             ("--recipe", "int4-channel", "TRACES"),

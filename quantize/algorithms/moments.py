@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,6 +51,24 @@ class InputMoments:
                 self._feedback = _feedback(self.mean, self.device)
             return self._feedback
 
+    @cached_property
+    def as_inputs(self) -> Tensor:
+        """Rows [in_features, in_features] float32 on the CPU with these moments, damped.
+
+        A toolkit that asks for inputs, and reads nothing of them but their second moments, cannot
+        tell these from the ones that were measured; and damping is done.
+        """
+        factor: Tensor = torch.linalg.cholesky(_damped(self.mean, self.device), upper=True)
+        return factor.mul_(len(factor) ** 0.5).float().cpu()
+
+
+def _damped(mean: Tensor, device: torch.device) -> Tensor:
+    """A copy in float64, positive definite."""
+    moments = mean.to(device, torch.float64)
+    average = moments.diagonal().mean()
+    moments.diagonal().add_(DAMPING * average if average > 0 else 1.0)
+    return moments
+
 
 def _feedback(mean: Tensor, device: torch.device) -> Feedback:
     """With H = R Rᵀ, R upper triangular, and taps = R / its diagonal: e H eᵀ = sum of (e R)_k^2.
@@ -58,8 +77,6 @@ def _feedback(mean: Tensor, device: torch.device) -> Feedback:
     """
     order = mean.diagonal().argsort(descending=True, stable=True)
     reverse = order.flip(0)
-    moments = mean[reverse][:, reverse].to(device, torch.float64)
-    average = moments.diagonal().mean()
-    moments.diagonal().add_(DAMPING * average if average > 0 else 1.0)
+    moments = _damped(mean[reverse][:, reverse], device)
     taps = torch.linalg.cholesky(moments).flip(0, 1).float()
     return Feedback(order=order.to(device), taps=taps.div_(taps.diagonal().clone()))

@@ -1,5 +1,6 @@
 """Backends: who computes codes and scales. Vendor toolkits are imported only when they run."""
 
+from ...recipes.refused import refusal
 from ...recipes.schema import Algorithm, BackendName
 from ..errors import BackendError
 from .base import ABSMAX_NEAREST, Backend
@@ -11,23 +12,20 @@ def get_backend(name: BackendName, algorithm: Algorithm = ABSMAX_NEAREST) -> Bac
     Raises:
         BackendError: the backend does not carry the algorithm.
     """
+    refused = refusal(name, algorithm)
+    if refused is not None:
+        raise BackendError(f"backend {name}, {algorithm}", refused.reason, fix=refused.fix)
     if name == "torch":
         from .torch import TorchBackend
 
         return TorchBackend(algorithm)
-    if (algorithm.scale, algorithm.rounding) != (ABSMAX_NEAREST.scale, ABSMAX_NEAREST.rounding):
-        raise BackendError(
-            f"backend {name}",
-            f"carries {ABSMAX_NEAREST} only, got {algorithm}",
-            fix="use 'backend: torch' (--backend torch), which carries every algorithm",
-        )
     if name == "quark":
         from .quark import QuarkBackend
 
-        return QuarkBackend()
+        return QuarkBackend(algorithm)
     from .modelopt import ModelOptBackend
 
-    return ModelOptBackend()
+    return ModelOptBackend(algorithm)
 
 
 __all__ = ["ABSMAX_NEAREST", "Backend", "get_backend"]

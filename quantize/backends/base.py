@@ -14,7 +14,7 @@ from ..algorithms import InputMoments, Need
 from ..numerics.quantized_weight import QuantizedWeight
 
 ABSMAX_NEAREST = Algorithm(scale="absmax", rounding="nearest")
-"""What every backend carries; vendor toolkits carry nothing else here."""
+"""What every backend carries, in every format that it computes."""
 
 
 class Backend(Protocol):
@@ -30,7 +30,8 @@ class Backend(Protocol):
         """Fail before any work if this backend cannot run here or cannot express the format.
 
         Raises:
-            BackendError: the toolkit is missing or unusable, or does not know the format.
+            BackendError: the toolkit is missing or unusable, or does not know the format, or its
+                algorithm does not.
         """
 
     def quantize(

@@ -1,24 +1,29 @@
 """NVIDIA ModelOpt 0.47 as a backend: its own calibration and export, FP8 and NVFP4, per linear.
 
-ModelOpt is imported only inside `quantize`. Its export packing is private API, hence the pinned
-version and a contract test.
+Its scales of largest magnitudes; FP8 also by its search and by its GPTQ. ModelOpt is imported only
+inside `quantize`. Its export packing is private API, hence the pinned version and a contract test.
 """
 
+import contextlib
+import io
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...recipes.schema import BackendName, WeightFormat
+from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms import InputMoments, Need
 from ..errors import BackendError
 from ..numerics.fp8 import fp8_codes, fp8_scale
 from ..numerics.packing import fp4_codes_of_bytes
 from ..numerics.quantized_weight import QuantizedWeight
+from .base import ABSMAX_NEAREST
 from .torch import TorchBackend
 from .vendor import (
     TOOLKIT_ERRORS,
     finite_absmax,
+    gptq_inputs,
     process_state,
     tested_version,
     with_absmax,
@@ -26,14 +31,30 @@ from .vendor import (
 
 TESTED_SERIES = "0.47.*"
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+_CALIBRATIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("absmax", "nearest"): {"method": "max"},
+    # The factors that a recipe calls mse; ModelOpt's own go on to 4: the largest codes stay unused.
+    ("mse", "nearest"): {
+        "method": "mse",
+        "start_multiplier": 0.25,
+        "stop_multiplier": 1.0,
+        "step_size": 1 / 32,
+    },
+    # Damping is in the inputs already, but ModelOpt wants some.
+    ("absmax", "gptq"): {"method": "gptq", "perc_damp": 1e-12},
+}
+"""By the recipe's `scale` and `rounding`."""
 
 
 class ModelOptBackend:
-    """FP8 and NVFP4, equal to `TorchBackend` bit for bit; it cannot export INT4 per channel."""
+    """FP8 and NVFP4; nearest codes are `TorchBackend`'s. It cannot export INT4 per channel."""
 
     name: BackendName = "modelopt"
     streams_rows = False
-    needs: Need = "none"
+
+    def __init__(self, algorithm: Algorithm = ABSMAX_NEAREST) -> None:
+        self._algorithm = algorithm
+        self.needs: Need = "second_moments" if algorithm.rounding == "gptq" else "none"
 
     def check(self, weights: WeightFormat) -> None:
         """Fail unless ModelOpt 0.47 is here and exports the format; see `Backend.check`."""
@@ -43,6 +64,13 @@ class ModelOptBackend:
                 f"expected fp8_e4m3 per channel or tensor, or nvfp4, got {weights}: "
                 f"not computed by this backend",
                 fix="use 'backend: torch', or 'backend: quark' for int4 and mxfp4",
+            )
+        problem = _problem(self._algorithm, weights)
+        if problem is not None:
+            raise BackendError(
+                f"backend modelopt, {self._algorithm}",
+                f"{problem}, got {weights}",
+                fix="use 'backend: torch', or 'scale: absmax' with 'rounding: nearest'",
             )
         tested_version(self.name, "nvidia-modelopt", TESTED_SERIES)
 
@@ -59,7 +87,7 @@ class ModelOptBackend:
             weight: [rows, in_features] bfloat16, float16 or float32; not changed.
             weights: the recipe's format, FP8 or NVFP4.
             absmax: see `Backend.quantize`.
-            moments: not used: `needs` is "none".
+            moments: of the inputs, for GPTQ.
 
         Returns:
             codes float8_e4m3fn, scale [rows, 1] or [1, 1] float32 (FP8), or codes uint8, scale
@@ -68,19 +96,19 @@ class ModelOptBackend:
         Raises:
             BackendError: the weight or format is not usable, or ModelOpt is missing or failed.
         """
-        del moments
         rows = finite_absmax(self.name, weight).float()
         covered = with_absmax(self.name, weight, weights, absmax)
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
         self.check(weights)
+        inputs = gptq_inputs(moments) if self.needs == "second_moments" else None
         try:
             with torch.no_grad(), process_state():
-                packed = _run_modelopt(covered, weights)
+                packed = _run_modelopt(covered, weights, self._algorithm, inputs)
         except TOOLKIT_ERRORS as exc:
             raise BackendError(
                 f"backend modelopt, weight {list(weight.shape)} {weight.dtype}",
                 f"NVIDIA ModelOpt failed: {type(exc).__name__}: {exc}",
-                fix="use 'backend: torch', which gives the same bits",
+                fix="use 'backend: torch'",
             ) from exc
         codes, scale = packed.weight.data[: len(weight)], packed.weight_scale
         if weights.dtype == "nvfp4":
@@ -103,8 +131,27 @@ class ModelOptBackend:
         }
 
 
-def _run_modelopt(weight: Tensor, weights: WeightFormat) -> Any:
-    """One linear as ModelOpt's max calibration and its export packing leave it."""
+def _problem(algorithm: Algorithm, weights: WeightFormat) -> str | None:
+    """Why ModelOpt's own search or GPTQ cannot be used for a format, or None."""
+    if (algorithm.scale, algorithm.rounding) == ("absmax", "nearest"):
+        return None
+    if weights.dtype == "nvfp4":
+        return (
+            "expected fp8_e4m3: ModelOpt's search and GPTQ round NVFP4 in Triton kernels, on CUDA"
+            " alone"
+        )
+    if algorithm.scale == "mse" and weights.granularity == "tensor":
+        return (
+            "expected scales of channels: ModelOpt searches one for each weight alone, and linears"
+            " that engines fuse share that of the matrix"
+        )
+    return None
+
+
+def _run_modelopt(
+    weight: Tensor, weights: WeightFormat, algorithm: Algorithm, inputs: Tensor | None
+) -> Any:
+    """One linear as ModelOpt's calibration and its export packing leave it."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export.unified_export_hf import _process_quantized_modules
 
@@ -117,12 +164,21 @@ def _run_modelopt(weight: Tensor, weights: WeightFormat) -> Any:
             {"quantizer_name": "*", "enable": False},
             {"quantizer_name": "*weight_quantizer", "cfg": _attributes(weights, len(weight))},
         ],
-        "algorithm": "max",
+        "algorithm": dict(_CALIBRATIONS[algorithm.scale, algorithm.rounding]),
     }
-    model = mtq.quantize(nn.Sequential(linear), config, forward_loop=None)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):  # tqdm
+        model = mtq.quantize(nn.Sequential(linear), config, _reading(inputs))
+    if "not positive definite" in said.getvalue():
+        raise RuntimeError("GPTQ found no Cholesky factor and went on with the nearest codes")
     # The default, the checkpoint's dtype, rounds twice: in bfloat16 first, then to FP8.
     _process_quantized_modules(model, torch.float32)
     return model[0]
+
+
+def _reading(inputs: Tensor | None) -> Callable[[nn.Module], object] | None:
+    """A forward loop over the inputs."""
+    return None if inputs is None else lambda model: model(inputs)
 
 
 def _attributes(weights: WeightFormat, rows: int) -> dict[str, Any]:

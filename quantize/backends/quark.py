@@ -1,6 +1,8 @@
 """AMD Quark 0.13 as a backend: the toolkit itself calibrates and rounds, one linear at a time.
 
-Quark is imported only inside `quantize`; what its import wants is `quark_import`.
+By the nearest codes, or by Quark's own GPTQ: absmax scales, columns in the order of their inputs'
+mean squares, 128 between two matrix products. Quark is imported only inside `quantize`; what its
+import wants is `quark_import`.
 """
 
 import contextlib
@@ -10,27 +12,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...recipes.schema import BackendName, WeightFormat
+from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms import InputMoments, Need
 from ..errors import BackendError
 from ..numerics.fp4 import fp4_codes
 from ..numerics.fp8 import FP8, FP8_MAX
 from ..numerics.quantized_weight import QuantizedWeight
+from .base import ABSMAX_NEAREST
 from .quark_import import quark_process_state, require_build_tools
-from .vendor import TOOLKIT_ERRORS, finite_absmax, tested_version, with_absmax
+from .vendor import TOOLKIT_ERRORS, finite_absmax, gptq_inputs, tested_version, with_absmax
 
 TESTED_VERSION = "0.13"
+_SCALES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 _CODES = {"int4": torch.int8, "fp8_e4m3": FP8, "mxfp4": torch.uint8}
 BLOCK_ELEMENTS = 1 << 24
 """Elements that Quark rounds at a time: it holds about five float32 copies of what it is given."""
 
 
 class QuarkBackend:
-    """INT4, also in two stages, FP8 without blocks, MXFP4: `TorchBackend`'s bits."""
+    """INT4, also in two stages, FP8 without blocks, MXFP4; nearest codes are `TorchBackend`'s."""
 
     name: BackendName = "quark"
     streams_rows = False
-    needs: Need = "none"
+
+    def __init__(self, algorithm: Algorithm = ABSMAX_NEAREST) -> None:
+        self._gptq = algorithm.rounding == "gptq"
+        self.needs: Need = "second_moments" if self._gptq else "none"
 
     def check(self, weights: WeightFormat) -> None:
         """Fail unless Quark 0.13 and what its import needs are here; see `Backend.check`."""
@@ -47,6 +54,10 @@ class QuarkBackend:
                 "scales to the weight's dtype first",
                 fix="use 'backend: torch', or leave scale_dtype out",
             )
+        if self._gptq and weights.first_stage is not None:
+            raise BackendError("backend quark, rounding gptq",
+                               f"expected codes of one stage, got {weights}: Quark's GPTQ knows no"
+                               " second one", fix="use 'backend: torch'")  # fmt: skip
         tested_version(self.name, "amd-quark", TESTED_VERSION)
         require_build_tools()
 
@@ -59,11 +70,13 @@ class QuarkBackend:
     ) -> QuantizedWeight:
         """Quantize one whole weight with Quark's own observer and rounding; see `Backend.quantize`.
 
+        Quark's GPTQ reads inputs, of which it takes the second moments: it gets inputs with ours.
+
         Args:
             weight: [rows, in_features] bfloat16, float16 or float32; not changed.
             weights: the recipe's format.
             absmax: see `Backend.quantize`.
-            moments: not used: `needs` is "none".
+            moments: of the inputs, for GPTQ.
 
         Returns:
             codes int8 and scale [rows, 1 or groups] in the weight's dtype (INT4), codes
@@ -73,19 +86,19 @@ class QuarkBackend:
         Raises:
             BackendError: the weight is not usable, or Quark is missing or failed.
         """
-        del moments
         rows = finite_absmax(self.name, weight).float()
         covered = with_absmax(self.name, weight, weights, absmax)
         self.check(weights)
+        inputs = gptq_inputs(moments) if self._gptq else None
         try:
             with torch.no_grad(), quark_process_state():
-                codes, scale, first_scale = _run_quark(covered, weights)
+                codes, scale, first_scale = _run_quark(covered, weights, inputs)
         except TOOLKIT_ERRORS as exc:
             raise BackendError(
                 f"backend quark, weight {list(weight.shape)} {weight.dtype}",
                 f"AMD Quark failed: {type(exc).__name__}: {exc}",
-                fix="use 'backend: torch', which gives the same bits; if it is the extension that "
-                "was not built, install g++ and ninja",
+                fix="use 'backend: torch'; if it is the extension that was not built, install g++"
+                " and ninja",
             ) from exc
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
         # Where a scale would be zero Quark 0.13 stores 2^-23, draftquant 1: all codes are 0.
@@ -109,32 +122,57 @@ class QuarkBackend:
         }
 
 
-def _run_quark(weight: Tensor, weights: WeightFormat) -> tuple[Tensor, Tensor, Tensor | None]:
+class _OneLinear(nn.Module):
+    """A model as Quark's algorithms want one: layers in a list, a device, a keyword."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(linear)])
+
+    def forward(self, x: Tensor, use_cache: bool = False) -> Tensor:
+        del use_cache
+        y: Tensor = self.layers[0](x)
+        return y
+
+
+def _run_quark(
+    weight: Tensor, weights: WeightFormat, inputs: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Codes, scale and that of a first stage, from Quark's observer and its exporter's quantizer.
 
     Two stages run in float32: with a bfloat16 weight Quark rounds to bfloat16 before FP8, and so
-    the scales of rows; it does neither with a float32 one, nor from file to file.
+    the scales of rows; it does neither with a float32 one, nor from file to file. So does GPTQ,
+    which writes rounded values into the weight. Scales are rounded as they are stored either way.
     """
-    if weights.first_stage:
+    spec = _weight_spec(weights, _SCALES[weight.dtype])
+    if weights.first_stage or inputs is not None:
         weight = weight.float()
     from quark.torch import ModelQuantizer
-    from quark.torch.quantization.config.config import QConfig, QLayerConfig
+    from quark.torch.quantization.config.config import GPTQConfig, QConfig, QLayerConfig
 
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
-    config = QConfig(global_quant_config=QLayerConfig(weight=_weight_spec(weights)))
+    # Damping is in the inputs already.
+    gptq = GPTQConfig(inside_layer_modules=["0"], model_decoder_layers="layers", damp_percent=0.0)
+    config = QConfig(
+        global_quant_config=QLayerConfig(weight=spec),
+        algo_config=None if inputs is None else [gptq],
+    )
     # Progress bars go to stderr. Only now: Quark's loggers keep the stderr of their import.
     with contextlib.redirect_stderr(io.StringIO()):
-        model = ModelQuantizer(config).quantize_model(nn.Sequential(linear), None)
+        data = None if inputs is None else [inputs]
+        model = ModelQuantizer(config).quantize_model(_OneLinear(linear), data)
         # quantize=True would write rounded values into the caller's weight if it is a view.
-        frozen: Any = ModelQuantizer.freeze(model, quantize=False)[0]
-        return _exported_codes(frozen, weight, weights)
+        frozen: Any = ModelQuantizer.freeze(model, quantize=False).layers[0][0]
+        return _exported_codes(frozen, frozen.weight, weights)
 
 
-def _weight_spec(weights: WeightFormat) -> Any:
+def _weight_spec(weights: WeightFormat, scale_type: str) -> Any:
     from quark.torch.quantization.config import config
 
-    int4 = {"symmetric": True, "scale_type": "float", "round_method": "half_even"}
+    int4 = {"symmetric": True, "scale_type": scale_type, "round_method": "half_even"}
     if weights.first_stage:
         spec = config.ProgressiveSpec(
             first_stage=config.FP8E4M3PerTensorSpec(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...recipes.schema import BackendName, WeightFormat
+from ..algorithms import InputMoments
 from ..errors import BackendError
 from ..numerics.absmax import row_absmax
 
@@ -112,6 +113,13 @@ def with_absmax(
     row = torch.full((1, weight.shape[1]), wanted)
     exact = row.to(weight.dtype)
     return torch.cat([weight, exact] if float(exact[0, 0]) == wanted else [weight.float(), row])
+
+
+def gptq_inputs(moments: InputMoments | None) -> Tensor:
+    """Inputs for a toolkit's GPTQ; see `InputMoments.as_inputs`."""
+    if moments is None:
+        raise TypeError("gptq needs the second moments of the inputs")
+    return moments.as_inputs
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
 from ...recipes import Recipe, load_recipe
+from ...recipes.errors import RecipeError
+from ...recipes.refused import named_algorithm, refusal
 from ...recipes.schema import ALGORITHMS, BackendName
 from ...validate.estimand import DraftSampling
 
@@ -39,7 +41,7 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--algorithm",
-        choices=ALGORITHMS,
+        metavar=f"{{{','.join(ALGORITHMS)}}}",
         help="how codes and scales are found, instead of the recipe's choice; computed by backend"
         " torch unless --backend says otherwise",
     )
@@ -52,14 +54,23 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_recipe(options: argparse.Namespace) -> Recipe:
-    """The recipe with `--backend` and `--algorithm` applied."""
+    """The recipe with `--backend` and `--algorithm` applied.
+
+    Raises:
+        RecipeError: the recipe is wrong, or its backend does not run the algorithm.
+    """
     recipe = load_recipe(options.recipe)
     if options.algorithm:
-        scale, rounding = ALGORITHMS[options.algorithm]
+        backend: BackendName = options.backend or "torch"
+        scale, rounding = named_algorithm(options.algorithm, backend)
         algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding=rounding)
-        recipe = dataclasses.replace(recipe, algorithm=algorithm, backend="torch")
-    if options.backend:
+        recipe = dataclasses.replace(recipe, algorithm=algorithm, backend=backend)
+    elif options.backend:
         recipe = dataclasses.replace(recipe, backend=options.backend)
+    refused = refusal(recipe.backend, recipe.algorithm)
+    if refused is not None:
+        where = f"recipe {recipe.name}: backend {recipe.backend}, {recipe.algorithm}"
+        raise RecipeError(where, refused.reason, fix=refused.fix)
     return recipe
 
 
