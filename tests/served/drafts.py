@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
+import yaml
 from draftquant.calibration.traces.folder import TraceFolder
-from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.recipes import built_in_recipes, load_recipe, to_mapping
 from draftquant.scripts.cli import main as draftquant
+from mixes import DOWN, FP8, INT4_CHANNEL, mixed
 from served.serve import ENVIRONMENT
 
 PAIRS = Path(__file__).resolve().parents[1] / "pairs"
@@ -109,15 +111,18 @@ def record_by_engine(python: Path, pair: Pair, prompts: Path, out: Path) -> Trac
 
 
 TRANSCODED, WITH_PLUGIN = f"{W4A8}, transcoded", f"{W4A8}, with the plugin"
+MIXED = "int4-channel, down_proj in FP8"
 
 
 def draft_names() -> tuple[str, ...]:
     """Those of `drafts`, in their order."""
-    return UNQUANTIZED, *built_in_recipes(), TRANSCODED, WITH_PLUGIN
+    return UNQUANTIZED, *built_in_recipes(), MIXED, TRANSCODED, WITH_PLUGIN
 
 
 def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
-    """Every draft to serve, by name: as it was trained, by every recipe, and W4A8 in two more ways.
+    """Every draft to serve, by name.
+
+    They are those as they were trained, by every recipe, in two formats, and W4A8 in two more ways.
 
     Args:
         pair: whose draft is quantized.
@@ -132,6 +137,11 @@ def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
         given = ("--traces", calibration.folder) if measured else ()
         return lambda out: _run("quantize", source, "--recipe", recipe, *given, "--out", out)
 
+    def in_two_formats(out: Path) -> None:
+        recipe = out.with_name("mixed.yaml")
+        recipe.write_text(yaml.safe_dump(to_mapping(mixed(INT4_CHANNEL, (FP8, DOWN)))))
+        _run("quantize", source, "--recipe", recipe, "--out", out)
+
     def transcoded(out: Path) -> None:
         codes = out.with_name(f"{out.name} codes")
         quantized(W4A8)(codes)
@@ -141,6 +151,7 @@ def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
     return {
         UNQUANTIZED: Draft(make=lambda out: out.symlink_to(source)),
         **{recipe: Draft(make=quantized(recipe)) for recipe in built_in_recipes()},
+        MIXED: Draft(make=in_two_formats),
         TRANSCODED: Draft(make=transcoded),
         WITH_PLUGIN: Draft(make=quantized(W4A8), plugin=True),
     }
