@@ -1,7 +1,8 @@
 """What each format and algorithm costs in accepted tokens, on trained pairs and fresh prompts.
 
     python -m draftquant.scripts.bench_quality WORKDIR [--pair tests/pairs/eagle3-llama ...]
-        [--recipe int4-channel ...] [--algorithm gptq quark:gptq ...] [--prompts 240] [--json]
+        [--recipe int4-channel ...] [--algorithm gptq quark:gptq ...] [--prompts 240]
+        [--calibrate-by all 12 24 modules ...] [--json]
 
 An algorithm is computed by backend torch, or by the one that stands before it.
 Of each pair the gate prompts are the shipped ones and so many more, from files that neither
@@ -16,9 +17,7 @@ Needs a checkout: the corpus behind the pairs is not installed.
 import argparse
 import json
 import math
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,27 +25,11 @@ from pathlib import Path
 from ..recipes.errors import DraftQuantError
 from .checkout import check_checkout
 from .console import print_error, print_json, print_table, stderr, table
+from .quality_traces import BenchError, Calibration, PairTraces, Taken, draftquant
 
 PAIRS = ("eagle3-llama", "eagle3-mla", "dflash")
 RECIPES = ("int4-channel", "int4-group128", "hopper-w4a8", "blackwell-nvfp4", "mi355-mxfp4")
 ALGORITHMS = ("absmax", "mse", "gptq", "learned")
-NEW_TOKENS = 128
-SEED = 1
-"""The shipped prompts were drawn with 0."""
-STDERR_LINES = 5
-_MEASURED = """
-import os, subprocess, sys
-process = subprocess.Popen(sys.argv[2:])
-_, status, usage = os.wait4(process.pid, 0)
-with open(sys.argv[1], "w") as file:
-    print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, file=file)
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-"""A process between, which is small: a child's peak counts what its parent held when it began."""
-
-
-class BenchError(DraftQuantError):
-    """What is to be measured cannot be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,56 +76,42 @@ class Bench:
     def __init__(self, pair: Path, work: Path, num_prompts: int) -> None:
         self.pair, self.work = pair, work / pair.name
         self.draft = pair / "draft"
-        if not (pair / "training.json").is_file():
-            raise BenchError(str(pair), "is no trained pair", fix="give one of tests/pairs")
-        self.work.mkdir(parents=True, exist_ok=True)
-        self._prompts = self.work / f"prompts-{num_prompts}.jsonl"
-        if not self._prompts.exists():
-            _write_prompts(pair, self._prompts, num_prompts)
+        self.traces = PairTraces(pair, self.work, num_prompts)
 
-    def rows(self, recipes: Sequence[str], algorithms: Sequence[str]) -> Iterator[Row]:
-        """Every recipe by every algorithm.
+    def rows(
+        self, recipes: Sequence[str], algorithms: Sequence[str], by: Sequence[Calibration]
+    ) -> Iterator[Row]:
+        """Every recipe by every algorithm; those that look at inputs by each set of prompts.
 
         Raises:
             BenchError: a command failed.
         """
-        calibration = self._traces("calibration", self.pair / "calibration.jsonl")
-        gate = self._traces("gate", self._prompts)
-        drawn = self._traces("drawn", self._prompts, "--temperature", "1", "--seed", "1")
         for recipe in recipes:
             for algorithm in algorithms:
-                yield self._row(recipe, algorithm, calibration, gate, drawn)
+                looks = is_calibrated(recipe, algorithm)
+                for each in by if looks else by[:1]:
+                    yield self._row(recipe, algorithm, each, looks)
 
-    def _traces(self, name: str, prompts: Path, *options: str) -> Path:
-        out = self.work / name
-        if not out.exists():
-            _draftquant(
-                "record",
-                *("--target", str(self.pair / "target"), "--draft", str(self.draft), "--tables"),
-                *("--prompts", str(prompts), "--max-new-tokens", str(NEW_TOKENS)),
-                *("--out", str(out), *options),
-            )
-        return out
-
-    def _row(self, recipe: str, algorithm: str, traces: Path, gate: Path, drawn: Path) -> Row:
-        name = f"{recipe}-{algorithm.replace(':', '-')}"
+    def _row(self, recipe: str, algorithm: str, by: Calibration, looks: bool) -> Row:
+        name = f"{recipe}-{algorithm.replace(':', '-')}{by.suffix if looks else ''}"
         out, took = self.work / name, self.work / f"{name}.json"
         if not out.exists():
-            taken = _draftquant(
+            taken = draftquant(
                 "quantize",
-                *(str(self.draft), "--recipe", recipe, "--json"),
-                *_chosen(algorithm),
-                *_needed(recipe, algorithm, traces),
+                *(str(self.draft), "--recipe", recipe, "--json", *chosen(algorithm)),
+                *(("--traces", str(self.traces.calibration(by))) if looks else ()),
                 *("--out", str(out)),
             )
             took.write_text(json.dumps(asdict(taken)))
         taken = Taken(**json.loads(took.read_text()))
-        judged = [self._judged(out, traces) for traces in (gate, drawn)]
+        judged = [
+            self._judged(out, traces) for traces in (self.traces.gate(by), self.traces.drawn(by))
+        ]
         (greedy, agreement, length), (sampled, _, _) = judged
         return Row(
             pair=self.pair.name,
             recipe=recipe,
-            algorithm=algorithm,
+            algorithm=f"{algorithm} {by}".strip() if looks else algorithm,
             weight_error=taken.weight_error,
             agreement=agreement,
             acceptance_length=length,
@@ -179,88 +148,18 @@ class Bench:
         return change, agreement, report.candidate.mean_acceptance_length
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """What a process took, and the mean error of the weights where it quantized.
-
-    Seconds of all cores together: they are the same on a busy machine.
-    """
-
-    cpu_seconds: float
-    peak_bytes: int
-    weight_error: float = 0.0
-
-
-def _chosen(algorithm: str) -> tuple[str, ...]:
+def chosen(algorithm: str) -> tuple[str, ...]:
+    """The options that choose it."""
     backend, _, name = algorithm.rpartition(":")
     return ("--algorithm", name, "--backend", backend or "torch")
 
 
-def _needed(recipe: str, algorithm: str, traces: Path) -> tuple[str, ...]:
+def is_calibrated(recipe: str, algorithm: str) -> bool:
+    """Whether prompts decide what comes out."""
     from ..recipes import load_recipe
 
     name = algorithm.rpartition(":")[2]
-    needs = load_recipe(recipe).needs_input_scales or name not in ("absmax", "mse")
-    return ("--traces", str(traces)) if needs else ()
-
-
-def _draftquant(*arguments: str) -> Taken:
-    """One command in a process of its own."""
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as errors:
-        with tempfile.NamedTemporaryFile() as usage:
-            command = (sys.executable, "-m", "draftquant.scripts.cli", *arguments)
-            measured = (sys.executable, "-c", _MEASURED, usage.name, *command)
-            status = subprocess.run(measured, stdout=stdout, stderr=errors, check=False).returncode
-            taken = usage.read().split()
-        stdout.seek(0)
-        errors.seek(0)
-        printed, said = stdout.read().decode(), errors.read().decode(errors="replace")
-    if status:
-        details = said.strip().splitlines()[-STDERR_LINES:]
-        raise BenchError(arguments[0], "failed", details=details, fix="use another WORKDIR")
-    errors_of = []
-    if arguments[0] == "quantize":
-        linears = json.loads(printed)["verification"]["linears"]
-        errors_of = [one["relative_l2_error"] for one in linears]
-    return Taken(
-        cpu_seconds=float(taken[0]),
-        peak_bytes=int(taken[1]),
-        weight_error=sum(errors_of) / len(errors_of) if errors_of else 0.0,
-    )
-
-
-def _write_prompts(pair: Path, out: Path, num_more: int) -> None:
-    """The shipped gate prompts and more of the same kind, chosen by the target alone."""
-    import torch
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-
-    from .training.corpus import held_out_prompts, standard_library
-    from .training.pair import PairPlan
-    from .training.selection import select_prompts
-
-    shipped = [json.loads(line) for line in (pair / "prompts.jsonl").read_text().splitlines()]
-    known, plan = {tuple(one["token_ids"]) for one in shipped}, PairPlan()
-    more = []
-    if num_more:
-        candidates = held_out_prompts(
-            standard_library(),
-            "gate",
-            PreTrainedTokenizerFast.from_pretrained(pair / "target"),
-            count=4 * num_more + len(shipped),
-            length=plan.prompt_length,
-            seed=SEED,
-        )
-        fresh = [one for one in candidates if one.token_ids not in known]
-        target = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
-        chosen = select_prompts(
-            target,
-            fresh,
-            count=num_more,
-            num_new_tokens=plan.num_new_tokens,
-            max_repeated_8gram_share=plan.max_repeated_8gram_share,
-        )
-        more = [asdict(one) | {"id": f"more-{one.id}"} for one in chosen.prompts]
-    out.write_text("".join(json.dumps(one) + "\n" for one in [*shipped, *more]))
+    return load_recipe(recipe).needs_input_scales or name not in ("absmax", "mse")
 
 
 def print_rows(rows: Sequence[Row]) -> None:
@@ -291,6 +190,13 @@ def print_rows(rows: Sequence[Row]) -> None:
     print_table(found)
 
 
+def calibration_of(word: str) -> Calibration:
+    """What a word of `--calibrate-by` means."""
+    if word == "all":
+        return Calibration()
+    return Calibration(count=int(word)) if word.isdigit() else Calibration(category=word)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -305,21 +211,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recipe", nargs="*", default=RECIPES)
     parser.add_argument("--algorithm", nargs="*", default=ALGORITHMS)
     parser.add_argument("--prompts", type=int, default=240, help="beside the shipped 96")
+    parser.add_argument(
+        "--calibrate-by", nargs="*", default=["all"], metavar="N|C",
+        help="so many of the calibration prompts, or those of one category, which then does not"
+        " judge; several one after the other (default: all)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print every row as JSON")
     rows = []
     try:
         check_checkout("bench_quality")
-        chosen = parser.parse_args(arguments)
-        for pair in chosen.pair:
-            bench = Bench(pair, chosen.workdir, chosen.prompts)
-            for row in bench.rows(chosen.recipe, chosen.algorithm):
+        asked = parser.parse_args(arguments)
+        by = [calibration_of(word) for word in asked.calibrate_by]
+        for pair in asked.pair:
+            bench = Bench(pair, asked.workdir, asked.prompts)
+            for row in bench.rows(asked.recipe, asked.algorithm, by):
                 rows.append(row)
                 progress = f"{row.pair} {row.recipe} {row.algorithm}: {row.greedy}"
                 stderr().line(f"{progress}, drawn {row.drawn}")
     except DraftQuantError as exc:
         print_error(exc)
         return 2
-    if chosen.json:
+    if asked.json:
         print_json([asdict(row) for row in rows])
     else:
         print_rows(rows)

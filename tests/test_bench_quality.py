@@ -4,11 +4,23 @@ import json
 from pathlib import Path
 
 import pytest
-from draftquant.scripts.bench_quality import BenchError, Change, Row, main, print_rows
-from draftquant.scripts.bench_quality import _chosen as chosen
-from draftquant.scripts.bench_quality import _draftquant as draftquant
-from draftquant.scripts.bench_quality import _needed as needed
-from draftquant.scripts.bench_quality import _write_prompts as write_prompts
+from draftquant.scripts import quality_traces
+from draftquant.scripts.bench_quality import (
+    Change,
+    Row,
+    calibration_of,
+    chosen,
+    is_calibrated,
+    main,
+    print_rows,
+)
+from draftquant.scripts.quality_traces import (
+    BenchError,
+    Calibration,
+    PairTraces,
+    draftquant,
+    write_prompts,
+)
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 CHANGE = Change(relative=-0.0012, lower=-0.004, upper=0.0017, verdict="PASS")
@@ -33,13 +45,41 @@ def test_a_row_is_printed_with_both_changes(capsys: pytest.CaptureFixture[str]) 
         assert word in said, said
 
 
-def test_traces_are_given_where_inputs_are_measured() -> None:
-    traces = Path("t")
-    assert needed("int4-channel", "absmax", traces) == ()
-    assert needed("int4-channel", "gptq", traces) == ("--traces", "t")
-    assert needed("blackwell-nvfp4", "absmax", traces) == ("--traces", "t")
-    assert needed("int4-channel", "quark:gptq", traces) == ("--traces", "t")
-    assert needed("fp8-ptpc", "modelopt:mse", traces) == ()
+def test_prompts_decide_where_inputs_are_measured() -> None:
+    assert not is_calibrated("int4-channel", "absmax")
+    assert is_calibrated("int4-channel", "gptq")
+    assert is_calibrated("blackwell-nvfp4", "absmax")
+    assert is_calibrated("int4-channel", "quark:gptq")
+    assert not is_calibrated("fp8-ptpc", "modelopt:mse")
+
+
+def test_what_calibrates_is_said_and_does_not_judge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands that are asked for, one after the other; a folder that is there is used."""
+    asked: list[tuple[str, ...]] = []
+
+    def run(*arguments: str) -> None:
+        asked.append(arguments)
+        outs = arguments[arguments.index("--out") + 1 :]
+        for out in outs[: 2 if arguments[1] == "split" else 1]:
+            Path(out).mkdir()
+
+    monkeypatch.setattr(quality_traces, "draftquant", run)
+    traces = PairTraces(PAIR, tmp_path, 0)
+    few, code = calibration_of("12"), calibration_of("modules")
+    assert (few, code) == (Calibration(count=12), Calibration(category="modules"))
+    assert traces.calibration(few) == tmp_path / "calibration-by-12-prompts"
+    assert traces.gate(few) == tmp_path / "gate"
+    assert traces.calibration(code) == tmp_path / "calibration-by-modules"
+    assert traces.gate(code) == tmp_path / "gate-by-modules-rest"
+    assert traces.drawn(code) == tmp_path / "drawn-by-modules-rest"
+    assert traces.calibration(Calibration()) == tmp_path / "calibration"
+    assert [one[0] for one in asked] == ["record", "traces", "record", "traces", "traces",
+                                         "record", "traces"]  # fmt: skip
+    assert "--temperature" in asked[-2]
+    assert asked[1][3:5] == ("--count", "12")
+    assert asked[-1][3:5] == ("--category", "modules")
 
 
 def test_an_algorithm_is_that_of_the_backend_before_it() -> None:
@@ -58,7 +98,7 @@ def test_the_peak_is_that_of_the_command_and_not_of_who_runs_it() -> None:
     held = bytearray(b"x") * 400_000_000
     taken = draftquant("recipes", "list")
     assert len(held) > 2 * taken.peak_bytes > 0
-    assert 0 < taken.seconds < 60
+    assert 0 < taken.cpu_seconds < 60
 
 
 def test_a_command_that_fails_says_why() -> None:

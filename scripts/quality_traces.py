@@ -1,0 +1,186 @@
+"""What `bench_quality` measures on: prompts of a trained pair, and traces of its target on them."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..recipes.errors import DraftQuantError
+
+NEW_TOKENS = 128
+SEED = 1
+"""The shipped prompts were drawn with 0."""
+STDERR_LINES = 5
+_MEASURED = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[2:])
+_, status, usage = os.wait4(process.pid, 0)
+with open(sys.argv[1], "w") as file:
+    print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, file=file)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+"""A process between, which is small: a child's peak counts what its parent held when it began."""
+
+
+class BenchError(DraftQuantError):
+    """What is to be measured cannot be made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a process took, and the mean error of the weights where it quantized.
+
+    Seconds of all cores together: they are the same on a busy machine.
+    """
+
+    cpu_seconds: float
+    peak_bytes: int
+    weight_error: float = 0.0
+
+
+def draftquant(*arguments: str) -> Taken:
+    """One command in a process of its own.
+
+    Raises:
+        BenchError: it failed; with its last lines.
+    """
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as errors:
+        with tempfile.NamedTemporaryFile() as usage:
+            command = (sys.executable, "-m", "draftquant.scripts.cli", *arguments)
+            measured = (sys.executable, "-c", _MEASURED, usage.name, *command)
+            status = subprocess.run(measured, stdout=stdout, stderr=errors, check=False).returncode
+            taken = usage.read().split()
+        stdout.seek(0)
+        errors.seek(0)
+        printed, said = stdout.read().decode(), errors.read().decode(errors="replace")
+    if status:
+        details = said.strip().splitlines()[-STDERR_LINES:]
+        raise BenchError(arguments[0], "failed", details=details, fix="use another WORKDIR")
+    errors_of = []
+    if arguments[0] == "quantize":
+        linears = json.loads(printed)["verification"]["linears"]
+        errors_of = [one["relative_l2_error"] for one in linears]
+    return Taken(
+        cpu_seconds=float(taken[0]),
+        peak_bytes=int(taken[1]),
+        weight_error=sum(errors_of) / len(errors_of) if errors_of else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """By which prompts codes are found.
+
+    Attributes:
+        count: so many of the pair's; None = all.
+        category: those of this one alone; it is then no prompt that judges.
+    """
+
+    count: int | None = None
+    category: str | None = None
+
+    def __str__(self) -> str:
+        if self.category is not None:
+            return f"by {self.category}"
+        return "" if self.count is None else f"by {self.count} prompts"
+
+    @property
+    def suffix(self) -> str:
+        """Behind the names of folders."""
+        return "".join(f"-{word}" for word in str(self).split())
+
+
+class PairTraces:
+    """The traces of one pair in a folder, recorded when they are first asked for.
+
+    Args:
+        pair: folder of a trained pair.
+        work: folder of its traces, made if need be.
+        num_prompts: to judge by, beside those that the pair ships.
+    """
+
+    def __init__(self, pair: Path, work: Path, num_prompts: int) -> None:
+        if not (pair / "training.json").is_file():
+            raise BenchError(str(pair), "is no trained pair", fix="give one of tests/pairs")
+        work.mkdir(parents=True, exist_ok=True)
+        self._pair, self._work = pair, work
+        self._prompts = work / f"prompts-{num_prompts}.jsonl"
+        if not self._prompts.exists():
+            write_prompts(pair, self._prompts, num_prompts)
+
+    def calibration(self, by: Calibration) -> Path:
+        """To find codes by."""
+        whole = self._recorded("calibration", self._pair / "calibration.jsonl")
+        if by.category is not None:
+            return self._split(whole, f"calibration{by.suffix}", "--category", by.category)[0]
+        if by.count is not None:
+            return self._split(whole, f"calibration{by.suffix}", "--count", str(by.count))[0]
+        return whole
+
+    def gate(self, by: Calibration) -> Path:
+        """To judge by, greedy."""
+        return self._without(self._recorded("gate", self._prompts), by)
+
+    def drawn(self, by: Calibration) -> Path:
+        """To judge by, at temperature 1."""
+        drawn = self._recorded("drawn", self._prompts, "--temperature", "1", "--seed", "1")
+        return self._without(drawn, by)
+
+    def _without(self, traces: Path, by: Calibration) -> Path:
+        if by.category is None:
+            return traces
+        return self._split(traces, f"{traces.name}{by.suffix}", "--category", by.category)[1]
+
+    def _split(self, traces: Path, name: str, *how: str) -> tuple[Path, Path]:
+        first, second = self._work / name, self._work / f"{name}-rest"
+        if not first.exists():
+            draftquant("traces", "split", str(traces), *how, "--out", str(first), str(second))
+        return first, second
+
+    def _recorded(self, name: str, prompts: Path, *options: str) -> Path:
+        out = self._work / name
+        if not out.exists():
+            target, draft = self._pair / "target", self._pair / "draft"
+            draftquant(
+                "record",
+                *("--target", str(target), "--draft", str(draft), "--tables"),
+                *("--prompts", str(prompts), "--max-new-tokens", str(NEW_TOKENS)),
+                *("--out", str(out), *options),
+            )
+        return out
+
+
+def write_prompts(pair: Path, out: Path, num_more: int) -> None:
+    """The shipped gate prompts and more of the same kind, chosen by the target alone."""
+    import torch
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    from .training.corpus import held_out_prompts, standard_library
+    from .training.pair import PairPlan
+    from .training.selection import select_prompts
+
+    shipped = [json.loads(line) for line in (pair / "prompts.jsonl").read_text().splitlines()]
+    known, plan = {tuple(one["token_ids"]) for one in shipped}, PairPlan()
+    more = []
+    if num_more:
+        candidates = held_out_prompts(
+            standard_library(),
+            "gate",
+            PreTrainedTokenizerFast.from_pretrained(pair / "target"),
+            count=4 * num_more + len(shipped),
+            length=plan.prompt_length,
+            seed=SEED,
+        )
+        fresh = [one for one in candidates if one.token_ids not in known]
+        target = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
+        chosen = select_prompts(
+            target,
+            fresh,
+            count=num_more,
+            num_new_tokens=plan.num_new_tokens,
+            max_repeated_8gram_share=plan.max_repeated_8gram_share,
+        )
+        more = [asdict(one) | {"id": f"more-{one.id}"} for one in chosen.prompts]
+    out.write_text("".join(json.dumps(one) + "\n" for one in [*shipped, *more]))
