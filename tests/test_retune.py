@@ -17,6 +17,7 @@ import torch
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.rounding import retune as retuning
 from draftquant.calibration.rounding import run, validation
+from draftquant.calibration.rounding.learning import Learning
 from draftquant.calibration.rounding.retune import RetuneReport, Side, retune_draft
 from draftquant.calibration.rounding.settings import LearningSettings, Teaching
 from draftquant.calibration.rounding.validation import LearningProgress
@@ -153,6 +154,15 @@ def test_two_folders_that_belong_together(recipe: str, llama: RoundingPair, tmp_
 def test_other_families(other: RoundingPair, tmp_path: Path) -> None:
     retune(other, tmp_path)
     check_both(other, tmp_path)
+
+
+def test_products_of_bf16_as_on_a_gpu(
+    llama: RoundingPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not finite, or of a dtype that does not fit, shows on a CPU too."""
+    monkeypatch.setattr(Learning, "_precision", lambda _self: torch.autocast("cpu", torch.bfloat16))
+    retune(llama, tmp_path)
+    check_both(llama, tmp_path)
 
 
 def test_both_accept_what_their_records_say(
