@@ -25,7 +25,8 @@ from pathlib import Path
 from ..recipes.errors import DraftQuantError
 from .checkout import check_checkout
 from .console import print_error, print_json, print_table, stderr, table
-from .quality_traces import BenchError, Calibration, PairTraces, Taken, draftquant
+from .measured_process import BenchError
+from .quality_traces import Calibration, PairTraces, draftquant
 
 PAIRS = ("eagle3-llama", "eagle3-mla", "dflash")
 RECIPES = ("int4-channel", "int4-group128", "hopper-w4a8", "blackwell-nvfp4", "mi355-mxfp4")
@@ -96,14 +97,18 @@ class Bench:
         name = f"{recipe}-{algorithm.replace(':', '-')}{by.suffix if looks else ''}"
         out, took = self.work / name, self.work / f"{name}.json"
         if not out.exists():
-            taken = draftquant(
+            taken, printed = draftquant(
                 "quantize",
                 *(str(self.draft), "--recipe", recipe, "--json", *chosen(algorithm)),
                 *(("--traces", str(self.traces.calibration(by))) if looks else ()),
                 *("--out", str(out)),
             )
-            took.write_text(json.dumps(asdict(taken)))
-        taken = Taken(**json.loads(took.read_text()))
+            errors = [
+                one["relative_l2_error"] for one in json.loads(printed)["verification"]["linears"]
+            ]
+            figures = asdict(taken) | {"weight_error": sum(errors) / len(errors)}
+            took.write_text(json.dumps(figures))
+        figures = json.loads(took.read_text())
         judged = [
             self._judged(out, traces) for traces in (self.traces.gate(by), self.traces.drawn(by))
         ]
@@ -112,13 +117,11 @@ class Bench:
             pair=self.pair.name,
             recipe=recipe,
             algorithm=f"{algorithm} {by}".strip() if looks else algorithm,
-            weight_error=taken.weight_error,
             agreement=agreement,
             acceptance_length=length,
             greedy=greedy,
             drawn=sampled,
-            cpu_seconds=taken.cpu_seconds,
-            peak_bytes=taken.peak_bytes,
+            **figures,
         )
 
     def _judged(self, out: Path, traces: Path) -> tuple[Change, float, float]:

@@ -1,72 +1,23 @@
 """What `bench_quality` measures on: prompts of a trained pair, and traces of its target on them."""
 
 import json
-import subprocess
-import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..recipes.errors import DraftQuantError
+from .measured_process import BenchError, Taken, measured
 
 NEW_TOKENS = 128
 SEED = 1
 """The shipped prompts were drawn with 0."""
-STDERR_LINES = 5
-_MEASURED = """
-import os, subprocess, sys
-process = subprocess.Popen(sys.argv[2:])
-_, status, usage = os.wait4(process.pid, 0)
-with open(sys.argv[1], "w") as file:
-    print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, file=file)
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-"""A process between, which is small: a child's peak counts what its parent held when it began."""
 
 
-class BenchError(DraftQuantError):
-    """What is to be measured cannot be made."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """What a process took, and the mean error of the weights where it quantized.
-
-    Seconds of all cores together: they are the same on a busy machine.
-    """
-
-    cpu_seconds: float
-    peak_bytes: int
-    weight_error: float = 0.0
-
-
-def draftquant(*arguments: str) -> Taken:
-    """One command in a process of its own.
+def draftquant(*arguments: str) -> tuple[Taken, str]:
+    """One command in a process of its own, and what it printed.
 
     Raises:
         BenchError: it failed; with its last lines.
     """
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as errors:
-        with tempfile.NamedTemporaryFile() as usage:
-            command = (sys.executable, "-m", "draftquant.scripts.cli", *arguments)
-            measured = (sys.executable, "-c", _MEASURED, usage.name, *command)
-            status = subprocess.run(measured, stdout=stdout, stderr=errors, check=False).returncode
-            taken = usage.read().split()
-        stdout.seek(0)
-        errors.seek(0)
-        printed, said = stdout.read().decode(), errors.read().decode(errors="replace")
-    if status:
-        details = said.strip().splitlines()[-STDERR_LINES:]
-        raise BenchError(arguments[0], "failed", details=details, fix="use another WORKDIR")
-    errors_of = []
-    if arguments[0] == "quantize":
-        linears = json.loads(printed)["verification"]["linears"]
-        errors_of = [one["relative_l2_error"] for one in linears]
-    return Taken(
-        cpu_seconds=float(taken[0]),
-        peak_bytes=int(taken[1]),
-        weight_error=sum(errors_of) / len(errors_of) if errors_of else 0.0,
-    )
+    return measured(arguments[0], "-m", "draftquant.scripts.cli", *arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from draftquant.scripts.bench_quality import (
     main,
     print_rows,
 )
+from draftquant.scripts.measured_process import BenchError
 from draftquant.scripts.quality_traces import (
-    BenchError,
     Calibration,
     PairTraces,
     draftquant,
@@ -96,7 +96,8 @@ def test_without_more_the_prompts_are_the_shipped_ones(tmp_path: Path) -> None:
 
 def test_the_peak_is_that_of_the_command_and_not_of_who_runs_it() -> None:
     held = bytearray(b"x") * 400_000_000
-    taken = draftquant("recipes", "list")
+    taken, printed = draftquant("recipes", "list")
+    assert "int4-channel" in printed
     assert len(held) > 2 * taken.peak_bytes > 0
     assert 0 < taken.cpu_seconds < 60
 

@@ -61,10 +61,7 @@ def chosen_recipe(options: argparse.Namespace) -> Recipe:
     """
     recipe = load_recipe(options.recipe)
     if options.algorithm:
-        backend: BackendName = options.backend or "torch"
-        scale, rounding = named_algorithm(options.algorithm, backend)
-        algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding=rounding)
-        recipe = dataclasses.replace(recipe, algorithm=algorithm, backend=backend)
+        recipe = with_algorithm(recipe, options.algorithm, options.backend or "torch")
     elif options.backend:
         recipe = dataclasses.replace(recipe, backend=options.backend)
     refused = refusal(recipe.backend, recipe.algorithm)
@@ -72,6 +69,17 @@ def chosen_recipe(options: argparse.Namespace) -> Recipe:
         where = f"recipe {recipe.name}: backend {recipe.backend}, {recipe.algorithm}"
         raise RecipeError(where, refused.reason, fix=refused.fix)
     return recipe
+
+
+def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") -> Recipe:
+    """A recipe by what the command line calls `name`, computed by a backend.
+
+    Raises:
+        RecipeError: the backend does not run it, or no algorithm has this name.
+    """
+    scale, rounding = named_algorithm(name, backend)
+    algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding=rounding)
+    return dataclasses.replace(recipe, algorithm=algorithm, backend=backend)
 
 
 def add_draft_sampling(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from ...recipes import Recipe, built_in_recipes, load_recipe
 from ...recipes.errors import RecipeError
 from ...recipes.schema import ALGORITHMS, LayoutName
 from ..console import print_json, stderr
-from .common import add_device, add_num_draft_tokens, open_draft, shared_tables
+from .common import add_device, add_num_draft_tokens, open_draft, shared_tables, with_algorithm
 from .tune_report import MAX_DROP, print_choice, print_report, recipe_document
 
 if TYPE_CHECKING:
@@ -173,14 +173,10 @@ def _wanted(options: argparse.Namespace) -> "Wanted":
 def _recipes(options: argparse.Namespace) -> list[Recipe]:
     """Those whose formats may be mixed, in one layout, by one algorithm and our own backend."""
     names = options.recipe or built_in_recipes()
-    scale, rounding = ALGORITHMS[options.algorithm]
     found, last = [], None
     for name in names:
-        recipe = load_recipe(name)
-        algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding=rounding)
-        recipe = dataclasses.replace(
-            recipe, backend="torch", layout=options.layout, algorithm=algorithm
-        )
+        recipe = with_algorithm(load_recipe(name), options.algorithm)
+        recipe = dataclasses.replace(recipe, layout=options.layout)
         try:
             check_layout(recipe)
         except LayoutError as exc:
