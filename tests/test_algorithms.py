@@ -1,4 +1,4 @@
-"""Algorithms: the clip search against an exhaustive one, and who carries which."""
+"""Algorithms: the clip search against an exhaustive one."""
 
 import numpy as np
 import pytest
