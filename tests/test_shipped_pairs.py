@@ -72,8 +72,9 @@ def test_shipped_pair_meets_its_requirement(name: str) -> None:
     }
     assert figures["num_prompts"] >= 64
     assert lengths["bf16"] > 2.5
-    # DFlash mostly fails where its later slots cannot know better: rounding costs it less.
-    most_of_bf16 = 0.995 if name == "dflash" else 0.99
+    # DFlash mostly fails where its later slots cannot know better: rounding costs it less. INT4 of
+    # the MLA draft is right where BF16 is wrong as often as the other way round (pairs/README.md).
+    most_of_bf16 = {"eagle3-llama": 0.99, "dflash": 0.995, "eagle3-mla": 1.01}[name]
     share = lengths["int4_per_channel_absmax"] / lengths["bf16"]
     assert 0.95 < share < most_of_bf16
     assert abs(lengths["fp8_per_channel"] / lengths["bf16"] - 1) < 0.005
