@@ -65,6 +65,7 @@ REFUSED: Mapping[tuple[str, str], Refusal] = {
     ),
     ("quark", "mse gptq"): _OWN_SCALES,
     ("quark", "learned"): _LEARNED,
+    ("quark", "retuned"): _LEARNED,
     ("modelopt", "awq"): Refusal(
         reason="ModelOpt 0.47 leaves a pre_quant_scale beside the codes, by which inputs are to be"
         " multiplied: what declares FP8 and NVFP4 does not say so, and engines do not; where it"
@@ -84,6 +85,7 @@ REFUSED: Mapping[tuple[str, str], Refusal] = {
     ),
     ("modelopt", "mse gptq"): _OWN_SCALES,
     ("modelopt", "learned"): _LEARNED,
+    ("modelopt", "retuned"): _LEARNED,
 }
 """By backend and algorithm: the toolkit's name of it, a recipe's `scale`, `rounding` or both."""
 

@@ -151,7 +151,7 @@ def test_one_scale_for_a_call_is_not_shared_by_prompts(
 ) -> None:
     draft = draft_of(traces)
     assert draft.rounds_alone
-    whole = dataclasses.replace(draft, activations="tensor-dynamic")
+    whole = dataclasses.replace(draft, activations=dict.fromkeys(draft.linears, "tensor-dynamic"))
     assert not whole.rounds_alone
     sizes: list[int] = []
     original = batches.proposals_of_batch

@@ -96,7 +96,8 @@ HOMES = {
 }  # fmt: skip
 """Methods that open, read, parse or print, and the modules that call them: the others ask these."""
 # What bench_kills, bench_replay and others run.
-TRIALS = ("scripts/publishers.py", "scripts/io_faults.py", "scripts/replay_jobs.py")
+TRIALS = ("scripts/publishers.py", "scripts/io_faults.py", "scripts/replay_jobs.py",
+          "scripts/quality_traces.py")  # fmt: skip
 OURS = {"Checkpoint", "TraceFolder", "traces"}
 
 

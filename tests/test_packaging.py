@@ -93,11 +93,11 @@ def test_the_wheel_imports_nothing_that_only_a_checkout_has() -> None:
         for name in imported_names(module, node)
         if ".".join(name[:3]) in CHECKOUT_ONLY
     }
-    named = ("bench_quality", "bench_quantize", "bench_replay", "publishers", "replay_jobs")
+    named = ("bench_quantize", "bench_replay", "publishers", "quality_traces", "replay_jobs")
     assert found == {(f"scripts/{name}.py", True) for name in named}
 
 
-NEED_WORKDIR = ("bench_quality", "bench_quantize", "bench_replay")
+NEED_WORKDIR = ("bench_quality", "bench_quantize", "bench_replay", "bench_rounding")
 
 
 @pytest.mark.parametrize("name", [*NEED_WORKDIR, "bench_kills", "bench_io_faults"])

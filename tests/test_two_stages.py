@@ -347,7 +347,7 @@ def exported(weight: Tensor) -> dict[str, Tensor]:
 
         linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         linear.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
-        layer = QLayerConfig(weight=_weight_spec(TWO_STAGES))
+        layer = QLayerConfig(weight=_weight_spec(TWO_STAGES, "float"))
         quantizer = ModelQuantizer(QConfig(global_quant_config=layer))
         frozen = quantizer.freeze(quantizer.quantize_model(torch.nn.Sequential(linear), None))[0]
         state = QParamsLinear(frozen, custom_mode="quark", pack_method="reorder").state_dict()
@@ -415,7 +415,7 @@ def test_quark_from_file_to_file_gives_the_same_but_no_zero_points(
         from quark.torch import ModelQuantizer
         from quark.torch.quantization.config import config as quark
 
-        layer = quark.QLayerConfig(weight=_weight_spec(TWO_STAGES))
+        layer = quark.QLayerConfig(weight=_weight_spec(TWO_STAGES, "float"))
         excluded = ["*embed_tokens*", "lm_head", "fc", "*norm*"]
         ModelQuantizer(
             quark.QConfig(global_quant_config=layer, exclude=excluded)
@@ -450,7 +450,7 @@ def test_quark_declares_the_same() -> None:
 
         inputs = quark.FP8E4M3PerChannelSpec(ch_axis=1, scale_type="float32", is_dynamic=True)
         layer = quark.QLayerConfig(
-            weight=_weight_spec(TWO_STAGES), input_tensors=inputs.to_quantization_spec()
+            weight=_weight_spec(TWO_STAGES, "float"), input_tensors=inputs.to_quantization_spec()
         )
         theirs = json.loads(json.dumps(quark.QConfig(global_quant_config=layer).to_dict()))
         amd = json.loads(

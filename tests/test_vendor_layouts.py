@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
+from draftquant.quantize.backends.base import ABSMAX_NEAREST
 from draftquant.quantize.backends.modelopt import _run_modelopt
 from draftquant.quantize.backends.quark import _weight_spec
 from draftquant.quantize.backends.quark_import import quark_process_state
@@ -117,7 +118,7 @@ def test_quark_exports_the_same_groups(
 
         linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         linear.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
-        layer = QLayerConfig(weight=_weight_spec(weights))
+        layer = QLayerConfig(weight=_weight_spec(weights, "float"))
         quantizer = ModelQuantizer(QConfig(global_quant_config=layer))
         frozen = quantizer.freeze(quantizer.quantize_model(torch.nn.Sequential(linear), None))[0]
         exported = QParamsLinear(frozen, custom_mode="quark", pack_method="reorder")
@@ -196,7 +197,7 @@ def test_quark_packs_the_same_words() -> None:
 def test_modelopt_exports_the_same_nvfp4(dtype: torch.dtype) -> None:
     weight = gaussian(dtype)
     with torch.no_grad():
-        theirs = _run_modelopt(weight, NVFP4).state_dict()
+        theirs = _run_modelopt(weight, NVFP4, ABSMAX_NEAREST, None).state_dict()
     names = ("weight", "weight_scale", "weight_scale_2")
     ours = stored_by_us("blackwell-nvfp4", NVFP4, weight)
     assert_same_bytes(ours, {name: theirs[name] for name in names})
