@@ -9,6 +9,8 @@ from .measured_process import BenchError, Taken, measured
 NEW_TOKENS = 128
 SEED = 1
 """The shipped prompts were drawn with 0."""
+CANDIDATES = 8
+"""Per prompt: small targets like to loop, and prompts whose continuation does are left out."""
 
 
 def draftquant(*arguments: str) -> tuple[Taken, str]:
@@ -120,18 +122,23 @@ def write_prompts(pair: Path, out: Path, num_more: int) -> None:
             standard_library(),
             "gate",
             PreTrainedTokenizerFast.from_pretrained(pair / "target"),
-            count=4 * num_more + len(shipped),
+            count=CANDIDATES * num_more + len(shipped),
             length=plan.prompt_length,
             seed=SEED,
         )
         fresh = [one for one in candidates if one.token_ids not in known]
         target = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
-        chosen = select_prompts(
-            target,
-            fresh,
-            count=num_more,
-            num_new_tokens=plan.num_new_tokens,
-            max_repeated_8gram_share=plan.max_repeated_8gram_share,
-        )
+        try:
+            chosen = select_prompts(
+                target,
+                fresh,
+                count=num_more,
+                num_new_tokens=plan.num_new_tokens,
+                max_repeated_8gram_share=plan.max_repeated_8gram_share,
+            )
+        except ValueError as exc:
+            raise BenchError(
+                str(pair), str(exc).splitlines()[0], fix="ask for fewer prompts (--prompts)"
+            ) from exc
         more = [asdict(one) | {"id": f"more-{one.id}"} for one in chosen.prompts]
     out.write_text("".join(json.dumps(one) + "\n" for one in [*shipped, *more]))

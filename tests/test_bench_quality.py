@@ -21,6 +21,7 @@ from draftquant.scripts.quality_traces import (
     draftquant,
     write_prompts,
 )
+from draftquant.scripts.training import selection
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 CHANGE = Change(relative=-0.0012, lower=-0.004, upper=0.0017, verdict="PASS")
@@ -92,6 +93,19 @@ def test_without_more_the_prompts_are_the_shipped_ones(tmp_path: Path) -> None:
     found = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     shipped = [json.loads(line) for line in (PAIR / "prompts.jsonl").read_text().splitlines()]
     assert found == shipped
+
+
+def test_a_target_that_loops_too_much_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def select(*_arguments: object, **_options: object) -> None:
+        raise ValueError("held-out prompts: expected 1 with at most 0.25 repeated 8-grams, got 0")
+
+    monkeypatch.setattr(selection, "select_prompts", select)
+    with pytest.raises(BenchError, match="expected 1 with at most 0.25") as caught:
+        write_prompts(PAIR, tmp_path / "p.jsonl", 1)
+    assert caught.value.fix == "ask for fewer prompts (--prompts)"
+    assert not (tmp_path / "p.jsonl").exists()
 
 
 def test_the_peak_is_that_of_the_command_and_not_of_who_runs_it() -> None:
