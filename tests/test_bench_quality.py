@@ -102,7 +102,7 @@ def test_a_target_that_loops_too_much_is_said(
         raise ValueError("held-out prompts: expected 1 with at most 0.25 repeated 8-grams, got 0")
 
     monkeypatch.setattr(selection, "select_prompts", select)
-    with pytest.raises(BenchError, match="expected 1 with at most 0.25") as caught:
+    with pytest.raises(BenchError, match=r"expected 1 with at most 0\.25") as caught:
         write_prompts(PAIR, tmp_path / "p.jsonl", 1)
     assert caught.value.fix == "ask for fewer prompts (--prompts)"
     assert not (tmp_path / "p.jsonl").exists()
