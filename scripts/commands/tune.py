@@ -176,6 +176,8 @@ def _recipes(options: argparse.Namespace) -> list[Recipe]:
     found, last = [], None
     for name in names:
         recipe = with_algorithm(load_recipe(name), options.algorithm)
+        if not options.recipe and recipe.weights.scale_dtype:
+            continue  # AWQ's own scales: another recipe has the same codes
         recipe = dataclasses.replace(recipe, layout=options.layout)
         try:
             check_layout(recipe)
