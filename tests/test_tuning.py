@@ -24,6 +24,8 @@ from draftquant.validate.tuning.mixture import (
 )
 from draftquant.validate.tuning.search import Costs, UnitCost, greedy_path
 from draftquant.validate.tuning.tune import Point, Wanted
+from draftquant.validate.tuning.tune import _doubt as doubt
+from handmade_replays import replay
 
 PAIRS = Path(__file__).parent / "pairs"
 A, B = Unit(leaves=("q_proj", "k_proj", "v_proj")), Unit(leaves=("down_proj",))
@@ -154,3 +156,17 @@ def test_the_smallest_that_is_shown_to_lose_little_or_the_best_that_fits_is_chos
     assert Wanted(budget=30).choice(points) is points[2]
     assert Wanted(budget=9).choice(points) is None
     assert points[1].largest_drop == pytest.approx(0.009)
+
+
+@pytest.mark.parametrize(("accepted", "doubted"), [(3, False), (1, True)])
+def test_a_draft_that_accepts_too_little_is_doubted(accepted: int, doubted: bool) -> None:
+    """K = 3: every round accepts as many tokens; 2.02 is the least of a working draft."""
+    rounds = [0, 0, 0, 0]
+    rounds[accepted] = 12
+    said = doubt(replay([tuple(rounds)] * 4))
+    assert (said is not None) == doubted
+    if doubted:
+        assert said == (
+            "the unquantized draft accepts 2.00 tokens per step, a working one 2.02 and more: are"
+            " these traces of its own target?"
+        )

@@ -70,6 +70,8 @@ def print_choice(options: argparse.Namespace, report: "TuneReport", recipe: Reci
     if report.num_calibration_prompts:
         judged += f", calibrated by {report.num_calibration_prompts} others"
     stdout().line(f"unquantized: {report.unquantized_length:.4f}; {judged}")
+    if report.doubt:
+        stdout().line(("warning: ", "bold"), report.doubt)
     if recipe is None:
         limit = "small enough" if options.budget is not None else "shown to be close enough"
         stdout().line(

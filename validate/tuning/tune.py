@@ -13,9 +13,11 @@ from ...calibration.traces.folder import TraceFolder
 from ...quantize.stored.loading import LoadedDraft
 from ..categories import change_of
 from ..clusters import distinct_prompts
+from ..doubts import min_baseline_length
 from ..draft_replay import DraftReplay
 from ..errors import TuneError
 from ..paired import PairedChange
+from ..policy import POLICIES
 from ..replay import replay_drafts
 from .candidates import Candidates, bytes_of
 from .mixture import KEPT, Mixture, Option, Unit, described, is_kept_whole
@@ -94,6 +96,7 @@ class TuneReport:
         chosen: None where no point is as wanted.
         num_prompts: by which mixtures were judged.
         num_calibration_prompts: others, which scales and codes were found by; 0 if none were.
+        doubt: why the traces may not be of the draft's own target, or None.
     """
 
     unquantized_bytes: int
@@ -104,6 +107,7 @@ class TuneReport:
     chosen: Point | None
     num_prompts: int
     num_calibration_prompts: int
+    doubt: str | None
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -112,6 +116,7 @@ class TuneReport:
             "unquantized_acceptance_length": self.unquantized_length,
             "num_prompts": self.num_prompts,
             "num_calibration_prompts": self.num_calibration_prompts,
+            "doubt": self.doubt,
             "costs": {
                 str(unit): {str(option): dataclasses.asdict(cost) for option, cost in each.items()}
                 for unit, each in self.costs.items()
@@ -188,6 +193,18 @@ def tune_draft(
         chosen=wanted.choice(points),
         num_prompts=len(traces),
         num_calibration_prompts=len(candidates.calibration or ()),
+        doubt=_doubt(baseline),
+    )
+
+
+def _doubt(baseline: DraftReplay) -> str | None:
+    length = baseline.counts.mean_acceptance_length
+    least = min_baseline_length(baseline, POLICIES["release"])
+    if length >= least:
+        return None
+    return (
+        f"the unquantized draft accepts {length:.2f} tokens per step, a working one {least:.2f} and"
+        " more: are these traces of its own target?"
     )
 
 
