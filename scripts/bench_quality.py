@@ -7,9 +7,9 @@
 An algorithm is computed by backend torch, or by the one that stands before it.
 Of each pair the gate prompts are the shipped ones and so many more, from files that neither
 training nor calibration saw. Every draft is quantized by a process of its own, whose CPU time and
-memory are taken, and judged by the gate's rules, also on text drawn at temperature 1, where what is
-compared is the expected number of accepted tokens. Traces and drafts stay in WORKDIR and are used
-again.
+memory are taken, and judged by the gate's rules, also on text drawn at temperature 1 with proposals
+drawn likewise: what is compared there is the expected number of accepted tokens. Traces and drafts
+stay in WORKDIR and are used again.
 
 Needs a checkout: the corpus behind the pairs is not installed.
 """
@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..recipes.errors import DraftQuantError
+from ..validate.estimand import DraftSampling
 from .checkout import check_checkout
 from .console import print_error, print_json, print_table, stderr, table
 from .measured_process import BenchError
@@ -109,10 +110,8 @@ class Bench:
             figures = asdict(taken) | {"weight_error": sum(errors) / len(errors)}
             took.write_text(json.dumps(figures))
         figures = json.loads(took.read_text())
-        judged = [
-            self._judged(out, traces) for traces in (self.traces.gate(by), self.traces.drawn(by))
-        ]
-        (greedy, agreement, length), (sampled, _, _) = judged
+        greedy, agreement, length = self._judged(out, self.traces.gate(by), "greedy")
+        sampled, _, _ = self._judged(out, self.traces.drawn(by), "probabilistic")
         return Row(
             pair=self.pair.name,
             recipe=recipe,
@@ -124,7 +123,9 @@ class Bench:
             **figures,
         )
 
-    def _judged(self, out: Path, traces: Path) -> tuple[Change, float, float]:
+    def _judged(
+        self, out: Path, traces: Path, sampling: DraftSampling
+    ) -> tuple[Change, float, float]:
         """The change, the agreement of first proposals and the acceptance length."""
         from ..calibration.traces.folder import TraceFolder
         from ..quantize.stored.loading import load_draft
@@ -135,7 +136,9 @@ class Bench:
         opened = TraceFolder.open(traces)
         drafts = [load_draft(f, shared=opened.tables(None)) for f in (self.draft, out)]
         count = chosen_num_draft_tokens(None, drafts)
-        baseline, candidate = replay_drafts(drafts, opened, num_draft_tokens=count)
+        baseline, candidate = replay_drafts(
+            drafts, opened, num_draft_tokens=count, draft_sampling=sampling
+        )
         report = judge(baseline, candidate, POLICIES["release"])
         if report.change is None:
             raise BenchError(str(out), report.reason, fix="record more prompts")

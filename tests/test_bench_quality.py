@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from draftquant.scripts import quality_traces
 from draftquant.scripts.bench_quality import (
+    Bench,
     Change,
     Row,
     calibration_of,
@@ -52,6 +53,30 @@ def test_prompts_decide_where_inputs_are_measured() -> None:
     assert is_calibrated("blackwell-nvfp4", "absmax")
     assert is_calibrated("int4-channel", "quark:gptq")
     assert not is_calibrated("fp8-ptpc", "modelopt:mse")
+
+
+def test_drawn_text_is_judged_by_drawn_proposals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each of the two is asked for, with a draft that is there already."""
+    asked: list[tuple[str, str]] = []
+
+    def judged(
+        _self: Bench, _out: Path, traces: Path, sampling: str
+    ) -> tuple[Change, float, float]:
+        asked.append((traces.name, sampling))
+        return CHANGE, 1.0, 2.9
+
+    monkeypatch.setattr(Bench, "_judged", judged)
+    bench = Bench(PAIR, tmp_path, 0)
+    work = tmp_path / "eagle3-llama"
+    for name in ("gate", "drawn", "int4-channel-absmax"):
+        (work / name).mkdir()
+    figures = {"weight_error": 0.1, "cpu_seconds": 2.0, "peak_bytes": 3}
+    (work / "int4-channel-absmax.json").write_text(json.dumps(figures))
+    (row,) = bench.rows(["int4-channel"], ["absmax"], [Calibration()])
+    assert (row.algorithm, row.cpu_seconds) == ("absmax", 2.0)
+    assert asked == [("gate", "greedy"), ("drawn", "probabilistic")]
 
 
 def test_what_calibrates_is_said_and_does_not_judge(
