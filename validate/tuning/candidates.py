@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...calibration.linear_inputs.plan_inputs import PlanInputs, measured_inputs, need_of
 from ...calibration.traces.folder import TraceFolder
-from ...quantize.drafts import Draft
+from ...quantize.drafts import Draft, Row
 from ...quantize.engines.contract import EngineCheck, EngineName
 from ...quantize.engines.preview import planned_verdicts
 from ...quantize.errors import LayoutError, PlanError
@@ -166,8 +166,13 @@ def needs_traces(plan: Plan) -> bool:
 
 def bytes_of(plan: Plan, unit: Unit) -> int:
     """What the linears of a unit become, in bytes."""
-    return sum(step.bytes_after for step in plan.steps if _is_of(step.row.canonical, unit))
+    return sum(step.bytes_after for step in plan.steps if _is_of(step.row, unit))
 
 
-def _is_of(canonical: str, unit: Unit) -> bool:
-    return canonical.endswith(tuple(f".{leaf}.weight" for leaf in unit.leaves))
+def kept_bytes_of(draft: Draft, unit: Unit) -> int:
+    """What the linears of a unit are, in bytes."""
+    return sum(row.tensor.nbytes for row in draft.rows if _is_of(row, unit))
+
+
+def _is_of(row: Row, unit: Unit) -> bool:
+    return row.canonical.endswith(tuple(f".{leaf}.weight" for leaf in unit.leaves))

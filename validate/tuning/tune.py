@@ -19,7 +19,7 @@ from ..errors import TuneError
 from ..paired import PairedChange
 from ..policy import POLICIES
 from ..replay import replay_drafts
-from .candidates import Candidates, bytes_of
+from .candidates import Candidates, bytes_of, kept_bytes_of
 from .mixture import KEPT, Mixture, Option, Unit, described, is_kept_whole
 from .search import Costs, UnitCost, greedy_path
 
@@ -224,7 +224,7 @@ def _costs(
         for option in options:
             alone: Mixture = {each: option if each is unit else kept for each in units}
             if option is kept:
-                own[option] = UnitCost(nbytes=_kept_bytes(candidates, unit), divergence=0.0)
+                own[option] = UnitCost(nbytes=kept_bytes_of(candidates.draft, unit), divergence=0.0)
                 continue
             why = candidates.problem(alone)
             if why is not None:
@@ -237,12 +237,6 @@ def _costs(
             own[option] = UnitCost(nbytes=nbytes, divergence=1 - overlap)
         costs[unit] = own
     return costs, refused
-
-
-def _kept_bytes(candidates: Candidates, unit: Unit) -> int:
-    leaves = tuple(f".{leaf}.weight" for leaf in unit.leaves)
-    rows = (row for row in candidates.draft.rows if row.canonical.endswith(leaves))
-    return sum(row.tensor.nbytes for row in rows)
 
 
 def _point(
