@@ -153,7 +153,7 @@ def test_what_traces_do_not_say_is_not_made_up(
     with pytest.raises(ReplayError, match="greedy traces: where the target chooses greedily"):
         replay_drafts([draft], greedy, num_draft_tokens=3, draft_sampling="probabilistic")
     raw = dataclasses.replace(sampled.manifest, logprobs=LogprobSpec(kind="raw"))
-    other = TraceFolder(sampled.folder, raw, sampled.sha256)
+    other = TraceFolder(sampled.folder, raw)
     with pytest.raises(ReplayError, match="holds raw log-probabilities") as caught:
         replay_drafts([draft], other, num_draft_tokens=3, draft_sampling="probabilistic")
     assert "logprobs_mode processed_logprobs" in str(caught.value)

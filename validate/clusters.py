@@ -8,7 +8,7 @@ together, and counts as one.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .draft_replay import PromptReplay
+from .draft_replay import DraftReplay, PromptReplay
 from .statistics import AcceptanceCounts
 
 RecordedPair = tuple[PromptReplay, PromptReplay]
@@ -26,6 +26,12 @@ class PromptPair:
         return PromptPair(
             baseline=self.baseline + copy.baseline, candidate=self.candidate + copy.candidate
         )
+
+
+def recorded_pairs(baseline: DraftReplay, candidate: DraftReplay) -> list[RecordedPair]:
+    """The prompts of two replays of the same traces that have at least one round under both."""
+    both = zip(baseline.prompts, candidate.prompts, strict=True)
+    return [(b, q) for b, q in both if b.counts.num_steps and q.counts.num_steps]
 
 
 def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .categories import CategoryFigures, change_of, judge_categories
 from .caveats import caveats
-from .clusters import RecordedPair, distinct_prompts
+from .clusters import RecordedPair, distinct_prompts, recorded_pairs
 from .decision import Evidence, Verdict, decide, mismatch
 from .doubts import NO_BACKGROUND, Background, check_expected_baseline
 from .draft_replay import DraftReplay, FirstStepAgreement, TraceFigures
@@ -183,5 +183,4 @@ def _recorded_pairs(baseline: DraftReplay, candidate: DraftReplay) -> list[Recor
             f" expected at least {MIN_ROUNDS_PER_PROMPT}",
             fix="record longer continuations (record --max-new-tokens), or judge a smaller K",
         )
-    both = zip(baseline.prompts, candidate.prompts, strict=True)
-    return [(b, q) for b, q in both if b.counts.num_steps and q.counts.num_steps]
+    return recorded_pairs(baseline, candidate)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..quantize.files.provenance import TunedProvenance
 from .categories import change_of
-from .clusters import distinct_prompts
+from .clusters import distinct_prompts, recorded_pairs
 from .decision import Verdict
 from .doubts import Background
 from .draft_replay import DraftReplay
@@ -173,9 +173,8 @@ def judge_retuned(
     worse = against_tuned if against_tuned.verdict == verdict else against_bf16
     training = None
     if against_tuned.change is not None and against_bf16.change is not None:
-        pairs = zip(baseline.prompts, tuned.prompts, strict=True)
-        counted = [(b, t) for b, t in pairs if b.counts.num_steps and t.counts.num_steps]
-        training = change_of(distinct_prompts(counted), policy.confidence)
+        prompts = distinct_prompts(recorded_pairs(baseline, tuned))
+        training = change_of(prompts, policy.confidence)
     return RetunedReport(
         verdict=verdict,
         reason=f"{MARK}. Against the BF16 draft taught alike (quantization):"

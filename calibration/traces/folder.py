@@ -59,10 +59,11 @@ class TraceFolder:
             Tables are left out: the same traces with and without them are the same.
     """
 
-    def __init__(self, folder: Path, manifest: TraceManifest, sha256: str) -> None:
+    def __init__(self, folder: Path, manifest: TraceManifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.sha256 = sha256
+        traces_only = manifest_text(dataclasses.replace(manifest, tables=None))
+        self.sha256 = hashlib.sha256(traces_only.encode()).hexdigest()
         self._opened: dict[str, Any] = {}
 
     @classmethod
@@ -84,15 +85,13 @@ class TraceFolder:
         if manifest.tables:
             expected = expected_tensors(manifest.tables, manifest.target.vocab_size)
             _check_header(folder, manifest.tables, expected)
-        traces_only = manifest_text(dataclasses.replace(manifest, tables=None))
-        return cls(folder, manifest, hashlib.sha256(traces_only.encode()).hexdigest())
+        return cls(folder, manifest)
 
     def only(self, entries: Collection[TraceEntry]) -> "TraceFolder":
         """Some of its prompts, in its order, as a folder that holds no others would have them."""
         prompts = tuple(entry for entry in self.manifest.prompts if entry in entries)
         manifest = dataclasses.replace(self.manifest, prompts=prompts)
-        traces_only = manifest_text(dataclasses.replace(manifest, tables=None))
-        return TraceFolder(self.folder, manifest, hashlib.sha256(traces_only.encode()).hexdigest())
+        return TraceFolder(self.folder, manifest)
 
     def __len__(self) -> int:
         return len(self.manifest.prompts)

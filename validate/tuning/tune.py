@@ -12,7 +12,7 @@ from ...calibration.rounding.sequences import read_sequence, validation_rows
 from ...calibration.traces.folder import TraceFolder
 from ...quantize.stored.loading import LoadedDraft
 from ..categories import change_of
-from ..clusters import distinct_prompts
+from ..clusters import distinct_prompts, recorded_pairs
 from ..doubts import min_baseline_length
 from ..draft_replay import DraftReplay
 from ..errors import TuneError
@@ -246,9 +246,7 @@ def _point(
     with candidates.loaded(mixture) as draft:
         (replay,) = replay_drafts([draft], traces, num_draft_tokens=k)
         overlap = _overlap(draft, candidates.reference, traces, k)
-    both = zip(baseline.prompts, replay.prompts, strict=True)
-    prompts = distinct_prompts(pair for pair in both if pair[0].counts.num_steps)
-    change = change_of(prompts, CONFIDENCE)
+    change = change_of(distinct_prompts(recorded_pairs(baseline, replay)), CONFIDENCE)
     if change is None:
         raise TuneError(
             traces.folder,
