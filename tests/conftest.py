@@ -28,15 +28,22 @@ settings.load_profile("suite")
 
 
 @pytest.fixture
-def float64_on_one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """For tiny tensors, which more threads only make wait, and for sums in one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def float64_on_one_thread(one_thread: None) -> Iterator[None]:
     """Float64 inside transformers too; one thread, as the tensors are tiny."""
     from reference_draft import transformers_in_float64  # imports transformers: not for every test
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    del one_thread
     with transformers_in_float64():
         yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

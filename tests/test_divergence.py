@@ -1,7 +1,5 @@
 """The divergence of two drafts, part by part, against the whole of it in one expression."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from draftquant.calibration.passes.predictions import draft_predictions
@@ -17,15 +15,9 @@ from draftquant.quantize.drafts.forward import DraftForward
 from rounding_pairs import K, RoundingPair, make_pair
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WEIGHTS = DepthWeights(decay=0.7, missed=0.25)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=["llama", "dflash"])

@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,13 @@ from dumps import (
 )
 from vendors import needs
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 TARGET = PAIR / "target"
 NUM_PROMPTS, NEW_TOKENS = 10, 40
 ROUNDING = {torch.float32: 2e-4, torch.bfloat16: 0.5}
 """Of features up to 192: one pass over a text and token by token add up in another order."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def record(out: Path, dtype: FeatureDtype) -> TraceFolder:

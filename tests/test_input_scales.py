@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,17 +25,11 @@ from safetensors.torch import load_file, save_file
 from tied_pair import HIDDEN, prompt_tokens, save_draft, save_target
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 ATTENTION = "layers.0.self_attn."
 MLP = "layers.0.mlp."
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,16 +38,10 @@ from draftquant.quantize.verify import verify
 from draftquant.recipes import WeightFormat, load_recipe
 from rounding_pairs import K, RoundingPair, learned_recipe, make_pair, scale_tensors
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FEW = LearningSettings(steps=8, sequences=2, validate_every=2, warmup_steps=2)
 RECIPES = {"int4": "int4-channel", "w4a8": "mi325x-w4a8", "nvfp4": "blackwell-nvfp4"}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=K)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,10 @@ from draftquant.scripts.cli import main
 from rounding_pairs import RoundingPair, learned_recipe, make_pair
 from test_learn import total_divergence
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FEW = LearningSettings(steps=4, sequences=2, validate_every=2)
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """Several formats along traces: scales, moments and learned codes of each linear by its own."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,13 @@ from draftquant.recipes import Algorithm, Recipe
 from mixes import DOWN, FP8, FP8_STATIC, INT4_CHANNEL, NVFP4, mixed
 from rounding_pairs import K, RoundingPair, make_pair
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GPTQ = Algorithm(scale="mse", rounding="gptq")
 LEARNED = Algorithm(scale="mse", rounding="learned")
 FEW = LearningSettings(steps=6, sequences=2, validate_every=3, warmup_steps=2)
 STATIC_DOWN = mixed(NVFP4, (FP8_STATIC, DOWN))
 DYNAMIC_DOWN = mixed(INT4_CHANNEL, (FP8, DOWN))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=K)

@@ -1,6 +1,6 @@
 """Second moments of what linears read, against every input written down, in float64."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import block_pair
@@ -18,16 +18,10 @@ from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from reference_draft import transformers_in_float64
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QKV = [f"layers.0.self_attn.{name}_proj" for name in "qkv"]
 O_PROJ = "layers.0.self_attn.o_proj"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 K = {"chain": 3, "block": 7}

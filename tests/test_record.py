@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,14 @@ from safetensors.torch import load_file, save_file
 from tied_pair import AUX_LAYER_IDS, HIDDEN, VOCAB, prompt_tokens, save_draft, save_target
 from transformers import LlamaForCausalLM
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPTS = [
     Prompt(id=f"p{i}", category="abc"[i % 3], token_ids=tokens)
     for i, tokens in enumerate(
         [*prompt_tokens(3, 9), *prompt_tokens(2, 5, seed=1), *prompt_tokens(2, 1)]
     )
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny tensors are slower on two threads, much slower when the cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,18 +37,12 @@ from rounding_pairs import RoundingPair, make_pair
 from safetensors.torch import load_file
 from tiny import edit_json
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FEW = LearningSettings(
     steps=4, sequences=2, validate_every=2, warmup_steps=1, learning_rate=0.05,
     max_overlap_drop=1.0, teaching=Teaching(min_prompts=4),
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def keep_the_last_step(patch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,11 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tied_pair
-import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.rounding import settings as settings_module
@@ -21,13 +19,7 @@ from rounding_pairs import RoundingPair, make_pair
 from test_retune import FEW, keep_the_last_step
 from tiny import edit_json
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def few_steps(patch: pytest.MonkeyPatch) -> None:

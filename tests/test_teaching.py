@@ -1,7 +1,6 @@
 """What the target teaches: the loss in one expression, weights that learn, which step stays."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,16 +20,10 @@ from test_divergence import WEIGHTS, Drafts, all_logits, recorded
 from test_kept_rounding import seen
 from test_trace_sets import plain, write
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 TEACHING = Teaching(temperature=0.5, anchor=3.0, min_prompts=4)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=["llama", "dflash"])

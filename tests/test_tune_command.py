@@ -1,25 +1,17 @@
 """`draftquant tune`: a mixture is found, written as a recipe that makes it, or refused with why."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
 from draftquant.validate.replay import replay_drafts
 from rounding_pairs import RoundingPair, make_pair
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SERVED = ("--engine", "vllm", "--arch", "b200", "--fix-config")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
