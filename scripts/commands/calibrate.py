@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.staging import check_output
 from ..console import print_json, print_table, progress_bar, stdout, table
-from .common import add_device, add_num_draft_tokens, shared_tables
+from .common import (
+    add_device,
+    add_num_draft_tokens,
+    add_target,
+    shared_tables,
+)
 
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.chain_ranges import Ranges
@@ -33,12 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="trace folders for calibration: what they show is added up",
     )
     add_num_draft_tokens(parser)
-    parser.add_argument(
-        "--target",
-        type=Path,
-        metavar="M",
-        help="target folder, for drafts without embedding or head where the traces carry neither",
-    )
+    add_target(parser)
     add_device(parser)
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the ranges: FILE.svg, .png or .pdf"

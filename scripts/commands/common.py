@@ -45,6 +45,11 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
         help="how codes and scales are found, instead of the recipe's choice; computed by backend"
         " torch unless --backend says otherwise",
     )
+    add_target_layers(parser)
+
+
+def add_target_layers(parser: argparse.ArgumentParser) -> None:
+    """`--target-layers`."""
     parser.add_argument(
         "--target-layers",
         type=int,
@@ -111,6 +116,25 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         default="auto",
         metavar="D",
         help="auto (the first GPU that torch sees, else the CPU), cpu, cuda or cuda:I",
+    )
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """`--target`, see `shared_tables`."""
+    parser.add_argument(
+        "--target",
+        type=Path,
+        metavar="M",
+        help="target folder, for drafts without embedding or head where the traces carry neither",
+    )
+
+
+def add_allow_zero_rows(parser: argparse.ArgumentParser) -> None:
+    """`--allow-zero-rows`."""
+    parser.add_argument(
+        "--allow-zero-rows",
+        action="store_true",
+        help="store all-zero rows instead of refusing them",
     )
 
 

@@ -14,9 +14,11 @@ from ...quantize.lints import Lint, find_lints
 from ...quantize.plan import Plan, Step, make_plan
 from ..console import Bar, megabytes, print_json, progress_bar, stderr, stdout
 from .common import (
+    add_allow_zero_rows,
     add_device,
     add_num_draft_tokens,
     add_recipe_arguments,
+    add_target,
     chosen_recipe,
     open_draft,
     shared_tables,
@@ -46,18 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_num_draft_tokens(parser)
     add_device(parser)
-    parser.add_argument(
-        "--target",
-        type=Path,
-        metavar="M",
-        help="target folder, to calibrate drafts without embedding or head where the traces carry"
-        " neither",
-    )
-    parser.add_argument(
-        "--allow-zero-rows",
-        action="store_true",
-        help="store all-zero rows instead of refusing them",
-    )
+    add_target(parser)
+    add_allow_zero_rows(parser)
     parser.add_argument(
         "--fix-config",
         action="store_true",

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from ...quantize.files.hub import resolve_draft
 from ..console import progress_bar, stderr
-from .common import add_device, add_draft_sampling, add_num_draft_tokens, shared_tables
+from .common import (
+    add_device,
+    add_draft_sampling,
+    add_num_draft_tokens,
+    add_target,
+    shared_tables,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -48,12 +54,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traces", required=True, type=Path, metavar="T", help="trace folder")
     add_num_draft_tokens(parser)
     add_draft_sampling(parser)
-    parser.add_argument(
-        "--target",
-        type=Path,
-        metavar="M",
-        help="target folder, for drafts without embedding or head where the traces carry neither",
-    )
+    add_target(parser)
     add_device(parser)
     parser.add_argument(
         "--dtype",

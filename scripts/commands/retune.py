@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from ...quantize.plan import make_plan
 from ...recipes import Recipe, load_recipe
 from ..console import Bar, megabytes, print_json, progress_bar, stderr, stdout
-from .common import add_device, add_num_draft_tokens, open_draft, shared_tables
+from .common import (
+    add_allow_zero_rows,
+    add_device,
+    add_num_draft_tokens,
+    add_target,
+    add_target_layers,
+    open_draft,
+    shared_tables,
+)
 
 if TYPE_CHECKING:
     from ...calibration.rounding.retune import RetuneReport, Side
@@ -42,23 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_num_draft_tokens(parser)
     add_device(parser)
-    parser.add_argument(
-        "--target",
-        type=Path,
-        metavar="M",
-        help="target folder, for drafts without embedding or head where the traces carry neither",
-    )
-    parser.add_argument(
-        "--target-layers",
-        type=int,
-        metavar="N",
-        help="decoder layers of the target, for layouts whose excludes are whole names (fp8)",
-    )
-    parser.add_argument(
-        "--allow-zero-rows",
-        action="store_true",
-        help="store all-zero rows instead of refusing them",
-    )
+    add_target(parser)
+    add_target_layers(parser)
+    add_allow_zero_rows(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -19,7 +19,16 @@ from ...recipes import Recipe, built_in_recipes, load_recipe
 from ...recipes.errors import RecipeError
 from ...recipes.schema import ALGORITHMS, LayoutName
 from ..console import print_json, stderr
-from .common import add_device, add_num_draft_tokens, open_draft, shared_tables, with_algorithm
+from .common import (
+    add_allow_zero_rows,
+    add_device,
+    add_num_draft_tokens,
+    add_target,
+    add_target_layers,
+    open_draft,
+    shared_tables,
+    with_algorithm,
+)
 from .tune_report import MAX_DROP, print_choice, print_report, recipe_document
 
 if TYPE_CHECKING:
@@ -87,20 +96,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_num_draft_tokens(parser)
     add_device(parser)
-    parser.add_argument(
-        "--target",
-        type=Path,
-        metavar="M",
-        help="target folder, for drafts without embedding or head where the traces carry neither",
-    )
-    parser.add_argument(
-        "--target-layers", type=int, metavar="N", help="decoder layers of the target"
-    )
-    parser.add_argument(
-        "--allow-zero-rows",
-        action="store_true",
-        help="store all-zero rows instead of refusing them",
-    )
+    add_target(parser)
+    add_target_layers(parser)
+    add_allow_zero_rows(parser)
     parser.add_argument(
         "--fix-config",
         action="store_true",
