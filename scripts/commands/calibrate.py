@@ -13,7 +13,7 @@ from .common import (
     add_device,
     add_num_draft_tokens,
     add_target,
-    shared_tables,
+    draft_on_traces,
 )
 
 if TYPE_CHECKING:
@@ -57,21 +57,15 @@ def run(options: argparse.Namespace) -> int:
     from ...calibration.linear_inputs.chain_ranges import measure_ranges, merged
     from ...calibration.linear_inputs.range_plot import draw_ranges
     from ...calibration.linear_inputs.static_error import static_errors
-    from ...calibration.passes.devices import resolve_device
     from ...calibration.plot_file import check_plot_path
     from ...calibration.traces.folder import TraceFolder
-    from ...quantize.stored.loading import load_draft
-    from ...validate.replay import chosen_num_draft_tokens
 
     if options.plot:
         check_output(options.plot)
         check_plot_path(options.plot)
     folders = [TraceFolder.open(folder) for folder in options.traces]
-    device = resolve_device(options.device)
-    shared = shared_tables(folders[0], options.target, device)
     folder = resolve_draft(options.draft).folder
-    draft = load_draft(folder, device=device, compact=True, shared=shared)
-    num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, [draft])
+    draft, _, num_draft_tokens = draft_on_traces(folder, folders[0], options)
     measured = []
     for traces in folders:
         with progress_bar("calibrate", len(traces)) as bar:

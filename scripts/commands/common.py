@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import typing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...quantize.drafts import Draft, read_draft
 from ...quantize.files.checkpoint import Checkpoint
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.target_tables import SharedTables
+    from ...quantize.stored.loading import LoadedDraft
 
 
 def open_draft(reference: str) -> tuple[DraftSource, Draft]:
@@ -150,6 +151,34 @@ def shared_tables(
     if target:
         return TargetTables.find(target).shared(None, device)
     return traces.tables(None, device)
+
+
+class DraftOnTraces(NamedTuple):
+    """A draft that is loaded to run along traces.
+
+    Attributes:
+        draft: unquantized, held as narrow as it is stored.
+        shared: the target's tables that it may share.
+        num_draft_tokens: K, as asked or its own.
+    """
+
+    draft: "LoadedDraft"
+    shared: "SharedTables"
+    num_draft_tokens: int
+
+
+def draft_on_traces(
+    folder: Path, traces: "TraceFolder", options: argparse.Namespace
+) -> DraftOnTraces:
+    """Load a draft by `--device`, `--target` and `--num-draft-tokens`."""
+    from ...calibration.passes.devices import resolve_device
+    from ...quantize.stored.loading import load_draft
+    from ...validate.replay import chosen_num_draft_tokens
+
+    device = resolve_device(options.device)
+    shared = shared_tables(traces, options.target, device)
+    draft = load_draft(folder, device=device, compact=True, shared=shared)
+    return DraftOnTraces(draft, shared, chosen_num_draft_tokens(options.num_draft_tokens, [draft]))
 
 
 def comma_numbers(text: str) -> tuple[int, ...]:

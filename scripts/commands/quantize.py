@@ -20,8 +20,8 @@ from .common import (
     add_recipe_arguments,
     add_target,
     chosen_recipe,
+    draft_on_traces,
     open_draft,
-    shared_tables,
 )
 from .learning import learn
 from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loads
@@ -149,22 +149,16 @@ def _inputs(
         need_of,
     )
     from ...calibration.linear_inputs.static_scales import constant_scales
-    from ...calibration.passes.devices import resolve_device
     from ...calibration.traces.feature_evidence import feature_evidence
     from ...calibration.traces.folder import TraceFolder
-    from ...quantize.stored.loading import load_draft
-    from ...validate.replay import chosen_num_draft_tokens
 
     constant = None if options.input_scale is None else constant_scales(plan, options.input_scale)
     if options.traces is None:
         return PlanInputs(static=constant)
     check_traces_wanted(plan, scale_is_given=constant is not None)
     traces = TraceFolder.open(options.traces)
-    device = resolve_device(options.device)
-    shared = shared_tables(traces, options.target, device)
     folder = plan.draft.checkpoint.folder
-    draft = load_draft(folder, device=device, compact=True, shared=shared)
-    num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, [draft])
+    draft, _, num_draft_tokens = draft_on_traces(folder, traces, options)
     spool = stack.enter_context(tempfile.TemporaryDirectory(prefix="draftquant-moments-"))
     with progress_bar("calibrate", len(traces)) as bar:
         found = measured_inputs(

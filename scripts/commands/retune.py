@@ -14,8 +14,8 @@ from .common import (
     add_num_draft_tokens,
     add_target,
     add_target_layers,
+    draft_on_traces,
     open_draft,
-    shared_tables,
 )
 
 if TYPE_CHECKING:
@@ -58,20 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...calibration.passes.devices import peak_bytes, resolve_device
+    from ...calibration.passes.devices import peak_bytes
     from ...calibration.rounding import settings as learning
     from ...calibration.rounding.retune import retune_draft
     from ...calibration.traces.folder import TraceFolder
-    from ...quantize.stored.loading import load_draft
-    from ...validate.replay import chosen_num_draft_tokens
 
     source, draft = open_draft(options.draft)
     recipe = retuned_recipe(options.recipe)
     plan = make_plan(recipe, draft, target_layers=options.target_layers)
     traces = TraceFolder.open(options.traces)
-    device = resolve_device(options.device)
-    shared = shared_tables(traces, options.target, device)
-    loaded = load_draft(source.folder, device=device, compact=True, shared=shared)
+    loaded, _, num_draft_tokens = draft_on_traces(source.folder, traces, options)
     with progress_bar("retune", 2 * learning.RETUNING.steps) as bar:
         report = retune_draft(
             plan,
@@ -80,13 +76,13 @@ def run(options: argparse.Namespace) -> int:
             options.out,
             options.baseline,
             source=source,
-            num_draft_tokens=chosen_num_draft_tokens(options.num_draft_tokens, [loaded]),
+            num_draft_tokens=num_draft_tokens,
             settings=learning.RETUNING,
             allow_zero_rows=options.allow_zero_rows,
             argv=options.argv,
             on_progress=_Shown(bar),
         )
-    stderr().line(f"memory: {peak_bytes(device) / 1e9:.2f} GB at its peak")
+    stderr().line(f"memory: {peak_bytes(loaded.device) / 1e9:.2f} GB at its peak")
     if options.json:
         print_json(_mapping(report))
     else:

@@ -25,8 +25,8 @@ from .common import (
     add_num_draft_tokens,
     add_target,
     add_target_layers,
+    draft_on_traces,
     open_draft,
-    shared_tables,
     with_algorithm,
 )
 from .tune_report import MAX_DROP, print_choice, print_report, recipe_document
@@ -194,19 +194,13 @@ def _candidates(
     options: argparse.Namespace, source: DraftSource, draft: Draft, recipes: Sequence[Recipe]
 ) -> "tuple[Candidates, TraceFolder]":
     """What makes the drafts, and the traces that judge them."""
-    from ...calibration.passes.devices import resolve_device
     from ...calibration.rounding.sequences import split_prompts
     from ...calibration.traces.folder import TraceFolder
-    from ...quantize.stored.loading import load_draft
-    from ...validate.replay import chosen_num_draft_tokens
     from ...validate.tuning.candidates import Candidates, Serving
 
     traces = TraceFolder.open(options.traces)
-    device = resolve_device(options.device)
-    shared = shared_tables(traces, options.target, device)
     folder = draft.checkpoint.folder
-    reference = load_draft(folder, device=device, compact=True, shared=shared)
-    num_draft_tokens = chosen_num_draft_tokens(options.num_draft_tokens, [reference])
+    reference, shared, num_draft_tokens = draft_on_traces(folder, traces, options)
     calibration, judging = None, traces
     if options.algorithm == "gptq" or any(recipe.needs_input_scales for recipe in recipes):
         split = split_prompts(traces, num_draft_tokens, share=1 - CALIBRATION_SHARE, seed=0)
