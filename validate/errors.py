@@ -13,3 +13,11 @@ class GateError(DraftQuantError):
 
 class TuneError(DraftQuantError):
     """There is no mixture of formats to look for, or none is as asked."""
+
+
+class MeasureError(DraftQuantError):
+    """A server cannot be measured, or a measurement is not what it claims to be."""
+
+
+class ParityError(DraftQuantError):
+    """Outputs or scores cannot be held against each other."""

@@ -1,0 +1,239 @@
+"""HTTP to a server that may be slow, overloaded, or no such server at all.
+
+Every answer is hostile input: bounded in size and time, parsed strictly, quoted shortly.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx2
+
+from ...recipes.errors import short
+from ...recipes.strict_json import JsonProblem, parse_json
+from ..errors import MeasureError
+
+_MOST_BYTES = 64 * 2**20  # 100,000 tokens with 20 log-probabilities each have 40 MB
+_LONGEST_PAUSE = 60.0
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+_DATA, _DONE = "data:", "[DONE]"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a server is waited for.
+
+    Attributes:
+        attempts: per request. first_pause: seconds before the second, doubled before each further
+            unless the server says how long.
+        seconds: of one attempt, to its last byte.
+    """
+
+    attempts: int = 6
+    first_pause: float = 0.5
+    seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A JSON object that came, so many seconds after its request was sent."""
+
+    seconds: float
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What an answered request got.
+
+    Attributes:
+        events: in order; one of a request that is not streamed.
+        num_attempts: with the one that was answered.
+    """
+
+    events: tuple[Event, ...]
+    num_attempts: int
+
+
+class _PassingError(Exception):
+    """An attempt failed in a way in which another may not."""
+
+    def __init__(self, what: str, pause: float | None = None) -> None:
+        super().__init__(what)
+        self.pause = pause
+
+
+class ServerClient:
+    """Requests to one server; an asynchronous context.
+
+    Args:
+        url: http://HOST:PORT, with or without /v1.
+        key: sent as a bearer token and shown nowhere; None = none.
+        most_in_flight: connections.
+        patience: of every request.
+
+    Raises:
+        MeasureError: the address is none.
+    """
+
+    def __init__(
+        self, url: str, *, key: str | None, most_in_flight: int, patience: Patience
+    ) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._patience = patience
+        try:
+            self._http = httpx2.AsyncClient(
+                base_url=self.url,
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                timeout=httpx2.Timeout(connect=10, write=60, pool=None, read=patience.seconds),
+                limits=httpx2.Limits(max_connections=most_in_flight),
+            )
+        except httpx2.InvalidURL as exc:
+            raise MeasureError("--server", f"{short(url)}: {exc}",
+                               fix="give http://HOST:PORT") from exc  # fmt: skip
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _exc: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
+
+    async def get_text(self, path: str) -> str:
+        """A text, such as /metrics.
+
+        Raises:
+            MeasureError: no answer after all attempts, or the server refuses.
+        """
+        text, _ = await self._patiently(lambda: self._text("GET", path, None))
+        return text
+
+    async def get_object(self, path: str) -> Mapping[str, Any]:
+        """A JSON object.
+
+        Raises:
+            MeasureError: as of `get_text`, or it is none.
+        """
+        return self._object(await self.get_text(path))
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Reply:
+        """The JSON object that answers a request.
+
+        Raises:
+            MeasureError: as of `get_object`.
+        """
+
+        async def attempt() -> Event:
+            began = time.monotonic()
+            text = await self._text("POST", path, body)
+            return Event(time.monotonic() - began, self._object(text))
+
+        event, attempts = await self._patiently(attempt)
+        return Reply(events=(event,), num_attempts=attempts)
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> Reply:
+        """The events that answer a request (server-sent, each a JSON object), to the last.
+
+        A stream that breaks off, or ends without "[DONE]", is asked for again from its beginning.
+
+        Raises:
+            MeasureError: as of `get_object`.
+        """
+        events, attempts = await self._patiently(lambda: self._events(path, body))
+        return Reply(events=events, num_attempts=attempts)
+
+    async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+        """What an attempt gives, and which one it was."""
+        patience, pause = self._patience, self._patience.first_pause
+        for number in range(1, patience.attempts + 1):
+            try:
+                async with asyncio.timeout(patience.seconds):
+                    return await attempt(), number
+            except TimeoutError:
+                problem, wait = f"no whole answer within {patience.seconds:g} seconds", None
+            except httpx2.HTTPError as exc:
+                problem, wait = f"{type(exc).__name__}: {exc}", None
+            except _PassingError as exc:
+                problem, wait = str(exc), exc.pause
+            if number < patience.attempts:
+                await asyncio.sleep(min(wait or pause, _LONGEST_PAUSE))
+                pause *= 2
+        raise MeasureError(
+            self.url,
+            f"no answer after {patience.attempts} attempt(s): {problem}",
+            fix="see the server's own messages, then run the same command again: what was measured"
+            " is kept",
+        )
+
+    async def _text(self, method: str, path: str, body: Mapping[str, Any] | None) -> str:
+        async with self._http.stream(method, path, json=body) as answer:
+            received = bytearray()
+            async for part in answer.aiter_bytes():
+                received += part
+                self._check_size(len(received))
+        text = received.decode("utf-8", errors="replace")
+        self._check_status(answer, path, text)
+        return text
+
+    async def _events(self, path: str, body: Mapping[str, Any]) -> tuple[Event, ...]:
+        began, size = time.monotonic(), 0
+        events: list[Event] = []
+        async with self._http.stream("POST", path, json=body) as answer:
+            if answer.status_code != 200:
+                self._check_status(answer, path, (await answer.aread()).decode("utf-8", "replace"))
+            async for line in answer.aiter_lines():
+                size += len(line)
+                self._check_size(size)
+                if not line.startswith(_DATA):
+                    continue  # comments, names of events and empty lines
+                data = line.removeprefix(_DATA).strip()
+                if data == _DONE:
+                    return tuple(events)
+                events.append(Event(time.monotonic() - began, self._object(data)))
+        raise _PassingError(f"its answer to {path} broke off after {len(events)} event(s)")
+
+    def _check_status(self, answer: httpx2.Response, path: str, text: str) -> None:
+        status = answer.status_code
+        if status == 200:
+            return
+        what = f"{status} from {path}: {short(text)}"
+        if status in _PASSING:
+            raise _PassingError(what, _seconds(answer.headers.get("retry-after")))
+        raise MeasureError(self.url, what, fix=_FIXES.get(status, _FIX))
+
+    def _check_size(self, size: int) -> None:
+        if size > _MOST_BYTES:
+            raise MeasureError(self.url, f"its answer has more than {_MOST_BYTES:,} bytes",
+                               fix="give the address of an engine's server")  # fmt: skip
+
+    def _object(self, text: str) -> Mapping[str, Any]:
+        try:
+            value = parse_json(text)
+        except JsonProblem as exc:
+            raise _PassingError(f"its answer is {exc}") from exc
+        if not isinstance(value, Mapping):
+            raise MeasureError(self.url, f"expected a JSON object, got {short(value)}",
+                               fix="give the address of an engine's server")  # fmt: skip
+        return value
+
+
+_FIX = "see --engine: does this address serve that engine?"
+_FIXES = {
+    400: "the server refuses what was asked: see its words",
+    401: "set DRAFTQUANT_SERVER_KEY to the key of the server",
+    403: "set DRAFTQUANT_SERVER_KEY to the key of the server",
+    404: "give the root of the server (http://HOST:PORT), and the --engine that runs there",
+}
+
+
+def _seconds(text: str | None) -> float | None:
+    """Of a Retry-After header; None for a date, which is of the server's clock."""
+    return float(text) if text is not None and text.isascii() and text.isdigit() else None

@@ -1,0 +1,183 @@
+"""A measurement: which server was asked for what, and what every request got.
+
+Counts are kept as they came, per request; what is pooled, is pooled by those who read them. Times
+are of the client's monotonic clock: no clock of a server is believed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from ..statistics import AcceptanceCounts
+
+EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerIdentity:
+    """What a server says of itself.
+
+    Attributes:
+        version: of the engine. model: the name that it serves its target under.
+        arguments: that it was started with, as far as it tells.
+    """
+
+    engine: EngineName
+    version: str
+    model: str
+    arguments: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """How a server drafts.
+
+    Attributes:
+        num_draft_tokens: K, proposed in a full round.
+        method, draft, draft_quantization: as the server, or who measured, calls them; None = not
+            known.
+        draft_sha256: identity of the draft's tensors; None = its folder was not given.
+        lossy: settings by which tokens are accepted that the target would not have written, as
+            "NAME = VALUE"; figures of such a server are not comparable.
+    """
+
+    num_draft_tokens: int
+    method: str | None = None
+    draft: str | None = None
+    draft_quantization: str | None = None
+    draft_sha256: str | None = None
+    lossy: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What every request asked for.
+
+    Attributes:
+        prompts_sha256: over ids, categories and token ids of all prompts, in their order.
+        template_sha256: of the chat template that made token ids of messages; None = the prompts
+            hold token ids, or text alone.
+        temperature: 0 = greedy. top_p, top_k, seed: of the draws.
+        max_new_tokens: per prompt. ignore_eos: each is continued to that length.
+        concurrency: requests in flight. num_warm_up: requests before them, not recorded.
+        num_top_logprobs: most likely tokens asked for at each place; 0 = no log-probabilities.
+    """
+
+    prompts_sha256: str
+    template_sha256: str | None = None
+    temperature: float = 0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    max_new_tokens: int
+    ignore_eos: bool = False
+    concurrency: int
+    num_warm_up: int = 0
+    num_top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What identifies a measurement; its first line.
+
+    Attributes:
+        speculation: None = the server drafts nothing.
+        draftquant: version that measured.
+    """
+
+    format: Literal["draftquant measurement"] = "draftquant measurement"
+    format_version: Literal[1] = 1
+    server: ServerIdentity
+    speculation: Speculation | None
+    asked: Asked
+    draftquant: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """What one prompt got.
+
+    Attributes:
+        id, category: of the prompt. prompt_sha256: of its token ids, see `prompt_trace`.
+        token_ids: of the output. ended: by the end-of-text token, or by the length asked for.
+        histogram: [K + 1] rounds by number of accepted draft tokens; None without speculation. A
+            round may have accepted tokens beyond the end of the output, which are counted.
+        accepted: accepted draft tokens of every round in order, where the engine tells.
+        drafted: proposed draft tokens of every round, likewise; the last rounds may have fewer.
+        token_logprob: of each output token; None = not asked for.
+        top_gap: log-probability of the most likely token minus that of the second, at each place.
+        began: seconds from the start of the run (of its last resumption) to the first attempt.
+        time_to_first_token, latency: seconds from sending the answered attempt. The first is None
+            where the answer came whole.
+        num_attempts: 1 = answered at once.
+    """
+
+    id: str
+    category: str
+    prompt_sha256: str
+    num_prompt_tokens: int
+    token_ids: tuple[int, ...]
+    ended: Literal["stop", "length"]
+    histogram: tuple[int, ...] | None = None
+    accepted: tuple[int, ...] | None = None
+    drafted: tuple[int, ...] | None = None
+    token_logprob: tuple[float, ...] | None = None
+    top_gap: tuple[float, ...] | None = None
+    began: float
+    time_to_first_token: float | None
+    latency: float
+    num_attempts: int = 1
+
+    @property
+    def counts(self) -> AcceptanceCounts | None:
+        """Of its rounds, None without speculation."""
+        return None if self.histogram is None else AcceptanceCounts(histogram=self.histogram)
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Seconds per token behind the first; None where that is not known."""
+        if self.time_to_first_token is None or len(self.token_ids) < 2:
+            return None
+        return (self.latency - self.time_to_first_token) / (len(self.token_ids) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One run over all prompts.
+
+    Attributes:
+        name: for people, mostly the file's. records: in the order of the prompts.
+    """
+
+    name: str
+    setup: Setup
+    records: tuple[RequestRecord, ...]
+
+
+def differences(one: Setup, other: Setup) -> tuple[str, ...]:
+    """In what two setups differ that must not if drafts are compared, "key: one, other" each.
+
+    The draft itself may differ, and what the server tells of it, and the concurrency.
+    """
+    return tuple(
+        f"{key}: {first}, {second}"
+        for key, first, second in _comparable(one, other)
+        if first != second
+    )
+
+
+def _comparable(one: Setup, other: Setup) -> list[tuple[str, Any, Any]]:
+    a, b = one.asked, other.asked
+    return [
+        ("engine", one.server.engine, other.server.engine),
+        ("engine version", one.server.version, other.server.version),
+        ("model", one.server.model, other.server.model),
+        ("prompts", a.prompts_sha256[:12], b.prompts_sha256[:12]),
+        ("chat template", a.template_sha256, b.template_sha256),
+        ("temperature", a.temperature, b.temperature),
+        ("top-p", a.top_p, b.top_p),
+        ("top-k", a.top_k, b.top_k),
+        ("tokens asked for", a.max_new_tokens, b.max_new_tokens),
+        ("ignore_eos", a.ignore_eos, b.ignore_eos),
+    ]

@@ -1,0 +1,1 @@
+"""How each engine is asked, and how its answers are read."""

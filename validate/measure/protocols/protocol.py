@@ -1,0 +1,71 @@
+"""What `run` needs of an engine's interface."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from ....calibration.prompts.prompt_file import Prompt
+from ....calibration.recording.decoding import Decoding
+from ..client import ServerClient
+from ..measurement import ServerIdentity, Speculation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What is asked for each prompt.
+
+    Attributes:
+        decoding: with the number of most likely tokens to tell.
+        max_new_tokens: at most; exactly, if `ignore_eos`.
+    """
+
+    decoding: Decoding
+    max_new_tokens: int
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """An engine's answer to one prompt; fields as in `RequestRecord`.
+
+    Attributes:
+        num_draft_tokens: K as this answer tells; None = it does not, or nothing is drafted.
+    """
+
+    token_ids: tuple[int, ...]
+    ended: Literal["stop", "length"]
+    histogram: tuple[int, ...] | None
+    accepted: tuple[int, ...] | None
+    drafted: tuple[int, ...] | None
+    num_draft_tokens: int | None
+    token_logprob: tuple[float, ...] | None
+    top_gap: tuple[float, ...] | None
+    time_to_first_token: float | None
+    latency: float
+    num_attempts: int
+
+
+class EngineProtocol(Protocol):
+    """One engine's interface. It keeps no state but what `identify` found."""
+
+    @property
+    def most_in_flight(self) -> int | None:
+        """More requests at a time than this cannot be told apart; None = any number."""
+
+    async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
+        """Who answers there, and how it drafts.
+
+        Raises:
+            MeasureError: another engine, one that is too old, without a model or metrics.
+        """
+
+    async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
+        """Continue a prompt.
+
+        Raises:
+            MeasureError: no answer, or one that is not the engine's; the engine drafts but does
+                not say what it accepted.
+        """
+
+
+Answer = Mapping[str, Any]

@@ -1,0 +1,1 @@
+"""Whether speculation changes what a target says: texts, scores, probabilities, proposals."""

@@ -1,0 +1,41 @@
+"""What one check of parity found, in the words of the gate."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..decision import Verdict
+
+CheckName = Literal["divergence", "task", "sampled", "draft"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One figure against one threshold.
+
+    Attributes:
+        check: which kind. what: of what, in words, such as "gsm8k exact_match".
+        estimate: the figure, None where there is none. lower, upper: its one-sided bounds at
+            `confidence`; None where the figure is a count that needs none.
+        threshold: that it is held against; None = none was given, and the verdict INCONCLUSIVE.
+        verdict: of this check alone. reason: one sentence.
+        details: plain data for the report.
+    """
+
+    check: CheckName
+    what: str
+    estimate: float | None
+    lower: float | None = None
+    upper: float | None = None
+    confidence: float | None = None
+    threshold: float | None
+    verdict: Verdict
+    reason: str
+    details: tuple[dict[str, Any], ...] = ()
+
+
+_WORST_FIRST: tuple[Verdict, ...] = ("ANOMALOUS", "FAIL", "INCONCLUSIVE", "PASS")
+
+
+def worst(verdicts: list[Verdict]) -> Verdict:
+    """ANOMALOUS before FAIL before INCONCLUSIVE before PASS; at least one is given."""
+    return min(verdicts, key=_WORST_FIRST.index)
