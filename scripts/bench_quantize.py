@@ -4,7 +4,7 @@
 
 Each measurement is a process of its own. The draft is generated once and stays in WORKDIR; outputs
 are deleted after measuring. The page cache is warm: before each measurement dirty pages are flushed
-and the source is read. Imports no torch: a child's peak memory is counted from its parent's.
+and the source is read.
 
 Needs a checkout: the shapes of published drafts are not installed.
 """
@@ -16,8 +16,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .checkout import REAL_SHAPES, CheckoutError, check_checkout
+from .measured_process import run_measured
 
 DRAFT_FILE = "model.safetensors"
 CLI = "import sys; from draftquant.scripts.cli import main; sys.exit(main())"
@@ -40,7 +39,6 @@ CASES = (
 )
 STATIC_RECIPES = {"blackwell-fp8"}
 COLUMNS = ("wall s", "write s", "verify s", "cpu s", "peak MB", "GB out", "x cp", "x cp+sync")
-STDERR_LINES = 5
 READ_BYTES = 16 << 20
 
 
@@ -100,24 +98,18 @@ def measure(job: Job, source: Path) -> Measurement:
         raise FileExistsError(f"{job.out}: exists already\n  fix: move it, or use another WORKDIR")
     os.sync()
     _read(source)
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        start = time.perf_counter()
-        process = subprocess.Popen(job.command, stdout=stdout, stderr=stderr)
-        _, status, usage = os.wait4(process.pid, 0)
-        wall = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
-        printed, errors = _text(stdout), _text(stderr)
+    taken = run_measured(*job.command)
     bytes_out = _delete(job.out)
-    stages = _stages(printed) if process.returncode == 0 else {}
+    stages = {} if taken.status else _stages(taken.stdout)
     return Measurement(
         name=job.name,
-        wall_seconds=wall,
-        cpu_seconds=usage.ru_utime + usage.ru_stime,
-        peak_rss_bytes=usage.ru_maxrss * 1024,
+        wall_seconds=taken.wall_seconds,
+        cpu_seconds=taken.cpu_seconds,
+        peak_rss_bytes=taken.peak_bytes,
         bytes_out=bytes_out,
         write_seconds=stages.get("write"),
         verify_seconds=stages.get("verify"),
-        error="\n".join(errors.splitlines()[-STDERR_LINES:]) if process.returncode else None,
+        error="\n".join(taken.last_lines) if taken.status else None,
     )
 
 
@@ -137,11 +129,6 @@ def _read(path: Path) -> None:
         buffer = bytearray(READ_BYTES)
         while stream.readinto(buffer):
             continue
-
-
-def _text(stream: Any) -> str:
-    stream.seek(0)
-    return str(stream.read().decode(errors="replace"))
 
 
 def _delete(out: Path) -> int:

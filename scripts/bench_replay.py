@@ -6,17 +6,14 @@
 Each measurement is a process of its own. The pair and its traces, of random weights, text and
 features, are made once and stay in WORKDIR: nothing is accepted, and the work is that of a real
 pair. Ratios are to the first row, float32 one prompt at a time. `--record` records with a target of
-two layers of the same width. Imports no torch: a child's peak memory is counted from its parent's.
+two layers of the same width.
 
 Needs a checkout: the shapes of published drafts are not installed.
 """
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,11 +22,11 @@ from typing import Any
 from ..recipes.errors import DraftQuantError
 from .checkout import REAL_SHAPES, check_checkout
 from .console import print_error, print_json, print_table, stderr, table
+from .measured_process import BenchError, measured, run_measured
 from .replay_jobs import NEW_TOKENS
 
 CHILD = "import sys; from draftquant.scripts.replay_jobs import run_job; run_job(sys.argv[1])"
 COLUMNS = ("tokens", "seconds", "tokens/s", "ratio", "load s", "peak GB", "estimate GB")
-STDERR_LINES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,21 +103,11 @@ def _together(size: int | None) -> str:
 def measure(job: Job) -> Measurement:
     """Run one job in a process of its own."""
     described = json.dumps({"kind": job.kind, "options": dict(job.options)})
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as errors:
-        command = (sys.executable, "-c", CHILD, described)
-        process = subprocess.Popen(command, stdout=stdout, stderr=errors)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        printed, said = _text(stdout), _text(errors)
-    if process.returncode:
-        return Measurement(name=job.name, error=" / ".join(said.splitlines()[-STDERR_LINES:]))
-    found = json.loads(printed.splitlines()[-1])
-    return Measurement(name=job.name, peak_rss_bytes=usage.ru_maxrss * 1024, **found)
-
-
-def _text(stream: Any) -> str:
-    stream.seek(0)
-    return str(stream.read().decode(errors="replace"))
+    taken = run_measured(sys.executable, "-c", CHILD, described)
+    if taken.status:
+        return Measurement(name=job.name, error=" / ".join(taken.last_lines))
+    found = json.loads(taken.stdout.splitlines()[-1])
+    return Measurement(name=job.name, peak_rss_bytes=taken.peak_bytes, **found)
 
 
 def make_inputs(chosen: argparse.Namespace) -> Inputs:
@@ -136,9 +123,9 @@ def make_inputs(chosen: argparse.Namespace) -> Inputs:
     target = work / f"target{smaller}"
     divide = ("--divide", str(chosen.divide))
     if not draft.exists():
-        _run(sys.executable, "-m", REAL_SHAPES, str(draft), "--draft", chosen.draft, *divide)
+        measured("draft", "-m", REAL_SHAPES, str(draft), "--draft", chosen.draft, *divide)
     if not quantized.exists():
-        _run(sys.executable, "-m", "draftquant.scripts.cli", "quantize", str(draft), "--recipe",
+        measured("quantize", "-m", "draftquant.scripts.cli", "quantize", str(draft), "--recipe",
              chosen.recipe, "--backend", "torch", "--out", str(quantized))  # fmt: skip
     options = {"prompts": chosen.prompts, "tokens": chosen.tokens}
     made = [(traces, "make traces", {"draft": str(draft), "out": str(traces), **options})]
@@ -151,17 +138,6 @@ def make_inputs(chosen: argparse.Namespace) -> Inputs:
             if found.error is not None:
                 raise BenchError(kind, found.error, fix="use another WORKDIR")
     return Inputs(drafts=(draft, quantized), traces=traces, target=target, out=work)
-
-
-class BenchError(DraftQuantError):
-    """What is to be measured cannot be made."""
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()[-STDERR_LINES:]
-        raise BenchError(" ".join(command[1:4]), "failed", details=said, fix="use another WORKDIR")
 
 
 def print_measurements(measurements: Sequence[Measurement], device: str) -> None:

@@ -76,22 +76,21 @@ def make_shape(asked: argparse.Namespace) -> Shape:
 
 def gptq_row(shape: Shape, work: Path) -> Row:
     """`draftquant quantize --algorithm gptq`; the output is removed."""
-    out, began = work / "gptq", time.perf_counter()
+    out = work / "gptq"
     shutil.rmtree(out, ignore_errors=True)
-    taken, _ = measured(
+    taken = measured(
         "gptq",
         *("-m", "draftquant.scripts.cli", "quantize", str(shape.draft), "--recipe", shape.recipe),
         *("--algorithm", "gptq", "--traces", str(shape.traces), "--device", shape.device),
         *("--out", str(out)),
     )
     shutil.rmtree(out)
-    return _row("gptq", taken, time.perf_counter() - began)
+    return _row("gptq", taken)
 
 
 def learned_row(shape: Shape, work: Path, steps: int) -> Row:
     """Some steps of learning."""
-    began = time.perf_counter()
-    taken, printed = _job(
+    taken = _job(
         "learned",
         draft=str(shape.draft),
         traces=str(shape.traces),
@@ -100,22 +99,21 @@ def learned_row(shape: Shape, work: Path, steps: int) -> Row:
         steps=steps,
         out=str(work / "learned"),
     )
-    seconds = time.perf_counter() - began
-    step_seconds = json.loads(printed.splitlines()[-1])["step_seconds"]
-    return _row(f"learned, {steps} steps", taken, seconds, step_seconds)
+    step_seconds = json.loads(taken.stdout.splitlines()[-1])["step_seconds"]
+    return _row(f"learned, {steps} steps", taken, step_seconds)
 
 
-def _row(what: str, taken: Taken, seconds: float, step_seconds: float | None = None) -> Row:
+def _row(what: str, taken: Taken, step_seconds: float | None = None) -> Row:
     return Row(
         what=what,
-        seconds=seconds,
+        seconds=taken.wall_seconds,
         cpu_seconds=taken.cpu_seconds,
         peak_bytes=taken.peak_bytes,
         step_seconds=step_seconds,
     )
 
 
-def _job(kind: str, **options: object) -> tuple[Taken, str]:
+def _job(kind: str, **options: object) -> Taken:
     return measured(kind, "-c", JOB, json.dumps({"kind": kind, **options}))
 
 

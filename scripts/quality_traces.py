@@ -13,8 +13,8 @@ CANDIDATES = 8
 """Per prompt: small targets like to loop, and prompts whose continuation does are left out."""
 
 
-def draftquant(*arguments: str) -> tuple[Taken, str]:
-    """One command in a process of its own, and what it printed.
+def draftquant(*arguments: str) -> Taken:
+    """One command in a process of its own.
 
     Raises:
         BenchError: it failed; with its last lines.

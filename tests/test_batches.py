@@ -23,13 +23,7 @@ PAIRS = Path(__file__).parent / "pairs"
 LAYERS = {"eagle3-llama": (0, 1, 2), "eagle3-mla": (1, 2, 3), "dflash": (0, 1, 2)}
 NUM_PROMPTS = 10
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def entry(prompt_length: int, num_tokens: int) -> TraceEntry:

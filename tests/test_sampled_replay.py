@@ -29,13 +29,7 @@ from sampled_loop import PAIRS, REFERENCES, Sampled, compare, difference, loaded
 
 PAIR = PAIRS / "eagle3-llama"
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,7 @@ from vendors import needs
 PAIRS = Path(__file__).parent / "pairs"
 LAYERS = {"eagle3-llama": (0, 1, 2), "eagle3-mla": (1, 2, 3), "dflash": (0, 1, 2)}
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def recorded(pair: str, out: Path, **options: Any) -> TraceFolder:
