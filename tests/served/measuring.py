@@ -54,9 +54,6 @@ class Measurer:
             *("--model", str(self._pair.folder / "target"), "--port", str(PORT)),
             *("--speculative-config", json.dumps(speculative), "--enforce-eager"),
             *("--max-model-len", "512", "--max-num-seqs", "16", "--no-enable-prefix-caching"),
-            # Of 32 tokens, the attention uses AMX (v1/attention/backends/cpu_attn.py:544), which
-            # nobody has asked the kernel for: the engine may die of an illegal instruction.
-            *("--block-size", "16"),
             *options,
         ]
         path = self._work / "server.log"
