@@ -40,6 +40,7 @@ class Speculation:
         draft_sha256: identity of the draft's tensors; None = its folder was not given.
         lossy: settings by which tokens are accepted that the target would not have written, as
             "NAME = VALUE"; figures of such a server are not comparable.
+        acceptance_told: the server tells such settings; False = it may be lossy unseen.
     """
 
     num_draft_tokens: int
@@ -48,6 +49,7 @@ class Speculation:
     draft_quantization: str | None = None
     draft_sha256: str | None = None
     lossy: tuple[str, ...] = ()
+    acceptance_told: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,8 @@ class RequestRecord:
         drafted: proposed draft tokens of every round, likewise; the last rounds may have fewer.
         token_logprob: of each output token; None = not asked for.
         top_gap: log-probability of the most likely token minus that of the second, at each place.
-        began: seconds from the start of the run (of its last resumption) to the first attempt.
+        began: seconds from the start of the run to the first attempt; the time in which a run was
+            interrupted is left out.
         time_to_first_token, latency: seconds from sending the answered attempt. The first is None
             where the answer came whole.
         num_attempts: 1 = answered at once.
