@@ -139,15 +139,27 @@ class ServerClient:
         event, attempts = await self._patiently(attempt)
         return Reply(events=(event,), num_attempts=attempts)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> Reply:
+    async def stream(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        failed: Callable[[Mapping[str, Any]], str | None] = lambda _event: None,
+    ) -> Reply:
         """The events that answer a request (server-sent, each a JSON object), to the last.
 
         A stream that breaks off, or ends without "[DONE]", is asked for again from its beginning.
 
+        Args:
+            path: of the request.
+            body: of the request.
+            failed: what an event says if it is that of a server that may answer next time, for
+                some tell in a stream of status 200 that they are overloaded; else None.
+
         Raises:
             MeasureError: as of `get_object`.
         """
-        events, attempts = await self._patiently(lambda: self._events(path, body))
+        events, attempts = await self._patiently(lambda: self._events(path, body, failed))
         return Reply(events=events, num_attempts=attempts)
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> tuple[T, int]:
@@ -183,7 +195,12 @@ class ServerClient:
         self._check_status(answer, path, text)
         return text
 
-    async def _events(self, path: str, body: Mapping[str, Any]) -> tuple[Event, ...]:
+    async def _events(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        failed: Callable[[Mapping[str, Any]], str | None],
+    ) -> tuple[Event, ...]:
         began, size = time.monotonic(), 0
         events: list[Event] = []
         async with self._http.stream("POST", path, json=body) as answer:
@@ -197,7 +214,10 @@ class ServerClient:
                 data = line.removeprefix(_DATA).strip()
                 if data == _DONE:
                     return tuple(events)
-                events.append(Event(time.monotonic() - began, self._object(data)))
+                event = Event(time.monotonic() - began, self._object(data))
+                if problem := failed(event.data):
+                    raise _PassingError(problem)
+                events.append(event)
         raise _PassingError(f"its answer to {path} broke off after {len(events)} event(s)")
 
     def _check_status(self, answer: httpx2.Response, path: str, text: str) -> None:
