@@ -22,7 +22,7 @@ from ....recipes.errors import short
 from ...errors import MeasureError
 from ..client import ServerClient
 from ..measurement import ServerIdentity, Speculation
-from .fields import AnswerProblem, Fields, number, text, told, whole
+from .fields import AnswerProblem, Fields, number, text, told, wants_logprobs, whole
 from .protocol import Ask, Completion
 from .sglang_answer import OLDEST, read_answer
 
@@ -126,7 +126,7 @@ class SGLangProtocol:
         body = _request(prompt, ask)
         # Log-probabilities would be repeated in every event too.
         short_enough = self._streams_what_is_new or ask.max_new_tokens <= _IN_STREAMS
-        streamed = ask.decoding.logprob_spec is None and short_enough
+        streamed = short_enough and not wants_logprobs(ask.decoding)
         if streamed:
             reply = await client.stream("/generate", body | {"stream": True}, failed=_failed)
         else:
@@ -187,7 +187,7 @@ def _verifies_greedily(info: Fields) -> bool:
 
 
 def _request(prompt: Prompt, ask: Ask) -> dict[str, Any]:
-    decoding, spec = ask.decoding, ask.decoding.logprob_spec
+    decoding = ask.decoding
     # A server may have --preferred-sampling-params: what is not said here is taken from them.
     sampling: dict[str, Any] = {
         "max_new_tokens": ask.max_new_tokens,
@@ -203,8 +203,8 @@ def _request(prompt: Prompt, ask: Ask) -> dict[str, Any]:
     if decoding.sampled:  # heeded with --enable-deterministic-inference alone
         sampling["sampling_seed"] = prompt_seed(decoding.seed, prompt.token_ids)
     body: dict[str, Any] = {"input_ids": list(prompt.token_ids), "sampling_params": sampling}
-    if spec:
-        body |= {"return_logprob": True, "top_logprobs_num": spec.num_top}
+    if wants_logprobs(decoding):
+        body |= {"return_logprob": True, "top_logprobs_num": decoding.num_top_logprobs}
     return body
 
 

@@ -27,7 +27,7 @@ from typing import Literal
 from ....recipes.errors import short
 from ...errors import MeasureError
 from ..client import Event, Reply
-from .fields import AnswerProblem, Fields, gap, number, object_, whole, wholes
+from .fields import AnswerProblem, Fields, gap, number, object_, wants_logprobs, whole, wholes
 from .protocol import Ask, Completion
 
 OLDEST = "0.5.9"
@@ -74,7 +74,7 @@ def read_answer(
     histogram = None
     if num_draft_tokens is not None:
         histogram = _histogram(meta, len(token_ids), num_draft_tokens, where)
-    spec = ask.decoding.logprob_spec
+    decoding = ask.decoding
     return Completion(
         token_ids=token_ids,
         ended=ended,
@@ -82,8 +82,8 @@ def read_answer(
         accepted=_told_apart(events, histogram) if streamed else None,
         drafted=None,
         num_draft_tokens=num_draft_tokens if histogram and any(histogram) else None,
-        token_logprob=_logprobs(meta, token_ids) if spec else None,
-        top_gap=_gaps(meta, len(token_ids)) if spec and spec.num_top > 1 else None,
+        token_logprob=_logprobs(meta, token_ids) if wants_logprobs(decoding) else None,
+        top_gap=_gaps(meta, len(token_ids)) if decoding.num_top_logprobs > 1 else None,
         time_to_first_token=events[0].seconds if streamed else None,
         latency=last.seconds,
         num_attempts=reply.num_attempts,
