@@ -2,12 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure.measurement_file import read_measurement
+from draftquant.validate.measure.plan import Plan, ServerAddress
+from draftquant.validate.measure.protocols import get_protocol
 from draftquant.validate.measure.protocols.sglang import SGLangProtocol
+from draftquant.validate.measure.run import measure
 from stand.asking import (
     IMPATIENT,
     NUM_TOKENS,
@@ -17,6 +22,7 @@ from stand.asking import (
     complete,
     identify,
     replayed,
+    shared_decoder,
 )
 from stand.decoder import END, Decoder
 from stand.server import Fault, Object, served
@@ -26,9 +32,9 @@ __all__ = ["replayed"]  # a fixture
 Change = Callable[[list[Object]], list[Object]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def decoder() -> Decoder:
-    return Decoder(num_draft_tokens=3)
+    return shared_decoder()
 
 
 @pytest.fixture
@@ -163,7 +169,7 @@ def test_a_server_without_a_draft_has_no_rounds(stand: SGLangStand, replayed: Re
 
 
 def test_logprobs_come_with_a_whole_answer(stand: SGLangStand, decoder: Decoder) -> None:
-    asked = ask(decoding=Decoding(logprobs=True, num_top_logprobs=2), max_new_tokens=8)
+    asked = ask(decoding=Decoding(num_top_logprobs=2), max_new_tokens=8)
     (answer,) = complete(SGLangProtocol(), stand.url, PROMPTS[:1], asked)
     assert "stream" not in stand.asked[-1]
     assert answer.time_to_first_token is None
@@ -176,7 +182,7 @@ def test_logprobs_come_with_a_whole_answer(stand: SGLangStand, decoder: Decoder)
 
 
 def test_logprobs_of_the_tokens_alone(stand: SGLangStand) -> None:
-    asked = ask(decoding=Decoding(logprobs=True), max_new_tokens=8)
+    asked = ask(decoding=Decoding(num_top_logprobs=1), max_new_tokens=8)
     (answer,) = complete(SGLangProtocol(), stand.url, PROMPTS[:1], asked)
     assert answer.token_logprob is not None
     assert answer.top_gap is None
@@ -208,6 +214,8 @@ def test_everything_that_changes_tokens_is_said(stand: SGLangStand) -> None:
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
+            "min_new_tokens": 0,
+            "n": 1,
         },
     }
 
@@ -311,10 +319,6 @@ def test_draws_are_not_measured_where_verification_is_greedy(
         (lambda _events: [], "its stream has no event"),
         (lambda events: [*events[:-1], {"text": ""}], "meta_info: expected an object, got None"),
         (
-            lambda events: [*events, {"error": {"message": "too long", "code": 400}}],
-            "the server refuses: 'too long'",
-        ),
-        (
             lambda events: [*events[:-1], events[-1] | {"output_ids": [1, "a"]}],
             "output_ids: expected a list of whole numbers >= 0",
         ),
@@ -404,7 +408,7 @@ def test_an_answer_that_is_longer_than_asked(stand: SGLangStand) -> None:
 )
 def test_logprobs_that_are_not_the_answers(stand: SGLangStand, change: Change, what: str) -> None:
     stand.change = change
-    asked = ask(decoding=Decoding(logprobs=True, num_top_logprobs=2), max_new_tokens=8)
+    asked = ask(decoding=Decoding(num_top_logprobs=2), max_new_tokens=8)
     assert what in refused(stand, asked)
 
 
@@ -455,7 +459,15 @@ def test_an_abort_inside_a_stream_is_asked_again(stand: SGLangStand, event: Obje
     (answer,) = complete(SGLangProtocol(), stand.url, PROMPTS[:1])
     assert answer.num_attempts == 3
     stand.change = lambda _events: [event]
-    assert "no answer after 3 attempt(s): 503 from /generate" in refused(stand)
+    assert "no answer after 3 attempt(s): " in refused(stand)
+
+
+def test_an_error_inside_a_stream_is_a_refusal(stand: SGLangStand) -> None:
+    stand.change = lambda _events: [{"error": {"message": "too long", "code": 400}}]
+    assert "its answer to /generate ends with {'code': 400, 'message': 'too long'}" in refused(
+        stand
+    )
+    assert len(stand.asked) == 1
 
 
 def test_a_slow_server_is_given_up(stand: SGLangStand) -> None:
@@ -472,3 +484,33 @@ def test_another_engine_answers(stand: SGLangStand, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stand, "get", missing)
     with pytest.raises(MeasureError, match="404 from /server_info"):
         identify(SGLangProtocol(), stand.url)
+
+
+def test_a_run_goes_through_a_storm(stand: SGLangStand, replayed: Replayed, tmp_path: Path) -> None:
+    """Refused, cut off and killed between other answers: nothing is lost, nothing counted twice."""
+    storm = (Fault(status=429), Fault(status=500), Fault(status=0), Fault(events=2))
+    stand.faults = {2 * n + 3: fault for n, fault in enumerate(storm)}
+    address = ServerAddress(url=stand.url, patience=IMPATIENT)
+    plan = Plan(prompts=PROMPTS, ask=ask(), concurrency=3, num_warm_up=1)
+    taken = measure(tmp_path / "run.jsonl", address, get_protocol("sglang"), plan)
+    assert len(stand.asked) == len(PROMPTS) + plan.num_warm_up + len(storm)
+    assert read_measurement(tmp_path / "run.jsonl").records == taken.records
+    for record, token_ids, rounds in zip(
+        taken.records, replayed.token_ids, replayed.rounds, strict=True
+    ):
+        assert record.token_ids == token_ids
+        assert record.accepted is not None
+        assert record.accepted[: len(rounds)] == rounds
+
+
+def test_a_server_that_is_started_otherwise_meanwhile(stand: SGLangStand, tmp_path: Path) -> None:
+    def other_k(_body: list[Object]) -> list[Object]:
+        stand.info = {"speculative_num_draft_tokens": 9}
+        return _body
+
+    stand.change = other_k
+    plan = Plan(prompts=PROMPTS[:2], ask=ask())
+    address = ServerAddress(url=stand.url, patience=IMPATIENT)
+    with pytest.raises(MeasureError, match="was changed while it was measured"):
+        measure(tmp_path / "run.jsonl", address, get_protocol("sglang"), plan)
+    assert not (tmp_path / "run.jsonl").exists()

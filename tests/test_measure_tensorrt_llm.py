@@ -2,12 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure.measurement_file import read_measurement
+from draftquant.validate.measure.plan import Plan, ServerAddress
+from draftquant.validate.measure.protocols import get_protocol
 from draftquant.validate.measure.protocols.tensorrt_llm import TensorRTLLMProtocol
+from draftquant.validate.measure.run import measure
 from stand.asking import (
     IMPATIENT,
     NUM_TOKENS,
@@ -17,6 +22,7 @@ from stand.asking import (
     complete,
     identify,
     replayed,
+    shared_decoder,
 )
 from stand.decoder import Decoder
 from stand.server import Fault, Object, served
@@ -27,9 +33,9 @@ Change = Callable[[list[Object]], list[Object]]
 PROBE = 1  # POST requests of `identify` where K is seen in iterations
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def decoder() -> Decoder:
-    return Decoder(num_draft_tokens=3)
+    return shared_decoder()
 
 
 @pytest.fixture
@@ -171,20 +177,20 @@ def test_a_server_without_a_draft_has_no_rounds(
 
 def test_logprobs_of_a_server_without_a_draft(stand: TensorRTLLMStand, decoder: Decoder) -> None:
     stand.drafts = False
-    asked = ask(decoding=Decoding(logprobs=True, num_top_logprobs=2), max_new_tokens=8)
+    asked = ask(decoding=Decoding(num_top_logprobs=2), max_new_tokens=8)
     (answer,) = complete(TensorRTLLMProtocol(), stand.url, PROMPTS[:1], asked)
     assert stand.asked[-1]["logprobs"] == 2
     top = decoder.logprobs(PROMPTS[0].token_ids, answer.token_ids).topk(2).values
     assert answer.token_logprob == pytest.approx(top[:, 0].tolist())
     assert answer.top_gap == pytest.approx((top[:, 0] - top[:, 1]).tolist())
-    asked = ask(decoding=Decoding(logprobs=True), max_new_tokens=8)
+    asked = ask(decoding=Decoding(num_top_logprobs=1), max_new_tokens=8)
     (answer,) = complete(TensorRTLLMProtocol(), stand.url, PROMPTS[:1], asked)
     assert stand.asked[-1]["logprobs"] == 1
     assert (answer.token_logprob is None, answer.top_gap) == (False, None)
 
 
 def test_logprobs_are_not_kept_while_drafting(stand: TensorRTLLMStand) -> None:
-    problem = refused(stand, ask(decoding=Decoding(logprobs=True)))
+    problem = refused(stand, ask(decoding=Decoding(num_top_logprobs=1)))
     assert "TensorRT-LLM keeps no log-probabilities while it drafts" in problem
     assert stand.asked == []
 
@@ -203,6 +209,8 @@ def test_everything_that_changes_tokens_is_said(stand: TensorRTLLMStand) -> None
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
+        "min_tokens": 0,
+        "n": 1,
         "detokenize": False,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -357,7 +365,7 @@ def test_logprobs_that_are_not_the_answers(
     stand: TensorRTLLMStand, fields: Object, what: str
 ) -> None:
     stand.drafts, stand.change = False, choices(3, **fields)
-    asked = ask(decoding=Decoding(logprobs=True, num_top_logprobs=2), max_new_tokens=8)
+    asked = ask(decoding=Decoding(num_top_logprobs=2), max_new_tokens=8)
     assert what in refused(stand, asked)
 
 
@@ -402,3 +410,37 @@ def test_a_slow_server_is_given_up(stand: TensorRTLLMStand) -> None:
 def test_a_refusal_is_quoted(stand: TensorRTLLMStand) -> None:
     stand.faults = {1: Fault(status=400)}
     assert "400 from /v1/completions" in refused(stand)
+
+
+def test_a_run_goes_through_a_storm(
+    stand: TensorRTLLMStand, replayed: Replayed, tmp_path: Path
+) -> None:
+    """Refused, cut off and killed between other answers: nothing is lost, nothing counted twice."""
+    storm = (Fault(status=429), Fault(status=500), Fault(status=0), Fault(events=2))
+    stand.faults = {2 * n + 3: fault for n, fault in enumerate(storm)}
+    address = ServerAddress(url=stand.url, patience=IMPATIENT)
+    plan = Plan(prompts=PROMPTS, ask=ask(), concurrency=3, num_warm_up=1)
+    taken = measure(tmp_path / "run.jsonl", address, get_protocol("tensorrt-llm"), plan)
+    assert len(stand.asked) == len(PROMPTS) + plan.num_warm_up + len(storm)
+    assert read_measurement(tmp_path / "run.jsonl").records == taken.records
+    for record, token_ids, rounds in zip(
+        taken.records, replayed.token_ids, replayed.rounds, strict=True
+    ):
+        assert record.token_ids == token_ids
+        assert record.accepted is not None
+        assert record.accepted[: len(known(rounds, NUM_TOKENS))] == known(rounds, NUM_TOKENS)
+
+
+def test_a_server_that_is_started_otherwise_meanwhile(
+    stand: TensorRTLLMStand, tmp_path: Path
+) -> None:
+    def other_k(_body: list[Object]) -> list[Object]:
+        stand.labels = {"spec_num_tokens": "9"}
+        return _body
+
+    stand.change = other_k
+    plan = Plan(prompts=PROMPTS[:2], ask=ask())
+    address = ServerAddress(url=stand.url, patience=IMPATIENT)
+    with pytest.raises(MeasureError, match="was changed while it was measured"):
+        measure(tmp_path / "run.jsonl", address, get_protocol("tensorrt-llm"), plan)
+    assert not (tmp_path / "run.jsonl").exists()

@@ -1,6 +1,8 @@
 """How tests ask a stand, and what they hold its answers against."""
 
 import asyncio
+import functools
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from draftquant.validate.measure.client import Patience, ServerClient
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.protocols.protocol import Ask, Completion, EngineProtocol
 from replay_proof import replayed_steps
-from stand.decoder import PAIR
+from stand.decoder import PAIR, Decoder
 
 NUM_TOKENS = 32
 PROMPTS = read_prompts(PAIR / "prompts.jsonl")[:6]
@@ -80,10 +82,19 @@ class Replayed:
             self.rounds.append(tuple(steps))
 
 
-@pytest.fixture(scope="session")
-def replayed(tmp_path_factory: pytest.TempPathFactory) -> Replayed:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    found = Replayed(tmp_path_factory.mktemp("replayed"), 3)
-    torch.set_num_threads(before)
-    return found
+@functools.cache
+def shared_decoder() -> Decoder:
+    """One for all tests: every prompt is decoded once."""
+    return Decoder(num_draft_tokens=3)
+
+
+@functools.cache
+def _replayed() -> Replayed:
+    with tempfile.TemporaryDirectory() as folder:
+        return Replayed(Path(folder), 3)
+
+
+@pytest.fixture
+def replayed(one_thread: None) -> Replayed:
+    del one_thread
+    return _replayed()

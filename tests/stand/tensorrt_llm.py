@@ -31,6 +31,8 @@ KNOWN = frozenset(
         "stream_options",
         "seed",
         "logprobs",
+        "min_tokens",
+        "n",
     )
 )
 """Of serve/openai_protocol.py's CompletionRequest, those that the stand knows."""

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ....calibration.recording.decoding import Decoding
 from ....recipes.errors import short
 
 Fields = Mapping[str, Any]
@@ -98,11 +97,6 @@ def gap(logprobs: Sequence[float]) -> float:
         raise AnswerProblem(f"expected at least 2 most likely tokens, got {len(logprobs)}")
     first, second = sorted(logprobs, reverse=True)[:2]
     return first - second
-
-
-def wants_logprobs(decoding: Decoding) -> bool:
-    """Whether they are asked for. Draws alone do not: they cost streams, or are not to be had."""
-    return decoding.logprobs or decoding.num_top_logprobs > 0
 
 
 def told(fields: Fields, keys: Sequence[str]) -> dict[str, object]:

@@ -7,8 +7,8 @@ Read in the sources of 0.5.23 (paths below `sglang/srt`); see also `sglang_answe
 - `speculative_num_draft_tokens` is K + 1; a chain (topk 1) of S steps proposes K = S
   (arg_groups/speculative_hook.py:1256-1265).
 - An abort with a status ends a stream of status 200 (managers/tokenizer_manager.py:1891-1922), an
-  error too, as {"error": ...} (entrypoints/http_server.py:962-974); a full queue is an abort with
-  503 (managers/scheduler.py:3552).
+  error too, as {"error": ...} (entrypoints/http_server.py:965-974); a full queue is an abort with
+  503 (managers/scheduler.py:3552-3589).
 - Verification is greedy at any temperature on CPU, XPU, and ROCm without
   --speculative-use-rejection-sampling (speculative/eagle_utils.py:485-500).
 """
@@ -22,7 +22,7 @@ from ....recipes.errors import short
 from ...errors import MeasureError
 from ..client import ServerClient
 from ..measurement import ServerIdentity, Speculation
-from .fields import AnswerProblem, Fields, number, text, told, wants_logprobs, whole
+from .fields import AnswerProblem, Fields, number, text, told, whole
 from .protocol import Ask, Completion
 from .sglang_answer import OLDEST, read_answer
 
@@ -126,7 +126,7 @@ class SGLangProtocol:
         body = _request(prompt, ask)
         # Log-probabilities would be repeated in every event too.
         short_enough = self._streams_what_is_new or ask.max_new_tokens <= _IN_STREAMS
-        streamed = short_enough and not wants_logprobs(ask.decoding)
+        streamed = short_enough and not ask.decoding.num_top_logprobs
         if streamed:
             reply = await client.stream("/generate", body | {"stream": True}, failed=_failed)
         else:
@@ -199,23 +199,23 @@ def _request(prompt: Prompt, ask: Ask) -> dict[str, Any]:
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
+        "min_new_tokens": 0,
+        "n": 1,
     }
     if decoding.sampled:  # heeded with --enable-deterministic-inference alone
         sampling["sampling_seed"] = prompt_seed(decoding.seed, prompt.token_ids)
     body: dict[str, Any] = {"input_ids": list(prompt.token_ids), "sampling_params": sampling}
-    if wants_logprobs(decoding):
+    if decoding.num_top_logprobs:
         body |= {"return_logprob": True, "top_logprobs_num": decoding.num_top_logprobs}
     return body
 
 
 def _failed(event: Mapping[str, Any]) -> str | None:
-    """An abort or error of a status that may pass: see `ServerClient.stream`."""
+    """An abort of a status that may pass: see `ServerClient.stream`."""
     meta = event.get("meta_info")
     reason = meta.get("finish_reason") if isinstance(meta, Mapping) else None
-    error = event.get("error")
-    for found, status in ((reason, "status_code"), (error, "code")):
-        if isinstance(found, Mapping) and found.get(status) in _PASSING:
-            return f"{found[status]} from /generate: {short(found.get('message'))}"
+    if isinstance(reason, Mapping) and reason.get("status_code") in _PASSING:
+        return f"{reason['status_code']} from /generate: {short(reason.get('message'))}"
     return None
 
 

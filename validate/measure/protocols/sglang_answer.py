@@ -27,7 +27,7 @@ from typing import Literal
 from ....recipes.errors import short
 from ...errors import MeasureError
 from ..client import Event, Reply
-from .fields import AnswerProblem, Fields, gap, number, object_, wants_logprobs, whole, wholes
+from .fields import AnswerProblem, Fields, gap, number, object_, whole, wholes
 from .protocol import Ask, Completion
 
 OLDEST = "0.5.9"
@@ -55,9 +55,6 @@ def read_answer(
     if not reply.events:
         raise AnswerProblem("its stream has no event")
     events, last = reply.events, reply.events[-1]
-    if isinstance(error := last.data.get("error"), Mapping):
-        raise MeasureError(where, f"the server refuses: {short(error.get('message'))}",
-                           fix="see its words")  # fmt: skip
     meta = object_(last.data, "meta_info")
     ended = _ended(meta, where)
     token_ids = _token_ids(events, whole(meta, "completion_tokens", least=1))
@@ -74,7 +71,7 @@ def read_answer(
     histogram = None
     if num_draft_tokens is not None:
         histogram = _histogram(meta, len(token_ids), num_draft_tokens, where)
-    decoding = ask.decoding
+    num_top = ask.decoding.num_top_logprobs
     return Completion(
         token_ids=token_ids,
         ended=ended,
@@ -82,8 +79,8 @@ def read_answer(
         accepted=_told_apart(events, histogram) if streamed else None,
         drafted=None,
         num_draft_tokens=num_draft_tokens if histogram and any(histogram) else None,
-        token_logprob=_logprobs(meta, token_ids) if wants_logprobs(decoding) else None,
-        top_gap=_gaps(meta, len(token_ids)) if decoding.num_top_logprobs > 1 else None,
+        token_logprob=_logprobs(meta, token_ids) if num_top else None,
+        top_gap=_gaps(meta, len(token_ids)) if num_top > 1 else None,
         time_to_first_token=events[0].seconds if streamed else None,
         latency=last.seconds,
         num_attempts=reply.num_attempts,

@@ -23,7 +23,6 @@ Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lin
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +33,8 @@ from ....recipes.strict_json import JsonProblem, parse_json
 from ...errors import MeasureError
 from ..client import ServerClient
 from ..measurement import ServerIdentity, Speculation
-from .fields import AnswerProblem, Fields, objects, text, wants_logprobs, whole
+from .counters import Counters
+from .fields import AnswerProblem, Fields, objects, text, whole
 from .protocol import Ask, Completion
 from .tensorrt_llm_answer import Steps, read_answer
 
@@ -43,8 +43,7 @@ _METRICS_ON = (
     "start it with `return_perf_metrics: true` (1.3) or `enable_iter_perf_stats: true` in its"
     " --extra_llm_api_options"
 )
-_INFO = re.compile(r"^trtllm_(\w+)_config_info\{(.*)\} ", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_GROUPS = ("model", "parallel", "kv_cache", "speculative")
 _PROBE = Prompt(id="probe", category="", token_ids=tuple(range(1, 17)))
 _PROBE_TOKENS = 32
 _READS = 3  # of /metrics, which waits up to two seconds for what iterations left
@@ -105,7 +104,7 @@ class TensorRTLLMProtocol:
                 stream tells of several rounds.
         """
         where = f"{client.url}: prompt {prompt.id}"
-        if wants_logprobs(ask.decoding) and self._num_draft_tokens is not None:
+        if ask.decoding.num_top_logprobs and self._num_draft_tokens is not None:
             raise MeasureError(where, "TensorRT-LLM keeps no log-probabilities while it drafts",
                                fix="ask for none, or a server without a draft")  # fmt: skip
         reply = await client.stream(_PATH, _request(self._model, prompt, ask), failed=_failed)
@@ -133,14 +132,15 @@ class TensorRTLLMProtocol:
         return None
 
 
-async def _told(client: ServerClient) -> dict[str, dict[str, str]]:
+async def _told(client: ServerClient) -> dict[str, Mapping[str, str]]:
     """Labels of the `trtllm_X_config_info` gauges by X; empty where the server has none."""
-    try:
-        page = await client.get_text("/prometheus/metrics")
-    except MeasureError:  # 404: an older version, or metrics are off
+    page = await client.find_text("/prometheus/metrics")
+    if page is None:  # an older version, or metrics are off
         return {}
-    found = {group: dict(_LABEL.findall(labels)) for group, labels in _INFO.findall(page)}
-    return found if "model" in found else {}
+    samples = Counters.parse(page, client.url).samples
+    found = {group: samples.get(f"trtllm_{group}_config_info") for group in _GROUPS}
+    told = {group: sample[0][0] for group, sample in found.items() if sample}
+    return told if "model" in told else {}
 
 
 def _speculation(labels: Mapping[str, str] | None) -> Speculation | None:
@@ -192,14 +192,16 @@ def _request(model: str, prompt: Prompt, ask: Ask) -> dict[str, Any]:
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
+        "min_tokens": 0,
+        "n": 1,
         "detokenize": False,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
     if decoding.sampled:
         body["seed"] = prompt_seed(decoding.seed, prompt.token_ids)
-    if wants_logprobs(decoding):
-        body["logprobs"] = max(decoding.num_top_logprobs, 1)
+    if decoding.num_top_logprobs:
+        body["logprobs"] = decoding.num_top_logprobs
     return body
 
 

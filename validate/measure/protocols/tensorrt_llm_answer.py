@@ -32,7 +32,6 @@ from .fields import (
     number,
     object_,
     objects,
-    wants_logprobs,
     whole,
     wholes,
 )
@@ -129,7 +128,7 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
             fix="start it with `stream_interval: 1`, the default",
         )
     accepted = _accepted(steps.chunks, len(token_ids), num_draft_tokens)
-    decoding = ask.decoding
+    num_top = ask.decoding.num_top_logprobs
     return Completion(
         token_ids=token_ids,
         ended=ended,
@@ -137,8 +136,8 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
         accepted=accepted,
         drafted=None,
         num_draft_tokens=None,
-        token_logprob=_logprobs(steps) if wants_logprobs(decoding) else None,
-        top_gap=_gaps(steps) if decoding.num_top_logprobs > 1 else None,
+        token_logprob=_logprobs(steps) if num_top else None,
+        top_gap=_gaps(steps) if num_top > 1 else None,
         time_to_first_token=steps.seconds[0],
         latency=reply.events[-1].seconds,
         num_attempts=reply.num_attempts,
