@@ -1,10 +1,14 @@
 """How tests ask a stand, and what they hold its answers against."""
 
 import asyncio
+import copy
+import dataclasses
 import functools
+import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +17,7 @@ from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.validate.measure.client import Patience, ServerClient
+from draftquant.validate.measure.client import Event, Patience, ServerClient
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.protocols.protocol import Ask, Completion, EngineProtocol
 from replay_proof import replayed_steps
@@ -59,6 +63,45 @@ def complete(
             return list(await asyncio.gather(*answers))
 
     return asyncio.run(asking())
+
+
+VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 3, 10**39, 0.5, 1e308, 1e-320, "", "3", "stop",
+    [], [None], [3], ["a"], [[]], {}, {"a": None},
+)  # fmt: skip
+
+
+def broken(events: Sequence[Event]) -> Iterator[list[Event]]:
+    """The events with one value of one of them replaced, or absent; at any depth."""
+    for number, event in enumerate(events):
+        for path in _paths(event.data):
+            for value in (*VALUES, ...):
+                changed = copy.deepcopy(event.data)
+                inner: Any = changed
+                for key in path[:-1]:
+                    inner = inner[key]
+                if value is ...:
+                    del inner[path[-1]]
+                else:
+                    inner[path[-1]] = value
+                other = Event(event.seconds, changed)
+                yield [*events[:number], other, *events[number + 1 :]]
+
+
+def _paths(value: object, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of all that stands in it; of a list of many the first two."""
+    if isinstance(value, dict):
+        entries: list[tuple[Any, Any]] = list(value.items())
+    else:
+        entries = list(enumerate(value))[:2] if isinstance(value, list) else []
+    for key, inner in entries:
+        yield (*before, key)
+        yield from _paths(inner, (*before, key))
+
+
+def record_of(answer: Completion) -> str:
+    """What is written of it: anything that is no JSON is found here."""
+    return json.dumps(dataclasses.asdict(answer), allow_nan=False)
 
 
 class Replayed:

@@ -37,6 +37,7 @@ from .fields import (
 )
 from .protocol import Ask, Completion
 
+_LEAST = 0.5  # no step writes less than a token
 _NEAR = 1e-3  # steps are whole numbers but for the rounding of a 32-bit float
 
 
@@ -154,8 +155,8 @@ def _steps(choice: Fields, written: int, *, ended: bool) -> int:
     """Steps so far, from the average."""
     average = number(choice.get("avg_decoded_tokens_per_iter"), "avg_decoded_tokens_per_iter")
     for tokens in (written, written + 1) if ended else (written,):  # with a dropped stop token
-        steps = tokens / average if average > 0 else 0
-        if round(steps) >= 1 and abs(steps - round(steps)) < _NEAR:
+        steps = tokens / max(average, _LEAST)
+        if round(steps) >= 1 and abs(steps - round(steps)) < _NEAR and average >= _LEAST:
             return round(steps)
     raise AnswerProblem(f"avg_decoded_tokens_per_iter: {average} is no average of {written} tokens")
 
