@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.validate.errors import MeasureError
 from draftquant.validate.measure.client import Event, Reply
@@ -31,7 +32,7 @@ from stand.asking import (
     replayed,
     shared_decoder,
 )
-from stand.decoder import END, Decoder
+from stand.decoder import END, PAIRS, Decoder
 from stand.server import Fault, Object, served
 from stand.sglang import SGLangStand
 
@@ -102,6 +103,27 @@ def test_counts_are_those_of_replay(
         assert answer.drafted is None
     assert {a.ended for a in answers} == {"length"}
     assert {"/metrics", "/model_info"}.isdisjoint(stand.got)
+
+
+def test_a_block_draft_is_counted_alike(one_thread: None, tmp_path: Path) -> None:
+    """DFlash: eight tokens are verified in a round, seven of which are drafted."""
+    del one_thread
+    prompts = read_prompts(PAIRS / "dflash" / "prompts.jsonl")[:2]
+    by_replay = Replayed(tmp_path, "dflash", prompts, 7)
+    made = SGLangStand(
+        decoder=Decoder("dflash", num_draft_tokens=7),
+        info={"speculative_algorithm": "DFLASH", "speculative_num_steps": 1},
+    )
+    with served(made):
+        _, speculation = identify(SGLangProtocol(), made.url)
+        answers = complete(SGLangProtocol(), made.url, prompts)
+    assert speculation is not None
+    assert (speculation.num_draft_tokens, speculation.method) == (7, "DFLASH")
+    for answer, ids, rounds in zip(answers, by_replay.token_ids, by_replay.rounds, strict=True):
+        assert answer.token_ids == ids
+        assert answer.accepted is not None
+        assert answer.accepted[: len(rounds)] == rounds
+        assert len(rounds) > 3
 
 
 def test_gauges_lie_and_are_not_read(stand: SGLangStand) -> None:

@@ -11,20 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
-from draftquant.quantize.stored.loading import load_draft
 from draftquant.validate.measure.client import Event, Patience, ServerClient
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.protocols.protocol import Ask, Completion, EngineProtocol
 from replay_proof import replayed_steps
-from stand.decoder import PAIR, Decoder
+from stand.decoder import AUX_LAYER_IDS, PAIRS, Decoder, PairName, loaded_draft
 
 NUM_TOKENS = 32
-PROMPTS = read_prompts(PAIR / "prompts.jsonl")[:6]
+PROMPTS = read_prompts(PAIRS / "eagle3-llama" / "prompts.jsonl")[:6]
 IMPATIENT = Patience(attempts=3, first_pause=0.01, seconds=5)
 
 
@@ -107,16 +105,17 @@ def record_of(answer: Completion) -> str:
 class Replayed:
     """draftquant's own replay of the same prompts: tokens, and rounds in order."""
 
-    def __init__(self, folder: Path, num_draft_tokens: int) -> None:
-        self.num_draft_tokens = num_draft_tokens
+    def __init__(
+        self, folder: Path, pair: PairName, prompts: Sequence[Prompt], num_draft_tokens: int
+    ) -> None:
         traces = record_traces(
-            PAIR / "target",
-            PROMPTS,
+            PAIRS / pair / "target",
+            prompts,
             folder / "traces",
             max_new_tokens=NUM_TOKENS,
-            aux_layer_ids=(0, 1, 2),
+            aux_layer_ids=AUX_LAYER_IDS,
         )
-        draft = load_draft(PAIR / "draft", dtype=torch.float32)
+        draft = loaded_draft(pair)
         self.token_ids: list[tuple[int, ...]] = []
         self.rounds: list[tuple[int, ...]] = []
         for trace in TraceFolder.open(traces.folder):
@@ -128,13 +127,13 @@ class Replayed:
 @functools.cache
 def shared_decoder() -> Decoder:
     """One for all tests: every prompt is decoded once."""
-    return Decoder(num_draft_tokens=3)
+    return Decoder("eagle3-llama", num_draft_tokens=3)
 
 
 @functools.cache
 def _replayed() -> Replayed:
     with tempfile.TemporaryDirectory() as folder:
-        return Replayed(Path(folder), 3)
+        return Replayed(Path(folder), "eagle3-llama", PROMPTS, 3)
 
 
 @pytest.fixture
