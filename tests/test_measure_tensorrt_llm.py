@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure.checks import record_problem
 from draftquant.validate.measure.client import Event, Reply
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.measure.plan import Plan, ServerAddress
@@ -113,6 +114,7 @@ def test_counts_are_those_of_replay(
         # Replay knows one round more where exactly K tokens were left.
         assert answer.accepted == known(rounds, len(token_ids))
         assert len(rounds) - len(answer.accepted) <= 1
+        assert 0 <= answer.num_cut_rounds <= 3
         assert answer.histogram == tuple(answer.accepted.count(j) for j in range(4))
         assert (answer.drafted, answer.num_draft_tokens) == (None, None)
     assert {a.ended for a in answers} == {"length"}
@@ -443,7 +445,14 @@ def test_a_run_goes_through_a_storm(
     ):
         assert record.token_ids == token_ids
         assert record.accepted is not None
-        assert record.accepted[: len(known(rounds, NUM_TOKENS))] == known(rounds, NUM_TOKENS)
+        assert record.accepted == known(rounds, NUM_TOKENS)
+        written = 1 + sum(record.accepted) + len(record.accepted)
+        assert (written < len(token_ids)) is (record.num_cut_rounds > 0)
+        assert len(token_ids) - written <= 3
+    for number in (-1, 4):
+        cut = dataclasses.replace(taken.records[0], num_cut_rounds=number)
+        problem = record_problem(cut, taken.setup)
+        assert problem == f"num_cut_rounds: expected 0 to K, got {number}"
 
 
 def test_a_server_that_is_started_otherwise_meanwhile(

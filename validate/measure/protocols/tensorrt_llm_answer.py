@@ -136,6 +136,7 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
         histogram=_histogram(accepted, num_draft_tokens),
         accepted=accepted,
         drafted=None,
+        num_cut_rounds=0 if accepted is None else len(steps.chunks) - 1 - len(accepted),
         num_draft_tokens=None,
         token_logprob=_logprobs(steps) if num_top else None,
         top_gap=_gaps(steps) if num_top > 1 else None,
