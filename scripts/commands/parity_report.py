@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...quantize.files.staging import check_output
 from ..console import print_json, print_table, stdout, table
-from .gate import COLOURS
+from .gate_report import COLOURS
 
 if TYPE_CHECKING:
     from ...validate.parity.finding import Finding

@@ -16,27 +16,33 @@ from ..parity.finding import Finding, worst
 from ..retuned import RetunedReport
 from .noise import ServerNoise
 
+Part = tuple[str, Verdict, str, str | None]
+"""Title of a judgement, its verdict, reason and action."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointReport:
     """All judgements of one candidate.
 
     Attributes:
-        served: of two measurements. replayed: of two replays; None = no traces were given.
+        served: of two measurements; None = none were given.
+        replayed: of two replays; None = no traces were given. One of both there is.
         noise: of the server; None = the baseline was measured once.
         findings: of checks of parity.
     """
 
-    served: GateReport
+    served: GateReport | None = None
     replayed: GateReport | RetunedReport | None = None
     noise: ServerNoise | None = None
     findings: tuple[Finding, ...] = ()
 
     @property
-    def parts(self) -> tuple[tuple[str, Verdict, str, str | None], ...]:
-        """Title, verdict, reason and action of each."""
+    def parts(self) -> tuple[Part, ...]:
+        """Each judgement."""
         served, replayed, noise = self.served, self.replayed, self.noise
-        found = [("served", served.verdict, served.reason, served.action)]
+        found: list[Part] = []
+        if served is not None:
+            found.append(("served", served.verdict, served.reason, served.action))
         if replayed is not None:
             found.append(("replayed", replayed.verdict, replayed.reason, replayed.action))
         if noise is not None:
@@ -72,10 +78,10 @@ class JointReport:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Of all, each once; and in what replay and server differ."""
-        replayed = self.replayed
-        found = [*self.served.warnings, *(replayed.warnings if replayed else ())]
-        if isinstance(replayed, GateReport):
-            found += replay_differences(replayed, self.served)
+        served, replayed = self.served, self.replayed
+        found = [warning for one in (served, replayed) if one for warning in one.warnings]
+        if isinstance(replayed, GateReport) and served is not None:
+            found += replay_differences(replayed, served)
         return tuple(dict.fromkeys(found))
 
     def to_mapping(self) -> dict[str, Any]:
@@ -86,7 +92,7 @@ class JointReport:
             "action": self.action,
             "exit_code": self.exit_code,
             "warnings": list(self.warnings),
-            "served": self.served.to_mapping(),
+            "served": None if self.served is None else self.served.to_mapping(),
             "replayed": None if self.replayed is None else self.replayed.to_mapping(),
             "noise": None if self.noise is None else dataclasses.asdict(self.noise),
             "parity": [dataclasses.asdict(one) for one in self.findings],

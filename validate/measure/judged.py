@@ -1,7 +1,7 @@
 """Two measurements under the gate: the same ladder of rules as for two replays."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..doubts import NO_BACKGROUND, Background
 from ..draft_counts import Wording
@@ -40,8 +40,9 @@ def judge_measured(
             said.
 
     Raises:
-        GateError: both are one measurement, or of one draft; neither server drafted; the outputs
-            are too short; or what is expected of the baseline is no acceptance length.
+        GateError: both are one measurement, or of one draft; neither server drafted, or another
+            draft than `background` names; the outputs are too short; or what is expected of the
+            baseline is no acceptance length.
     """
     pair = pair_measurements(baseline, candidate)
     digests = [draft_sha256(one) for one in (baseline, candidate)]
@@ -51,6 +52,7 @@ def judge_measured(
             f"is of the very draft that {baseline.name} is of (tensors {digests[0][:12]})",
             fix="give the quantized draft's run; --baseline-again shows the noise of one draft's",
         )
+    _check_folders(pair, digests, background)
     known = dataclasses.replace(
         background,
         baseline_sha256=background.baseline_sha256 or digests[0],
@@ -75,6 +77,18 @@ def draft_sha256(measurement: Measurement) -> str | None:
     """Identity of the draft that was served; None = not known."""
     speculation = measurement.setup.speculation
     return None if speculation is None else speculation.draft_sha256
+
+
+def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: Background) -> None:
+    """Each served draft is the one whose folder is judged beside it."""
+    given = (background.baseline_sha256, background.candidate_sha256)
+    for measurement, served, folder in zip(pair.measurements, digests, given, strict=True):
+        if served is not None and folder is not None and served != folder:
+            raise GateError(
+                measurement.name,
+                f"was served with another draft: expected tensors {folder[:12]}, got {served[:12]}",
+                fix="give the BF16 draft and its measurement first, the quantized ones second",
+            )
 
 
 def warnings_of(pair: ServedPair) -> Iterator[str]:
