@@ -244,7 +244,7 @@ class ServerClient:
         return text
 
     async def _lines(self, answer: httpx2.Response) -> AsyncIterator[str]:
-        """Lines as server-sent events have them: U+2028 and the like, which JSON may hold, end none."""
+        """Lines of server-sent events, which U+2028 and the like do not end: JSON may hold them."""
         size, pending = 0, bytearray()
         async for part in answer.aiter_bytes():
             size += len(part)
