@@ -102,7 +102,10 @@ def pair_outputs(
             depends on what was accepted: then no round is taken for common.
     """
     common = common_length(baseline.token_ids, candidate.token_ids)
-    starts = [round_starts(record) if greedy else None for record in (baseline, candidate)]
+    starts = [
+        round_starts(record, num_draft_tokens) if greedy else None
+        for record in (baseline, candidate)
+    ]
     placed = all(known is not None for known in starts)
     splits = [
         _split(record, known if placed else None, common, num_draft_tokens)
@@ -123,16 +126,21 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def round_starts(record: RequestRecord) -> list[int] | None:
+def round_starts(record: RequestRecord, num_draft_tokens: int) -> list[int] | None:
     """Tokens of the output that were written before each round; the first comes from the prompt.
 
     None where they are not known: the engine does not tell the rounds, or had steps without a
-    draft, so that rounds and bonus tokens do not add up to the output.
+    draft, so that rounds and bonus tokens do not add up to the output. Of an engine that trims its
+    last rounds before it tells them (TensorRT-LLM) those behind which more than K tokens stand are
+    told, and they end within K + 1 tokens of the end.
     """
-    if record.accepted is None or not record.accepted:
+    if not record.accepted:
         return None
     *starts, end = accumulate((accepted + 1 for accepted in record.accepted), initial=1)
-    return starts if starts[-1] < len(record.token_ids) <= end else None
+    length, last = len(record.token_ids), starts[-1]
+    reaches_end = last < length <= end
+    trimmed = last + num_draft_tokens < length < end + num_draft_tokens + 1
+    return starts if reaches_end or trimmed else None
 
 
 def whole_counts(record: RequestRecord, num_draft_tokens: int) -> AcceptanceCounts:

@@ -164,7 +164,7 @@ def reconcile_prompt(
     if trace.prompt_sha256 != record.prompt_sha256:
         return _of_another_prompt(record, num_draft_tokens)
     common = common_length(record.token_ids, trace.continuation)
-    starts = round_starts(record)
+    starts = round_starts(record, num_draft_tokens)
     shared = here.accepted[: max(0, common - num_draft_tokens)]
     replayed = rounds(shared)
     compared: list[ComparedRound] = []
