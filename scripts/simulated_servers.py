@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
 
 from ..validate.measure.checks import prompts_sha256
 from ..validate.measure.measurement import (
@@ -39,7 +38,8 @@ _THRESHOLD, _PER_DEPTH = -0.85, 0.05
 _EASE_OF_PROMPTS, _EASE_OF_TOKENS, _PLACE = 0.22, 0.45, 0.8  # standard deviations
 _STICKINESS = 0.8  # of the walk
 _QUANTIZATION = 0.12  # standard deviation of what quantization adds
-_POPULATION = 40_000  # prompts on which the true change is set
+_SOME_LOSS = 0.03  # changes the acceptance length by about -1.5 %
+_POPULATION = 12_000  # prompts on which the true change is set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +76,18 @@ def measure(
     )
 
 
-@functools.cache
 def true_loss(change: float, loss_with_ease: float) -> float:
-    """The mean loss of ease with which the population changes by `change`."""
+    """The mean loss of ease with which the population changes by `change`, by a straight line."""
+    none, some = (_population_change(loss, loss_with_ease) for loss in (0.0, _SOME_LOSS))
+    return _SOME_LOSS * (change - none) / (some - none)
+
+
+@functools.cache
+def _population_change(loss: float, loss_with_ease: float) -> float:
+    """Relative, over whole texts that both drafts meet."""
     same_text = Parting(hazard=0.0, loss_with_ease=loss_with_ease)
-
-    def excess(loss: float) -> float:
-        drawn = _draw(np.random.default_rng(0), _POPULATION, loss, same_text)
-        lengths = [_mean_length(accepted) for accepted in (drawn.candidate, drawn.baseline)]
-        return lengths[0] / lengths[1] - 1 - change
-
-    return float(optimize.brentq(excess, -0.2, 0.2, xtol=1e-4))
+    drawn = _draw(np.random.default_rng(0), _POPULATION, loss, same_text)
+    return _mean_length(drawn.candidate) / _mean_length(drawn.baseline) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

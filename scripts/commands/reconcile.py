@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Differences that are printed; the report has all."""
+
+OF_ROUNDS = {
+    "K": "the server proposed fewer than K tokens",
+    "kernel": "a near tie of the draft's logits, which kernels settle either way",
+    "draft": "the server had another draft",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +155,7 @@ def print_reconciliation(found: "Reconciliation") -> None:
         *numbers,
         right=numbers,
     )
-    for name, counts in (("served", found.served), ("replayed", found.replayed)):
+    for name, counts in found.totals.items():
         length = f"{counts.mean_acceptance_length:.4f}" if counts.num_steps else ""
         lengths.row(name, length, f"{counts.num_steps:,}")
     print_table(lengths)
@@ -159,8 +166,7 @@ def print_reconciliation(found: "Reconciliation") -> None:
         f"{equal:,} of {compared:,} rounds in common text are equal; replay does not count"
         f" {beyond:,} more, behind that text or at its end"
     )
-    if any(prompt.differences for prompt in prompts):
-        _print_differences(found)
+    _print_differences(found)
     outcomes = [prompt.outcome for prompt in prompts]
     said = ", ".join(
         f"{outcomes.count(name)} {name}"
@@ -183,14 +189,20 @@ def print_reconciliation(found: "Reconciliation") -> None:
 
 
 def _print_differences(found: "Reconciliation") -> None:
-    """Those that are not explained first."""
+    """Rounds that are explained by their number, everything else one by one, the worst first."""
     ranks = {False: 0, None: 1, True: 2}
-    rows = [(prompt.id, one) for prompt in found.prompts for one in prompt.differences]
-    rows.sort(key=lambda row: ranks[row[1].explained])
     words = {False: "unexplained", None: "not known", True: "explained"}
-    title = f"Differences, {len(rows)} in all"
-    shown = table(title, "prompt", "token", "kind", "what", "")
-    for name, one in rows[:SHOWN]:
+    rows = [(prompt.id, one) for prompt in found.prompts for one in prompt.differences]
+    explained = Counter(one.kind for _, one in rows if one.explained and one.kind in OF_ROUNDS)
+    for kind, count in sorted(explained.items()):
+        stdout().line(f"{count:,} of the others are explained: {OF_ROUNDS[kind]}")
+    told = [row for row in rows if not (row[1].explained and row[1].kind in OF_ROUNDS)]
+    if not told:
+        return
+    told.sort(key=lambda row: ranks[row[1].explained])
+    more = f", the first {SHOWN} of {len(told)}" if len(told) > SHOWN else ""
+    shown = table(f"Differences{more}", "prompt", "token", "kind", "what", "")
+    for name, one in told[:SHOWN]:
         position = "" if one.position is None else str(one.position)
         shown.row(name, position, one.kind, one.what, words[one.explained])
     print_table(shown)
