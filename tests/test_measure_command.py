@@ -51,6 +51,7 @@ def test_figures_are_printed_and_shown_again(
     printed = capsys.readouterr().out
     assert "r: vllm 0.32.0, the-target, 3 in flight, greedy" in printed
     assert "K = 3, draft not known" in printed
+    assert "does not tell whether it accepts only what its target writes" in printed
     steps = [
         step
         for record in read_measurement(prompts.with_name("r")).records
@@ -155,6 +156,7 @@ def test_what_a_user_has_to_know(
     said = capsys.readouterr()
     assert "1 request(s) in flight, not 4: only the server's counters tell" in said.err
     assert "does not write: rejection_sample_method = synthetic" in said.out
+    assert "does not tell" not in said.out
 
 
 def test_later_turns_are_not_measured(

@@ -118,7 +118,8 @@ class ServerClient:
                 verify=url.startswith("https"),  # certificates take long to load
                 headers={"Authorization": f"Bearer {key}"} if key else {},
                 timeout=httpx2.Timeout(connect=10, write=60, pool=None, read=patience.seconds),
-                limits=httpx2.Limits(max_connections=most_in_flight),
+                # Before the server closes an idle connection (vLLM after 5 seconds).
+                limits=httpx2.Limits(max_connections=most_in_flight, keepalive_expiry=2),
             )
         except httpx2.InvalidURL as exc:
             raise MeasureError("--server", f"{short(url)}: {exc}", fix=_ADDRESS) from exc
