@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -214,24 +215,30 @@ def test_what_is_served_as_replayed_is_equal(
 def test_every_difference_of_a_run_is_explained_or_not(
     work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One text parts at no tie (by the target's head), one round is wrong, one prompt is new."""
+    """One text parts at no near tie, one at a near tie, one round is wrong, one prompt is new."""
     one = read_measurement(work / "bf16.jsonl")
-    first, second, third, *others = one.records
+    first, second, third, fourth = one.records
     other = tuple((token + 1) % 1024 if i >= 40 else token
                   for i, token in enumerate(first.token_ids))  # fmt: skip
     assert second.accepted is not None
     wrong = (0, second.accepted[0] - 1, *second.accepted[1:])  # its first round, cut in two
     assert second.accepted[0] > 0
+    told_all: dict[str, Any] = {"token_logprob": (-1.0,) * NEW_TOKENS}
     records = (
-        dataclasses.replace(first, token_ids=other),
+        dataclasses.replace(first, token_ids=other, top_gap=(1.0,) * NEW_TOKENS, **told_all),
         dataclasses.replace(
-            second, accepted=wrong, histogram=tuple(wrong.count(j) for j in range(K + 1))
+            second,
+            accepted=wrong,
+            histogram=tuple(wrong.count(j) for j in range(K + 1)),
+            **told_all,
         ),
-        dataclasses.replace(third, prompt_sha256="9" * 64),
-        *others,
+        dataclasses.replace(third, prompt_sha256="9" * 64, **told_all),
+        dataclasses.replace(
+            fourth, token_ids=(*fourth.token_ids[:-1], 5), top_gap=(0.25,) * NEW_TOKENS, **told_all
+        ),
     )
     digest = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in records)
-    asked = dataclasses.replace(one.setup.asked, prompts_sha256=digest)
+    asked = dataclasses.replace(one.setup.asked, prompts_sha256=digest, num_top_logprobs=2)
     changed = Measurement(
         name="x", setup=dataclasses.replace(one.setup, asked=asked), records=records
     )
@@ -242,7 +249,8 @@ def test_every_difference_of_a_run_is_explained_or_not(
     kinds = [[one["kind"] for one in prompt["differences"]] for prompt in told["prompts"]]
     assert kinds[0] == ["text"]
     assert "round" in kinds[1]
-    assert kinds[2] == ["prompt"]
+    assert kinds[2:] == [["prompt"], ["text"]]
+    assert told["prompts"][3]["differences"][0]["explained"] is True
     assert told["prompts"][0]["differences"][0]["explained"] is False
     assert "no near tie of the target" in told["prompts"][0]["differences"][0]["what"]
     assert main([*command, "--max-gap", "1000"]) == 1  # the round is still unexplained

@@ -40,13 +40,15 @@ def test_rounds_that_do_not_add_up_to_the_output_have_no_place() -> None:
     assert round_starts(dataclasses.replace(one, accepted=()), K) is None
 
 
-def test_tokens_beyond_the_end_and_trimmed_last_rounds_are_no_gap() -> None:
+def test_tokens_beyond_the_end_and_cut_rounds_are_no_gap() -> None:
     """vLLM counts what a last round accepted beyond the end; TensorRT-LLM leaves that round out."""
     one = run([2, 0, 2])  # writes tokens 1 .. 7
     assert round_starts(dataclasses.replace(one, token_ids=one.token_ids[:6]), K) == [1, 4, 5]
-    left_out = dataclasses.replace(one, accepted=(2, 0))  # the third began 3 before the end
+    left_out = dataclasses.replace(one, accepted=(2, 0), token_ids=one.token_ids[:7])
     assert round_starts(left_out, K) is None
-    assert round_starts(dataclasses.replace(left_out, token_ids=one.token_ids[:7]), K) == [1, 4]
+    assert round_starts(dataclasses.replace(left_out, num_cut_rounds=1), K) == [1, 4]
+    longer = dataclasses.replace(left_out, num_cut_rounds=1, token_ids=one.token_ids)
+    assert round_starts(longer, K) is None  # 3 tokens are not written, cut rounds have at most K
 
 
 def test_equal_outputs_are_counted_by_the_rule_of_replay() -> None:

@@ -183,6 +183,8 @@ def test_what_a_reader_has_to_know() -> None:
     assert any("which draft was served for one and two" in said for said in report.warnings)
     assert any("1 and 8 requests in flight" in said for said in report.warnings)
     assert any("10.0% of the rounds of one fewer than K" in said for said in report.warnings)
+    unsure = judge_measured(run(**A), run(1, acceptance_told=False, **B), RELEASE)
+    assert any("of drop 1 does not tell how it accepts" in said for said in unsure.warnings)
     untold = [{"accepted": None}] * 40
     wide = judge_measured(run(**A), run(1, of_record=untold, **B), RELEASE)
     assert any("whole outputs are compared, whose bounds" in said for said in wide.warnings)

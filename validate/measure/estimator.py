@@ -130,17 +130,13 @@ def round_starts(record: RequestRecord, num_draft_tokens: int) -> list[int] | No
     """Tokens of the output that were written before each round; the first comes from the prompt.
 
     None where they are not known: the engine does not tell the rounds, or had steps without a
-    draft, so that rounds and bonus tokens do not add up to the output. Of an engine that trims its
-    last rounds before it tells them (TensorRT-LLM) those behind which more than K tokens stand are
-    told, and they end within K + 1 tokens of the end.
+    draft, so that rounds and bonus tokens do not add up to the output.
     """
     if not record.accepted:
         return None
     *starts, end = accumulate((accepted + 1 for accepted in record.accepted), initial=1)
-    length, last = len(record.token_ids), starts[-1]
-    reaches_end = last < length <= end
-    trimmed = last + num_draft_tokens < length < end + num_draft_tokens + 1
-    return starts if reaches_end or trimmed else None
+    cut = num_draft_tokens if record.num_cut_rounds else 0  # tokens, at most
+    return starts if starts[-1] < len(record.token_ids) <= end + cut else None
 
 
 def whole_counts(record: RequestRecord, num_draft_tokens: int) -> AcceptanceCounts:
