@@ -174,6 +174,11 @@ def print_reconciliation(found: "Reconciliation") -> None:
         if name in outcomes
     )
     out.line(f"prompts: {said}")
+    if "not known" in outcomes:
+        out.line(
+            "  how near a tie was, traces with log-probabilities know (record --logprobs"
+            " --top-logprobs 8), or a measurement with them (measure --top-logprobs 2)"
+        )
     if found.other_draft:
         out.line(("warning:", "yellow"), " the server had another draft than the one replayed")
     if found.other_draft is None:
