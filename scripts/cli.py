@@ -36,6 +36,7 @@ COMMANDS = {
     "traces": "import, look at, split or merge recorded traces",
     "replay": "acceptance length of drafts over recorded traces",
     "gate": "may the quantized draft replace the BF16 one?",
+    "parity": "does speculation, or quantizing a draft, change texts, scores or probabilities?",
 }
 
 
