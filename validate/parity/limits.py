@@ -15,7 +15,7 @@ from .finding import CheckName, Finding
 from .pooled import Bounded
 
 MIN_PROMPTS = 30
-"""Distinct ones, as `release` asks for; with fewer, bounds are too narrow if a few prompts are odd."""
+"""Distinct ones, as `release` asks for; fewer, and a few odd ones make bounds too narrow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
