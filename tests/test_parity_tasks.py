@@ -128,7 +128,7 @@ def test_less_may_be_better(tmp_path: Path) -> None:
     assert found.details[0]["only_first_right"] == 30
     assert found.verdict == "FAIL"
     path.write_text("{")
-    with pytest.raises(ParityError, match="results_.*cannot be read"):
+    with pytest.raises(ParityError, match=r"results_.*cannot be read"):
         read_samples(tmp_path / "b")
     path.write_text("[]")
     assert read_samples(tmp_path / "b")["gsm8k"].lower_is_better == frozenset()
