@@ -157,18 +157,51 @@ def _item(value: Mapping[str, Any], where: str) -> tuple[str, Item]:
     return name, Item(number=number, sha256=sha256, scores=scores)
 
 
+def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
+    """What a run lacks of the items that it says it evaluated; empty if nothing.
+
+    `results_DATE.json` counts them under "n-samples" (evaluator_utils.py:292 of lm_eval 0.4.13);
+    samples that cannot be saved are a warning of lm_eval, no error.
+
+    Args:
+        folder: of one run.
+        found: its samples.
+
+    Raises:
+        ParityError: the results cannot be read.
+    """
+    files = sorted(folder.rglob("results_*.json"))
+    if len(files) != 1:
+        return f"expected one results_DATE.json, got {len(files)}"
+    table = _results(files[0]).get("n-samples")
+    if not isinstance(table, Mapping) or not table:
+        return f"{files[0].name} does not say how many items were evaluated"
+    for task, counts in table.items():
+        expected = counts.get("effective") if isinstance(counts, Mapping) else None
+        items = found[task].items if task in found else {"": {}}
+        for name, of_filter in items.items():
+            if len(of_filter) != expected:
+                under = f" under {name!r}" if name else ""
+                return f"{task}{under} has samples of {len(of_filter)} items of {short(expected)}"
+    return ""
+
+
 def _lower_is_better(path: Path, task: str, date: str) -> frozenset[str]:
     """As far as the results of the same run are there; else more is better."""
     results = path.with_name(f"results_{date}.json")
     if not results.exists():
         return frozenset()
-    try:
-        value = parse_json(read_text(results))
-    except (OSError, JsonProblem) as exc:
-        raise ParityError(results, f"cannot be read: {exc}",
-                          fix="if more is better, move it away") from exc  # fmt: skip
-    table = value.get("higher_is_better") if isinstance(value, Mapping) else None
+    table = _results(results).get("higher_is_better")
     of_task = table.get(task) if isinstance(table, Mapping) else None
     if not isinstance(of_task, Mapping):
         return frozenset()
     return frozenset(str(metric) for metric, higher in of_task.items() if higher is False)
+
+
+def _results(path: Path) -> Mapping[str, Any]:
+    try:
+        value = parse_json(read_text(path))
+    except (OSError, JsonProblem) as exc:
+        raise ParityError(path, f"cannot be read: {exc}",
+                          fix="give the folder as lm_eval wrote it") from exc  # fmt: skip
+    return value if isinstance(value, Mapping) else {}
