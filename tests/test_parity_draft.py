@@ -224,7 +224,7 @@ def test_changes_tell_both_sides() -> None:
     found = draft_findings(prompts, DraftLimits(max_perplexity_rise=0.01), top=5, confidence=0.95)[
         -1
     ]
-    assert found.what.startswith("change of log perplexity")
+    assert found.what.startswith("log perplexity")
     assert found.estimate == pytest.approx(1.5 * 1.1 / 20)
     assert found.verdict == "FAIL"
     assert found.details[0]["baseline"] == pytest.approx(0.5)
@@ -299,8 +299,8 @@ def test_the_command(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[s
     report = tmp_path / "report.json"
     assert main([*command, "--max-kl", "9", "--report", str(report)]) == 3  # few prompts
     printed = capsys.readouterr().out
-    assert "By step" in printed
-    assert "INCONCLUSIVE: KL(BF16 || quantized), nats: " in printed
+    assert "By step and category" in printed
+    assert "INCONCLUSIVE: KL(BF16 || quantized): " in printed
     assert len(json.loads(report.read_text())["findings"]) == 6
     assert main([*command, "--report", str(report)]) == 2
     assert "already exists" in capsys.readouterr().err

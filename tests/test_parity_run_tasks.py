@@ -112,10 +112,17 @@ def test_what_lm_eval_is_told(
         "tokenizer": str(TARGET.absolute()),
         "tokenizer_backend": "huggingface",
     }
-    assert [given(options, name) for name in (
-        "--model", "--tasks", "--seed", "--limit", "--num_fewshot", "--gen_kwargs",
-        "--include_path", "--batch_size",
-    )] == ["local-completions", "gsm8k", "7", "3", "2", "temperature=0.5", str(tmp_path), "1"]  # fmt: skip
+    expected = {
+        "--model": "local-completions",
+        "--tasks": "gsm8k",
+        "--seed": "7",
+        "--limit": "3",
+        "--num_fewshot": "2",
+        "--gen_kwargs": "temperature=0.5",
+        "--include_path": str(tmp_path),
+        "--batch_size": "1",
+    }
+    assert {name: given(options, name) for name in expected} == expected
     assert {"--log_samples", "--confirm_run_unsafe_code"} < set(options)
     assert "--apply_chat_template" not in options
 

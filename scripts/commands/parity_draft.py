@@ -72,10 +72,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _print_parts(findings: "Sequence[Finding]") -> None:
     """By draft step and by category."""
-    for key in ("step", "category"):
-        parts = [str(row[key]) for row in findings[0].details if key in row]
-        found = table(f"By {key}", "of", *parts, right=(*parts,))
+    figures = [one.what for one in findings]
+    found = table("By step and category", "of", *figures, right=(*figures,))
+    parts = [(key, row[key]) for key in ("step", "category") for row in findings[0].details
+             if key in row]  # fmt: skip
+    for key, part in parts:
+        cells = []
         for one in findings:
-            cells = {str(row[key]): row["estimate"] for row in one.details if key in row}
-            found.row(one.what, *(f"{cells[p]:.4f}" if p in cells else "" for p in parts))
-        print_table(found)
+            own = [row["estimate"] for row in one.details if row.get(key) == part]
+            cells.append(f"{own[0]:.5f}" if own else "")
+        found.row(f"{key} {part}", *cells)
+    print_table(found)

@@ -24,7 +24,7 @@ class DraftLimits:
     """What quantizing may change; None = not judged.
 
     Attributes:
-        max_kl: mean KL(BF16 || quantized), nats.
+        max_kl: mean KL(BF16 || quantized).
         min_agreement: share of equal most likely tokens.
         min_top_agreement: shared part of the most likely tokens.
         min_overlap: mean sum of the smaller probabilities.
@@ -45,7 +45,7 @@ class DraftLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Figure:
-    """One figure: the mean of a quantity, or of a change of it.
+    """One figure: the mean of a quantity of `Quantity`, or of a change of it.
 
     Attributes:
         what: for people.
@@ -100,38 +100,38 @@ def check_limits(allowed: DraftLimits) -> None:
 def _figures(allowed: DraftLimits, top: int) -> Iterator[_Figure]:
     share = (0.0, 1.0)
     yield _Figure(
-        what="KL(BF16 || quantized), nats",
+        what="KL(BF16 || quantized)",
         allowed=limits("--max-kl", allowed.max_kl, most=1),
         total=lambda s: s["divergence"],
     )
     yield _Figure(
-        what="agreement of the most likely token",
+        what="top-1 agreement",
         allowed=limits("--min-agreement", allowed.min_agreement, of=share, least=1),
         total=lambda s: s["same_first"],
     )
     yield _Figure(
-        what=f"agreement of the {top} most likely tokens",
+        what=f"top-{top} agreement",
         allowed=limits("--min-top-agreement", allowed.min_top_agreement, of=share, least=1),
         total=lambda s: s["same_top"],
     )
     yield _Figure(
-        what="overlap of distributions, sum min(p, q)",
+        what="overlap",
         allowed=limits("--min-overlap", allowed.min_overlap, of=share, least=1),
         total=lambda s: s["overlap"],
     )
     yield _change(
-        "change of the share of right tokens",
+        "right tokens, change",
         limits("--max-right-drop", allowed.max_right_drop, of=share, least=-1),
         ("right_baseline", "right_candidate"),
     )
     yield _change(
-        "change of log perplexity on the target's tokens",
+        "log perplexity, change",
         limits("--max-perplexity-rise", allowed.max_perplexity_rise, most=1),
         ("surprise_baseline", "surprise_candidate"),
         per="proposable",
     )
     yield _change(
-        "change of alpha, the acceptance of drawn proposals",
+        "alpha, change",
         limits("--max-alpha-drop", allowed.max_alpha_drop, of=share, least=-1),
         ACCEPTED,
     )
