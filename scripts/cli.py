@@ -37,7 +37,7 @@ COMMANDS = {
     "replay": "acceptance length of drafts over recorded traces",
     "measure": "what a running server accepts, and how long it takes",
     "gate": "may the quantized draft replace the BF16 one?",
-    "parity": "does speculation, or quantizing a draft, change texts, scores or probabilities?",
+    "parity": "does speculation, or a quantized draft, change what is said?",
 }
 
 
