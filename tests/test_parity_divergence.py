@@ -86,7 +86,11 @@ def test_a_second_plain_run_says_what_noise_is() -> None:
     base = run([record(i, TEXT, top_gap=(3.0, 0.02, 0.15, 0.4)) for i in range(30)], name="plain")
 
     def noisy(count: int, output: Sequence[int]) -> Measurement:
-        return run([record(i, output if i < count else TEXT) for i in range(30)], name="again")
+        return run(
+            [record(i, output if i < count else TEXT) for i in range(30)],
+            name="again",
+            concurrency=16,
+        )
 
     small, large, few = noisy(5, (5, 9)), noisy(5, (5, 6, 7, 9)), noisy(4, (5, 9))
     for again, max_gap, verdicts in (
@@ -119,7 +123,11 @@ def test_a_near_tie_explains_no_third_token() -> None:
 
 
 def test_a_plain_run_that_is_not_itself_says_nothing() -> None:
-    wild = run([record(i, (9, 9, 9, 9) if i == 2 else TEXT) for i in range(30)], name="again")
+    wild = run(
+        [record(i, (9, 9, 9, 9) if i == 2 else TEXT) for i in range(30)],
+        name="again",
+        concurrency=16,
+    )
     judged, _ = divergence_findings(plain(), [speculative({})], plain_again=wild)
     assert judged.verdict == "ANOMALOUS"
     assert "parts from itself (again)" in judged.reason
@@ -127,7 +135,11 @@ def test_a_plain_run_that_is_not_itself_says_nothing() -> None:
 
 def test_hazards_are_compared_exactly() -> None:
     """The bounds are where the tails of the binomial have 5 %."""
-    again = run([record(i, (5, 9, 9, 9) if i < 2 else TEXT) for i in range(60)], name="again")
+    again = run(
+        [record(i, (5, 9, 9, 9) if i < 2 else TEXT) for i in range(60)],
+        name="again",
+        concurrency=16,
+    )
     often = speculative({i: (5, 9, 9, 9) for i in range(12)}, 60)
     _, found = divergence_findings(plain(60), [often], plain_again=again, max_hazard_ratio=1.5)
     ours, theirs = 12 * 2 + 48 * 4, 2 * 2 + 58 * 4
@@ -142,7 +154,7 @@ def test_hazards_are_compared_exactly() -> None:
     assert loose[1].verdict == "PASS"
     between = divergence_findings(plain(60), [often], plain_again=again, max_hazard_ratio=5)
     assert between[1].verdict == "INCONCLUSIVE"
-    never = run([record(i, TEXT) for i in range(60)], name="again")
+    never = run([record(i, TEXT) for i in range(60)], name="again", concurrency=16)
     none = divergence_findings(
         plain(60), [speculative({}, 60)], plain_again=never, max_hazard_ratio=1
     )
@@ -174,6 +186,7 @@ def test_every_speculative_run_is_judged() -> None:
     assert [one.verdict for one in found] == ["PASS", "FAIL"]
 
 
+OTHER = plain(concurrency=9)
 BAD: dict[str, tuple[Measurement, Measurement, dict[str, Any], str]] = {
     "drawn": (plain(temperature=0.7), speculative({}, temperature=0.7), {},
               "drawn at temperature 0.7"),
@@ -193,8 +206,11 @@ BAD: dict[str, tuple[Measurement, Measurement, dict[str, Any], str]] = {
     "no gap": (plain(), speculative({}), {"max_gap": -1.0}, "expected nats, at least 0"),
     "nan": (plain(), speculative({}), {"max_gap": float("nan")}, "expected nats, at least 0"),
     "ratio": (plain(), speculative({}), {"max_hazard_ratio": 2.0}, "needs a second plain run"),
-    "ratio 0": (plain(), speculative({}), {"max_hazard_ratio": 0.0, "plain_again": plain()},
+    "ratio 0": (plain(), speculative({}), {"max_hazard_ratio": 0.0, "plain_again": OTHER},
                 "expected more than 0"),
+    "same noise": (plain(), speculative({}), {"plain_again": plain()},
+                   "was measured with 4 requests in flight, as plain was"),
+    "prompts 0": (plain(), speculative({}), {"min_prompts": 0}, "--min-prompts: expected at least"),
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def divergence_findings(
         ParityError: runs cannot be compared, an option is out of range, or a run that should
             speculate does not (or the other way round).
     """
-    _check_options(max_gap, max_hazard_ratio, plain_again)
+    _check_options(max_gap, max_hazard_ratio, min_prompts, plain_again)
     _check_roles(plain, speculative, plain_again)
     again = None if plain_again is None else audit(plain, plain_again, max_gap=LARGEST_NOISE)
     if max_gap is None:
@@ -189,6 +189,13 @@ def _check_roles(
         if one.setup.speculation is not None:
             raise ParityError(one.name, "expected a server without a draft, but it drafts",
                               fix="give the plain run first, then speculative ones")  # fmt: skip
+    if again is not None and again.setup.asked.concurrency == plain.setup.asked.concurrency:
+        raise ParityError(
+            again.name,
+            f"was measured with {again.setup.asked.concurrency} requests in flight, as"
+            f" {plain.name} was: rounding is the same, and its noise is not seen",
+            fix="measure the plain server again with another --concurrency",
+        )
     for one in speculative:
         if one.setup.speculation is None:
             raise ParityError(one.name, "expected a server with a draft, but it drafts nothing",
@@ -196,8 +203,14 @@ def _check_roles(
 
 
 def _check_options(
-    max_gap: float | None, max_hazard_ratio: float | None, again: Measurement | None
+    max_gap: float | None,
+    max_hazard_ratio: float | None,
+    min_prompts: int,
+    again: Measurement | None,
 ) -> None:
+    if min_prompts < 1:
+        raise ParityError("--min-prompts", f"expected at least 1, got {min_prompts}",
+                          fix=f"leave it out for {MIN_PROMPTS}")  # fmt: skip
     if max_gap is not None and not 0 <= max_gap < float("inf"):
         raise ParityError("--max-gap", f"expected nats, at least 0, got {max_gap}",
                           fix=f"leave it out for {TYPICAL_NOISE:g}")  # fmt: skip

@@ -22,7 +22,7 @@ from ..errors import ParityError
 
 _FILE = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(\.\d+)?)\.jsonl")
 _HASHES = ("doc_hash", "prompt_hash", "target_hash")
-_LONGEST_LINE = 64 * 2**20  # bytes: a document, its few-shot prompt and all answers
+_LONGEST_LINE = 16 * 2**20  # bytes: a document, its few-shot prompt and all answers
 _MOST_LINES = 2_000_000
 _ANEW = "log samples with lm_eval 0.4.3 or later: --log_samples"
 
