@@ -18,6 +18,7 @@ from draftquant.validate.errors import MeasureError, ParityError
 from draftquant.validate.measure.client import Patience
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import line_of
+from draftquant.validate.measure.protocols.vllm import VLLMProtocol
 from draftquant.validate.parity import scored
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.parity.limits import limits
@@ -142,6 +143,41 @@ def test_a_server_scores_prompt_and_output_as_one_prompt() -> None:
         )
     assert found == [(-0.08, -0.09, -0.1, -0.11), (-0.04,)]
     assert done == [(1, 2), (2, 2)]
+
+
+@pytest.fixture
+def _identified_as_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who answers is the protocols' matter; here it is how SGLang is asked for scores."""
+    monkeypatch.setattr(scored, "get_protocol", lambda _engine: VLLMProtocol())
+
+
+@pytest.mark.usefixtures("_identified_as_vllm")
+def test_sglang_scores_by_its_native_interface() -> None:
+    with serving(ScoringServer()) as server:
+        found = score_by_server(server.url, "sglang", TEXTS, patience=HASTY)
+    assert found == [(-0.08, -0.09, -0.1, -0.11), (-0.04,)]
+
+
+@pytest.mark.usefixtures("_identified_as_vllm")
+@pytest.mark.parametrize(
+    ("entry", "what"),
+    [
+        ([-0.1, 12, None], "log-probability of token 11, got -0.1"),
+        ([None, 11, None], "log-probability of token 11, got None"),
+        ([-0.1], "log-probability of token 11, got None"),
+        (None, "log-probability of token 11, got None"),
+    ],
+)
+def test_answers_of_sglang_that_are_no_scores(entry: object, what: str) -> None:
+    def change(answer: Any) -> Any:
+        answer["meta_info"]["input_token_logprobs"][-1] = entry
+        return answer
+
+    with serving(ScoringServer(change=change)) as server, pytest.raises(ParityError, match=what):
+        score_by_server(server.url, "sglang", TEXTS[:1], patience=HASTY)
+    empty = ScoringServer(change=lambda _: {"meta_info": {}})
+    with serving(empty), pytest.raises(ParityError, match="of 7 tokens of the prompt, got None"):
+        score_by_server(empty.url, "sglang", TEXTS[:1], patience=HASTY)
 
 
 def test_no_server_is_asked_about_its_own_words() -> None:

@@ -85,6 +85,7 @@ def _judged(found: Audit, measured: Measurement, again: Audit | None, min_prompt
         f" {found.max_gap:g} nats"
     )
     lossy = measured.setup.speculation.lossy if measured.setup.speculation else ()
+    verdict: Verdict
     if lossy:
         verdict, reason = "ANOMALOUS", f"the server accepts lossily ({', '.join(lossy)}): {figures}"
     elif again is not None and again.unexplained:
@@ -135,6 +136,7 @@ def _hazard_judged(found: Audit, again: Audit, max_ratio: float | None) -> Findi
         f"{ours} divergences in {found.num_tokens:,} tokens with speculation, {theirs} in"
         f" {again.num_tokens:,} of the plain run against itself"
     )
+    verdict: Verdict
     if max_ratio is None:
         verdict, said = "INCONCLUSIVE", "no threshold: --max-hazard-ratio decides"
     elif lower is not None and lower > max_ratio:

@@ -6,7 +6,7 @@ server of it that reads prompt and output as one prompt.
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -82,7 +82,7 @@ def score_by_target(
 
 def _scores(logits: torch.Tensor, token_ids: torch.Tensor) -> Scores:
     rows = max(1, _MAX_LOGITS // logits.shape[-1])
-    parts = zip(logits.split(rows), token_ids.split(rows), strict=True)
+    parts = zip(torch.split(logits, rows), torch.split(token_ids, rows), strict=True)
     scored = [
         some.float().log_softmax(-1).gather(-1, tokens[:, None])[:, 0] for some, tokens in parts
     ]
@@ -194,7 +194,7 @@ async def _ask_sglang(client: ServerClient, _model: str, text: Text) -> Scores:
     return _checked(client, text, pairs)
 
 
-_ASK: Mapping[ScoringEngine, Callable[[ServerClient, str, Text], Any]] = {
+_ASK: Mapping[ScoringEngine, Callable[[ServerClient, str, Text], Awaitable[Scores]]] = {
     "vllm": _ask_vllm,
     "sglang": _ask_sglang,
 }
