@@ -12,6 +12,7 @@ from dataclasses import asdict
 
 from scipy import stats
 
+from ..decision import Verdict
 from ..errors import ParityError
 from ..measure.measurement import Measurement
 from .audit import Audit, Divergence, audit
