@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.target_tables import SharedTables
     from ...quantize.stored.loading import LoadedDraft
-    from ...validate.measure.measurement import Speculation
     from ...validate.measure.reconciled import Reconciliation
 
 SHOWN = 20
@@ -34,11 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`reconcile TRACES R --draft D`."""
     parser.add_argument("traces", type=Path, metavar="TRACES", help="recorded from the target")
     parser.add_argument("measured", type=Path, metavar="R", help="what `measure` wrote")
-    parser.add_argument(
-        "--draft",
-        metavar="D",
-        help="that was served (default: the folder that R names, where it is on this machine)",
-    )
+    parser.add_argument("--draft", required=True, metavar="D", help="that was served")
     add_target(parser)
     add_device(parser)
     parser.add_argument(
@@ -73,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     measurement = read_measurement(options.measured)
     traces = TraceFolder.open(options.traces)
     speculation = check_reconcilable(measurement, traces)
-    folder = resolve_draft(_draft(options, speculation)).folder
+    folder = resolve_draft(options.draft).folder
     served, known = speculation.draft_sha256, DraftFolder.read(folder).sha256
     device = resolve_device(options.device)
     tables = shared_tables(traces, options.target, device)
@@ -95,25 +90,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_reconciliation(found)
     return found.exit_code
-
-
-def _draft(options: argparse.Namespace, speculation: "Speculation") -> str:
-    """As given, or as the server named it.
-
-    Raises:
-        MeasureError: the server names no folder that is here.
-    """
-    from ...validate.errors import MeasureError
-
-    if options.draft is not None:
-        return str(options.draft)
-    if speculation.draft is None or not Path(speculation.draft).is_dir():
-        raise MeasureError(
-            options.measured,
-            f"names no draft folder on this machine (draft: {speculation.draft})",
-            fix="give the draft that was served: --draft D",
-        )
-    return speculation.draft
 
 
 def _in_both_dtypes(
