@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.passes import predictions
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.passes.draft_pass import whole_rows
@@ -290,6 +291,14 @@ def test_drafts_that_cannot_be_compared(pair: Pair) -> None:
             draft_agreement(bf16, int4, traces, num_draft_tokens=24)
     with pytest.raises(ParityError, match="proposes tokens of another vocabulary"):
         draft_agreement(bf16, _Shifted.of(int4), traces, num_draft_tokens=2)
+
+
+def test_logits_that_are_no_numbers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    bf16, int4 = pair.drafts("greedy")
+    nothing = torch.full((1, 1, 1024), torch.nan)
+    monkeypatch.setattr(type(int4.forward), "logits", lambda _self, _hidden: nothing)
+    with pytest.raises(CalibrationError, match="logits are NaN or infinite"):
+        draft_agreement(bf16, int4, pair.traces["greedy"], num_draft_tokens=2)
 
 
 def test_the_command(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...calibration.passes.draft_inputs import check_trace_fits, first_hidden
-from ...calibration.passes.draft_pass import DraftPass, positions, whole_rows
+from ...calibration.passes.draft_pass import DraftPass, finite, positions, whole_rows
 from ...calibration.passes.predictions import (
     MAX_LOGITS,
     draft_ids_of,
@@ -22,7 +22,6 @@ from ...calibration.passes.predictions import (
 )
 from ...calibration.traces.folder import TraceFolder
 from ...calibration.traces.prompt_trace import PromptTrace
-from ...quantize.drafts.forward import DraftForward
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import ParityError
 from ..expectation import acceptance_probabilities
@@ -167,13 +166,12 @@ class _Compared:
     def agreement(self, top: int) -> PromptAgreement:
         """Add up what is asked of every row."""
         sums: dict[Quantity, Tensor] = {}
-        both = (draft.forward for draft in self._drafts)
-        first, second = (self._passes(draft) for draft in self._drafts)
-        head, other_head = both
-        for one, other in zip(first, second, strict=True):
+        baseline, candidate = self._drafts
+        passes = zip(self._passes(baseline), self._passes(candidate), strict=True)
+        for one, other in passes:
             at = slice(one.depths.start, one.depths.stop)
-            for part, tokens, logprob in self._parts(one, other):
-                logits = (_logits(head, part[0]), _logits(other_head, part[1]))
+            for (mine, its), tokens, logprob in self._parts(one, other):
+                logits = (_logits(baseline, mine), _logits(candidate, its))
                 for name, each in self._each(logits, tokens, logprob, top):
                     known = sums.setdefault(name, torch.zeros(self._k, dtype=torch.float64))
                     known[at] += each.double().sum(0).cpu()
@@ -240,9 +238,9 @@ def _of(logprobs: Tensor, draft_ids: Tensor) -> Tensor:
     return logprobs.gather(-1, draft_ids.clamp(min=0)[..., None])[..., 0]
 
 
-def _logits(forward: DraftForward, hidden: Tensor) -> Tensor:
+def _logits(draft: LoadedDraft, hidden: Tensor) -> Tensor:
     """In float32 at least: rounded to BF16 they would move by more than codes move them."""
-    logits = forward.logits(hidden)
+    logits = finite(draft.forward.logits(hidden), draft.name, "logits")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
