@@ -94,6 +94,15 @@ def test_a_server_that_drafts_nothing(running: VLLMServer) -> None:
     assert identify(running)[1:] == (None, None)
 
 
+def test_a_draft_whose_rounds_cannot_be_counted_is_none_the_less_one(running: VLLMServer) -> None:
+    running.metrics = "none"
+    lines = running.get("/metrics").splitlines(keepends=True)
+    text = "".join(line for line in lines if "per_pos" not in line)
+    running.get = lambda path: text if path == "/metrics" else VLLMServer.get(running, path)  # type: ignore[method-assign]
+    with pytest.raises(MeasureError, match="does not count by position what is accepted"):
+        identify(running)
+
+
 @pytest.mark.parametrize(("version", "fits"), [
     ("0.10.2", True), ("0.10.1.1", False), ("0.9.2", False), ("1.0", True), ("dev", True),
     ("0.33.1rc1.dev7+g0123abc", True),

@@ -118,12 +118,13 @@ class VLLMProtocol:
             probed.metrics.num_draft_tokens if probed.metrics else counters.num_draft_tokens
         )
         if num_draft_tokens is None:
-            if counters.are_there or ("speculative_config" in config and not told):
+            is_known = counters.are_there or "speculative_config" in config
+            if is_known and not told and counters.num_rounds is None:
                 return None
             raise MeasureError(
                 client.url,
-                "its answers have no metrics, and it counts nothing (--disable-log-stats): whether"
-                " it drafts, and what is accepted, cannot be known",
+                "its answers have no metrics, and it does not count by position what is accepted"
+                " (--disable-log-stats): whether it drafts, and what is accepted, cannot be known",
                 fix=f"{_DETAILED}, or without --disable-log-stats",
             )
         method = told.get("rejection_sample_method")
