@@ -13,7 +13,9 @@ Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lin
   get_iteration_stats, get_perf_metrics): other readers take what is looked for. The sums of
   /perf_metrics are of a request that is named by a number which its answer does not hold; nothing
   here reads them.
-- Relaxed acceptance (`use_relaxed_acceptance_for_thinking`) is lossy, and told nowhere.
+- Relaxed acceptance (`use_relaxed_acceptance_for_thinking`) is lossy, and told nowhere. Neither are
+  `max_concurrency` and `draft_len_schedule`, by which it drafts less, or not, where more requests
+  run (1.0, 1.2): steps without a draft look like rounds that accepted nothing.
 - With `detokenize: false` token ids come back, in a stream those that are new
   (serve/postprocess_handlers.py, completion_stream_post_processor). See `tensorrt_llm_answer` for
   how rounds are seen in it.
