@@ -175,6 +175,12 @@ def test_too_short_outputs_are_bad_input() -> None:
         judge_measured(*short, RELEASE)
 
 
+def test_a_run_without_a_round_is_bad_input() -> None:
+    none = measurement([[]] * 40, name="none", version="0.33.0", **B)
+    with pytest.raises(GateError, match="none: holds no round: all of its outputs are one token"):
+        judge_measured(run(**A), none, RELEASE)
+
+
 def test_what_a_reader_has_to_know() -> None:
     fewer = [{"drafted": (*(0,) * 20, *(1,) * 180), "accepted": (*(0,) * 20, *(1,) * 180)}] * 40
     fewer = [one | {"histogram": (20, 180)} for one in fewer]

@@ -120,7 +120,7 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
     """Lay two measurements side by side.
 
     Raises:
-        GateError: both are the very same one, or neither server drafted.
+        GateError: both are the very same one, neither server drafted, or one holds no round.
     """
     if baseline.records == candidate.records:
         raise GateError(
@@ -136,6 +136,10 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
             f"neither it nor {candidate.name} was taken with a draft: nothing could be accepted",
             fix="measure servers that draft",
         )
+    for one in (baseline, candidate):
+        if not any(whole_counts(record, known[0]).num_steps for record in one.records):
+            raise GateError(one.name, "holds no round: all of its outputs are one token long",
+                            fix="ask for longer outputs (measure --max-new-tokens)")  # fmt: skip
     incomparable = incomparability(baseline, candidate)
     outputs: tuple[PairedOutputs, ...] = ()
     if incomparable:
