@@ -21,12 +21,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/die":
             print("the engine met an error", flush=True)
             os._exit(7)
-        self.send_response(200 if self.path == "/health" else 404)
+        self.send_response(200)
         self.end_headers()
-        self.wfile.write(" ".join(sys.argv[1:]).encode())
+        self.wfile.write(f"{os.environ.get('SAID')} {' '.join(sys.argv[3:])}".encode())
 
     def log_message(self, *_: object) -> None:
-        print("asked", self.path, os.environ.get("LAUNCHED", ""), flush=True)
+        print("asked", self.path, flush=True)
 
 
 def main() -> None:
