@@ -31,6 +31,21 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
+def open_kept(path: Path) -> int:
+    """Open a file for reading and for appending, which is made where there is none.
+
+    Raises:
+        OSError: it may not be read or written, or is no regular file (or a link to one).
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise OSError(f"{_kind(mode)}, not a file")
+    return descriptor
+
+
 def open_stream(path: Path) -> io.BufferedReader:
     """Open a file for reading, as a buffered stream.
 

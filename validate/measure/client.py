@@ -5,7 +5,7 @@ Every answer is hostile input: bounded in size and time, parsed strictly, quoted
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,6 +20,9 @@ _MOST_BYTES = 64 * 2**20  # 100,000 tokens with 20 log-probabilities each have 4
 _LONGEST_PAUSE = 60.0
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _DATA, _DONE = "data:", "[DONE]"
+_ADDRESS = "give http://HOST:PORT"
+KEY_VARIABLE = "DRAFTQUANT_SERVER_KEY"
+"""Of the environment; holds the key of the server, if it asks for one."""
 T = TypeVar("T")
 
 
@@ -67,6 +70,10 @@ class _PassingError(Exception):
         self.pause = pause
 
 
+class _AbsentError(MeasureError):
+    """The server has nothing at an address."""
+
+
 class ServerClient:
     """Requests to one server; an asynchronous context.
 
@@ -77,7 +84,7 @@ class ServerClient:
         patience: of every request.
 
     Raises:
-        MeasureError: the address is none.
+        MeasureError: the address is none, or the key cannot be sent.
     """
 
     def __init__(
@@ -85,6 +92,11 @@ class ServerClient:
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._patience = patience
+        if not url.startswith(("http://", "https://")):
+            raise MeasureError("--server", f"expected an address, got {short(url)}", fix=_ADDRESS)
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise MeasureError(KEY_VARIABLE, "holds characters that no header can carry",
+                               fix="set it to the key of the server")  # fmt: skip
         try:
             self._http = httpx2.AsyncClient(
                 base_url=self.url,
@@ -93,8 +105,7 @@ class ServerClient:
                 limits=httpx2.Limits(max_connections=most_in_flight),
             )
         except httpx2.InvalidURL as exc:
-            raise MeasureError("--server", f"{short(url)}: {exc}",
-                               fix="give http://HOST:PORT") from exc  # fmt: skip
+            raise MeasureError("--server", f"{short(url)}: {exc}", fix=_ADDRESS) from exc
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,7 +133,34 @@ class ServerClient:
         Raises:
             MeasureError: as of `get_text`, or it is none.
         """
-        return self._object(await self.get_text(path))
+
+        async def attempt() -> Mapping[str, Any]:
+            return self._object(await self._text("GET", path, None))
+
+        answer, _ = await self._patiently(attempt)
+        return answer
+
+    async def find_text(self, path: str) -> str | None:
+        """A text that not every server has; None where this one has nothing there (404).
+
+        Raises:
+            MeasureError: as of `get_text`, for anything else.
+        """
+        try:
+            return await self.get_text(path)
+        except _AbsentError:
+            return None
+
+    async def find_object(self, path: str) -> Mapping[str, Any] | None:
+        """A JSON object that not every server has; None where this one has nothing there (404).
+
+        Raises:
+            MeasureError: as of `get_object`, for anything else.
+        """
+        try:
+            return await self.get_object(path)
+        except _AbsentError:
+            return None
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Reply:
         """The JSON object that answers a request.
@@ -142,7 +180,8 @@ class ServerClient:
     async def stream(self, path: str, body: Mapping[str, Any]) -> Reply:
         """The events that answer a request (server-sent, each a JSON object), to the last.
 
-        A stream that breaks off, or ends without "[DONE]", is asked for again from its beginning.
+        A stream that breaks off, or ends without "[DONE]" or with an error of the server, is asked
+        for again from its beginning.
 
         Raises:
             MeasureError: as of `get_object`.
@@ -175,30 +214,46 @@ class ServerClient:
 
     async def _text(self, method: str, path: str, body: Mapping[str, Any] | None) -> str:
         async with self._http.stream(method, path, json=body) as answer:
-            received = bytearray()
-            async for part in answer.aiter_bytes():
-                received += part
-                self._check_size(len(received))
-        text = received.decode("utf-8", errors="replace")
-        self._check_status(answer, path, text)
-        return text
+            return await self._whole(answer, path)
 
     async def _events(self, path: str, body: Mapping[str, Any]) -> tuple[Event, ...]:
-        began, size = time.monotonic(), 0
+        began = time.monotonic()
         events: list[Event] = []
         async with self._http.stream("POST", path, json=body) as answer:
             if answer.status_code != 200:
-                self._check_status(answer, path, (await answer.aread()).decode("utf-8", "replace"))
-            async for line in answer.aiter_lines():
-                size += len(line)
-                self._check_size(size)
+                await self._whole(answer, path)
+            async for line in self._lines(answer):
                 if not line.startswith(_DATA):
                     continue  # comments, names of events and empty lines
                 data = line.removeprefix(_DATA).strip()
                 if data == _DONE:
                     return tuple(events)
-                events.append(Event(time.monotonic() - began, self._object(data)))
+                event = Event(time.monotonic() - began, self._object(data))
+                if error := event.data.get("error"):
+                    raise _PassingError(f"its answer to {path} ends with {short(error)}")
+                events.append(event)
         raise _PassingError(f"its answer to {path} broke off after {len(events)} event(s)")
+
+    async def _whole(self, answer: httpx2.Response, path: str) -> str:
+        received = bytearray()
+        async for part in answer.aiter_bytes():
+            received += part
+            self._check_size(len(received))
+        text = received.decode("utf-8", errors="replace")
+        self._check_status(answer, path, text)
+        return text
+
+    async def _lines(self, answer: httpx2.Response) -> AsyncIterator[str]:
+        """Lines of server-sent events, which U+2028 and the like do not end: JSON may hold them."""
+        size, pending = 0, bytearray()
+        async for part in answer.aiter_bytes():
+            size += len(part)
+            self._check_size(size)
+            pending += part
+            if b"\n" in part:
+                *lines, pending = pending.split(b"\n")
+                for line in lines:
+                    yield line.decode("utf-8", errors="replace")
 
     def _check_status(self, answer: httpx2.Response, path: str, text: str) -> None:
         status = answer.status_code
@@ -207,7 +262,8 @@ class ServerClient:
         what = f"{status} from {path}: {short(text)}"
         if status in _PASSING:
             raise _PassingError(what, _seconds(answer.headers.get("retry-after")))
-        raise MeasureError(self.url, what, fix=_FIXES.get(status, _FIX))
+        kind = _AbsentError if status == 404 else MeasureError
+        raise kind(self.url, what, fix=_FIXES.get(status, _FIX))
 
     def _check_size(self, size: int) -> None:
         if size > _MOST_BYTES:
