@@ -29,18 +29,14 @@ class Run:
 
     Attributes:
         variant: name. drafts: whether its server was given a draft.
-        repeat: from 1.
+        concurrency: requests in flight. repeat: from 1.
     """
 
     variant: str
     drafts: bool
+    concurrency: int
     repeat: int
     measurement: Measurement
-
-    @property
-    def concurrency(self) -> int:
-        """Requests in flight."""
-        return self.measurement.setup.asked.concurrency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +168,9 @@ def _check(runs: Sequence[Run]) -> None:
                 f"the server of variant {run.variant} {does}, and the matrix says otherwise",
                 fix="correct the variant's arguments, and measure in another --out",
             )
+        if (asked := one.setup.asked.concurrency) != run.concurrency:
+            what = f"has {asked} request(s) in flight, and not {run.concurrency}"
+            raise MeasureError(one.name, what, fix="measure the matrix anew, in another --out")
         for record in one.records:
             if record.latency <= 0:
                 what = f"prompt {short(record.id)}: expected a latency above 0 seconds"
