@@ -35,6 +35,7 @@ COMMANDS = {
     "record": "record what a target does on prompts",
     "traces": "import, look at, split or merge recorded traces",
     "replay": "acceptance length of drafts over recorded traces",
+    "measure": "what a running server accepts, and how long it takes",
     "gate": "may the quantized draft replace the BF16 one?",
 }
 

@@ -11,6 +11,7 @@ the id, and lines are numbered then. The forms of others: `forms`. A column of a
 that is null in a row is absent there.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,13 +49,16 @@ class Prompt:
     later_turns: tuple[str, ...] = ()
 
 
-def read_prompts(path: Path, *, target: Path | None = None) -> tuple[Prompt, ...]:
+def read_prompts(
+    path: Path, *, target: Path | None = None, encoder: "PromptEncoder | None" = None
+) -> tuple[Prompt, ...]:
     """Read a prompt file.
 
     Args:
         path: JSON lines as described above, blank lines are skipped; or a parquet file by its name.
         target: folder of the target, whose tokenizer is used for "text" and "messages" (never
             remote code); not needed for "token_ids".
+        encoder: of the target instead, which its caller asks afterwards what it has used.
 
     Returns:
         The prompts in the order of the file, at least one.
@@ -63,7 +67,7 @@ def read_prompts(path: Path, *, target: Path | None = None) -> tuple[Prompt, ...
         PromptError: the file cannot be read, or holds lines that are no prompts: the first twenty,
             each with its problem.
     """
-    encoder = PromptEncoder(target)
+    encoder = encoder or PromptEncoder(target)
     prompts: dict[str, Prompt] = {}
     problems: list[str] = []
     lines: Iterator[tuple[int, Line]]
@@ -111,9 +115,13 @@ class PromptEncoder:
 
     Args:
         target: its folder; None = only token ids can be had.
+
+    Attributes:
+        template_sha256: of the chat template, once it has made token ids of messages.
     """
 
     def __init__(self, target: Path | None) -> None:
+        self.template_sha256: str | None = None
         self._target = target
         self._tokenizer: Any = None
 
@@ -139,6 +147,8 @@ class PromptEncoder:
             )
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as exc:
             raise LineProblem(f"messages: the target's chat template fails: {exc}") from exc
+        template = tokenizer.get_chat_template()
+        self.template_sha256 = hashlib.sha256(template.encode()).hexdigest()
         # The template writes the special tokens itself.
         ids: Sequence[int] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
         return ids

@@ -107,7 +107,8 @@ class RequestRecord:
         drafted: proposed draft tokens of every round, likewise; the last rounds may have fewer.
         token_logprob: of each output token; None = not asked for.
         top_gap: log-probability of the most likely token minus that of the second, at each place.
-        began: seconds from the start of the run (of its last resumption) to the first attempt.
+        began: seconds from the start of the run to the first attempt; the time in which a run was
+            interrupted is left out.
         time_to_first_token, latency: seconds from sending the answered attempt. The first is None
             where the answer came whole.
         num_attempts: 1 = answered at once.
