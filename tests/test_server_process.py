@@ -13,9 +13,9 @@ import pytest
 from draftquant.validate.errors import MeasureError
 from draftquant.validate.measure.server_process import (
     MARK,
-    last_lines,
     running_server,
     server_processes,
+    telling_lines,
     wait_for_free_port,
 )
 
@@ -158,13 +158,18 @@ def test_a_log_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "kept"
 
 
-def test_last_lines(tmp_path: Path) -> None:
+def test_what_a_log_tells(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert "No such file" in last_lines(log)[0]
+    assert "No such file" in telling_lines(log)[0]
     log.write_text("")
-    assert last_lines(log) == ["(nothing)"]
-    log.write_bytes(b"x" * 200_000 + b"\n" + b"".join(b"%d \n\n" % i for i in range(40)) + b"\xff")
-    assert last_lines(log) == [*map(str, range(26, 40)), "\ufffd"]
+    assert telling_lines(log) == ["(nothing)"]
+    log.write_text("a\n\nerror b\n")
+    assert telling_lines(log) == ["a", "error b"]
+    lines = [b"old error", b"x" * 2**20, *(b"RuntimeError: %d" % i for i in range(7)), b""]
+    log.write_bytes(b"\n".join([*lines, *(b"%d " % i for i in range(40)), b"\xff"]))
+    assert telling_lines(log) == [
+        *(f"RuntimeError: {i}" for i in range(5)), "…", *map(str, range(31, 40)), "\ufffd"
+    ]  # fmt: skip
 
 
 def test_a_port_is_waited_for() -> None:

@@ -12,6 +12,7 @@ from ...quantize.files.staging import check_output
 from ...validate.errors import MeasureError
 from ...validate.measure.measurement import EngineName
 from ..console import Bar, print_json, print_table, progress_bar, stderr, stdout, table
+from .measure_launch import add_launch_arguments, run_launch
 
 if TYPE_CHECKING:
     from ...validate.measure.measurement import Measurement
@@ -23,7 +24,8 @@ NEEDED = ("server", "engine", "prompts", "out")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`measure --server URL --engine E --prompts P --out R`, or `measure --show R`."""
+    """`measure --server URL --engine E --prompts P --out R`, `--launch M --out R`, `--show R`."""
+    add_launch_arguments(parser)
     parser.add_argument(
         "--server",
         metavar="URL",
@@ -101,6 +103,8 @@ def run(options: argparse.Namespace) -> int:
 
         _print(read_measurement(options.show), options.json)
         return 0
+    if options.launch is not None:
+        return run_launch(options)
     missing = [name for name in NEEDED if getattr(options, name) is None]
     if missing:
         raise MeasureError(f"--{missing[0]}", "is needed to measure a server",
@@ -167,12 +171,12 @@ def _plan(options: argparse.Namespace) -> "Plan":
         concurrency=options.concurrency,
         num_warm_up=options.warm_up,
         template_sha256=encoder.template_sha256,
-        draft=_draft(options.draft) if options.draft else None,
+        draft=draft_identity(options.draft) if options.draft else None,
         model=options.model,
     )
 
 
-def _draft(reference: str) -> "DraftIdentity":
+def draft_identity(reference: str) -> "DraftIdentity":
     """A draft's identity, as the gate knows it."""
     from ...validate.measure.plan import DraftIdentity
     from ...validate.pairing import DraftFolder

@@ -83,11 +83,14 @@ class _CellMeasurer:
         from ...calibration.prompts.prompt_file import PromptEncoder, read_prompts
         from ...calibration.traces.prompt_trace import prompt_sha256
         from ...validate.measure.checks import prompts_sha256
+        from .measure import draft_identity
 
         target = Path(matrix.target)
         self._encoder = PromptEncoder(target if target.is_dir() else None)
         self._prompts: Sequence[Prompt] = read_prompts(Path(matrix.prompts), encoder=self._encoder)
         self._options, self._matrix = options, matrix
+        drafted = ((one.name, one.draft) for one in matrix.variants)
+        self._drafts = {name: draft_identity(draft) for name, draft in drafted if draft}
         self.prompts_sha256 = prompts_sha256(
             (prompt.id, prompt.category, prompt_sha256(prompt.token_ids))
             for prompt in self._prompts
@@ -140,19 +143,18 @@ class _CellMeasurer:
         from ...calibration.recording.decoding import Decoding
         from ...validate.measure.plan import Plan
         from ...validate.measure.protocols.protocol import Ask
-        from .measure import draft_identity
 
         return Plan(
             prompts=self._prompts,
             ask=Ask(
-                decoding=Decoding(),
+                decoding=Decoding(num_top_logprobs=self._matrix.num_top_logprobs),
                 max_new_tokens=self._matrix.max_new_tokens,
                 ignore_eos=self._matrix.ignore_eos,
             ),
             concurrency=concurrency,
             num_warm_up=self._matrix.num_warm_up,
             template_sha256=self._encoder.template_sha256,
-            draft=draft_identity(variant.draft) if variant.draft else None,
+            draft=self._drafts.get(variant.name),
         )
 
 

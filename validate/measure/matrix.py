@@ -64,6 +64,7 @@ class Matrix:
         target: folder or Hub id that "{target}" stands for.
         prompts: file, see `read_prompts`; of text or messages `target` has the tokenizer.
         max_new_tokens: per prompt at most; exactly, if `ignore_eos`.
+        num_top_logprobs: most likely tokens asked for at each place, for `parity`; they cost speed.
         command: starts a server, in words as a shell splits them.
         environment: variables that every server gets beside those of this process.
         variants: in the order in which they take turns. Speed-ups are against the one without a
@@ -79,6 +80,7 @@ class Matrix:
     prompts: str
     max_new_tokens: int
     ignore_eos: bool = False
+    num_top_logprobs: int = 0
     command: str
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     host: str = "127.0.0.1"
@@ -144,6 +146,7 @@ _Found = tuple[Node, str, str]
 def _problems(matrix: Matrix, node: MappingNode) -> Iterator[_Found]:
     counts: dict[str, tuple[Sequence[int], int, int]] = {
         "max_new_tokens": ((matrix.max_new_tokens,), 1, 10 * _MOST),
+        "num_top_logprobs": ((matrix.num_top_logprobs,), 0, 20),
         "port": ((matrix.port,), 1, 65535),
         "concurrencies": (matrix.concurrencies, 1, _MOST),
         "repeats": ((matrix.repeats,), 1, 1000),

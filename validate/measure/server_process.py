@@ -25,8 +25,8 @@ from ..errors import MeasureError
 
 MARK = "DRAFTQUANT_LAUNCHED"
 """The variable that a server's processes inherit, whatever session they go to."""
-NUM_LAST_LINES = 15
-_LAST_BYTES = 64 * 2**10
+NUM_ERROR_LINES, NUM_LAST_LINES = 5, 10
+_LAST_BYTES, _LONGEST_LINE = 2**20, 300
 _POLL = 0.05
 _SECONDS_TO_DIE = 30.0
 """After SIGKILL: memory of GPUs is given back before a process is gone."""
@@ -50,7 +50,7 @@ class Server:
         """Nothing, as long as it runs.
 
         Raises:
-            MeasureError: it ended; with its last lines.
+            MeasureError: it ended; with its last words.
         """
         status = self.process.poll()
         if status is not None:
@@ -60,11 +60,11 @@ class Server:
             raise self.error(f"the server {how}")
 
     def error(self, what: str) -> MeasureError:
-        """An error with the last lines that the server wrote."""
+        """An error with what the server's log says of it."""
         return MeasureError(
             self.name,
-            f"{what}; its last lines:",
-            details=[f"  {line}" for line in last_lines(self.log)],
+            f"{what}; its log:",
+            details=[f"  {line}" for line in telling_lines(self.log)],
             fix=f"see {self.log}; what was measured is kept, so run the same command again",
         )
 
@@ -208,16 +208,22 @@ def _is_of(pid: int, session: int, sign: bytes) -> bool:
         return False
 
 
-def last_lines(log: Path) -> list[str]:
-    """The last lines of a log that are not blank, "(nothing)" where there are none."""
+def telling_lines(log: Path) -> list[str]:
+    """The first lines of a log's end that speak of an error, and its last lines.
+
+    An engine that ends itself in order says why long before its last line. Blank lines are left
+    out; "(nothing)" where there are no others.
+    """
     try:
         with open_stream(log) as stream:
             stream.seek(max(0, log.stat().st_size - _LAST_BYTES))
             text = stream.read(_LAST_BYTES).decode("utf-8", errors="replace")
     except OSError as exc:
         return [f"(cannot be read: {exc})"]
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    return lines[-NUM_LAST_LINES:] or ["(nothing)"]
+    lines = [line.rstrip()[:_LONGEST_LINE] for line in text.splitlines() if line.strip()]
+    before, last = lines[:-NUM_LAST_LINES], lines[-NUM_LAST_LINES:]
+    errors = [line for line in before if "error" in line.lower()]
+    return [*errors[:NUM_ERROR_LINES], *(["…"] if before else []), *last] or ["(nothing)"]
 
 
 def wait_for_free_port(host: str, port: int, seconds: float) -> None:
