@@ -58,22 +58,25 @@ summary=()
 
 main() {
   parse_arguments "$@"
-  local name engine
+  local name engine status line
   for name in "${chosen[@]}"; do
     for engine in "${engines[@]}"; do
       if [[ "$engine $(field "$name" 5)" == "sglang dflash" ]]; then
         # SGLang 0.5.23: kimi_linear.py has set_dspark_layers_to_capture alone, and
         # attention_backend_setup.py:62 refuses a target that cannot capture for DFLASH.
-        note "$name on sglang: SKIPPED, SGLang 0.5.23 captures no layers of Kimi-Linear for DFLASH"
+        summary+=("$name on sglang: SKIPPED, SGLang 0.5.23 captures no layers of Kimi-Linear")
         continue
       fi
-      # In a subshell, whose first error ends it and not the other drafts.
-      local status=0
-      (validate "$name" "$engine") || status=$?
+      # In a subshell, whose first error ends it and not the other drafts; beside `||` it would go on.
+      set +e
+      (set -e && validate "$name" "$engine")
+      status=$?
+      set -e
       collect "$name" "$engine" "$status"
     done
   done
-  say "# Summary"
+  step "Summary"
+  ((dry_run)) && say "# (nothing was run)"
   for line in "${summary[@]}"; do say "# $line"; done
   exit "$worst"
 }
@@ -115,7 +118,7 @@ validate() {
   local folder="$OUT/$name.$engine"
   local bf16="$folder/bf16" quantized="$folder/$recipe"
   statuses="$folder/statuses"
-  in_folders "$OUT/traces" "$TARGETS" "$DRAFTS" "$folder"
+  folders "$OUT/traces" "$TARGETS" "$DRAFTS" "$folder"
 
   step "$name on $engine, $recipe: fetch the draft (a minute) and the target (an hour at 10 Gbit/s)"
   made "$draft" || run hf download "$repository" --local-dir "$draft"
@@ -127,13 +130,15 @@ validate() {
     --tp "$TP" --target-layers "$layers" --fix --out "$bf16"
   made "$bf16" || run ln -s "$draft" "$bf16" # nothing was to be repaired
 
-  step "what the target does, recorded by vLLM (30 minutes, of which 15 load the target; both engines share it)"
+  # Both engines share it, and the drafts of a target have its tables and their own features.
+  step "what the target does, recorded by vLLM (30 minutes, of which 15 load the target)"
   local recording=(--engine vllm --target "$target_folder" --draft "$draft" --fused --tables
     --max-new-tokens "$MAX_NEW_TOKENS" --engine-arg "tensor_parallel_size=$TP"
-    --engine-arg trust_remote_code=true --engine-arg max_model_len=8192)
-  made "$traces.gate" || run_in_vllm record "${recording[@]}" --prompts "$PROMPTS" \
-    --out "$traces.gate"
-  made "$traces.calibration" || run_in_vllm record "${recording[@]}" --prompts "$CALIBRATION" \
+    --engine-arg trust_remote_code=true --engine-arg max_model_len=8192
+    --engine-arg language_model_only=true)
+  local record=("$VLLM" -m draftquant.scripts.cli record "${recording[@]}")
+  made "$traces.gate" || run "${record[@]}" --prompts "$PROMPTS" --out "$traces.gate"
+  made "$traces.calibration" || run "${record[@]}" --prompts "$CALIBRATION" \
     --out "$traces.calibration"
 
   step "quantize (1 minute; by GPTQ 10 to 30), verify every byte, see that it loads (1 minute)"
@@ -149,15 +154,14 @@ validate() {
   judge "parity of proposals" draftquant parity draft "$bf16" "$quantized" \
     --traces "$traces.gate" -k "$k" --report "$folder/parity-draft.json"
 
-  step "speed (3 variants x $REPEATS starts of 10 to 15 minutes, half an hour of requests per repeat: 3 to 4 hours)"
-  matrix "$engine" "$target_folder" "$bf16" "$quantized" "$k" 0 "$CONCURRENCIES" "$REPEATS" \
-    >"$(written "$folder/speed.yaml")"
-  run draftquant measure --launch "$folder/speed.yaml" --out "$folder/speed" \
-    --plot "$(unless_made "$folder/speed.svg")"
+  step "speed ($REPEATS repeats of 3 starts of 10 to 15 minutes and an hour of requests: 5 hours)"
+  local servers=("$engine" "$family" "$target_folder" "$bf16" "$quantized" "$k")
+  write_matrix "$folder/speed.yaml" "${servers[@]}" 0 "$CONCURRENCIES" "$REPEATS"
+  made "$folder/speed.svg" || run draftquant measure --launch "$folder/speed.yaml" \
+    --out "$folder/speed" --plot "$folder/speed.svg"
 
   step "outputs with the two most likely tokens, and the undrafted and BF16 servers again (1 hour)"
-  matrix "$engine" "$target_folder" "$bf16" "$quantized" "$k" 2 "8, 16" 2 \
-    >"$(written "$folder/outputs.yaml")"
+  write_matrix "$folder/outputs.yaml" "${servers[@]}" 2 "8, 16" 2
   run draftquant measure --launch "$folder/outputs.yaml" --out "$folder/outputs"
 
   step "parity of outputs, the gate on what was served, and served against replayed (1 minute)"
@@ -187,22 +191,22 @@ recipe_of() {
 # model.py:51 and 106, parallel.py:45, schedule.py:27 and 31, memory.py:64, spec.py:31 to 70, 216).
 # Prompts are asked for again and again: no engine may remember them (prefix caching, radix cache).
 matrix() {
-  local engine="$1" target="$2" bf16="$3" quantized="$4" k="$5" top="$6" concurrencies="$7"
-  local repeats="$8" command of_bf16 of_quantized drafted
+  local engine="$1" family="$2" target="$3" bf16="$4" quantized="$5" k="$6" top="$7"
+  local concurrencies="$8" repeats="$9" command of_bf16 of_quantized drafted
   if [[ "$engine" == vllm ]]; then
-    local method=eagle3
-    ((k > 3)) && method=dflash
+    local method="${family%%-*}" # eagle3 or dflash, as vLLM calls them
     command="$VLLM -m vllm.entrypoints.openai.api_server --model {target} --host {host}
     --port {port} --tensor-parallel-size $TP --trust-remote-code --language-model-only
-    --gpu-memory-utilization 0.9 --max-model-len 8192 --max-num-seqs 64 --no-enable-prefix-caching
-    ${VLLM_ARGUMENTS:-}"
+    --gpu-memory-utilization 0.9 --max-model-len 8192 --max-num-seqs 64 --no-enable-prefix-caching${VLLM_ARGUMENTS:+
+    $VLLM_ARGUMENTS}"
     drafted="--per-request-spec-decode-metrics detailed --speculative-config
       '{\"method\": \"$method\", \"model\": \"{draft}\", \"num_speculative_tokens\": $k}'"
     of_bf16="$drafted" of_quantized="$drafted"
   else
     command="$SGLANG -m sglang.launch_server --model-path {target} --host {host} --port {port}
     --tp-size $TP --trust-remote-code --mem-fraction-static 0.85 --context-length 8192
-    --max-running-requests 64 --disable-radix-cache --enable-metrics ${SGLANG_ARGUMENTS:-}"
+    --max-running-requests 64 --disable-radix-cache --enable-metrics${SGLANG_ARGUMENTS:+
+    $SGLANG_ARGUMENTS}"
     drafted="--speculative-algorithm EAGLE3 --speculative-draft-model-path {draft}
       --speculative-num-steps $k --speculative-eagle-topk 1
       --speculative-num-draft-tokens $((k + 1))"
@@ -235,26 +239,75 @@ variants:
 MATRIX
 }
 
-field() { grep -F -- "$1|" <<<"$ROWS" | grep -- "^$1|" | cut -d '|' -f "$2"; }
+field() { grep -- "^$1|" <<<"$ROWS" | cut -d '|' -f "$2"; }
 
 say() { printf '%s\n' "$*"; }
-step() { say "" "# $*"; }
-note() { summary+=("$*") && say "" "# $*"; }
+step() { say "" && say "# $*"; }
 fail() { echo "error: $*" >&2 && exit 2; }
 
-in_folders() { ((dry_run)) || mkdir -p "$@" && ((dry_run)) || : >"$statuses"; }
+# Whether a step has written its output already.
 made() { ((!dry_run)) && [[ -e "$1" ]]; }
-# Where a step writes: in a dry run to the terminal.
-written() { if ((dry_run)); then echo /dev/stdout; else echo "$1"; fi; }
+
+folders() { ((dry_run)) || mkdir -p "$@"; }
 
 # Print a command as it may be pasted, and run it.
 run() {
-  say "$(quoted "$@")"
+  quoted "$@"
   ((dry_run)) || "$@"
 }
 
 quoted() {
   local words
-  words="$(printf '%q ' "$@")"
-  echo "${words% }"
+  printf -v words '%q ' "$@"
+  say "${words% }"
 }
+
+# The same for a command that judges: 1 and 3 are verdicts, noted once and for all in $statuses.
+judge() {
+  local what="$1" status=0
+  shift
+  if ((!dry_run)) && grep -qs -- "^[013] $what\$" "$statuses"; then return; fi
+  quoted "$@"
+  ((dry_run)) && return
+  "$@" || status=$?
+  if [[ "$status" != [013] ]]; then return "$status"; fi
+  say "$status $what" >>"$statuses"
+}
+
+# A matrix file: FILE, and the arguments of `matrix`. One that is there was made of the same.
+write_matrix() {
+  local file="$1" text
+  shift
+  text="$(matrix "$@")"
+  if ((dry_run)); then
+    say "cat >$(printf '%q' "$file") <<'MATRIX'" && say "$text" && say MATRIX
+  elif [[ ! -e "$file" ]]; then
+    say "$text" >"$file"
+  elif [[ "$text" != "$(<"$file")" ]]; then
+    fail "$file was made with other settings: give them again, or another OUT"
+  fi
+}
+
+# What became of a draft on an engine, for the summary and the exit status.
+collect() {
+  local name="$1" engine="$2" status="$3" line words=(PASS "says NO" "" INCONCLUSIVE)
+  ((dry_run)) && return
+  while read -r code what; do
+    line+="; $what: ${words[$code]}"
+    worse "$code"
+  done < <(cat "$OUT/$name.$engine/statuses" 2>/dev/null)
+  if [[ "$status" != 0 ]]; then
+    line+="; STOPPED by an error ($status)"
+    worse 2
+  fi
+  summary+=("$name on $engine: ${line#; }")
+}
+
+# Errors are worse than a no, which is worse than not knowing.
+worse() {
+  local order=" 0 3 1 2 "
+  local before="${order%% "$worst" *}" after="${order%% "$1" *}"
+  if ((${#after} > ${#before})); then worst="$1"; fi
+}
+
+main "$@"
