@@ -36,6 +36,7 @@ COMMANDS = {
     "traces": "import, look at, split or merge recorded traces",
     "replay": "acceptance length of drafts over recorded traces",
     "measure": "what a running server accepts, and how long it takes",
+    "reconcile": "what a server accepted against what replay says, every difference explained",
     "gate": "may the quantized draft replace the BF16 one?",
 }
 

@@ -22,7 +22,7 @@ def caveats(evidence: Evidence, num_copies: int) -> Iterator[str]:
             f"{num_copies} of the recorded prompts are copies of others:"
             f" {len(evidence.prompts)} distinct prompts were judged"
         )
-    if alike := evidence.baseline.traces.num_near_duplicates:
+    if alike := evidence.baseline.text.num_near_duplicates:
         yield (
             f"{alike} distinct prompts hardly differ from others"
             " (the same beginning or the same continuation): they say less than they count"

@@ -8,10 +8,10 @@ together, and counts as one.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .draft_replay import DraftReplay, PromptReplay
+from .draft_counts import DraftCounts, PromptCounts
 from .statistics import AcceptanceCounts
 
-RecordedPair = tuple[PromptReplay, PromptReplay]
+RecordedPair = tuple[PromptCounts, PromptCounts]
 """One recorded prompt under the baseline and under the candidate."""
 
 
@@ -28,8 +28,8 @@ class PromptPair:
         )
 
 
-def recorded_pairs(baseline: DraftReplay, candidate: DraftReplay) -> list[RecordedPair]:
-    """The prompts of two replays of the same traces that have at least one round under both."""
+def recorded_pairs(baseline: DraftCounts, candidate: DraftCounts) -> list[RecordedPair]:
+    """The prompts of two drafts, in one order, that have at least one round under both."""
     both = zip(baseline.prompts, candidate.prompts, strict=True)
     return [(b, q) for b, q in both if b.counts.num_steps and q.counts.num_steps]
 

@@ -3,7 +3,7 @@
 PASS          the lower bound of the change clears the margin, and no category fails
 FAIL          the upper bound lies beyond the margin, or that of a category beyond its own
 INCONCLUSIVE  neither, or too few prompts to say
-ANOMALOUS     the figures are not those of a working pair of drafts on the same traces
+ANOMALOUS     the figures are not those of a working pair of drafts on the same text
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Literal
 from .categories import CategoryFigures, outcome
 from .clusters import PromptPair
 from .doubts import Background, find_doubt
-from .draft_replay import DraftReplay
+from .draft_counts import DraftCounts, Wording
 from .looks import Look
 from .paired import PairedChange, RequiredPrompts, required_prompts
 from .policy import Policy
@@ -27,18 +27,23 @@ class Evidence:
     """All that a verdict rests on.
 
     Attributes:
-        prompts: distinct, with at least one round under both drafts; none if the replays differ in
-            what they replayed. change: over them, None for fewer than two.
+        incomparable: in what the two differ so that they cannot be compared, a sentence without a
+            full stop; empty if in nothing.
+        prompts: distinct, with at least one round under both drafts; none if they cannot be
+            compared. change: over them, None for fewer than two.
+        wording: of the way in which the drafts were counted.
     """
 
-    baseline: DraftReplay
-    candidate: DraftReplay
+    baseline: DraftCounts
+    candidate: DraftCounts
+    incomparable: str
     prompts: tuple[PromptPair, ...]
     change: PairedChange | None
     categories: tuple[CategoryFigures, ...]
     policy: Policy
     look: Look | None
     background: Background
+    wording: Wording
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +66,14 @@ def accepted_the_same(evidence: Evidence) -> bool:
     return all(pair.baseline == pair.candidate for pair in evidence.prompts)
 
 
-def mismatch(baseline: DraftReplay, candidate: DraftReplay) -> str:
-    """In what the two replays differ so that they cannot be compared; empty if in nothing."""
-    if baseline.traces.sha256 != candidate.traces.sha256:
-        return "the two drafts were replayed on different traces"
-    if baseline.num_draft_tokens != candidate.num_draft_tokens:
-        return (
-            f"the two drafts drafted {baseline.num_draft_tokens} and"
-            f" {candidate.num_draft_tokens} tokens per step"
-        )
-    if baseline.draft_sampling != candidate.draft_sampling:
-        return "the two drafts chose their proposals in different ways"
-    if _identities(baseline) != _identities(candidate):
-        return "the two drafts were replayed on different prompts"
-    return ""
-
-
-def _identities(replay: DraftReplay) -> list[tuple[str, str]]:
-    return [(prompt.id, prompt.prompt_sha256) for prompt in replay.prompts]
-
-
 def _different_things(evidence: Evidence) -> Decision | None:
-    what = mismatch(evidence.baseline, evidence.candidate)
+    what = evidence.incomparable
     if not what:
         return None
     return Decision(
         "ANOMALOUS",
         f"{what[0].upper()}{what[1:]}: no comparison is possible.",
-        "Replay both drafts in one run, with one K.",
+        evidence.wording.both_again,
     )
 
 
@@ -106,7 +91,7 @@ def _no_spread(evidence: Evidence) -> Decision | None:
         "ANOMALOUS",
         f"The drafts differ by {change.relative_change:+.2%}, and in each of the"
         f" {change.num_prompts} prompts by the same: different prompts do not do that.",
-        "Look into the traces: the prompts are copies of each other in some disguise.",
+        "Look into the prompts: they are copies of each other in some disguise.",
     )
 
 
@@ -117,7 +102,7 @@ def _too_few_prompts(evidence: Evidence) -> Decision | None:
             "INCONCLUSIVE",
             f"{count} distinct prompts are fewer than the {policy.min_prompts} that the policy"
             f" {policy.name!r} asks for.",
-            f"Record a fresh set of at least {policy.min_prompts} prompts.",
+            f"{evidence.wording.take} a fresh set of at least {policy.min_prompts} prompts.",
         )
     effective = change.effective_num_prompts
     if effective >= policy.min_prompts:
@@ -194,7 +179,8 @@ def _a_category_is_open(evidence: Evidence) -> Decision | None:
     return Decision(
         "INCONCLUSIVE",
         f"The whole clears its limit, but every category has to pass: {named}.",
-        f"Record a fresh set with more prompts of: {', '.join(f.category for f in unsettled)}.",
+        f"{evidence.wording.take} a fresh set with more prompts of:"
+        f" {', '.join(found.category for found in unsettled)}.",
     )
 
 
@@ -261,7 +247,7 @@ def _improve(evidence: Evidence) -> str:
 
 
 def _advice(evidence: Evidence, required: RequiredPrompts) -> str:
-    look = evidence.look
+    look, take = evidence.look, evidence.wording.take
     if look is not None and not look.is_last:
         following = f"--look {look.number + 1}/{look.total}"
         return f"Go on as planned: add as many prompts as at each look, and give {following}."
@@ -274,8 +260,8 @@ def _advice(evidence: Evidence, required: RequiredPrompts) -> str:
     if required.as_measured is None:
         least = "" if required.fewest is None else f", at best {required.fewest}"
         return (
-            f"The measured change is itself beyond the limit: {_improve(evidence)}, or record a"
-            f" fresh set of prompts ({unchanged}{least}).{again}"
+            f"The measured change is itself beyond the limit: {_improve(evidence)}, or"
+            f" {take.lower()} a fresh set of prompts ({unchanged}{least}).{again}"
         )
     if required.most is None:
         number = f"{required.fewest} or more"
@@ -283,4 +269,4 @@ def _advice(evidence: Evidence, required: RequiredPrompts) -> str:
         number = f"{required.fewest}"
     else:
         number = f"{required.fewest} to {required.most}"
-    return f"Record a fresh set of {number} prompts ({unchanged}).{again}"
+    return f"{take} a fresh set of {number} prompts ({unchanged}).{again}"

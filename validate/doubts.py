@@ -7,7 +7,7 @@ on the features that it was trained to read. Figures that say otherwise are ANOM
 from dataclasses import dataclass
 
 from ..calibration.traces.head_agreement import MIN_AGREEMENT
-from .draft_replay import DraftReplay
+from .draft_counts import DraftCounts
 from .errors import GateError
 from .policy import Policy
 
@@ -67,7 +67,7 @@ def check_expected_baseline(expected: float | None, num_draft_tokens: int) -> No
         )
 
 
-def min_baseline_length(baseline: DraftReplay, policy: Policy) -> float:
+def min_baseline_length(baseline: DraftCounts, policy: Policy) -> float:
     """Shortest mean acceptance length that a working baseline has: 1 + a + a^2 + ... + a^K.
 
     Drawn text is harder to guess: a draft that proposes its most likely token is right at best as
@@ -75,12 +75,12 @@ def min_baseline_length(baseline: DraftReplay, policy: Policy) -> float:
     is a share of that. (Drawn proposals lose less, as far as measured: 2.00 where the share gives
     1.15, on the shipped EAGLE-3 pair at temperature 0.8 and top-p 0.95.)
     """
-    a = policy.min_step_acceptance * (baseline.traces.mean_token_probability or 1.0)
+    a = policy.min_step_acceptance * (baseline.text.mean_token_probability or 1.0)
     return sum(a**j for j in range(baseline.num_draft_tokens + 1))
 
 
 def find_doubt(
-    baseline: DraftReplay, candidate: DraftReplay, policy: Policy, background: Background
+    baseline: DraftCounts, candidate: DraftCounts, policy: Policy, background: Background
 ) -> Doubt | None:
     """The first reason not to believe the figures, or None."""
     return (
@@ -104,7 +104,7 @@ def _doubt_about_head(background: Background) -> Doubt | None:
 
 
 def _doubt_about_baseline(
-    baseline: DraftReplay, policy: Policy, background: Background
+    baseline: DraftCounts, policy: Policy, background: Background
 ) -> Doubt | None:
     """A known acceptance length settles it, else features and length must look right."""
     length, expected = baseline.counts.mean_acceptance_length, background.expected_baseline
@@ -114,9 +114,9 @@ def _doubt_about_baseline(
         return Doubt(
             reason=f"The baseline has a mean acceptance length of {length:.4f}, {expected:g} was"
             f" expected (--expect-baseline, within {EXPECTED_WITHIN:.0%}).",
-            action="Check K, the traces' target and prompts, and the baseline's config.json.",
+            action="Check K, target and prompts, and the baseline's config.json.",
         )
-    problem = baseline.traces.features.problem()
+    problem = baseline.text.problem()
     if problem is not None:
         return Doubt(
             reason=f"{problem[0].upper()}{problem[1:]}.",
@@ -129,15 +129,15 @@ def _doubt_about_baseline(
             reason=f"The baseline has a mean acceptance length of {length:.4f}; a draft that reads"
             f" what it was trained on has at least {floor:.2f} with K ="
             f" {baseline.num_draft_tokens}.",
-            action="Check that the traces are of the target that the draft was trained for; if it"
+            action="Check that the target is the one that the draft was trained for; if it"
             " is known to accept so little elsewhere, give the known figure: --expect-baseline AL.",
         )
     return None
 
 
-def _doubt_about_length(role: str, replay: DraftReplay, policy: Policy) -> Doubt | None:
-    length = replay.counts.mean_acceptance_length
-    ceiling = policy.max_ceiling_share * (replay.num_draft_tokens + 1)
+def _doubt_about_length(role: str, draft: DraftCounts, policy: Policy) -> Doubt | None:
+    length = draft.counts.mean_acceptance_length
+    ceiling = policy.max_ceiling_share * (draft.num_draft_tokens + 1)
     if length < policy.min_acceptance_length:
         return Doubt(
             reason=f"The {role} accepts next to nothing (mean acceptance length {length:.4f}): that"
@@ -148,7 +148,7 @@ def _doubt_about_length(role: str, replay: DraftReplay, policy: Policy) -> Doubt
         return Doubt(
             reason=f"The mean acceptance length of the {role}, {length:.4f}, is above"
             f" {ceiling:.4f}, {policy.max_ceiling_share:.0%} of the possible"
-            f" {replay.num_draft_tokens + 1}.",
+            f" {draft.num_draft_tokens + 1}.",
             action="Look for text that repeats itself, or for prompts that the draft was trained"
             " on.",
         )

@@ -70,6 +70,10 @@ class TraceFigures:
     num_near_duplicates: int
     features: FeatureEvidence
 
+    def problem(self) -> str | None:
+        """What is wrong with the features, or None."""
+        return self.features.problem()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftReplay:
@@ -88,6 +92,11 @@ class DraftReplay:
     traces: TraceFigures
     prompts: tuple[PromptReplay, ...]
     first_step: FirstStepAgreement
+
+    @property
+    def text(self) -> TraceFigures:
+        """The traces."""
+        return self.traces
 
     @property
     def counts(self) -> AcceptanceCounts:

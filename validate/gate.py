@@ -10,12 +10,14 @@ from typing import Any
 from .categories import CategoryFigures, change_of, judge_categories
 from .caveats import caveats
 from .clusters import RecordedPair, distinct_prompts, recorded_pairs
-from .decision import Evidence, Verdict, decide, mismatch
+from .decision import Evidence, Verdict, decide
 from .doubts import NO_BACKGROUND, Background, check_expected_baseline
+from .draft_counts import REPLAYED, DraftCounts, Wording
 from .draft_replay import DraftReplay, FirstStepAgreement, TraceFigures
 from .errors import GateError
 from .estimand import CONVENTION, DraftSampling, estimand
 from .looks import Look
+from .measure.served_figures import ServedFigures
 from .paired import PairedChange, RequiredPrompts
 from .policy import Policy, looser_than_release
 
@@ -26,7 +28,11 @@ MIN_ROUNDS_PER_PROMPT = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFigures:
-    """What was measured of one draft; fields as in `AcceptanceCounts`."""
+    """What was counted of one draft; fields as in `AcceptanceCounts`.
+
+    Attributes:
+        every_position_mean_acceptance_length: see `PromptReplay`; None of a draft that was served.
+    """
 
     name: str
     mean_acceptance_length: float
@@ -36,7 +42,7 @@ class DraftFigures:
     histogram: tuple[float, ...]
     survival: tuple[float, ...]
     conditional: tuple[float | None, ...]
-    every_position_mean_acceptance_length: float
+    every_position_mean_acceptance_length: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +56,10 @@ class GateReport:
         look: None for a single one. `change.confidence` is then the policy's.
         num_prompts: distinct prompts with at least one round, copies summed. num_copies: recorded
             beyond the first of each. num_short_prompts: left out for being too short.
-        change: None where the two replays cannot be compared.
+        change: None where the two drafts cannot be compared.
         required_num_prompts: where the prompts were too few.
+        traces, first_step: of replays; None of drafts that were served.
+        served: how two measurements were compared; None of replays.
     """
 
     verdict: Verdict
@@ -64,8 +72,8 @@ class GateReport:
     estimand: str
     convention: str
     num_draft_tokens: int
-    draft_sampling: DraftSampling
-    traces: TraceFigures
+    draft_sampling: DraftSampling | None = None
+    traces: TraceFigures | None = None
     background: Background
     num_prompts: int
     num_copies: int
@@ -74,8 +82,9 @@ class GateReport:
     candidate: DraftFigures
     change: PairedChange | None
     required_num_prompts: RequiredPrompts | None
-    first_step: FirstStepAgreement
+    first_step: FirstStepAgreement | None = None
     categories: tuple[CategoryFigures, ...]
+    served: ServedFigures | None = None
 
     @property
     def exit_code(self) -> int:
@@ -109,19 +118,92 @@ def judge(
         GateError: K leaves too few rounds per prompt, or what is expected of the baseline is no
             acceptance length.
     """
+    report = judge_counts(
+        baseline,
+        candidate,
+        policy,
+        incomparable=mismatch(baseline, candidate),
+        estimand=estimand(
+            baseline.traces.temperature, baseline.traces.sampling, baseline.draft_sampling
+        ),
+        wording=REPLAYED,
+        look=look,
+        background=background,
+    )
+    return dataclasses.replace(
+        report,
+        draft_sampling=baseline.draft_sampling,
+        traces=baseline.traces,
+        baseline=draft_figures(baseline),
+        candidate=draft_figures(candidate),
+        first_step=candidate.first_step,
+    )
+
+
+def mismatch(baseline: DraftReplay, candidate: DraftReplay) -> str:
+    """In what the two replays differ so that they cannot be compared; empty if in nothing."""
+    if baseline.traces.sha256 != candidate.traces.sha256:
+        return "the two drafts were replayed on different traces"
+    if baseline.num_draft_tokens != candidate.num_draft_tokens:
+        return (
+            f"the two drafts drafted {baseline.num_draft_tokens} and"
+            f" {candidate.num_draft_tokens} tokens per step"
+        )
+    if baseline.draft_sampling != candidate.draft_sampling:
+        return "the two drafts chose their proposals in different ways"
+    if _identities(baseline) != _identities(candidate):
+        return "the two drafts were replayed on different prompts"
+    return ""
+
+
+def _identities(replay: DraftReplay) -> list[tuple[str, str]]:
+    return [(prompt.id, prompt.prompt_sha256) for prompt in replay.prompts]
+
+
+def judge_counts(
+    baseline: DraftCounts,
+    candidate: DraftCounts,
+    policy: Policy,
+    *,
+    incomparable: str,
+    estimand: str,
+    wording: Wording,
+    look: Look | None = None,
+    background: Background = NO_BACKGROUND,
+) -> GateReport:
+    """Compare two drafts by their counts, wherever those come from.
+
+    Args:
+        baseline: the draft as released (BF16).
+        candidate: the quantized draft, on the same prompts in the same order.
+        policy: the limits.
+        incomparable: see `Evidence`.
+        estimand: what the acceptance length is of, in words.
+        wording: of the verdict.
+        look: see `judge`.
+        background: see `judge`.
+
+    Returns:
+        Without what only replays have.
+
+    Raises:
+        GateError: as of `judge`.
+    """
     check_expected_baseline(background.expected_baseline, baseline.num_draft_tokens)
-    recorded = [] if mismatch(baseline, candidate) else _recorded_pairs(baseline, candidate)
+    recorded = [] if incomparable else _recorded_pairs(baseline, candidate, wording)
     prompts = distinct_prompts(recorded)
     confidence = look.adjusted_confidence(policy.confidence) if look else policy.confidence
     evidence = Evidence(
         baseline=baseline,
         candidate=candidate,
+        incomparable=incomparable,
         prompts=prompts,
         change=change_of(prompts, confidence),
         categories=judge_categories(recorded, policy, confidence),
         policy=policy,
         look=look,
         background=background,
+        wording=wording,
     )
     decision = decide(evidence)
     num_copies = len(recorded) - len(prompts)
@@ -133,31 +215,34 @@ def judge(
         policy=policy,
         looser_than_release=looser_than_release(policy),
         look=look,
-        estimand=estimand(
-            baseline.traces.temperature, baseline.traces.sampling, baseline.draft_sampling
-        ),
+        estimand=estimand,
         convention=CONVENTION,
         num_draft_tokens=baseline.num_draft_tokens,
-        draft_sampling=baseline.draft_sampling,
-        traces=baseline.traces,
         background=background,
         num_prompts=len(prompts),
         num_copies=num_copies,
         num_short_prompts=len(baseline.prompts) - len(recorded),
-        baseline=draft_figures(baseline),
-        candidate=draft_figures(candidate),
+        baseline=counted_figures(baseline),
+        candidate=counted_figures(candidate),
         change=evidence.change,
         required_num_prompts=decision.required_num_prompts,
-        first_step=candidate.first_step,
         categories=evidence.categories,
     )
 
 
 def draft_figures(replay: DraftReplay) -> DraftFigures:
     """The figures of one replayed draft, pooled over its prompts."""
-    counts = replay.counts
+    return dataclasses.replace(
+        counted_figures(replay),
+        every_position_mean_acceptance_length=replay.every_position.mean_acceptance_length,
+    )
+
+
+def counted_figures(draft: DraftCounts) -> DraftFigures:
+    """The figures of one draft, pooled over its prompts; at least one has a round."""
+    counts = draft.counts
     return DraftFigures(
-        name=replay.name,
+        name=draft.name,
         mean_acceptance_length=counts.mean_acceptance_length,
         draft_acceptance_rate=counts.draft_acceptance_rate,
         num_steps=counts.num_steps,
@@ -165,12 +250,13 @@ def draft_figures(replay: DraftReplay) -> DraftFigures:
         histogram=counts.histogram,
         survival=counts.survival,
         conditional=counts.conditional,
-        every_position_mean_acceptance_length=replay.every_position.mean_acceptance_length,
     )
 
 
-def _recorded_pairs(baseline: DraftReplay, candidate: DraftReplay) -> list[RecordedPair]:
-    """The prompts that have at least one round; a prompt has one for all drafts or for none.
+def _recorded_pairs(
+    baseline: DraftCounts, candidate: DraftCounts, wording: Wording
+) -> list[RecordedPair]:
+    """The prompts that have at least one round; a replayed one has one for all drafts or for none.
 
     Raises:
         GateError: the baseline has too few rounds per prompt for its K.
@@ -181,6 +267,6 @@ def _recorded_pairs(baseline: DraftReplay, candidate: DraftReplay) -> list[Recor
             "--num-draft-tokens",
             f"K = {baseline.num_draft_tokens} leaves {average:.1f} rounds per prompt on average,"
             f" expected at least {MIN_ROUNDS_PER_PROMPT}",
-            fix="record longer continuations (record --max-new-tokens), or judge a smaller K",
+            fix=wording.longer,
         )
     return recorded_pairs(baseline, candidate)

@@ -1,12 +1,14 @@
-"""`draftquant gate`: judge a quantized draft against its BF16 source on the same traces.
+"""`draftquant gate`: judge a quantized draft against its BF16 source.
 
-A draft that its target taught is judged against the BF16 draft taught alike too: see `retuned`.
+On the same traces, or by measurements of servers, or both: see `gate_measured`. A draft that its
+target taught is judged against the BF16 draft taught alike too: see `retuned`.
 """
 
 import argparse
 import json
-import math
 import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,30 +18,48 @@ from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.staging import check_output, write_text
 from ...recipes.expectations import PolicyName
 from ...validate.looks import Spending, parse_look
-from ..console import print_json, print_table, stdout, table
+from ..console import print_json
+from .gate_measured import (
+    add_measured_arguments,
+    check_given,
+    judge_joint,
+    print_joint,
+    read_measured,
+)
+from .gate_report import print_judged
 from .replay import print_replays
 from .replaying import add_replay_arguments, load_for_replay, replay_loaded
 
 if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
+    from ...validate.doubts import Background
+    from ...validate.draft_replay import DraftReplay
     from ...validate.gate import GateReport
-    from ...validate.paired import PairedChange
+    from ...validate.looks import Look
+    from ...validate.policy import Policy
     from ...validate.retuned import RetunedReport
 
-COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "ANOMALOUS": "magenta"}
-BOUNDS = ("change", "lower bound", "upper bound")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnTraces:
+    """What replays said; `background` is what they were judged with."""
+
+    replays: "Sequence[DraftReplay]"
+    report: "GateReport | RetunedReport"
+    background: "Background"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`gate BF16 QUANT --traces T --policy P`."""
-    parser.add_argument("baseline", metavar="BF16", help="the draft as released")
-    parser.add_argument("candidate", metavar="QUANT", help="the quantized draft")
+    """`gate BF16 QUANT --traces T --policy P`, `gate --measured A B`."""
+    parser.add_argument("baseline", metavar="BF16", nargs="?", help="the draft as released")
+    parser.add_argument("candidate", metavar="QUANT", nargs="?", help="the quantized draft")
     parser.add_argument(
         "--tuned-baseline",
         metavar="B",
         help="for a QUANT that 'retune' wrote, and there needed: the BF16 draft taught alike",
     )
-    add_replay_arguments(parser)
+    add_replay_arguments(parser, traces_required=False)
+    add_measured_arguments(parser)
     parser.add_argument(
         "--policy",
         choices=typing.get_args(PolicyName),
@@ -89,15 +109,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...calibration.traces.folder import TraceFolder
-    from ...calibration.traces.head_agreement import head_agreement
-    from ...validate.doubts import Background
-    from ...validate.gate import judge
-    from ...validate.held_out import check_held_out
-    from ...validate.pairing import DraftFolder, check_folders, check_loaded
+    from ...validate.measure.joint import JointReport
     from ...validate.policy import resolve_policy
-    from ...validate.retuned import check_tuned_baseline, judge_retuned
 
+    check_given(options)
     policy = resolve_policy(
         options.policy,
         max_relative_drop=options.max_relative_drop,
@@ -108,6 +123,40 @@ def run(options: argparse.Namespace) -> int:
     look = parse_look(options.look, options.spending)
     if options.report:
         check_output(options.report)
+    measured = read_measured(options)
+    on_traces = None
+    if options.traces:
+        on_traces = _judge_on_traces(options, policy, look)
+    if measured.nothing:
+        assert on_traces is not None  # or there would be nothing to judge, see `check_given`
+        report = on_traces.report
+    else:
+        report = judge_joint(options, measured, on_traces, policy, look)
+    if options.report:
+        write_text(options.report, json.dumps(report.to_mapping(), indent=2) + "\n")
+    if options.json:
+        print_json(report.to_mapping())
+        return report.exit_code
+    if on_traces is not None:
+        print_replays(on_traces.replays)
+    if isinstance(report, JointReport):
+        print_joint(report)
+    else:
+        print_judged(report)
+    return report.exit_code
+
+
+def _judge_on_traces(
+    options: argparse.Namespace, policy: "Policy", look: "Look | None"
+) -> OnTraces:
+    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.head_agreement import head_agreement
+    from ...validate.doubts import Background
+    from ...validate.gate import judge
+    from ...validate.held_out import check_held_out
+    from ...validate.pairing import DraftFolder, check_folders, check_loaded
+    from ...validate.retuned import check_tuned_baseline, judge_retuned
+
     references = [options.baseline, options.candidate]
     baseline, candidate = (DraftFolder.read(resolve_draft(name).folder) for name in references)
     tuned = None
@@ -141,14 +190,7 @@ def run(options: argparse.Namespace) -> int:
         report = judge_retuned(
             replays, policy, look=look, background=background, tuned_sha256=tuned.sha256
         )
-    if options.report:
-        write_text(options.report, json.dumps(report.to_mapping(), indent=2) + "\n")
-    if options.json:
-        print_json(report.to_mapping())
-    else:
-        print_replays(replays)
-        print_judged(report)
-    return report.exit_code
+    return OnTraces(replays=replays, report=report, background=background)
 
 
 def other_policy_warnings(
@@ -184,85 +226,3 @@ def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, .
         f"--target {target.name} has another {CONFIG_FILE} than the target {recorded.name} that was"
         " recorded: embedding and head may be those of another target",
     )
-
-
-def print_judged(report: "GateReport | RetunedReport") -> None:
-    """Print one comparison, or both of a draft that its target taught."""
-    from ...validate.retuned import MARK, RULE, RetunedReport
-
-    if not isinstance(report, RetunedReport):
-        print_gate(report)
-        return
-    out = stdout()
-    _print_figures(report.against_tuned, ", against BF16 taught alike: quantization")
-    _print_figures(report.against_bf16, ", against BF16 as released: quantization and training")
-    if report.training is not None:
-        change, lower, upper = _bounds(report.training)
-        out.line(f"training alone changed BF16 by {change}, bounds {lower} and {upper}")
-    out.line((MARK, "bold magenta"), f": {RULE}")
-    _print_verdict(report)
-
-
-def print_gate(report: "GateReport") -> None:
-    """Print the statistic, the categories, the verdict and the warnings."""
-    _print_figures(report)
-    _print_verdict(report)
-
-
-def _print_figures(report: "GateReport", comparison: str = "") -> None:
-    out = stdout()
-    if report.change is not None:
-        look = f", look {report.look.number} of {report.look.total}" if report.look else ""
-        numbers = (*BOUNDS, "confidence", "prompts", "effective")
-        found = table(f"Gate{look}{comparison}", "policy", "limit", *numbers)
-        found.row(
-            report.policy.name,
-            f"{-report.policy.max_relative_drop:+.2%}",
-            *_bounds(report.change),
-            f"{report.change.confidence:.2%}",
-            str(report.num_prompts),
-            f"{report.change.effective_num_prompts:.1f}",
-        )
-        print_table(found)
-    if len(report.categories) > 1:
-        _print_categories(report)
-    target = report.traces.target
-    out.line(
-        f"target {target.name} ({_short(target.weights_sha256)}), baseline {report.baseline.name}"
-        f" ({_short(report.background.baseline_sha256)}), candidate {report.candidate.name}"
-        f" ({_short(report.background.candidate_sha256)})"
-    )
-
-
-def _print_verdict(report: "GateReport | RetunedReport") -> None:
-    out, colour = stdout(), COLOURS[report.verdict]
-    out.line((report.verdict, f"bold {colour}"), f": {report.reason}")
-    if report.action:
-        out.line(f"  {report.action}")
-    for warning in report.warnings:
-        out.line(("warning:", "yellow"), f" {warning}")
-
-
-def _print_categories(report: "GateReport") -> None:
-    found = table("Categories", "category", "prompts", "limit", *BOUNDS, "outcome")
-    for own in report.categories:
-        found.row(
-            own.category,
-            str(own.num_prompts),
-            f"{-own.max_relative_drop:+.2%}",
-            *(_bounds(own.change) if own.change else ("", "", "")),
-            own.outcome or "too small",
-        )
-    print_table(found)
-
-
-def _bounds(change: "PairedChange") -> tuple[str, str, str]:
-    return (
-        f"{change.relative_change:+.2%}",
-        f"{math.expm1(change.lower):+.2%}",
-        f"{math.expm1(change.upper):+.2%}",
-    )
-
-
-def _short(sha256: str | None) -> str:
-    return sha256[:12] if sha256 else "not known"

@@ -49,9 +49,11 @@ class LoadedForReplay:
         return baseline, candidate
 
 
-def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+def add_replay_arguments(parser: argparse.ArgumentParser, *, traces_required: bool = True) -> None:
     """Traces, how many tokens are drafted and how, the target; device, dtype and batch size."""
-    parser.add_argument("--traces", required=True, type=Path, metavar="T", help="trace folder")
+    parser.add_argument(
+        "--traces", required=traces_required, type=Path, metavar="T", help="trace folder"
+    )
     add_num_draft_tokens(parser)
     add_draft_sampling(parser)
     add_target(parser)

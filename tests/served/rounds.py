@@ -1,18 +1,17 @@
-"""Rounds of speculative decoding, counted by an engine and by replay, one beside the other.
+"""Rounds of speculative decoding over all prompts of an engine and of replay, one beside the other.
 
-The traces are the engine's own: its target without a draft, its hidden states. A round with n
-tokens of the continuation behind it drafts tokens n to n + K - 1. Replay says of every n what would
-be accepted, so each round of the engine is compared at its own n, whatever went before, as long as
-the engine with the draft writes the same text as without.
+The traces are the engine's own: its target without a draft, its hidden states. See `reconcile`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate
 
 from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.validate.measure.estimator import common_length
+from draftquant.validate.measure.places import Places
+from draftquant.validate.measure.reconcile import compare_rounds
 from draftquant.validate.rounds import rounds
-from served.places import Places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,31 +59,22 @@ def compare(
         texts: per prompt, the tokens that the engine generated.
         accepted: per prompt, accepted tokens of its rounds, in order.
         traces: of the same prompts in the same order.
-        by_place: replay of a round behind each token of the continuation: entry i has i + 1 tokens
-            of it behind it, the first of which comes from reading the prompt.
+        by_place: replay at every place of each.
         num_draft_tokens: K.
         near: distance between two tokens up to which either may come out on top.
     """
-    compared: list[tuple[int, int]] = []
-    num_same_text = num_near_ties = 0
+    found = []
+    num_same_text = 0
     for text, steps, trace, here in zip(texts, accepted, traces, by_place, strict=True):
-        pairs = zip(text, trace.continuation, strict=False)
-        common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        common = common_length(text, trace.continuation)
         num_same_text += common == len(text)
-        written = 1
-        for step in steps:
-            if written + num_draft_tokens <= common:
-                replayed = here.accepted[written - 1]
-                compared.append((step, replayed))
-                if step != replayed:  # they parted at the first token that one of the two missed
-                    distance = here.distances[written - 1][min(step, replayed)]
-                    num_near_ties += abs(distance) <= near
-            written += step + 1
+        *starts, _ = accumulate((step + 1 for step in steps), initial=1)
+        found += compare_rounds(steps, starts, common, here, num_draft_tokens)
     return Rounds(
         served=tuple(step for steps in accepted for step in steps),
         replayed=tuple(step for here in by_place for step in rounds(here.accepted)),
-        compared=tuple(compared),
-        num_near_ties=num_near_ties,
+        compared=tuple((one.served, one.replayed) for one in found),
+        num_near_ties=sum(one.distance is not None and abs(one.distance) <= near for one in found),
         num_same_text=num_same_text,
         num_prompts=len(texts),
     )

@@ -22,6 +22,7 @@ sys.path.insert(0, str(HERE.parent))
 import torch  # noqa: E402
 from draftquant.calibration.traces.folder import TraceFolder  # noqa: E402
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft  # noqa: E402
+from draftquant.validate.measure.places import NEAR, noise, places  # noqa: E402
 from served.drafts import (  # noqa: E402
     MAX_NEW_TOKENS,
     SERVED_PAIRS,
@@ -32,7 +33,6 @@ from served.drafts import (  # noqa: E402
     record,
     record_by_engine,
 )
-from served.places import NEAR, noise, places  # noqa: E402
 from served.results import Served, read_results, write_results, write_tables  # noqa: E402
 from served.rounds import compare  # noqa: E402
 

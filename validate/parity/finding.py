@@ -1,7 +1,8 @@
 """What one check of parity found, in the words of the gate."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ..decision import Verdict
 
@@ -30,12 +31,24 @@ class Finding:
     threshold: float | None
     verdict: Verdict
     reason: str
-    details: tuple[dict[str, Any], ...] = ()
+    details: tuple[Mapping[str, object], ...] = ()
+
+    def problem(self) -> str:
+        """What no check of ours says; empty for what one may say."""
+        if self.verdict in ("PASS", "FAIL") and self.threshold is None:
+            return f"verdict {self.verdict} without a threshold"
+        if (self.lower is None) != (self.confidence is None):
+            return "bounds and their confidence stand together, or neither does"
+        if (self.lower is None) != (self.upper is None):
+            return "one bound without the other"
+        if self.confidence is not None and not 0.5 < self.confidence < 1:
+            return f"confidence: expected a share in (0.5, 1), got {self.confidence}"
+        return ""
 
 
 _WORST_FIRST: tuple[Verdict, ...] = ("ANOMALOUS", "FAIL", "INCONCLUSIVE", "PASS")
 
 
-def worst(verdicts: list[Verdict]) -> Verdict:
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
     """ANOMALOUS before FAIL before INCONCLUSIVE before PASS; at least one is given."""
     return min(verdicts, key=_WORST_FIRST.index)

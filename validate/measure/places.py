@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.passes.draft_pass import whole_rows
-from draftquant.calibration.passes.predictions import draft_passes
-from draftquant.calibration.traces.folder import TraceFolder
-from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.quantize.drafts.forward import DraftForward
-from draftquant.quantize.stored.loading import LoadedDraft
-from draftquant.validate.rounds import accepted_by_row, recorded_tokens
 from torch import Tensor
+
+from ...calibration.passes.draft_inputs import first_hidden
+from ...calibration.passes.draft_pass import whole_rows
+from ...calibration.passes.predictions import draft_passes
+from ...calibration.traces.folder import TraceFolder
+from ...calibration.traces.prompt_trace import PromptTrace
+from ...quantize.drafts.forward import DraftForward
+from ...quantize.stored.loading import LoadedDraft
+from ..rounds import accepted_by_row, recorded_tokens
 
 NEAR = 4.0
 """Distances below so many times what BF16 moves them (root mean square) are near ties."""
@@ -41,7 +42,17 @@ class Places:
 def places(
     draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
 ) -> Places:
-    """Of one prompt, by the draft in the dtype that it was loaded in."""
+    """Of one prompt, by the draft in the dtype that it was loaded in.
+
+    Args:
+        draft: on any device.
+        traces: that hold the prompt, and fit the draft.
+        trace: the prompt.
+        num_draft_tokens: K, one that the draft can propose.
+
+    Raises:
+        CalibrationError: the draft computes NaN or infinity.
+    """
     rows = whole_rows(trace.num_tokens, num_draft_tokens, first_row=trace.prompt_length - 1)
     proposed = torch.empty((len(rows), num_draft_tokens), dtype=torch.int64)
     distances = torch.empty(proposed.shape)
@@ -49,7 +60,7 @@ def places(
     for one in draft_passes(
         draft.forward,
         first_hidden(draft, traces, trace)[None],
-        trace.token_ids[None],
+        trace.token_ids[None].to(draft.device),
         rows=rows,
         num_draft_tokens=num_draft_tokens,
     ):
@@ -72,10 +83,10 @@ def noise(one: Sequence[Places], other: Sequence[Places]) -> float:
 
 
 def _by_token(forward: DraftForward, logits: Tensor) -> Tensor:
-    """[..., draft vocabulary] -> [..., target vocabulary]; what the draft lacks comes last."""
-    tokens = forward.to_target(torch.arange(logits.shape[-1]))
+    """[..., draft vocabulary] -> [..., target vocabulary], on the CPU; what it lacks comes last."""
+    tokens = forward.to_target(torch.arange(logits.shape[-1], device=logits.device))
     whole = logits.new_full((*logits.shape[:-1], int(tokens.max()) + 1), -1e30)
-    return whole.index_copy(-1, tokens, logits)
+    return whole.index_copy(-1, tokens, logits).cpu()
 
 
 def _distances(logits: Tensor, recorded: Tensor) -> Tensor:

@@ -1,0 +1,137 @@
+"""What the gate prints: bounds, categories, the verdict and its warnings."""
+
+import math
+from typing import TYPE_CHECKING
+
+from ..console import print_table, stdout, table
+
+if TYPE_CHECKING:
+    from ...validate.gate import GateReport
+    from ...validate.paired import PairedChange
+    from ...validate.retuned import RetunedReport
+
+COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "ANOMALOUS": "magenta"}
+BOUNDS = ("change", "lower bound", "upper bound")
+
+
+def print_judged(report: "GateReport | RetunedReport") -> None:
+    """Print one comparison, or both of a draft that its target taught."""
+    from ...validate.retuned import MARK, RULE, RetunedReport
+
+    if not isinstance(report, RetunedReport):
+        print_gate(report)
+        return
+    out = stdout()
+    print_figures(report.against_tuned, ", against BF16 taught alike: quantization")
+    print_figures(report.against_bf16, ", against BF16 as released: quantization and training")
+    if report.training is not None:
+        change, lower, upper = bounds(report.training)
+        out.line(f"training alone changed BF16 by {change}, bounds {lower} and {upper}")
+    out.line((MARK, "bold magenta"), f": {RULE}")
+    _print_verdict(report)
+
+
+def print_gate(report: "GateReport") -> None:
+    """Print the statistic, the categories, the verdict and the warnings."""
+    if report.served is not None:
+        print_served(report)
+    print_figures(report)
+    _print_verdict(report)
+
+
+def print_figures(report: "GateReport", comparison: str = "") -> None:
+    """Print the statistic, the categories and who was compared."""
+    out = stdout()
+    if report.change is not None:
+        look = f", look {report.look.number} of {report.look.total}" if report.look else ""
+        numbers = (*BOUNDS, "confidence", "prompts", "effective")
+        found = table(f"Gate{look}{comparison}", "policy", "limit", *numbers)
+        found.row(
+            report.policy.name,
+            f"{-report.policy.max_relative_drop:+.2%}",
+            *bounds(report.change),
+            f"{report.change.confidence:.2%}",
+            str(report.num_prompts),
+            f"{report.change.effective_num_prompts:.1f}",
+        )
+        print_table(found)
+    if len(report.categories) > 1:
+        _print_categories(report)
+    out.line(
+        f"target {_target(report)}, baseline {report.baseline.name}"
+        f" ({_short(report.background.baseline_sha256)}), candidate {report.candidate.name}"
+        f" ({_short(report.background.candidate_sha256)})"
+    )
+
+
+def _target(report: "GateReport") -> str:
+    if report.traces is not None:
+        target = report.traces.target
+        return f"{target.name} ({_short(target.weights_sha256)})"
+    return report.served.model if report.served is not None else "not known"
+
+
+def print_served(report: "GateReport") -> None:
+    """Print one row per measurement, and what the other estimates say."""
+    served, out = report.served, stdout()
+    assert served is not None  # of a report on measurements
+    positions = [f"pos {i + 1}" for i in range(report.num_draft_tokens)]
+    numbers = ("acceptance length", "as compared", *positions)
+    found = table(
+        f"Served by {served.engine} {served.version}, K = {report.num_draft_tokens},"
+        f" {report.num_prompts} prompts",
+        "run",
+        *numbers,
+        right=numbers,
+    )
+    lengths = (served.baseline_mean_acceptance_length, served.candidate_mean_acceptance_length)
+    for figures, length in zip((report.baseline, report.candidate), lengths, strict=True):
+        survival = (f"{share:.3f}" for share in figures.survival)
+        found.row(figures.name, f"{length:.4f}", f"{figures.mean_acceptance_length:.4f}", *survival)
+    print_table(found)
+    if report.change is None:
+        return
+    out.line(
+        f"{served.identical_share:.1%} of the outputs are equal, {served.common_share:.1%} of their"
+        f" tokens common; compared by {served.estimator}"
+    )
+    others = (("whole outputs", served.whole_change), ("common text alone", served.common_change))
+    for name, change in others:
+        if change is not None:
+            by, lower, upper = bounds(change)
+            out.line(f"  by {name}: {by}, bounds {lower} and {upper}")
+
+
+def _print_verdict(report: "GateReport | RetunedReport") -> None:
+    out, colour = stdout(), COLOURS[report.verdict]
+    out.line((report.verdict, f"bold {colour}"), f": {report.reason}")
+    if report.action:
+        out.line(f"  {report.action}")
+    for warning in report.warnings:
+        out.line(("warning:", "yellow"), f" {warning}")
+
+
+def _print_categories(report: "GateReport") -> None:
+    found = table("Categories", "category", "prompts", "limit", *BOUNDS, "outcome")
+    for own in report.categories:
+        found.row(
+            own.category,
+            str(own.num_prompts),
+            f"{-own.max_relative_drop:+.2%}",
+            *(bounds(own.change) if own.change else ("", "", "")),
+            own.outcome or "too small",
+        )
+    print_table(found)
+
+
+def bounds(change: "PairedChange") -> tuple[str, str, str]:
+    """A change and both of its bounds, in percent."""
+    return (
+        f"{change.relative_change:+.2%}",
+        f"{math.expm1(change.lower):+.2%}",
+        f"{math.expm1(change.upper):+.2%}",
+    )
+
+
+def _short(sha256: str | None) -> str:
+    return sha256[:12] if sha256 else "not known"

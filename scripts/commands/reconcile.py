@@ -1,0 +1,196 @@
+"""`draftquant reconcile`: what a server accepted against what replay says of the same prompts."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...quantize.files.hub import resolve_draft
+from ...quantize.files.staging import check_output, write_text
+from ..console import print_json, print_table, progress_bar, stdout, table
+from .common import add_device, add_target, shared_tables
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.target_tables import SharedTables
+    from ...quantize.stored.loading import LoadedDraft
+    from ...validate.measure.measurement import Speculation
+    from ...validate.measure.reconciled import Reconciliation
+
+SHOWN = 20
+"""Differences that are printed; the report has all."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`reconcile TRACES R --draft D`."""
+    parser.add_argument("traces", type=Path, metavar="TRACES", help="recorded from the target")
+    parser.add_argument("measured", type=Path, metavar="R", help="what `measure` wrote")
+    parser.add_argument(
+        "--draft",
+        metavar="D",
+        help="that was served (default: the folder that R names, where it is on this machine)",
+    )
+    add_target(parser)
+    add_device(parser)
+    parser.add_argument(
+        "--max-gap",
+        type=float,
+        metavar="X",
+        help="nats between two tokens of the target up to which either may be written (default"
+        " 0.5: four BF16 steps of a logit in [16, 32))",
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="also write the JSON report here"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """See `add_arguments`; 0 = all is explained, 1 = something is not, 3 = not known of some."""
+    from ...calibration.passes.devices import resolve_device
+    from ...calibration.traces.folder import TraceFolder
+    from ...validate.errors import MeasureError
+    from ...validate.measure.measurement_file import read_measurement
+    from ...validate.measure.reconciled import check_reconcilable, reconcile
+    from ...validate.pairing import DraftFolder
+    from ...validate.parity.divergence import LARGEST_NOISE
+
+    if options.report:
+        check_output(options.report)
+    max_gap = LARGEST_NOISE if options.max_gap is None else options.max_gap
+    if not max_gap >= 0:
+        raise MeasureError("--max-gap", f"expected nats of at least 0, got {max_gap}",
+                           fix="leave it out")  # fmt: skip
+    measurement = read_measurement(options.measured)
+    traces = TraceFolder.open(options.traces)
+    speculation = check_reconcilable(measurement, traces)
+    folder = resolve_draft(_draft(options, speculation)).folder
+    served, known = speculation.draft_sha256, DraftFolder.read(folder).sha256
+    device = resolve_device(options.device)
+    tables = shared_tables(traces, options.target, device)
+    drafts = _in_both_dtypes(folder, traces, tables, device)
+    with progress_bar("reconcile", len(measurement.records)) as bar:
+        found = reconcile(
+            measurement,
+            traces,
+            drafts,
+            tables=tables,
+            max_gap=max_gap,
+            other_draft=None if served is None else served != known,
+            on_progress=bar.set,
+        )
+    if options.report:
+        write_text(options.report, json.dumps(found.to_mapping(), indent=2) + "\n")
+    if options.json:
+        print_json(found.to_mapping())
+    else:
+        print_reconciliation(found)
+    return found.exit_code
+
+
+def _draft(options: argparse.Namespace, speculation: "Speculation") -> str:
+    """As given, or as the server named it.
+
+    Raises:
+        MeasureError: the server names no folder that is here.
+    """
+    from ...validate.errors import MeasureError
+
+    if options.draft is not None:
+        return str(options.draft)
+    if speculation.draft is None or not Path(speculation.draft).is_dir():
+        raise MeasureError(
+            options.measured,
+            f"names no draft folder on this machine (draft: {speculation.draft})",
+            fix="give the draft that was served: --draft D",
+        )
+    return speculation.draft
+
+
+def _in_both_dtypes(
+    folder: Path, traces: "TraceFolder", tables: "SharedTables", device: "torch.device"
+) -> "tuple[LoadedDraft, LoadedDraft]":
+    """As engines compute, and exactly.
+
+    Raises:
+        DeviceError: too little memory.
+        CheckpointError, VerifyError: see `load_draft`.
+    """
+    import torch
+
+    from ...calibration.passes.memory import estimate_replay
+    from ...quantize.stored.loading import load_draft
+
+    estimate_replay(
+        [folder, folder],
+        traces,
+        dtype=torch.float32,
+        device=device,
+        num_draft_tokens=None,
+        batch_size=1,
+    ).check()
+    as_served, exact = (
+        load_draft(folder, dtype=dtype, device=device, compact=True, shared=tables)
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    return as_served, exact
+
+
+def print_reconciliation(found: "Reconciliation") -> None:
+    """Print the figures over all prompts, the first differences, and what they come to."""
+    out, prompts = stdout(), found.prompts
+    numbers = ("acceptance length", "rounds")
+    lengths = table(
+        f"{found.name}, K = {found.num_draft_tokens}, {len(prompts)} prompts",
+        "",
+        *numbers,
+        right=numbers,
+    )
+    for name, counts in (("served", found.served), ("replayed", found.replayed)):
+        length = f"{counts.mean_acceptance_length:.4f}" if counts.num_steps else ""
+        lengths.row(name, length, f"{counts.num_steps:,}")
+    print_table(lengths)
+    compared = sum(prompt.num_compared for prompt in prompts)
+    equal = sum(prompt.num_equal for prompt in prompts)
+    beyond = sum(prompt.num_beyond for prompt in prompts)
+    out.line(
+        f"{equal:,} of {compared:,} rounds in common text are equal; replay does not count"
+        f" {beyond:,} more, behind that text or at its end"
+    )
+    if any(prompt.differences for prompt in prompts):
+        _print_differences(found)
+    outcomes = [prompt.outcome for prompt in prompts]
+    said = ", ".join(
+        f"{outcomes.count(name)} {name}"
+        for name in ("equal", "explained", "not known", "unexplained")
+        if name in outcomes
+    )
+    out.line(f"prompts: {said}")
+    if found.other_draft:
+        out.line(("warning:", "yellow"), " the server had another draft than the one replayed")
+    if found.other_draft is None:
+        out.line(
+            ("warning:", "yellow"),
+            " the measurement does not say which draft was served (measure --draft)",
+        )
+    if found.num_not_recorded:
+        out.line(
+            ("warning:", "yellow"),
+            f" {found.num_not_recorded} prompts of the measurement are not in the traces",
+        )
+
+
+def _print_differences(found: "Reconciliation") -> None:
+    """Those that are not explained first."""
+    ranks = {False: 0, None: 1, True: 2}
+    rows = [(prompt.id, one) for prompt in found.prompts for one in prompt.differences]
+    rows.sort(key=lambda row: ranks[row[1].explained])
+    words = {False: "unexplained", None: "not known", True: "explained"}
+    title = f"Differences, {len(rows)} in all"
+    shown = table(title, "prompt", "token", "kind", "what", "")
+    for name, one in rows[:SHOWN]:
+        position = "" if one.position is None else str(one.position)
+        shown.row(name, position, one.kind, one.what, words[one.explained])
+    print_table(shown)

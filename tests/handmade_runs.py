@@ -1,0 +1,54 @@
+"""Measurements made by hand: token ids in, and everything else alike unless told."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from draftquant.calibration.traces.folder import prompt_sha256
+from draftquant.validate.measure.checks import prompts_sha256
+from draftquant.validate.measure.measurement import (
+    Asked,
+    Measurement,
+    RequestRecord,
+    ServerIdentity,
+    Setup,
+    Speculation,
+)
+
+SPECULATION = Speculation(num_draft_tokens=3, method="eagle3")
+
+
+def record(i: int, token_ids: Sequence[int], **changes: Any) -> RequestRecord:
+    """Prompt `p{i}` of tokens [i], with its output."""
+    made = RequestRecord(
+        id=f"p{i}",
+        category="ab"[i % 2],
+        prompt_sha256=prompt_sha256([i]),
+        num_prompt_tokens=1,
+        token_ids=tuple(token_ids),
+        ended="length",
+        began=0.0,
+        time_to_first_token=0.01,
+        latency=0.1,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def run(
+    records: Sequence[RequestRecord],
+    *,
+    name: str = "run",
+    speculation: Speculation | None = None,
+    version: str = "0.32.0",
+    **asked: Any,
+) -> Measurement:
+    """A run of these records; `asked` are fields of `Asked`."""
+    sha256 = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in records)
+    of_all = Asked(prompts_sha256=sha256, max_new_tokens=8, concurrency=4)
+    setup = Setup(
+        server=ServerIdentity(engine="vllm", version=version, model="m"),
+        speculation=speculation,
+        asked=dataclasses.replace(of_all, **asked),
+        draftquant="0",
+    )
+    return Measurement(name=name, setup=setup, records=tuple(records))

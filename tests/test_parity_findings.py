@@ -1,0 +1,83 @@
+"""Findings and their file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.validate.errors import ParityError
+from draftquant.validate.parity.finding import Finding, worst
+from draftquant.validate.parity.finding_file import read_findings, to_mapping, write_findings
+
+FOUND = Finding(
+    check="task",
+    what="gsm8k exact_match",
+    estimate=-0.002,
+    lower=-0.006,
+    upper=0.001,
+    confidence=0.95,
+    threshold=0.01,
+    verdict="PASS",
+    reason="because",
+    details=({"items": 1319, "discordant": [3, 5], "nested": {"p": 0.72}},),
+)
+COUNT = Finding(
+    check="divergence",
+    what="q",
+    estimate=3,
+    threshold=None,
+    verdict="INCONCLUSIVE",
+    reason="no threshold",
+)
+
+
+def test_findings_are_read_as_they_were_written(tmp_path: Path) -> None:
+    write_findings(tmp_path / "f.json", [FOUND, COUNT])
+    assert read_findings(tmp_path / "f.json") == (FOUND, COUNT)
+
+
+def test_the_worst_verdict_decides() -> None:
+    assert worst(["PASS"]) == "PASS"
+    assert worst(["PASS", "INCONCLUSIVE"]) == "INCONCLUSIVE"
+    assert worst(["INCONCLUSIVE", "FAIL", "PASS"]) == "FAIL"
+    assert worst(["FAIL", "ANOMALOUS"]) == "ANOMALOUS"
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"threshold": None}, r"findings\[0\]: verdict PASS without a threshold"),
+        ({"lower": None}, "bounds and their confidence stand together"),
+        ({"upper": None}, "one bound without the other"),
+        ({"confidence": 95.0}, r"expected a share in \(0.5, 1\), got 95.0"),
+        ({"verdict": "GOOD"}, "verdict: expected 'PASS' or"),
+        ({"estimate": "0.1"}, "estimate: expected a finite number"),
+        ({"surprise": 1}, "surprise: unknown key"),
+        ({"check": "texts"}, "check: expected 'divergence' or"),
+    ],
+)
+def test_what_no_check_says_is_refused(change: dict[str, Any], what: str, tmp_path: Path) -> None:
+    document = json.loads(json.dumps(to_mapping([FOUND])))
+    document["findings"][0] |= change
+    (tmp_path / "f.json").write_text(json.dumps(document))
+    with pytest.raises(ParityError, match=what) as caught:
+        read_findings(tmp_path / "f.json")
+    assert "fix: give what 'draftquant parity' --report wrote" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[]", "expected a JSON object"),
+        ("{", "not JSON"),
+        ('{"format": "draftquant parity", "format_version": 1, "findings": []}', "at least one"),
+        ('{"format": "other", "format_version": 1, "findings": []}', "format: expected"),
+        ('{"format": "draftquant parity", "format_version": 2, "findings": []}', "format_version"),
+    ],
+)
+def test_what_is_no_report_is_refused(text: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_text(text)
+    with pytest.raises(ParityError, match=what):
+        read_findings(tmp_path / "f.json")
+    with pytest.raises(ParityError, match="No such file"):
+        read_findings(tmp_path / "none.json")
