@@ -163,7 +163,8 @@ FAKE = """#!/usr/bin/env bash
 echo "$(basename "$0") $*" >>"$CALLS"
 out=""
 for ((i = 1; i <= $#; i++)); do
-  [[ "${!i}" == --out || "${!i}" == --local-dir || "${!i}" == --plot ]] && j=$((i + 1)) && mkdir -p "${!j}"
+  j=$((i + 1))
+  case "${!i}" in --out | --local-dir | --plot) mkdir -p "${!j}" ;; esac
 done
 case "$1 $*" in
   *"$SAYS_NO"*) exit "$STATUS" ;;
