@@ -4,6 +4,7 @@ Every answer is hostile input: bounded in size and time, parsed strictly, quoted
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ class ServerClient:
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._patience = patience
-        if not url.startswith(("http://", "https://")):
+        if not re.match(r"https?://[^/]", url):
             raise MeasureError("--server", f"expected an address, got {short(url)}", fix=_ADDRESS)
         if key is not None and not (key.isascii() and key.isprintable()):
             raise MeasureError(KEY_VARIABLE, "holds characters that no header can carry",
@@ -100,6 +101,7 @@ class ServerClient:
         try:
             self._http = httpx2.AsyncClient(
                 base_url=self.url,
+                verify=url.startswith("https"),  # certificates take long to load
                 headers={"Authorization": f"Bearer {key}"} if key else {},
                 timeout=httpx2.Timeout(connect=10, write=60, pool=None, read=patience.seconds),
                 limits=httpx2.Limits(max_connections=most_in_flight),
@@ -177,16 +179,28 @@ class ServerClient:
         event, attempts = await self._patiently(attempt)
         return Reply(events=(event,), num_attempts=attempts)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> Reply:
+    async def stream(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        failed: Callable[[Mapping[str, Any]], str | None] = lambda _event: None,
+    ) -> Reply:
         """The events that answer a request (server-sent, each a JSON object), to the last.
 
         A stream that breaks off, or ends without "[DONE]" or with an error of the server, is asked
         for again from its beginning.
 
+        Args:
+            path: of the request.
+            body: of the request.
+            failed: what an event says if it is that of a server that may answer next time, for
+                some tell in a stream of status 200 that they are overloaded; else None.
+
         Raises:
             MeasureError: as of `get_object`.
         """
-        events, attempts = await self._patiently(lambda: self._events(path, body))
+        events, attempts = await self._patiently(lambda: self._events(path, body, failed))
         return Reply(events=events, num_attempts=attempts)
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> tuple[T, int]:
@@ -216,7 +230,12 @@ class ServerClient:
         async with self._http.stream(method, path, json=body) as answer:
             return await self._whole(answer, path)
 
-    async def _events(self, path: str, body: Mapping[str, Any]) -> tuple[Event, ...]:
+    async def _events(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        failed: Callable[[Mapping[str, Any]], str | None],
+    ) -> tuple[Event, ...]:
         began = time.monotonic()
         events: list[Event] = []
         async with self._http.stream("POST", path, json=body) as answer:
@@ -230,7 +249,9 @@ class ServerClient:
                     return tuple(events)
                 event = Event(time.monotonic() - began, self._object(data))
                 if error := event.data.get("error"):
-                    raise _PassingError(f"its answer to {path} ends with {short(error)}")
+                    self._check_error(error, path)
+                if problem := failed(event.data):
+                    raise _PassingError(problem)
                 events.append(event)
         raise _PassingError(f"its answer to {path} broke off after {len(events)} event(s)")
 
@@ -264,6 +285,14 @@ class ServerClient:
             raise _PassingError(what, _seconds(answer.headers.get("retry-after")))
         kind = _AbsentError if status == 404 else MeasureError
         raise kind(self.url, what, fix=_FIXES.get(status, _FIX))
+
+    def _check_error(self, error: object, path: str) -> None:
+        """An error that ends a stream, with a status of its own if it tells one."""
+        status = error.get("code") if isinstance(error, Mapping) else None
+        what = f"its answer to {path} ends with {short(error)}"
+        if type(status) is int and 400 <= status < 500 and status not in _PASSING:
+            raise MeasureError(self.url, what, fix=_FIXES.get(status, _FIX))
+        raise _PassingError(what)
 
     def _check_size(self, size: int) -> None:
         if size > _MOST_BYTES:

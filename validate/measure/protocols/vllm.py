@@ -118,7 +118,7 @@ class VLLMProtocol:
             probed.metrics.num_draft_tokens if probed.metrics else counters.num_draft_tokens
         )
         if num_draft_tokens is None:
-            if counters.are_there or (config and not told):
+            if counters.are_there or ("speculative_config" in config and not told):
                 return None
             raise MeasureError(
                 client.url,

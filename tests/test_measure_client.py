@@ -1,0 +1,279 @@
+"""Servers that are down, slow, overloaded, or none at all; streams; keys."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeVar
+
+import pytest
+from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure import client as client_module
+from draftquant.validate.measure.client import Patience, ServerClient
+
+T = TypeVar("T")
+Answers = Callable[[BaseHTTPRequestHandler, int], None]
+
+
+class Site:
+    """A server that answers request number i, from 1, as `answer` writes it."""
+
+    def __init__(self) -> None:
+        self.answer: Answers = lambda _handler, _number: None
+        self.times: list[float] = []
+        self.url = ""
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    found = Site()
+
+    class Handler(BaseHTTPRequestHandler):
+        def answered(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            found.times.append(time.monotonic())
+            found.answer(self, len(found.times))
+
+        do_GET = do_POST = answered  # noqa: N815 - names of the base class
+
+        def log_message(self, *_: Any) -> None:
+            """Quietly."""
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    found.url = f"http://127.0.0.1:{http.server_port}"
+    yield found
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+def says(
+    body: bytes, status: int = 200, headers: dict[str, str] | None = None, length: int = 0
+) -> Answers:
+    """Always the same; `length` more bytes are promised."""
+
+    def answer(handler: BaseHTTPRequestHandler, _number: int) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body) + length))
+        for name, value in (headers or {}).items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+def first_then(count: int, bad: Answers, good: Answers) -> Answers:
+    return lambda handler, number: (bad if number <= count else good)(handler, number)
+
+
+def ask(
+    url: str,
+    what: Callable[[ServerClient], Awaitable[T]],
+    *,
+    key: str | None = None,
+    **patience: Any,
+) -> T:
+    async def asked() -> T:
+        patient = Patience(**({"attempts": 3, "first_pause": 0.01, "seconds": 5} | patience))
+        async with ServerClient(url, key=key, most_in_flight=2, patience=patient) as found:
+            return await what(found)
+
+    return asyncio.run(asked())
+
+
+def get(found: ServerClient) -> Any:
+    return found.get_object("/x")
+
+
+def stream(found: ServerClient) -> Any:
+    return found.stream("/x", {"a": 1})
+
+
+def test_whole_answers(site: Site) -> None:
+    site.answer = says(b'{"a": 1}')
+    assert ask(site.url, get) == {"a": 1}
+    assert ask(f"{site.url}/v1/", lambda c: c.get_text("/x")) == '{"a": 1}'
+    reply = ask(site.url, lambda c: c.post("/x", {}))
+    assert [event.data for event in reply.events] == [{"a": 1}]
+    assert reply.num_attempts == 1
+    assert 0 < reply.events[0].seconds < 5
+
+
+def test_what_is_not_there(site: Site) -> None:
+    site.answer = says(b"{}", 404)
+    assert ask(site.url, lambda c: c.find_text("/x")) is None
+    assert ask(site.url, lambda c: c.find_object("/x")) is None
+    with pytest.raises(MeasureError, match="404 from /x") as found:
+        ask(site.url, get)
+    assert "the root of the server" in found.value.fix
+    site.answer = says(b'{"a": 1}')
+    assert ask(site.url, lambda c: c.find_object("/x")) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "", "ftp://x", "http://", "http:///v1", "http://x:y"]
+)
+def test_addresses_that_are_none(url: str) -> None:
+    with pytest.raises(MeasureError, match="--server: ") as found:
+        ask(url, get)
+    assert found.value.fix == "give http://HOST:PORT"
+
+
+def test_keys_are_sent_and_never_shown(site: Site) -> None:
+    seen: list[str | None] = []
+
+    def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
+        seen.append(handler.headers["Authorization"])
+        says(b"no", 401)(handler, number)
+
+    site.answer = answer
+    with pytest.raises(MeasureError, match="401 from /x") as found:
+        ask(site.url, get, key="secret")
+    assert seen == ["Bearer secret"]
+    assert "secret" not in str(found.value)
+    assert "DRAFTQUANT_SERVER_KEY" in found.value.fix
+    for key in ("a\nb", "\u00e9"):
+        with pytest.raises(MeasureError, match="DRAFTQUANT_SERVER_KEY: holds characters"):
+            ask(site.url, get, key=key)
+
+
+def test_nothing_listens() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(
+        MeasureError, match=r"no answer after 3 attempt\(s\): ConnectError"
+    ) as found:
+        ask(url, get)
+    assert "what was measured is kept" in found.value.fix
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_storms_pass(site: Site, status: int) -> None:
+    site.answer = first_then(2, says(b"busy", status), says(b'{"a": 1}'))
+    assert ask(site.url, lambda c: c.post("/x", {})).num_attempts == 3
+    site.times.clear()
+    with pytest.raises(MeasureError, match=rf"after 2 attempt\(s\): {status} from /x: 'busy'"):
+        ask(site.url, get, attempts=2)
+
+
+@pytest.mark.parametrize("status", [301, 400, 403, 422])
+def test_a_refusal_is_final(site: Site, status: int) -> None:
+    site.answer = says(b"no", status, {"Location": "/y"})
+    with pytest.raises(MeasureError, match=f"{status} from /x: 'no'"):
+        ask(site.url, get)
+    assert len(site.times) == 1
+
+
+def test_the_server_says_how_long_to_wait(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    for after, expected in (
+        ("3", [3.0, 3.0]),
+        ("9999", [60.0, 60.0]),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", [0.01, 0.02]),  # of a clock that is wrong
+        ("-1", [0.01, 0.02]),
+    ):
+        slept.clear()
+        site.answer = says(b"", 429, {"Retry-After": after})
+        with pytest.raises(MeasureError):
+            ask(site.url, get)
+        assert slept == expected
+
+
+def test_answers_that_never_end_do(site: Site) -> None:
+    def drips(handler: BaseHTTPRequestHandler, _number: int) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(100):
+            time.sleep(0.02)
+            handler.wfile.write(b": still here\n\n")
+
+    site.answer = drips
+    began = time.monotonic()
+    for what in (get, stream):
+        with pytest.raises(MeasureError, match=r"no whole answer within 0\.2 seconds"):
+            ask(site.url, what, attempts=2, seconds=0.2)
+    assert time.monotonic() - began < 2
+
+
+def test_answers_are_of_bounded_size(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_MOST_BYTES", 1000)
+    for body in (b"x" * 2000, b"data: " + b"x" * 2000, b"data: {}\n\n" * 200):
+        site.answer = says(body)
+        for what in (get, stream):
+            with pytest.raises(MeasureError, match="more than 1,000 bytes"):
+                ask(site.url, what)
+    site.answer = says(b"x" * 2000, 500)
+    with pytest.raises(MeasureError, match="more than 1,000 bytes"):
+        ask(site.url, stream)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"", b'{"a": ', b'{"a": "\xff"'])
+def test_what_is_no_json_is_asked_for_again(site: Site, body: bytes) -> None:
+    site.answer = first_then(1, says(body), says(b'{"a": 1}'))
+    assert ask(site.url, get) == {"a": 1}
+    site.times.clear()
+    site.answer = says(body)
+    with pytest.raises(MeasureError, match="its answer is not JSON"):
+        ask(site.url, get)
+
+
+def test_json_of_another_kind(site: Site) -> None:
+    site.answer = says(b"[1]")
+    with pytest.raises(MeasureError, match=r"expected a JSON object, got \[1\]"):
+        ask(site.url, get)
+
+
+# ---- streams
+
+WHOLE = (
+    b': ping\r\n\r\nevent: token\ndata: {"t": "a\xe2\x80\xa8b\xc2\x85"}\n\ndata:{"t": 2}\r\n\n'
+    b"data: [DONE]\n\ndata: {}\n"
+)
+
+
+def test_events(site: Site) -> None:
+    site.answer = says(WHOLE)
+    reply = ask(site.url, stream)
+    assert [event.data for event in reply.events] == [{"t": "a\u2028b\u0085"}, {"t": 2}]
+    assert 0 < reply.events[0].seconds <= reply.events[1].seconds < 5
+
+
+@pytest.mark.parametrize(("bad", "problem"), [
+    (says(WHOLE[:-30]), r"broke off after \d event"),
+    (says(b""), r"broke off after 0 event"),
+    (says(WHOLE[:40], length=50), "RemoteProtocolError"),
+    (says(b"data: {\n\ndata: [DONE]\n"), "its answer is not JSON"),
+    (says(b'data: {"error": {"message": "no blocks"}}\n\ndata: [DONE]\n'), "no blocks"),
+    (says(b"busy", 503), "503 from /x"),
+])  # fmt: skip
+def test_streams_that_break_off_are_asked_for_again(site: Site, bad: Answers, problem: str) -> None:
+    site.answer = first_then(2, bad, says(WHOLE))
+    reply = ask(site.url, stream)
+    assert (len(reply.events), reply.num_attempts) == (2, 3)
+    site.times.clear()
+    site.answer = bad
+    with pytest.raises(MeasureError, match=problem):
+        ask(site.url, stream)
+
+
+def test_times_are_those_of_the_answered_attempt(site: Site) -> None:
+    def slow(handler: BaseHTTPRequestHandler, number: int) -> None:
+        time.sleep(0.3)
+        says(b"", 500)(handler, number)
+
+    site.answer = first_then(1, slow, says(WHOLE))
+    reply = ask(site.url, stream)
+    assert reply.num_attempts == 2
+    assert reply.events[-1].seconds < 0.3

@@ -1,0 +1,398 @@
+"""Measuring a server: what is recorded, how much is asked at a time, what a run leaves behind."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.decoding import GREEDY, Decoding, prompt_seed
+from draftquant.calibration.traces.prompt_trace import prompt_sha256
+from draftquant.quantize.errors import OutputError
+from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure.client import Patience
+from draftquant.validate.measure.measurement import Measurement
+from draftquant.validate.measure.measurement_file import read_measurement
+from draftquant.validate.measure.plan import DraftIdentity, Plan, ServerAddress
+from draftquant.validate.measure.protocols.protocol import Ask
+from draftquant.validate.measure.protocols.vllm import VLLMProtocol
+from draftquant.validate.measure.run import Progress, measure
+from vllm_server import END, GAP, MODEL, VLLMServer, continued, rounds_of, served
+
+PROMPTS = tuple(
+    Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=tuple(range(i, 2 * i + 2))) for i in range(9)
+)
+ASK = Ask(decoding=GREEDY, max_new_tokens=12, ignore_eos=False)
+PLAN = Plan(prompts=PROMPTS, ask=ASK, concurrency=3)
+PATIENCE = Patience(attempts=3, first_pause=0.01, seconds=5)
+
+
+@pytest.fixture
+def running() -> Iterator[VLLMServer]:
+    with served(VLLMServer()) as found:
+        yield found
+
+
+def measured(
+    running: VLLMServer, out: Path, plan: Plan = PLAN, *, rate: float | None = None, **options: Any
+) -> Measurement:
+    address = ServerAddress(url=running.url, patience=PATIENCE, most_per_second=rate)
+    return measure(out, address, VLLMProtocol(), plan, **options)
+
+
+def histogram(steps: list[int]) -> tuple[int, ...]:
+    return tuple(steps.count(j) for j in range(4))
+
+
+def test_records_hold_what_the_server_did(running: VLLMServer, tmp_path: Path) -> None:
+    running.seconds = 0.03
+    found = measured(running, tmp_path / "r")
+    assert found == read_measurement(tmp_path / "r")
+    assert [record.id for record in found.records] == [prompt.id for prompt in PROMPTS]
+    for record, prompt in zip(found.records, PROMPTS, strict=True):
+        text = continued(list(prompt.token_ids), 12)
+        steps = rounds_of(text, 3)
+        assert record.category == prompt.category
+        assert record.prompt_sha256 == prompt_sha256(prompt.token_ids)
+        assert record.num_prompt_tokens == len(prompt.token_ids)
+        assert record.token_ids == tuple(text)
+        assert record.ended == "length"
+        assert record.accepted == tuple(steps)
+        assert record.drafted == (3,) * len(steps)
+        assert record.histogram == histogram(steps)
+        assert (record.token_logprob, record.top_gap) == (None, None)
+        assert record.time_to_first_token is not None
+        assert 0 < record.time_to_first_token < record.latency
+        assert record.latency < 3  # whatever the clock of the server says
+        assert record.num_attempts == 1
+    begun = [record.began for record in found.records]
+    assert begun == sorted(begun)
+    assert [*tmp_path.iterdir()] == [tmp_path / "r"]
+
+
+def test_the_setup_says_who_was_asked_for_what(running: VLLMServer, tmp_path: Path) -> None:
+    running.config = {
+        "vllm_config": {
+            "model_config": {"dtype": "torch.bfloat16", "secret": "x"},
+            "speculative_config": {
+                "method": "eagle3",
+                "model": "/drafts/a",
+                "rejection_sample_method": "synthetic",
+            },
+        }
+    }
+    draft = DraftIdentity(draft="b", draft_sha256="0" * 64, draft_quantization="int4-channel")
+    decoding = Decoding(temperature=0.5, top_p=0.9, top_k=4, seed=7, num_top_logprobs=2)
+    plan = replace(PLAN, ask=replace(ASK, decoding=decoding), template_sha256="1" * 64)
+    setup = measured(running, tmp_path / "r", plan).setup
+    assert (setup.server.engine, setup.server.version, setup.server.model) == (
+        "vllm", "0.32.0", MODEL,
+    )  # fmt: skip
+    assert setup.server.arguments == {
+        "root": "/models/target",
+        "max_model_len": 4096,
+        "system_fingerprint": "vllm-print",
+        "model_config.dtype": "torch.bfloat16",
+        "speculative_config.rejection_sample_method": "synthetic",
+    }
+    assert setup.speculation is not None
+    assert setup.speculation.num_draft_tokens == 3
+    assert (setup.speculation.method, setup.speculation.draft) == ("eagle3", "/drafts/a")
+    assert setup.speculation.lossy == ("rejection_sample_method = synthetic",)
+    asked = setup.asked
+    assert (asked.temperature, asked.top_p, asked.top_k, asked.seed) == (0.5, 0.9, 4, 7)
+    assert (asked.max_new_tokens, asked.concurrency, asked.num_top_logprobs) == (12, 3, 2)
+    assert asked.template_sha256 == "1" * 64
+    told = measured(running, tmp_path / "with-draft", replace(PLAN, draft=draft)).setup.speculation
+    assert told is not None
+    assert (told.draft, told.draft_sha256) == ("b", "0" * 64)
+    assert (told.draft_quantization, told.method) == ("int4-channel", "eagle3")
+
+
+def test_everything_that_decides_what_is_written_is_said(
+    running: VLLMServer, tmp_path: Path
+) -> None:
+    measured(running, tmp_path / "r", replace(PLAN, prompts=PROMPTS[:1]))
+    body = running.asked[1]
+    assert body["prompt"] == list(PROMPTS[0].token_ids)
+    assert (body["model"], body["max_tokens"], body["ignore_eos"]) == (MODEL, 12, False)
+    assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (0, 1.0, 0, 0)
+    assert (body["repetition_penalty"], body["presence_penalty"]) == (1, 0)
+    assert (body["frequency_penalty"], body["n"]) == (0, 1)
+    assert "seed" not in body
+    assert "logprobs" not in body
+    sampled = replace(ASK, decoding=Decoding(temperature=0.5, seed=7))
+    measured(running, tmp_path / "s", replace(PLAN, ask=sampled))
+    seeds = {tuple(body["prompt"]): body["seed"] for body in running.asked[-10:-1]}
+    assert seeds == {p.token_ids: prompt_seed(7, p.token_ids) for p in PROMPTS}
+
+
+@pytest.mark.parametrize("num_top", [1, 2])
+def test_log_probabilities_and_gaps(running: VLLMServer, tmp_path: Path, num_top: int) -> None:
+    ask = replace(ASK, decoding=Decoding(num_top_logprobs=num_top))
+    found = measured(running, tmp_path / "r", replace(PLAN, ask=ask))
+    for record in found.records:
+        assert record.token_logprob == (-0.5,) * 12
+        assert record.top_gap == (None if num_top == 1 else pytest.approx((GAP,) * 12))
+
+
+def test_text_ends_with_the_end_token_unless_that_is_ignored(
+    running: VLLMServer, tmp_path: Path
+) -> None:
+    prompts = (Prompt(id="e", category="a", token_ids=(END - 2,)),)
+    (record,) = measured(running, tmp_path / "r", replace(PLAN, prompts=prompts)).records
+    assert (record.token_ids, record.ended) == ((END - 1, END), "stop")
+    ask = replace(ASK, ignore_eos=True)
+    plan = replace(PLAN, prompts=prompts, ask=ask)
+    (record,) = measured(running, tmp_path / "s", plan).records
+    assert (len(record.token_ids), record.ended) == (12, "length")
+
+
+def test_a_prompt_of_one_token_of_output_has_no_round(running: VLLMServer, tmp_path: Path) -> None:
+    plan = replace(PLAN, ask=replace(ASK, max_new_tokens=1))
+    for record in measured(running, tmp_path / "r", plan).records:
+        assert record.histogram == (0, 0, 0, 0)
+        assert record.time_per_output_token is None
+
+
+def test_requests_in_flight_warm_up_and_rate(running: VLLMServer, tmp_path: Path) -> None:
+    running.seconds = 0.05
+    found = measured(running, tmp_path / "r", replace(PLAN, num_warm_up=11))
+    assert running.most_running == 3
+    asked = [prompt.token_ids for prompt in PROMPTS]
+    assert sorted(running.prompts) == sorted(2 * asked + asked[:2])
+    assert found.setup.asked.num_warm_up == 11
+    running.seconds = 0.0
+    running.began.clear()
+    measured(running, tmp_path / "s", rate=50)
+    begun = running.began[1:-1]  # without the probes
+    assert begun[-1] - begun[0] >= 0.95 * (len(PROMPTS) - 1) / 50
+
+
+def test_progress_has_the_running_acceptance_length(running: VLLMServer, tmp_path: Path) -> None:
+    told: list[Progress] = []
+    found = measured(running, tmp_path / "r", on_progress=told.append)
+    assert [each.num_done for each in told] == list(range(len(PROMPTS) + 1))
+    assert {each.num_prompts for each in told} == {len(PROMPTS)}
+    last = told[-1].counts
+    assert last is not None
+    assert last.num_steps == sum(sum(r.histogram or ()) for r in found.records)
+
+
+def test_a_server_without_a_draft(running: VLLMServer, tmp_path: Path) -> None:
+    running.num_draft_tokens = None
+    told: list[Progress] = []
+    found = measured(running, tmp_path / "r", on_progress=told.append)
+    assert found.setup.speculation is None
+    assert {record.histogram for record in found.records} == {None}
+    assert told[-1].counts is None
+    draft = DraftIdentity(draft="b", draft_sha256="0" * 64, draft_quantization=None)
+    with pytest.raises(MeasureError, match="--draft: the server drafts nothing"):
+        measured(running, tmp_path / "s", replace(PLAN, draft=draft))
+
+
+# ---- a run that ends early
+
+
+SINGLE = replace(PLAN, concurrency=1)
+"""So that it is certain what is answered when the server dies."""
+
+
+def stops_at(number: int) -> Any:
+    return lambda asked: 200 if asked < number else 0
+
+
+def test_a_second_run_goes_on_where_the_server_died(running: VLLMServer, tmp_path: Path) -> None:
+    running.status = stops_at(7)
+    with pytest.raises(MeasureError, match="no answer after 3 attempt") as caught:
+        measured(running, tmp_path / "r", SINGLE)
+    assert "what was measured is kept" in str(caught.value)
+    assert not (tmp_path / "r").exists()
+    lines = (tmp_path / "r.measuring").read_text().splitlines()
+    kept = [json.loads(line) for line in lines[1:]]
+    assert len(kept) == 5  # the first request is the probe
+    end = max(record["began"] + record["latency"] for record in kept)
+    running.status = stops_at(1000)
+    running.asked.clear()
+    told: list[Progress] = []
+    found = measured(running, tmp_path / "r", SINGLE, on_progress=told.append)
+    assert told[0].num_done == 5
+    assert not told[0].dropped_line
+    done = {record["id"] for record in kept}
+    assert running.prompts == [p.token_ids for p in PROMPTS if p.id not in done]
+    assert [record.id for record in found.records] == [prompt.id for prompt in PROMPTS]
+    assert all(r.began >= end for r in found.records if r.id not in done)  # its clock goes on
+    assert [*tmp_path.iterdir()] == [tmp_path / "r"]
+
+
+def test_what_is_cut_off_is_asked_for_again(running: VLLMServer, tmp_path: Path) -> None:
+    running.status = stops_at(7)
+    with pytest.raises(MeasureError):
+        measured(running, tmp_path / "r", SINGLE)
+    path = tmp_path / "r.measuring"
+    path.write_bytes(path.read_bytes()[:-10])
+    running.status = stops_at(1000)
+    told: list[Progress] = []
+    found = measured(running, tmp_path / "r", SINGLE, on_progress=told.append)
+    assert told[0].num_done == 4
+    assert told[0].dropped_line
+    assert found == read_measurement(tmp_path / "r")
+
+
+def test_a_file_that_was_cut_off_in_its_first_line_is_begun_anew(
+    running: VLLMServer, tmp_path: Path
+) -> None:
+    (tmp_path / "r.measuring").write_text('{"format": "draftq')
+    assert len(measured(running, tmp_path / "r", SINGLE).records) == len(PROMPTS)
+
+
+def interrupted(running: VLLMServer, out: Path) -> Path:
+    running.status = stops_at(7)
+    with pytest.raises(MeasureError):
+        measured(running, out, SINGLE)
+    running.status = stops_at(1000)
+    return out.with_name(f"{out.name}.measuring")
+
+
+def test_another_plan_or_server_does_not_go_on(running: VLLMServer, tmp_path: Path) -> None:
+    kept = interrupted(running, tmp_path / "r")
+    before = kept.read_bytes()
+    longer = replace(SINGLE, ask=replace(ASK, max_new_tokens=13))
+    with pytest.raises(OutputError, match="holds another measurement") as caught:
+        measured(running, tmp_path / "r", longer)
+    assert caught.value.details == ("  asked.max_new_tokens: begun with 12, now 13",)
+    running.version, running.num_draft_tokens = "0.33.0", 4
+    with pytest.raises(OutputError) as caught:
+        measured(running, tmp_path / "r", SINGLE)
+    assert caught.value.details == (
+        "  server.version: begun with '0.32.0', now '0.33.0'",
+        "  speculation.num_draft_tokens: begun with 3, now 4",
+    )
+    running.version, running.num_draft_tokens = "0.32.0", None
+    with pytest.raises(OutputError, match=r"num_draft_tokens: begun with 3, now None"):
+        measured(running, tmp_path / "r", SINGLE)
+    assert kept.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda lines: [*lines, lines[1]], r"r.measuring:7: prompt p\d stands on an earlier line"),
+        (lambda lines: [lines[0], "{}", *lines[1:]], "r.measuring:2: is not a record"),
+        (lambda lines: ["[]", *lines[1:]], "r.measuring:1: is not a setup"),
+        (
+            lambda lines: [lines[0], lines[1].replace('"p0', '"q0'), *lines[2:]],
+            "prompt q0 is not one of",
+        ),
+    ],
+)
+def test_what_is_kept_is_not_believed_unchecked(
+    running: VLLMServer, tmp_path: Path, change: Any, problem: str
+) -> None:
+    kept = interrupted(running, tmp_path / "r")
+    lines = sorted(kept.read_text().splitlines(), key=lambda line: ("format" not in line, line))
+    kept.write_text("\n".join(change(lines)) + "\n")
+    with pytest.raises(MeasureError, match=problem):
+        measured(running, tmp_path / "r", SINGLE)
+
+
+def test_nothing_is_overwritten(running: VLLMServer, tmp_path: Path) -> None:
+    (tmp_path / "r").write_text("mine")
+    with pytest.raises(OutputError, match="already exists"):
+        measured(running, tmp_path / "r")
+    assert running.asked == []
+    running.during = lambda _: (tmp_path / "s").write_text("mine") and None
+    with pytest.raises(OutputError, match="already exists"):
+        measured(running, tmp_path / "s")
+    assert (tmp_path / "s").read_text() == "mine"
+    assert (tmp_path / "s.measuring").exists()
+    (tmp_path / "s").unlink()
+    running.during = lambda _: None
+    running.asked.clear()
+    measured(running, tmp_path / "s")
+    assert running.prompts == []  # every answer was kept
+
+
+def test_two_processes_do_not_share_a_file(running: VLLMServer, tmp_path: Path) -> None:
+    def second(_: VLLMServer) -> None:
+        running.during = lambda _: None
+        with pytest.raises(OutputError, match="another process is measuring there"):
+            measured(running, tmp_path / "r")
+        raised.append(True)
+
+    raised: list[bool] = []
+    running.during = lambda server: second(server) if len(server.asked) == 2 else None
+    measured(running, tmp_path / "r")
+    assert raised == [True]
+
+
+def test_a_run_without_an_answer_leaves_nothing(running: VLLMServer, tmp_path: Path) -> None:
+    running.status = stops_at(2)
+    with pytest.raises(MeasureError):
+        measured(running, tmp_path / "r")
+    assert [*tmp_path.iterdir()] == []
+
+
+# ---- a server that is changed, or says what cannot be
+
+
+def test_a_server_that_changes_while_it_is_measured(running: VLLMServer, tmp_path: Path) -> None:
+    def newer(server: VLLMServer) -> None:
+        if len(server.asked) == 5:
+            server.version = "0.33.0"
+
+    running.during = newer
+    with pytest.raises(MeasureError, match="was changed while it was measured") as caught:
+        measured(running, tmp_path / "r")
+    assert caught.value.details == ("  server.version: begun with '0.32.0', now '0.33.0'",)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_server_whose_draft_changes(running: VLLMServer, tmp_path: Path) -> None:
+    def longer(server: VLLMServer) -> None:
+        if len(server.asked) == 5:
+            server.num_draft_tokens = 4
+
+    running.during = longer
+    with pytest.raises(MeasureError, match=r"drafted K = 3 tokens, and now 4"):
+        measured(running, tmp_path / "r")
+
+
+def test_an_answer_that_is_shorter_than_asked_is_not_kept(
+    running: VLLMServer, tmp_path: Path
+) -> None:
+    def shorter(number: int, events: list[Any]) -> list[Any]:
+        if number == 6:
+            del events[-4]
+            events[-2]["usage"] = None
+        return events
+
+    running.change = shorter
+    with pytest.raises(MeasureError, match=r"asked for 12 tokens, got \d+ and 'length'"):
+        measured(running, tmp_path / "r")
+    kept = (tmp_path / "r.measuring").read_text().splitlines()[1:]
+    assert kept
+    assert all(len(json.loads(line)["token_ids"]) == 12 for line in kept)
+
+
+def test_the_model_is_the_one_that_is_expected(running: VLLMServer, tmp_path: Path) -> None:
+    with pytest.raises(MeasureError, match="expected 'other', the server has 'the-target'"):
+        measured(running, tmp_path / "r", replace(PLAN, model="other"))
+    measured(running, tmp_path / "r", replace(PLAN, model=MODEL))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"concurrency": 0}, "--concurrency: expected at least 1, got 0"),
+        ({"num_warm_up": -1}, "--warm-up: expected at least 0, got -1"),
+        ({"ask": replace(ASK, max_new_tokens=0)}, "--max-new-tokens: expected at least 1, got 0"),
+        ({"prompts": ()}, "prompts: expected at least one"),
+        ({"prompts": (PROMPTS[0], PROMPTS[0])}, "each with an id of its own"),
+    ],
+)
+def test_plans_that_cannot_be(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(MeasureError, match=problem):
+        replace(PLAN, **changes)

@@ -1,0 +1,371 @@
+"""vLLM's protocol: who answers, metrics of a request, counters around one, answers of others."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.decoding import GREEDY, Decoding
+from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure.client import Patience, ServerClient
+from draftquant.validate.measure.measurement import ServerIdentity, Speculation
+from draftquant.validate.measure.protocols import counted
+from draftquant.validate.measure.protocols.counters import Counters
+from draftquant.validate.measure.protocols.protocol import Ask, Completion
+from draftquant.validate.measure.protocols.vllm import VLLMProtocol
+from vllm_server import VLLMServer, continued, rounds_of, served
+
+PROMPT = Prompt(id="p", category="a", token_ids=(5, 6, 7))
+ASK = Ask(decoding=GREEDY, max_new_tokens=12, ignore_eos=False)
+PATIENCE = Patience(attempts=2, first_pause=0.01, seconds=5)
+TEXT = continued([5, 6, 7], 12)
+ROUNDS = rounds_of(TEXT, 3)
+HISTOGRAM = tuple(ROUNDS.count(j) for j in range(4))
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_POLL", 0.002), ("_PATIENCE", 20), ("_BETWEEN", 0.01)):
+        monkeypatch.setattr(counted, name, value)
+
+
+@pytest.fixture
+def running() -> Iterator[VLLMServer]:
+    with served(VLLMServer()) as found:
+        yield found
+
+
+Identified = tuple[ServerIdentity, Speculation | None, int | None]
+
+
+def identify(running: VLLMServer) -> Identified:
+    async def asked() -> Identified:
+        protocol = VLLMProtocol()
+        async with client(running) as found:
+            server, speculation = await protocol.identify(found)
+        return server, speculation, protocol.most_in_flight
+
+    return asyncio.run(asked())
+
+
+def complete(running: VLLMServer, ask: Ask = ASK) -> Completion:
+    async def asked() -> Completion:
+        protocol = VLLMProtocol()
+        async with client(running) as found:
+            await protocol.identify(found)
+            return await protocol.complete(found, PROMPT, ask)
+
+    return asyncio.run(asked())
+
+
+def client(running: VLLMServer) -> ServerClient:
+    return ServerClient(running.url, key=None, most_in_flight=2, patience=PATIENCE)
+
+
+# ---- who answers
+
+
+@pytest.mark.parametrize("metrics", ["none", "summary", "detailed"])
+@pytest.mark.parametrize("counts", [True, False])
+def test_how_it_drafts_is_found_wherever_it_is_told(
+    running: VLLMServer, metrics: Any, counts: bool
+) -> None:
+    running.metrics, running.counts = metrics, counts
+    if metrics == "none" and not counts:
+        with pytest.raises(MeasureError, match="whether it drafts, and what is accepted") as found:
+            identify(running)
+        assert "--per-request-spec-decode-metrics detailed" in found.value.fix
+        assert "--disable-log-stats" in found.value.fix
+        return
+    _, speculation, most = identify(running)
+    assert speculation == Speculation(num_draft_tokens=3)
+    assert most == (1 if metrics == "none" else None)
+
+
+def test_a_server_that_drafts_nothing(running: VLLMServer) -> None:
+    running.num_draft_tokens = None
+    assert identify(running)[1:] == (None, None)
+    running.counts = False
+    with pytest.raises(MeasureError, match="whether it drafts"):
+        identify(running)
+    running.config = {"vllm_config": {"speculative_config": None, "model_config": {}}}
+    assert identify(running)[1:] == (None, None)
+
+
+@pytest.mark.parametrize(("version", "fits"), [
+    ("0.10.2", True), ("0.10.1.1", False), ("0.9.2", False), ("1.0", True), ("dev", True),
+    ("0.33.1rc1.dev7+g0123abc", True),
+])  # fmt: skip
+def test_versions(running: VLLMServer, version: str, fits: bool) -> None:
+    running.version = version
+    if fits:
+        assert identify(running)[0].version == version
+        return
+    with pytest.raises(MeasureError, match=r"expected vLLM 0\.10\.2 or later, .*, got 0\."):
+        identify(running)
+
+
+def model(**changes: object) -> dict[str, object]:
+    return {"data": [{"id": "m", "owned_by": "vllm"} | changes]}
+
+
+@pytest.mark.parametrize(("models", "problem"), [
+    ({"data": []}, "serves no model"),
+    ({"data": None}, "serves no model"),
+    ({"data": ["m"]}, "serves no model"),
+    (model(owned_by="sglang"), "expected vLLM, but its model is owned by 'sglang'"),
+    (model(id=""), "its model has no name, but ''"),
+    (model(id=["m"]), "its model has no name"),
+    (model(id="a\n"), "its model has no name"),
+])  # fmt: skip
+def test_servers_of_another_kind(running: VLLMServer, models: object, problem: str) -> None:
+    running.models = models
+    with pytest.raises(MeasureError, match=problem):
+        identify(running)
+
+
+@pytest.mark.parametrize("version", [None, 3, "a\x1b"])
+def test_a_server_without_a_version(running: VLLMServer, version: Any) -> None:
+    running.version = version
+    with pytest.raises(MeasureError, match="does not say its version at /version"):
+        identify(running)
+
+
+def test_what_its_configuration_tells_is_plain(running: VLLMServer) -> None:
+    running.config = {
+        "vllm_config": {
+            "model_config": {"dtype": ["x"], "quantization": "fp8", "enforce_eager": True},
+            "cache_config": "none",
+            "scheduler_config": {"max_num_seqs": float("nan")},
+            "speculative_config": {"rejection_sample_method": "block", "model": 3},
+        },
+        "vllm_env": {"VLLM_BATCH_INVARIANT": True, "VLLM_OTHER": "x"},
+    }
+    server, speculation, _ = identify(running)
+    told = {key: value for key, value in server.arguments.items() if "." in key}
+    assert told == {
+        "model_config.quantization": "fp8",
+        "model_config.enforce_eager": True,
+        "speculative_config.rejection_sample_method": "block",
+        "vllm_env.VLLM_BATCH_INVARIANT": True,
+    }
+    assert speculation == Speculation(num_draft_tokens=3)
+
+
+@pytest.mark.parametrize(("method", "lossy"), [
+    ("standard", ()), ("strict", ()), ("probabilistic", ()),
+    ("fly", ("rejection_sample_method = fly",)),
+    (["odd"], ("rejection_sample_method = ['odd']",)),
+])  # fmt: skip
+def test_lossy_settings(running: VLLMServer, method: Any, lossy: tuple[str, ...]) -> None:
+    running.config = {"vllm_config": {"speculative_config": {"rejection_sample_method": method}}}
+    speculation = identify(running)[1]
+    assert speculation is not None
+    assert speculation.lossy == lossy
+
+
+# ---- answers
+
+
+def test_rounds_one_by_one_where_they_are_told(running: VLLMServer) -> None:
+    found = complete(running)
+    assert (found.histogram, found.accepted) == (HISTOGRAM, tuple(ROUNDS))
+    running.metrics = "summary"
+    found = complete(running)
+    assert (found.histogram, found.accepted, found.drafted) == (HISTOGRAM, None, None)
+    assert found.num_draft_tokens == 3
+
+
+Events = list[Any]
+
+
+def change_last(**metrics: object) -> Callable[[Events], None]:
+    def change(events: Events) -> None:
+        events[-2]["metrics"]["speculative_decoding"] |= metrics
+
+    return change
+
+
+def change_choice(at: int, **changes: object) -> Callable[[Events], None]:
+    return lambda events: events[at]["choices"][0].update(changes)
+
+
+BROKEN: dict[str, tuple[Callable[[Events], None], str]] = {
+    "no choices": (lambda events: events[0].pop("choices"), "KeyError: \"'choices'\""),
+    "choices of another kind": (lambda events: events[0].update(choices=3), "TypeError"),
+    "no token ids": (change_choice(0, token_ids=None), "token_ids: expected whole numbers"),
+    "odd token ids": (change_choice(0, token_ids=[True]), "token_ids: expected whole numbers"),
+    "no end": (change_choice(-3, finish_reason=None), "to end with stop or length, got None"),
+    "another end": (change_choice(-3, finish_reason="abort"), "stop or length, got 'abort'"),
+    "odd end": (change_choice(-3, finish_reason=["x"]), "stop or length"),
+    "tokens behind the end": (change_choice(0, finish_reason="stop"), "tokens behind the end"),
+    "another prompt": (change_choice(0, prompt_token_ids=[1]), "continues another prompt"),
+    "a token is lost": (change_choice(1, token_ids=[]), "completion_tokens: expected"),
+    "prompt cut": (
+        lambda events: events[-2]["usage"].update(prompt_tokens=2),
+        "prompt_tokens: expected 3, got 2",
+    ),
+    "odd metrics": (change_last(acceptance_histogram="x"), "acceptance_histogram: expected a list"),
+    "odd counts": (change_last(acceptance_histogram=[0.5]), "acceptance_histogram"),
+    "no K": (change_last(num_spec_tokens=None), "num_spec_tokens: expected int"),
+    "metrics of another kind": (lambda events: events[-2].update(metrics=[1]), "AttributeError"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_answers_that_are_not_vllms(running: VLLMServer, name: str) -> None:
+    change, problem = BROKEN[name]
+
+    def changed(number: int, events: Events) -> Events:
+        if number > 1:
+            change(events)
+        return events
+
+    running.change = changed
+    with pytest.raises(MeasureError, match="prompt p: its answer is not vLLM's") as found:
+        complete(running)
+    assert problem in found.value.what.replace("\\", "")
+
+
+@pytest.mark.parametrize("logprobs", [None, {}, {"token_logprobs": [None], "top_logprobs": [{}]}])
+def test_log_probabilities_that_are_none(running: VLLMServer, logprobs: object) -> None:
+    def changed(number: int, events: Events) -> Events:
+        if number > 1:
+            events[0]["choices"][0]["logprobs"] = logprobs
+        return events
+
+    running.change = changed
+    ask = Ask(decoding=Decoding(num_top_logprobs=2), max_new_tokens=12, ignore_eos=False)
+    with pytest.raises(MeasureError, match="its answer is not vLLM's"):
+        complete(running, ask)
+
+
+def test_metrics_that_stop_coming(running: VLLMServer) -> None:
+    def changed(number: int, events: Events) -> Events:
+        if number > 1:
+            del events[-2]["metrics"]
+        return events
+
+    running.change = changed
+    with pytest.raises(MeasureError, match="no metrics of speculation, as earlier ones had"):
+        complete(running)
+
+
+# ---- counters
+
+
+def test_counters_tell_the_rounds_of_one_request(running: VLLMServer) -> None:
+    running.metrics = "none"
+    found = complete(running)
+    assert (found.histogram, found.accepted, found.drafted) == (HISTOGRAM, None, None)
+    assert found.num_draft_tokens == 3
+    assert found.token_ids == tuple(TEXT)
+
+
+def during_the_request(running: VLLMServer, change: Callable[[VLLMServer], None]) -> None:
+    """Behind the probe."""
+    running.metrics = "none"
+    running.during = lambda server: change(server) if len(server.asked) > 1 else None
+
+
+def test_other_requests_are_noticed(running: VLLMServer) -> None:
+    def other(server: VLLMServer) -> None:
+        server.finished += 1
+        server.tokens += 5
+
+    during_the_request(running, other)
+    with pytest.raises(MeasureError, match=r"moved by 2 request\(s\) and 17 tokens") as found:
+        complete(running)
+    assert "keep others away" in found.value.fix
+
+
+def test_other_requests_that_do_not_end_are_noticed(running: VLLMServer) -> None:
+    def begins(server: VLLMServer) -> None:
+        server.running += 1
+
+    def goes_on(server: VLLMServer) -> None:
+        server.tokens += 1
+
+    during_the_request(running, begins)
+    with pytest.raises(MeasureError, match=r"1 request\(s\) run there that are not ours"):
+        complete(running)
+    running.running = 0
+    during_the_request(running, goes_on)
+    with pytest.raises(MeasureError, match=r"moved by 1 request\(s\) and 13 tokens"):
+        complete(running)
+    running.running = 1
+    running.during = lambda _: None
+    with pytest.raises(MeasureError, match=r"1 request\(s\) run there that are not ours"):
+        complete(running)
+
+
+def test_a_server_that_is_started_again_is_noticed(running: VLLMServer) -> None:
+    def again(server: VLLMServer) -> None:
+        server.finished, server.tokens = 0, 3
+
+    running.finished, running.tokens = 100, 1000
+    during_the_request(running, again)
+    with pytest.raises(MeasureError, match="its counters went back: it was started again"):
+        complete(running)
+
+
+def test_counters_that_do_not_move(running: VLLMServer) -> None:
+    def stuck(server: VLLMServer) -> None:
+        server.finished -= 1
+
+    during_the_request(running, stuck)
+    with pytest.raises(MeasureError, match="answered, but counts no finished request"):
+        complete(running)
+
+
+def test_a_repeated_request_is_counted_anew(running: VLLMServer) -> None:
+    """Its first attempt has moved the counters too."""
+
+    def broken(number: int, events: Events) -> Events:
+        return events[:2] if number == 2 else events
+
+    running.metrics = "none"
+    running.change = broken
+    assert complete(running).histogram == HISTOGRAM
+    assert len(running.asked) == 4  # the probe, two attempts, and once more
+
+
+def test_requests_that_are_always_repeated(running: VLLMServer) -> None:
+    running.metrics = "none"
+    running.change = lambda number, events: events[: 2 if number % 2 == 0 else None]
+    with pytest.raises(MeasureError, match="none of 5 requests was answered at the first attempt"):
+        complete(running)
+
+
+def test_exposition_text() -> None:
+    found = Counters.parse(
+        '# TYPE a counter\na 1\na{x="1",y="\\"}"} 2.0 1700000000\nb NaN\nc{x="2"} +Inf\n\n', "there"
+    )
+    assert found.total("a") == 3
+    assert found.total("b") == found.total("c") == 0
+    assert found.total("d") is None
+    assert found.by_label("a", "x") == {"": 1, "1": 2}
+    assert found.by_label("a", "y") == {"": 1, '\\"}': 2}
+
+
+@pytest.mark.parametrize("line", ["<html>", "a", "a b", 'a{x="1"} 1 2 3', "a" * 20_000 + " 1"])
+def test_what_is_no_exposition(line: str) -> None:
+    with pytest.raises(MeasureError, match="there: expected counters of Prometheus"):
+        Counters.parse(f"a 1\n{line}\n", "there")
+
+
+def test_positions_are_those_of_k(running: VLLMServer) -> None:
+    running.metrics = "none"
+    text = running.get("/metrics").replace('position="2"', 'position="7"')
+    running.get = lambda path: text if path == "/metrics" else VLLMServer.get(running, path)  # type: ignore[method-assign]
+    with pytest.raises(MeasureError, match="counts odd positions"):
+        identify(running)
+
+
+def test_the_fake_is_what_it_says() -> None:
+    """Rounds emit what the text has behind its first token, and perhaps more."""
+    assert json.dumps(ROUNDS)
+    emitted = sum(step + 1 for step in ROUNDS)
+    assert emitted >= len(TEXT) - 1 > emitted - ROUNDS[-1] - 1

@@ -1,0 +1,222 @@
+"""TensorRT-LLM, over trtllm-serve: POST /v1/completions, GET /version, /v1/models and its metrics.
+
+Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lines move):
+
+- No answer holds a histogram, and no path tells how it was started. With
+  `return_perf_metrics: true` 1.3 tells method and K at /prometheus/metrics as labels of
+  `trtllm_speculative_config_info`, beside `trtllm_model_config_info` (serve/openai_server.py,
+  _log_config_info_metrics). Otherwise K is seen in `specDecodingStats` of /metrics, one object per
+  iteration, which `enable_iter_perf_stats: true` switches on (_torch/pyexecutor/py_executor.py,
+  _update_iter_stats): drafted tokens over requests. Drafted tokens of id 0 are not counted there,
+  so the largest ratio is K.
+- /metrics and /perf_metrics are emptied by who reads them (serve/openai_server.py,
+  get_iteration_stats, get_perf_metrics): other readers take what is looked for. The sums of
+  /perf_metrics are of a request that is named by a number which its answer does not hold; nothing
+  here reads them.
+- Relaxed acceptance (`use_relaxed_acceptance_for_thinking`) is lossy, and told nowhere.
+- With `detokenize: false` token ids come back, in a stream those that are new
+  (serve/postprocess_handlers.py, completion_stream_post_processor). See `tensorrt_llm_answer` for
+  how rounds are seen in it.
+- Log-probabilities are not kept while drafting (_torch/speculative/spec_sampler_base.py,
+  _request_common_handling), and the answer breaks off.
+- Every refusal has status 400 (serve/openai_server.py, create_error_response).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ....calibration.prompts.prompt_file import Prompt
+from ....calibration.recording.decoding import GREEDY, prompt_seed
+from ....recipes.errors import short
+from ....recipes.strict_json import JsonProblem, parse_json
+from ...errors import MeasureError
+from ..client import ServerClient
+from ..measurement import ServerIdentity, Speculation
+from .counters import Counters
+from .fields import AnswerProblem, Fields, objects, text, whole
+from .protocol import Ask, Completion
+from .tensorrt_llm_answer import Steps, read_answer
+
+_PATH = "/v1/completions"
+_METRICS_ON = (
+    "start it with `return_perf_metrics: true` (1.3) or `enable_iter_perf_stats: true` in its"
+    " --extra_llm_api_options"
+)
+_GROUPS = ("model", "parallel", "kv_cache", "speculative")
+_PROBE = Prompt(id="probe", category="", token_ids=tuple(range(1, 17)))
+_PROBE_TOKENS = 32
+_READS = 3  # of /metrics, which waits up to two seconds for what iterations left
+
+
+class TensorRTLLMProtocol:
+    """See `protocol.EngineProtocol`."""
+
+    def __init__(self) -> None:
+        self._model = ""
+        self._num_draft_tokens: int | None = None
+
+    @property
+    def most_in_flight(self) -> int | None:
+        """Any number: every stream tells its own rounds."""
+        return None
+
+    async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
+        """See `protocol.EngineProtocol`.
+
+        A server that does not tell its K is asked for a few tokens, of which K is seen.
+
+        Raises:
+            MeasureError: also: metrics are off.
+        """
+        try:
+            models = objects(await client.get_object("/v1/models"), "data")
+            if not models or models[0].get("owned_by") != "tensorrt_llm":
+                raise MeasureError(client.url, "its /v1/models are not owned by tensorrt_llm",
+                                   fix="see --engine")  # fmt: skip
+            self._model = text(models[0], "id")
+            version = text(await client.get_object("/version"), "version")
+            told = await _told(client)
+            if told:
+                speculation = _speculation(told.get("speculative"))
+            else:
+                speculation = await self._seen(client)
+        except AnswerProblem as exc:
+            raise _not_tensorrt_llm(client.url, exc) from exc
+        self._num_draft_tokens = speculation.num_draft_tokens if speculation else None
+        identity = ServerIdentity(
+            engine="tensorrt-llm",
+            version=version,
+            model=self._model,
+            arguments={
+                f"{group}.{key}": value
+                for group, labels in told.items()
+                for key, value in labels.items()
+            },
+        )
+        return identity, speculation
+
+    async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
+        """See `protocol.EngineProtocol`.
+
+        Raises:
+            MeasureError: also: log-probabilities are asked for while it drafts, or one event of its
+                stream tells of several rounds.
+        """
+        where = f"{client.url}: prompt {prompt.id}"
+        if ask.decoding.num_top_logprobs and self._num_draft_tokens is not None:
+            raise MeasureError(where, "TensorRT-LLM keeps no log-probabilities while it drafts",
+                               fix="ask for none, or a server without a draft")  # fmt: skip
+        reply = await client.stream(_PATH, _request(self._model, prompt, ask), failed=_failed)
+        try:
+            return read_answer(reply, ask, self._num_draft_tokens, where)
+        except AnswerProblem as exc:
+            raise _not_tensorrt_llm(where, exc) from exc
+
+    async def _seen(self, client: ServerClient) -> Speculation | None:
+        """Of a few tokens and the metrics of their iterations."""
+        ask = Ask(decoding=GREEDY, max_new_tokens=_PROBE_TOKENS, ignore_eos=True)
+        reply = await client.stream(_PATH, _request(self._model, _PROBE, ask), failed=_failed)
+        steps = Steps.of(reply.events)
+        iterations: list[Fields] = []
+        for _ in range(_READS):
+            iterations += _iterations(await client.get_text("/metrics"))
+            if ratios := _drafted(iterations):
+                return Speculation(num_draft_tokens=max(ratios))
+        if not iterations or steps.num_steps < len(steps.token_ids):
+            raise MeasureError(
+                client.url,
+                "it does not tell whether it drafts, and how many tokens: its metrics are off",
+                fix=_METRICS_ON,
+            )
+        return None
+
+
+async def _told(client: ServerClient) -> dict[str, Mapping[str, str]]:
+    """Labels of the `trtllm_X_config_info` gauges by X; empty where the server has none."""
+    page = await client.find_text("/prometheus/metrics")
+    if page is None:  # an older version, or metrics are off
+        return {}
+    samples = Counters.parse(page, client.url).samples
+    found = {group: samples.get(f"trtllm_{group}_config_info") for group in _GROUPS}
+    told = {group: sample[0][0] for group, sample in found.items() if sample}
+    return told if "model" in told else {}
+
+
+def _speculation(labels: Mapping[str, str] | None) -> Speculation | None:
+    if labels is None:
+        return None
+    proposed = labels.get("spec_num_tokens", "")
+    if not proposed.isascii() or not proposed.isdigit() or not 0 < int(proposed) < 1000:
+        what = f"spec_num_tokens: expected a number of tokens, got {short(proposed)}"
+        raise AnswerProblem(what)
+    return Speculation(
+        num_draft_tokens=int(proposed),
+        method=labels.get("spec_method"),
+        draft=labels.get("spec_draft_model"),
+    )
+
+
+def _iterations(page: str) -> list[Fields]:
+    """Of /metrics: a list of objects."""
+    try:
+        return list(objects({"/metrics": parse_json(page)}, "/metrics"))
+    except JsonProblem as exc:
+        raise AnswerProblem(f"/metrics: {exc}") from exc
+
+
+def _drafted(iterations: Sequence[Fields]) -> list[int]:
+    """Drafted tokens per request, of the iterations that drafted."""
+    stats = [i["specDecodingStats"] for i in iterations if i.get("specDecodingStats") is not None]
+    if not all(isinstance(each, Mapping) for each in stats):
+        raise AnswerProblem("specDecodingStats: expected an object")
+    return [
+        math.ceil(drafted / whole(each, "numRequestsWithDraftTokens", least=1))
+        for each in stats
+        if (drafted := whole(each, "numDraftTokens"))
+    ]
+
+
+def _request(model: str, prompt: Prompt, ask: Ask) -> dict[str, Any]:
+    decoding = ask.decoding
+    # A server takes what is not said from the model's generation_config.json.
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": list(prompt.token_ids),
+        "max_tokens": ask.max_new_tokens,
+        "ignore_eos": ask.ignore_eos,
+        "temperature": decoding.temperature,
+        "top_p": decoding.top_p,
+        "top_k": decoding.top_k if decoding.sampled else 1,  # 1 is greedy, 0 all tokens
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "min_tokens": 0,
+        "n": 1,
+        "detokenize": False,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if decoding.sampled:
+        body["seed"] = prompt_seed(decoding.seed, prompt.token_ids)
+    if decoding.num_top_logprobs:
+        body["logprobs"] = decoding.num_top_logprobs
+    return body
+
+
+def _failed(event: Mapping[str, Any]) -> str | None:
+    """It tells no passing problem inside a stream, but for one: see `ServerClient.stream`."""
+    for choice in event.get("choices") or []:
+        if isinstance(choice, Mapping) and choice.get("finish_reason") in ("timeout", "cancelled"):
+            return f"its answer to {_PATH} ended by {choice['finish_reason']}"
+    return None
+
+
+def _not_tensorrt_llm(where: str, problem: AnswerProblem) -> MeasureError:
+    return MeasureError(
+        where,
+        f"its answer is not TensorRT-LLM's: {problem}",
+        fix="give a trtllm-serve of 1.0 or later (PyTorch backend), not a proxy that rewrites"
+        " answers",
+    )
