@@ -73,13 +73,11 @@ def test_every_command_is_one_that_there_is(
             cli._parser(arguments).parse_args(arguments)
         except SystemExit:
             pytest.fail(f"{shlex.join(arguments)}\n{capsys.readouterr().err}")
-    assert len(commands) == 9 * 16  # five drafts on vLLM, four on SGLang
-    verbs = [arguments[0] for arguments in commands[:16]]
-    assert verbs == [
+    verbs = [arguments[0] for arguments in commands]
+    assert verbs == 9 * [  # five drafts on vLLM, four on SGLang
         "inspect", "check", "record", "record", "quantize", "verify", "check", "gate", "parity",
         "measure", "measure", "parity", "gate", "reconcile",
-    ][:9] + verbs[9:]  # fmt: skip
-    assert {"gate", "parity", "measure", "reconcile"} <= set(verbs[9:])
+    ]  # fmt: skip
 
 
 def matrices_in(texts: list[str], folder: Path) -> list[Matrix]:

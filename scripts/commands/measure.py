@@ -105,6 +105,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.launch is not None:
         return run_launch(options)
+    if options.plot is not None:
+        raise MeasureError("--plot", "draws what --launch measures", fix="add --launch MATRIX")
     missing = [name for name in NEEDED if getattr(options, name) is None]
     if missing:
         raise MeasureError(f"--{missing[0]}", "is needed to measure a server",

@@ -40,7 +40,7 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_launch(options: argparse.Namespace) -> int:
-    """See `add_launch_arguments`; of the other options `--out`, `--json`, those of patience."""
+    """See `add_launch_arguments`; of other options `--out`, `--json`, `--timeout`, `--attempts`."""
     from ...calibration.plot_file import check_plot_path
     from ...quantize.files.staging import check_output
     from ...validate.measure.launch import Folder, launch_matrix
@@ -106,7 +106,10 @@ class _CellMeasurer:
         async with ServerClient(
             server.url, key=server.key, most_in_flight=1, patience=server.patience
         ) as client:
-            plan.setup(protocol, *await protocol.identify(client))
+            setup = plan.setup(protocol, *await protocol.identify(client))
+            if setup.speculation is not None and variant.draft is None:
+                raise MeasureError(variant.name, "has no draft, and its server drafts",
+                                   fix="correct the variant's arguments")  # fmt: skip
             most = protocol.most_in_flight
             if most is not None and most < max(self._matrix.concurrencies):
                 raise MeasureError(
@@ -176,26 +179,50 @@ def _runs(matrix: "Matrix", folder: "Folder") -> "list[Run]":
 
 
 def print_speed(report: "SpeedReport") -> None:
-    """Print a row for each server at each concurrency."""
-    columns: dict[str, Callable[[SpeedFigures], str]] = {
-        "TPOT, ms": lambda f: _estimate(f.time_per_output_token, 2, 1000),
-        "p99": lambda f: _milliseconds(f.time_per_output_token_spread, "p99"),
-        "TTFT, ms": lambda f: _milliseconds(f.time_to_first_token, "median"),
-        "tokens/s": lambda f: _estimate(f.tokens_per_second, 1),
-        "whole run": lambda f: f"{f.whole_run_tokens_per_second:,.1f}",
-        "speed-up": lambda f: _estimate(f.speed_up, 3),
-        f"against {report.baseline}": lambda f: _estimate(f.against_baseline, 3),
-        "acceptance length": lambda f: _estimate(f.acceptance_length, 3),
-    }
+    """Print what is compared, with intervals, and how requests spread."""
     repeats = report.figures[0].repeats
-    found = table(
+    _print_table(
+        report,
         f"{report.engine}, {report.model}: {report.num_prompts} prompts, {repeats} repeat(s),"
         " 95 % intervals",
-        "in flight",
-        "server",
-        *columns,
-        right=("in flight", *columns),
+        {
+            "TPOT, ms": lambda f: _estimate(f.time_per_output_token, 2, 1000),
+            "tokens/s": lambda f: _estimate(f.tokens_per_second, 1),
+            "speed-up": lambda f: _estimate(f.speed_up, 3),
+            f"against {report.baseline}": lambda f: _estimate(f.against_baseline, 3),
+            "acceptance length": lambda f: _estimate(f.acceptance_length, 3),
+        },
     )
+    _print_table(
+        report,
+        "Requests, ms",
+        {
+            "TPOT median": lambda f: _milliseconds(f.time_per_output_token_spread, "median"),
+            "TPOT p99": lambda f: _milliseconds(f.time_per_output_token_spread, "p99"),
+            "TTFT mean": lambda f: _milliseconds(f.time_to_first_token, "mean"),
+            "TTFT median": lambda f: _milliseconds(f.time_to_first_token, "median"),
+            "TTFT p99": lambda f: _milliseconds(f.time_to_first_token, "p99"),
+            "tokens": lambda f: f"{f.num_tokens:,}",
+            "tokens/s of whole runs": lambda f: f"{f.whole_run_tokens_per_second:,.1f}",
+        },
+    )
+    out = stdout()
+    out.line(
+        "TPOT: time behind the first tokens over tokens, pooled; tokens/s: while all are in flight;"
+        " of whole runs: over wall time, with the end where fewer are"
+    )
+    if report.undrafted is not None:
+        name = report.undrafted
+        out.line(f"speed-up: tokens/s over those of {name}, paired by prompt and repeat")
+    for warning in report.warnings:
+        out.line(("warning:", "yellow"), f" {warning}")
+
+
+def _print_table(
+    report: "SpeedReport", heading: str, columns: "dict[str, Callable[[SpeedFigures], str]]"
+) -> None:
+    """A row for each server at each concurrency."""
+    found = table(heading, "in flight", "server", *columns, right=("in flight", *columns))
     for concurrency in report.concurrencies:
         for variant in report.variants:
             figures = report.of(variant, concurrency)
@@ -203,17 +230,6 @@ def print_speed(report: "SpeedReport") -> None:
             found.row(str(concurrency) if variant == report.variants[0] else "", variant, *cells)
         found.add_section()
     print_table(found)
-    out = stdout()
-    out.line(
-        "TPOT: seconds behind first tokens over tokens, pooled; tokens/s: while all are in flight;"
-        " whole run: over wall time, with the end where fewer are; TTFT: median"
-    )
-    if report.undrafted is not None:
-        out.line(
-            f"speed-up: tokens/s over those of {report.undrafted}, paired by prompt and repeat"
-        )
-    for warning in report.warnings:
-        out.line(("warning:", "yellow"), f" {warning}")
 
 
 def _estimate(found: "Estimate | None", digits: int, unit: float = 1) -> str:
