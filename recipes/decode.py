@@ -37,6 +37,12 @@ class Tree(Protocol):
     def items(self) -> Sequence[Self]:
         """The items of a list."""
 
+    def all_of(self, kind: Any) -> tuple[object, ...] | None:
+        """The items of a list of nothing but such scalars, where that is seen at once.
+
+        None = it is not, or something else stands there: each item is looked at.
+        """
+
     def scalar(self, kind: Any) -> object:
         """The scalar of this type, of those that the kind of document has."""
 
@@ -94,7 +100,8 @@ def encode(value: object) -> Any:
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [encode(item) for item in value]
+        plain = set(map(type, value)) <= {int, float}
+        return list(value) if plain else [encode(item) for item in value]
     return value
 
 
@@ -123,6 +130,8 @@ class _Walker(Generic[TreeT]):
         if origin is Literal:
             return tree.choice(arguments)
         if origin is tuple:
+            if (known := tree.all_of(arguments[0])) is not None:  # lists of tokens are long
+                return known
             items = enumerate(tree.items())
             return tuple(self.value(arguments[0], item, f"{key}[{i}]") for i, item in items)
         if origin is collections.abc.Mapping:

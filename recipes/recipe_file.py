@@ -186,6 +186,11 @@ class _YamlTree:
             raise MisfitError("empty list", "remove the key or fill the list")
         return [_YamlTree(item) for item in items]
 
+    def all_of(self, kind: Any) -> tuple[object, ...] | None:
+        """Never seen at once: lists of recipes are short."""
+        del kind
+        return None
+
     def scalar(self, kind: Any) -> object:
         value = self._scalar(kind)
         if value is None:

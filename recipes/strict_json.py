@@ -95,6 +95,14 @@ class _JsonTree:
             raise MisfitError(f"expected a list, got {_kind(self.value)}")
         return [_JsonTree(item) for item in self.value]
 
+    def all_of(self, kind: Any) -> tuple[object, ...] | None:
+        if not isinstance(self.value, list) or kind not in (int, float):
+            return None
+        types = set(map(type, self.value))
+        fits = types <= ({int} if kind is int else {int, float})
+        finite = kind is int or (fits and all(map(_is_finite, self.value)))
+        return tuple(self.value) if fits and finite else None
+
     def scalar(self, kind: Any) -> object:
         if kind is object:
             _check_plain(self.value, _DEEPEST)

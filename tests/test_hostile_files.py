@@ -33,6 +33,7 @@ from draftquant.recipes.errors import DraftQuantError, short, visible
 from draftquant.recipes.regular_file import open_regular, read_text
 from draftquant.recipes.strict_json import JsonProblem, parse_json
 from draftquant.scripts.cli import main
+from draftquant.validate.measure.measurement_file import read_measurement
 from test_packaging import MODULES, parsed
 from tiny import Stored, edit_json, tiny_eagle3_llama, write_safetensors
 
@@ -188,6 +189,7 @@ OTHER_FILES: dict[str, Callable[[Path], object]] = {
     "data_0.ckpt": load_tensors,
     "data_0.ckpt.gz": load_tensors,
     "hs_0.safetensors": lambda path: load_safetensors(path, ("token_ids",)),
+    "measurement.jsonl": read_measurement,
     "mask_embedding.pt": lambda path: read_mask_embedding(path, 64, 1),
 }
 

@@ -80,7 +80,7 @@ def test_how_it_drafts_is_found_wherever_it_is_told(
         assert "--disable-log-stats" in found.value.fix
         return
     _, speculation, most = identify(running)
-    assert speculation == Speculation(num_draft_tokens=3)
+    assert speculation == Speculation(num_draft_tokens=3, acceptance_told=False)
     assert most == (1 if metrics == "none" else None)
 
 

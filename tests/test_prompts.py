@@ -1,12 +1,13 @@
 """Prompt files: the three forms, and every problem with its line."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from draftquant.calibration.errors import PromptError
-from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
+from draftquant.calibration.prompts.prompt_file import Prompt, PromptEncoder, read_prompts
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -51,6 +52,17 @@ def test_the_three_forms(tmp_path: Path, target: Path) -> None:
         Prompt(id="text", category="all", token_ids=(0, 2, 3)),  # <s> as the tokenizer adds it
         Prompt(id="chat", category="all", token_ids=(0, 5, 4, 6)),  # <s> once, from the template
     )
+
+
+def test_the_template_that_was_used_is_known(tmp_path: Path, target: Path) -> None:
+    encoder = PromptEncoder(target)
+    read_prompts(write(tmp_path, {"id": "a", "text": "a"}), encoder=encoder)
+    assert encoder.template_sha256 is None
+    chat = write(tmp_path, {"id": "c", "messages": [{"role": "user", "content": "c"}]})
+    read_prompts(chat, encoder=encoder)
+    template = json.loads((target / "tokenizer_config.json").read_text()).get("chat_template")
+    text = template or (target / "chat_template.jinja").read_text()
+    assert encoder.template_sha256 == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_line_separators_inside_strings_end_no_line(tmp_path: Path) -> None:

@@ -250,6 +250,12 @@ def _print(measurement: "Measurement", as_json: bool) -> None:
         )
         for lossy in speculation.lossy:
             out.line(("warning:", "yellow"), f" accepts what its target does not write: {lossy}")
+        if not speculation.acceptance_told:
+            out.line(
+                ("warning:", "yellow"),
+                " the server does not tell whether it accepts only what its target writes (vLLM:"
+                " VLLM_SERVER_DEV_MODE=1 in its environment)",
+            )
     _print_figures(figures)
     if speed is not None:
         out.line(f"{speed:,.1f} tokens/s")

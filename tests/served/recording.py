@@ -110,9 +110,9 @@ class Recorder:
         serve = shlex.split(printed.stdout)[2:]
         module = (str(self.engine), "-m", "vllm.entrypoints.openai.api_server", "--model")
         with (self.work / "server.log").open("wb") as log:
-            server = _started([*module, *serve], log)
+            server = started([*module, *serve], log)
         try:
-            _wait_until_healthy(server, self.work / "server.log")
+            wait_until_healthy(server, self.work / "server.log")
             yield server
         finally:
             end(server)
@@ -120,7 +120,7 @@ class Recorder:
     def _run(self, command: Sequence[str]) -> Run:
         began, peak = time.perf_counter(), 0.0
         with (self.work / "record.log").open("wb") as log:
-            process = _started(command, log)
+            process = started(command, log)
             while process.poll() is None:
                 peak = max(peak, _resident_megabytes(process.pid))
                 time.sleep(0.2)
@@ -132,7 +132,7 @@ class Recorder:
         return Run(traces=TraceFolder.open(out), seconds=seconds, megabytes=peak)
 
 
-def _started(command: Sequence[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
+def started(command: Sequence[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
     """In a session of its own."""
     environment = os.environ | ENVIRONMENT | {"VLLM_PLUGINS": ""}
     return subprocess.Popen(
@@ -293,7 +293,7 @@ def _speed(recorder: Recorder) -> list[str]:
     return lines
 
 
-def _wait_until_healthy(server: "subprocess.Popen[bytes]", log: Path) -> None:
+def wait_until_healthy(server: "subprocess.Popen[bytes]", log: Path) -> None:
     end_of_patience = time.monotonic() + 300
     while True:
         with suppress(urllib.error.URLError, OSError):

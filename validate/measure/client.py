@@ -4,6 +4,7 @@ Every answer is hostile input: bounded in size and time, parsed strictly, quoted
 """
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -40,6 +41,19 @@ class Patience:
     attempts: int = 6
     first_pause: float = 0.5
     seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            MeasureError: no attempt, or no time for it.
+        """
+        if self.attempts < 1:
+            raise MeasureError("--attempts", f"expected at least 1, got {self.attempts}",
+                               fix="give a whole number")  # fmt: skip
+        if not 0 < self.seconds < math.inf:
+            what = f"expected more than 0 seconds, got {self.seconds:g}"
+            raise MeasureError("--timeout", what, fix="give a number, such as 600")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +118,8 @@ class ServerClient:
                 verify=url.startswith("https"),  # certificates take long to load
                 headers={"Authorization": f"Bearer {key}"} if key else {},
                 timeout=httpx2.Timeout(connect=10, write=60, pool=None, read=patience.seconds),
-                limits=httpx2.Limits(max_connections=most_in_flight),
+                # Before the server closes an idle connection (vLLM after 5 seconds).
+                limits=httpx2.Limits(max_connections=most_in_flight, keepalive_expiry=2),
             )
         except httpx2.InvalidURL as exc:
             raise MeasureError("--server", f"{short(url)}: {exc}", fix=_ADDRESS) from exc

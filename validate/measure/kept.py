@@ -70,7 +70,8 @@ class KeptRecords:
         records = tuple(self.records[prompt_id] for prompt_id in prompt_ids)
         unfinished = self.path.with_name(f"{self.path.name}.sorted")
         try:
-            write_text(unfinished, "".join(map(line_of, (self._setup, *records))))
+            lines = (line_of(self._setup), *map(line_of, records))
+            write_text(unfinished, "".join(lines))
             check_output(self._out)
             unfinished.rename(self._out)
             sync(self._out.absolute().parent)

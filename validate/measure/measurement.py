@@ -40,6 +40,7 @@ class Speculation:
         draft_sha256: identity of the draft's tensors; None = its folder was not given.
         lossy: settings by which tokens are accepted that the target would not have written, as
             "NAME = VALUE"; figures of such a server are not comparable.
+        acceptance_told: the server tells such settings; False = it may be lossy unseen.
     """
 
     num_draft_tokens: int
@@ -48,6 +49,7 @@ class Speculation:
     draft_quantization: str | None = None
     draft_sha256: str | None = None
     lossy: tuple[str, ...] = ()
+    acceptance_told: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

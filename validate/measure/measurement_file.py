@@ -7,6 +7,7 @@ lies beside it under another name, see `kept`.
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ...recipes.decode import encode
 from ...recipes.regular_file import open_stream
@@ -101,7 +102,7 @@ def line_of(value: Setup | RequestRecord) -> str:
     return json.dumps(encode(value)) + "\n"
 
 
-def _decoded(kind: type, line: bytes, where: str) -> object:
+def _decoded(kind: type, line: bytes, where: str) -> Any:
     try:
         return decode(kind, parse_object(line.decode("utf-8")))
     except (UnicodeDecodeError, JsonProblem) as exc:

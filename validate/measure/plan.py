@@ -1,5 +1,6 @@
 """What is to be measured, and where."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +28,17 @@ class ServerAddress:
     key: str | None = field(default=None, repr=False)
     patience: Patience = field(default_factory=Patience)
     most_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the rate.
+
+        Raises:
+            MeasureError: it is none.
+        """
+        rate = self.most_per_second
+        if rate is not None and not 0 < rate < math.inf:
+            raise MeasureError("--max-requests-per-second", f"expected more than 0, got {rate:g}",
+                               fix="give a number, such as 10")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

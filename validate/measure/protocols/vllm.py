@@ -135,6 +135,7 @@ class VLLMProtocol:
             lossy=()
             if method is None or method in _LOSSLESS
             else (f"rejection_sample_method = {_text(method) or short(method)}",),
+            acceptance_told=bool(told),
         )
 
 

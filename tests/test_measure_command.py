@@ -1,0 +1,215 @@
+"""`draftquant measure`: what it prints, records and refuses."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
+from draftquant.scripts.cli import main
+from draftquant.validate.measure.measurement_file import read_measurement
+from draftquant.validate.measure.summary import all_figures, tokens_per_second
+from draftquant.validate.pairing import DraftFolder
+from test_prompts import target  # noqa: F401 - a fixture
+from tiny import tiny_eagle3_llama
+from vllm_server import VLLMServer, rounds_of, served
+
+LINES = [
+    {"id": f"p{i}", "category": "code" if i % 2 else "chat", "token_ids": [i, i + 1]}
+    for i in range(6)
+]
+
+
+@pytest.fixture
+def running() -> Iterator[VLLMServer]:
+    with served(VLLMServer()) as found:
+        yield found
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return path
+
+
+def measured(running: VLLMServer, prompts: Path, out: str, *options: str) -> int:
+    """The exit code."""
+    asked = ["--server", running.url, "--engine", "vllm", "--prompts", str(prompts)]
+    where = ["--out", str(prompts.with_name(out)), "--attempts", "1", "--max-new-tokens", "12"]
+    return main(["measure", *asked, *where, *options])
+
+
+def test_figures_are_printed_and_shown_again(
+    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.seconds = 0.02
+    assert measured(running, prompts, "r", "--warm-up", "2", "--concurrency", "3") == 0
+    printed = capsys.readouterr().out
+    assert "r: vllm 0.32.0, the-target, 3 in flight, greedy" in printed
+    assert "K = 3, draft not known" in printed
+    assert "does not tell whether it accepts only what its target writes" in printed
+    steps = [
+        step
+        for record in read_measurement(prompts.with_name("r")).records
+        for step in rounds_of(list(record.token_ids), 3)
+    ]
+    assert f" {1 + sum(steps) / len(steps):.4f} " in printed
+    for row in ("chat ", "code ", "all requests"):
+        assert row in printed
+    assert main(["measure", "--show", str(prompts.with_name("r"))]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_json_has_all_figures(
+    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert measured(running, prompts, "r", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    measurement = read_measurement(prompts.with_name("r"))
+    assert found["setup"]["asked"]["max_new_tokens"] == 12
+    assert [own["category"] for own in found["figures"]] == ["chat", "code", "all requests"]
+    whole = found["figures"][-1]
+    records = measurement.records
+    assert (whole["num_requests"], whole["num_output_tokens"]) == (6, 72)
+    assert whole["num_rounds"] == sum(sum(r.histogram or ()) for r in records)
+    firsts = sorted(r.time_to_first_token or 0 for r in records)
+    assert whole["time_to_first_token"] == pytest.approx((firsts[2] + firsts[3]) / 2)
+    span = max(r.began + r.latency for r in records) - min(r.began for r in records)
+    assert found["tokens_per_second"] == pytest.approx(72 / span) == tokens_per_second(measurement)
+    halves = all_figures(measurement)[:2]
+    assert sum(half.num_rounds or 0 for half in halves) == whole["num_rounds"]
+
+
+def test_a_server_without_a_draft(
+    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.num_draft_tokens = None
+    assert measured(running, prompts, "r") == 0
+    assert "drafts nothing" in capsys.readouterr().out
+
+
+def test_the_draft_is_identified_as_the_gate_does(
+    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = tiny_eagle3_llama(prompts.with_name("draft"))
+    int4 = prompts.with_name("int4")
+    assert main(["quantize", str(plain), "--recipe", "int4-channel", "--out", str(int4)]) == 0
+    for folder, quantization in ((plain, "none"), (int4, "int4-channel")):
+        capsys.readouterr()
+        out = f"r-{folder.name}"
+        assert measured(running, prompts, out, "--draft", str(folder)) == 0
+        assert f"draft {folder}, quantization {quantization}" in capsys.readouterr().out
+        speculation = read_measurement(prompts.with_name(out)).setup.speculation
+        assert speculation is not None
+        assert speculation.draft_sha256 == DraftFolder.read(folder).sha256
+        assert speculation.draft_quantization == quantization
+    assert isinstance(read_provenance(int4), QuantizedProvenance)
+
+
+def test_text_and_messages_need_the_tokenizer(
+    running: VLLMServer,
+    prompts: Path,
+    target: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts.write_text('{"id": "a", "messages": [{"role": "user", "content": "c"}]}\n')
+    assert measured(running, prompts, "r") == 2
+    assert "need the target's tokenizer" in capsys.readouterr().err
+    assert measured(running, prompts, "r", "--tokenizer", str(target)) == 0
+    setup = read_measurement(prompts.with_name("r")).setup
+    assert setup.asked.template_sha256 is not None
+    assert running.prompts == [(0, 5, 4, 6)]
+    prompts.write_text('{"id": "a", "text": "c"}\n')
+    assert measured(running, prompts, "s", "--tokenizer", str(target)) == 0
+    assert read_measurement(prompts.with_name("s")).setup.asked.template_sha256 is None
+
+
+def test_the_key_is_of_the_environment(
+    running: VLLMServer, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTQUANT_SERVER_KEY", "secret-key")
+    assert measured(running, prompts, "r") == 0
+    assert running.keys == {"Bearer secret-key"}
+    assert "secret-key" not in prompts.with_name("r").read_text()
+
+
+def test_what_a_user_has_to_know(
+    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.status = lambda number: 200 if number < 5 else 500
+    assert measured(running, prompts, "r", "--concurrency", "1") == 2
+    assert "what was measured is kept" in capsys.readouterr().err
+    running.status = lambda number: 500 if number == 9 else 200
+    assert measured(running, prompts, "r", "--concurrency", "1", "--attempts", "2") == 0
+    said = capsys.readouterr()
+    assert "goes on with 3 of 6 requests that are kept" in said.err
+    assert "warning: 1 requests were answered at a later attempt" in said.out
+    running.status = lambda _: 200
+    running.metrics = "none"
+    speculation = {"rejection_sample_method": "synthetic"}
+    running.config = {"vllm_config": {"speculative_config": speculation}}
+    assert measured(running, prompts, "s", "--concurrency", "4") == 0
+    said = capsys.readouterr()
+    assert "1 request(s) in flight, not 4: only the server's counters tell" in said.err
+    assert "does not write: rejection_sample_method = synthetic" in said.out
+    assert "does not tell" not in said.out
+
+
+def test_later_turns_are_not_measured(
+    running: VLLMServer,
+    prompts: Path,
+    target: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts.write_text('{"question_id": 1, "turns": ["a", "b"]}\n')
+    assert measured(running, prompts, "r", "--tokenizer", str(target)) == 0
+    assert "1 of 1 prompts have later turns" in capsys.readouterr().err
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "in flight": (["--concurrency", "0"], "--concurrency: expected at least 1"),
+    "temperature": (["--temperature", "-1"], "--temperature: expected at least 0"),
+    "greedy and drawn": (["--top-k", "3"], "--top-p and --top-k say how to sample"),
+    "attempts": (["--attempts", "0"], "--attempts: expected at least 1, got 0"),
+    "no time": (["--timeout", "0"], "--timeout: expected more than 0 seconds, got 0"),
+    "no time at all": (["--timeout", "nan"], "--timeout: expected more than 0 seconds, got nan"),
+    "rate": (["--max-requests-per-second", "-1"], "--max-requests-per-second: expected more than"),
+    "address": (["--server", "localhost"], "--server: expected an address, got 'localhost'"),
+    "tokenizer": (["--draft", "/nowhere"], "/nowhere"),
+    "model": (["--model", "other"], "expected 'other', the server has 'the-target'"),
+    "prompts": (["--prompts", "/nowhere"], "/nowhere: cannot be read"),
+    "folder": (["--out", "/nowhere/r"], "its parent /nowhere is no folder"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(
+    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    options, problem = REFUSED[name]
+    assert measured(running, prompts, "r", *options) == 2
+    assert problem in capsys.readouterr().err
+    assert sorted(prompts.parent.iterdir()) == [prompts]
+
+
+@pytest.mark.parametrize("left_out", ["server", "engine", "prompts", "out"])
+def test_what_is_needed(left_out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given: dict[str, Any] = {"server": "http://x", "engine": "vllm", "prompts": "p", "out": "r"}
+    del given[left_out]
+    options = [part for name, value in given.items() for part in (f"--{name}", value)]
+    assert main(["measure", *options]) == 2
+    assert f"--{left_out}: is needed to measure a server" in capsys.readouterr().err
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys\nfrom draftquant.scripts.cli import main\n"
+        "try:\n  main(['measure', '--help'])\nexcept SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0

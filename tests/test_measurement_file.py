@@ -1,0 +1,220 @@
+"""Measurement files: what is written is read, and what cannot be is refused with its line."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure import measurement_file
+from draftquant.validate.measure.checks import prompts_sha256
+from draftquant.validate.measure.measurement import (
+    Asked,
+    Measurement,
+    RequestRecord,
+    ServerIdentity,
+    Setup,
+    Speculation,
+)
+from draftquant.validate.measure.measurement_file import line_of, read_measurement
+
+RECORDS = tuple(
+    RequestRecord(
+        id=f"p{i}",
+        category="code",
+        prompt_sha256=f"{i:064x}",
+        num_prompt_tokens=4,
+        token_ids=(7, 8, 9),
+        ended="length",
+        histogram=(1, 0, 1),
+        accepted=(2, 0),
+        drafted=(2, 1),
+        token_logprob=(-0.5, -0.25, 0.0),
+        top_gap=(0.0, 1.0, 2.5),
+        began=0.5 * i,
+        time_to_first_token=0.1,
+        latency=0.3,
+    )
+    for i in range(3)
+)
+SETUP = Setup(
+    server=ServerIdentity(
+        engine="vllm", version="0.32.0", model="m", arguments={"a": {"b": [1, None, "x"]}}
+    ),
+    speculation=Speculation(num_draft_tokens=2, lossy=("x = 1",)),
+    asked=Asked(
+        prompts_sha256=prompts_sha256((r.id, r.category, r.prompt_sha256) for r in RECORDS),
+        max_new_tokens=3,
+        concurrency=2,
+        num_top_logprobs=2,
+    ),
+    draftquant="0.1.0",
+)
+
+
+def write(folder: Path, setup: Setup = SETUP, records: tuple[RequestRecord, ...] = RECORDS) -> Path:
+    path = folder / "r"
+    path.write_text("".join(map(line_of, (setup, *records))))
+    return path
+
+
+def edited(folder: Path, line: int, key: str, value: object) -> Path:
+    """With another value, or without the key for `...`, in a line from 1."""
+    path = write(folder)
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    at = lines[line - 1]
+    *outer, last = key.split(".")
+    for name in outer:
+        at = at[name]
+    if value is ...:
+        del at[last]
+    else:
+        at[last] = value
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return path
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    assert read_measurement(write(tmp_path)) == Measurement(name="r", setup=SETUP, records=RECORDS)
+
+
+def test_without_speculation_or_log_probabilities(tmp_path: Path) -> None:
+    none: dict[str, Any] = dict.fromkeys(
+        ("histogram", "accepted", "drafted", "token_logprob", "top_gap", "time_to_first_token")
+    )
+    records = tuple(replace(record, **none) for record in RECORDS)
+    asked = replace(SETUP.asked, num_top_logprobs=0)
+    setup = replace(SETUP, speculation=None, asked=asked)
+    found = read_measurement(write(tmp_path, setup, records))
+    assert (found.setup, found.records) == (setup, records)
+    assert found.records[0].counts is None
+
+
+def test_ascii_alone_is_written() -> None:
+    assert line_of(replace(RECORDS[0], id="\u00e9\u2028")).isascii()
+
+
+BAD: dict[str, tuple[int, str, object, str]] = {
+    "another format": (1, "format", "x", "format: expected 'draftquant measurement'"),
+    "no format": (1, "format", ..., "format: missing key"),
+    "a later version": (1, "format_version", 2, "format_version: expected 1"),
+    "unknown key": (1, "asked.extra", 1, "asked.extra: unknown key"),
+    "unknown engine": (1, "server.engine", "x", "server.engine: expected 'vllm' or"),
+    "no version": (1, "server.version", "", "server.version: expected printable"),
+    "odd model": (1, "server.model", "a\x1b", r"server.model: expected printable characters"),
+    "K of 0": (1, "speculation.num_draft_tokens", 0, "num_draft_tokens: expected 1 to 1,024"),
+    "draft": (1, "speculation.draft_sha256", "x", "draft_sha256: expected 64 hex digits"),
+    "prompts": (1, "asked.prompts_sha256", "x", "asked.prompts_sha256: expected 64 hex digits"),
+    "template": (1, "asked.template_sha256", "x", "asked.template_sha256: expected 64 hex"),
+    "nothing asked": (1, "asked.max_new_tokens", 0, "asked.max_new_tokens: expected at least 1"),
+    "none in flight": (1, "asked.concurrency", 0, "asked.concurrency: expected at least 1"),
+    "temperature": (1, "asked.temperature", -1, "asked.temperature: expected at least 0"),
+    "top-p": (1, "asked.top_p", 0, r"asked.top_p: expected a share in \(0, 1\]"),
+    "top-k": (1, "asked.top_k", -1, "asked.top_k: expected at least 0"),
+    "no number": (1, "asked.temperature", float("nan"), "temperature: expected a finite number"),
+    "no id": (2, "id", ..., "id: missing key"),
+    "odd id": (2, "id", "a\nb", "prompt a.nb: id: expected 1 to 200 printable characters"),
+    "odd category": (2, "category", "", "category: expected 1 to 200 printable"),
+    "prompt": (2, "prompt_sha256", "x", "prompt_sha256: expected 64 hex digits"),
+    "empty prompt": (2, "num_prompt_tokens", 0, "num_prompt_tokens: expected at least 1"),
+    "too few tokens": (2, "token_ids", [7, 8], "asked for 3 tokens, got 2 and 'length'"),
+    "too many tokens": (2, "token_ids", [7] * 4, "asked for 3 tokens, got 4"),
+    "negative token": (2, "token_ids", [7, 8, -1], r"token_ids: expected ids in \[0, 2147483647\]"),
+    "large token": (2, "token_ids", [7, 8, 2**31], r"token_ids: expected ids in \[0, 2147483647\]"),
+    "true is no token": (2, "token_ids", [True], r"token_ids\[0\]: expected int, got True"),
+    "odd end": (2, "ended", "abort", "ended: expected 'stop' or 'length'"),
+    "no histogram": (2, "histogram", None, "histogram: expected the rounds of a server"),
+    "short histogram": (2, "histogram", [1, 1], "histogram: expected 3 counts for K = 2"),
+    "negative count": (2, "histogram", [2, -1, 1], "none below 0"),
+    "another histogram": (2, "histogram", [1, 1, 1], "2 rounds are not those of the histogram"),
+    "another round": (2, "accepted", [2, 1], "2 rounds are not those of the histogram"),
+    "too many accepted": (2, "accepted", [2, 0, 3], "3 rounds are not those of the histogram"),
+    "drafted alone": (2, "accepted", None, "drafted: expected none without accepted"),
+    "too few drafted": (2, "drafted", [2], "drafted: expected 2 rounds, got 1"),
+    "fewer than accepted": (2, "drafted", [1, 1], "drafted: expected between the accepted"),
+    "more than K": (2, "drafted", [3, 1], "drafted: expected between the accepted"),
+    "no log-probabilities": (2, "token_logprob", None, "token_logprob: asked for, got none"),
+    "too few of them": (2, "token_logprob", [0.0], "token_logprob: expected 3 numbers"),
+    "no logarithm": (2, "token_logprob", [0, 0, 0.5], "token_logprob: expected logarithms"),
+    "too few gaps": (2, "top_gap", [0.0], "top_gap: expected 3 numbers"),
+    "negative gap": (2, "top_gap", [0, 0, -0.5], "top_gap: expected differences"),
+    "before the start": (2, "began", -1, "expected seconds"),
+    "no time": (2, "latency", float("inf"), "latency: expected a finite number"),
+    "first behind last": (2, "time_to_first_token", 0.4, "0.4 seconds are more than the latency"),
+    "no attempt": (2, "num_attempts", 0, "num_attempts: expected at least 1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_is_refused_with_its_line(tmp_path: Path, name: str) -> None:
+    line, key, value, problem = BAD[name]
+    path = edited(tmp_path, line, key, value)
+    with pytest.raises(MeasureError, match=problem) as found:
+        read_measurement(path)
+    assert found.value.where == f"{path}:{line}"
+
+
+def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:
+    path = edited(tmp_path, 1, "asked.num_top_logprobs", 0)
+    with pytest.raises(MeasureError, match="token_logprob: expected none, for none were asked"):
+        read_measurement(path)
+    path = edited(tmp_path, 1, "speculation", None)
+    with pytest.raises(MeasureError, match="histogram: expected none, for the server drafts"):
+        read_measurement(path)
+    stopped = tuple(replace(record, ended="stop") for record in RECORDS)
+    asked = replace(SETUP.asked, ignore_eos=True)
+    path = write(tmp_path, replace(SETUP, asked=asked), stopped)  # type: ignore[arg-type]
+    with pytest.raises(MeasureError, match="asked for 3 tokens whatever they are, got 3 and 'st"):
+        read_measurement(path)
+
+
+LINES: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
+    "a record is missing": (lambda lines: lines[:-1], "r: its 2 records are not those of the"),
+    "another order": (lambda lines: [lines[0], *lines[:0:-1]], "r: its 3 records are not those"),
+    "a record twice": (lambda lines: [*lines, lines[1]], "r: id 'p0' stands on two lines"),
+    "no record": (lambda lines: lines[:1], "r: holds no record"),
+    "empty": (lambda _: [], "r:1: is not a setup of a measurement: not JSON"),
+    "a blank line": (lambda lines: [*lines[:2], "", *lines[2:]], "r:3: is not a record"),
+    "no JSON": (lambda lines: [*lines[:2], "{", *lines[2:]], "r:3: is not a record .*not JSON"),
+    "a list": (lambda lines: [*lines[:2], "[1]"], "r:3: .*expected a JSON object, got a list"),
+    "doubled key": (lambda _: ['{"a": 1, "a": 2}'], "key 'a' given twice"),
+    "half a character": (lambda lines: [lines[0], r'{"id": "\ud800"}'], "half a character"),
+    "setup twice": (lambda lines: [lines[0], *lines], "r:2: is not a record"),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_files_that_are_no_measurement(tmp_path: Path, name: str) -> None:
+    change, problem = LINES[name]
+    path = write(tmp_path)
+    path.write_text("\n".join(change(path.read_text().splitlines())))
+    with pytest.raises(MeasureError, match=problem):
+        read_measurement(path)
+
+
+def test_a_file_of_bytes(tmp_path: Path) -> None:
+    (tmp_path / "r").write_bytes(b"\xff\xfe")
+    with pytest.raises(MeasureError, match="r:1: is not a setup"):
+        read_measurement(tmp_path / "r")
+    with pytest.raises(MeasureError, match=r"cannot be read: .*No such file"):
+        read_measurement(tmp_path / "none")
+    with pytest.raises(MeasureError, match="a folder, not a file"):
+        read_measurement(tmp_path)
+
+
+@pytest.mark.parametrize(("bound", "most"), [("_LONGEST_LINE", 300), ("_MOST_BYTES", 700)])
+def test_files_are_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    path = write(tmp_path)
+    monkeypatch.setattr(measurement_file, bound, most)
+    with pytest.raises(MeasureError, match=rf"r:\d: more than {most} bytes, which no measurement"):
+        read_measurement(path)
+
+
+def test_the_identity_of_prompts_is_theirs_and_their_order() -> None:
+    one, other = ("a", "b", "c"), ("d", "e", "f")
+    found = {prompts_sha256(each) for each in ([one, other], [other, one], [one], [])}
+    assert len(found) == 4
