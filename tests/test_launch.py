@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from draftquant.quantize.errors import OutputError
 from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure import launch
 from draftquant.validate.measure.launch import Cell, Folder, launch_matrix
 from draftquant.validate.measure.matrix import Matrix, Variant
 from test_server_process import ENGINE, free_port
@@ -170,9 +172,8 @@ def test_more_repeats_go_on_and_another_matrix_is_refused(tmp_path: Path) -> Non
         Measuring(matrix_of(NONE), tmp_path / "out").run(prompts_sha256="a")
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    import socket
-
+def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "SECONDS_TO_KILL", 0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         measuring = Measuring(matrix_of(port=port, stop_seconds=1), tmp_path / "out")

@@ -7,16 +7,16 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.files.hub import resolve_draft
 from ...quantize.files.staging import check_output
 from ...validate.errors import MeasureError
 from ...validate.measure.measurement import EngineName
 from ..console import Bar, print_json, print_table, progress_bar, stderr, stdout, table
+from .common import draft_identity
 from .measure_launch import add_launch_arguments, run_launch
 
 if TYPE_CHECKING:
     from ...validate.measure.measurement import Measurement
-    from ...validate.measure.plan import DraftIdentity, Plan, ServerAddress
+    from ...validate.measure.plan import Plan, ServerAddress
     from ...validate.measure.run import Progress
     from ...validate.measure.summary import Figures
 
@@ -175,20 +175,6 @@ def _plan(options: argparse.Namespace) -> "Plan":
         template_sha256=encoder.template_sha256,
         draft=draft_identity(options.draft) if options.draft else None,
         model=options.model,
-    )
-
-
-def draft_identity(reference: str) -> "DraftIdentity":
-    """A draft's identity, as the gate knows it."""
-    from ...validate.measure.plan import DraftIdentity
-    from ...validate.pairing import DraftFolder
-
-    folder = DraftFolder.read(resolve_draft(reference).folder)
-    quantization = "of another tool" if folder.quantized else "none"
-    if folder.quantized_by is not None:
-        quantization = folder.quantized_by.recipe.name
-    return DraftIdentity(
-        draft=reference, draft_sha256=folder.sha256, draft_quantization=quantization
     )
 
 

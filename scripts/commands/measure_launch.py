@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...validate.errors import MeasureError
 from ..console import print_json, print_table, progress_bar, stderr, stdout, table
+from .common import draft_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +84,6 @@ class _CellMeasurer:
         from ...calibration.prompts.prompt_file import PromptEncoder, read_prompts
         from ...calibration.traces.prompt_trace import prompt_sha256
         from ...validate.measure.checks import prompts_sha256
-        from .measure import draft_identity
 
         target = Path(matrix.target)
         self._encoder = PromptEncoder(target if target.is_dir() else None)

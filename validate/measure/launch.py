@@ -23,6 +23,8 @@ from .server_process import Server, running_server, wait_for_free_port
 
 _POLL = 0.25
 _ONCE = Patience(attempts=1, seconds=10)
+SECONDS_TO_KILL = 15.0
+"""From SIGKILL until a port is free."""
 _HOW_LONG = ("repeats", "concurrencies", "host", "port", "start_seconds", "stop_seconds")
 """What may differ when a run goes on: more of the same, or elsewhere."""
 
@@ -115,7 +117,7 @@ def launch_matrix(
                 except MeasureError:
                     server.check_alive()  # that it ended says more than that it does not answer
                     raise
-            wait_for_free_port(matrix.host, matrix.port, matrix.stop_seconds)
+            _wait_for_free_port(matrix)
 
 
 def _servers(matrix: Matrix, folder: Folder) -> Iterator[tuple[Variant, int, Sequence[Cell]]]:
@@ -127,8 +129,7 @@ def _servers(matrix: Matrix, folder: Folder) -> Iterator[tuple[Variant, int, Seq
 
 
 def _started(matrix: Matrix, variant: Variant, log: Path) -> Any:
-    # A run that was killed may have left one behind, which its guard is ending.
-    wait_for_free_port(matrix.host, matrix.port, matrix.stop_seconds)
+    _wait_for_free_port(matrix)
     return running_server(
         variant.name,
         matrix.command_of(variant),
@@ -136,6 +137,11 @@ def _started(matrix: Matrix, variant: Variant, log: Path) -> Any:
         log=log,
         stop_seconds=matrix.stop_seconds,
     )
+
+
+def _wait_for_free_port(matrix: Matrix) -> None:
+    """A run that was killed may have left a server behind, which its guard is ending."""
+    wait_for_free_port(matrix.host, matrix.port, matrix.stop_seconds + SECONDS_TO_KILL)
 
 
 async def _wait_until_ready(

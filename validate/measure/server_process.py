@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...recipes.errors import short
-from ...recipes.regular_file import open_stream
+from ...recipes.regular_file import open_kept, open_stream
 from ..errors import MeasureError
 
 MARK = "DRAFTQUANT_LAUNCHED"
@@ -87,14 +87,14 @@ def running_server(
         name: for messages.
         command: words, not run by a shell.
         environment: variables beside those of this process.
-        log: file to create.
+        log: file that gets what it says, behind what is there.
         stop_seconds: given to end by themselves.
 
     Raises:
         MeasureError: it cannot be started, or processes of it survive SIGKILL.
     """
     mark = uuid.uuid4().hex
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    descriptor = open_kept(log)
     try:
         process = subprocess.Popen(
             list(command),
@@ -105,7 +105,6 @@ def running_server(
             start_new_session=True,  # Ctrl-C of the terminal is ours: it ends servers in order
         )
     except OSError as exc:
-        log.unlink()
         raise MeasureError(name, f"{short(command[0])} cannot be started: {exc.strerror or exc}",
                            fix="correct 'command:' of the matrix") from exc  # fmt: skip
     finally:
