@@ -25,6 +25,8 @@ _POLL = 0.25
 _ONCE = Patience(attempts=1, seconds=10)
 SECONDS_TO_KILL = 15.0
 """From SIGKILL until a port is free."""
+SECONDS_TO_END = 2.0
+"""From an error of an engine until it has ended itself."""
 _HOW_LONG = ("repeats", "concurrencies", "host", "port", "start_seconds", "stop_seconds")
 """What may differ when a run goes on: more of the same, or elsewhere."""
 
@@ -115,7 +117,8 @@ def launch_matrix(
                         on_progress(f"{what}: concurrency {cell.concurrency}")
                         measure(cell, folder.measurement(cell))
                 except MeasureError:
-                    server.check_alive()  # that it ended says more than that it does not answer
+                    # That it ends says more than that it does not answer.
+                    server.check_alive(SECONDS_TO_END)
                     raise
             _wait_for_free_port(matrix)
 

@@ -46,14 +46,15 @@ class Server:
     process: "subprocess.Popen[bytes]"
     mark: str
 
-    def check_alive(self) -> None:
-        """Nothing, as long as it runs.
+    def check_alive(self, seconds: float = 0) -> None:
+        """Nothing, as long as it runs, and for so many seconds more.
 
         Raises:
             MeasureError: it ended; with its last words.
         """
-        status = self.process.poll()
-        if status is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        if (status := self.process.returncode) is not None:
             how = (
                 f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
             )
