@@ -153,7 +153,8 @@ def test_warnings() -> None:
         "one repeat says nothing of how a server's speed varies",
         "4 prompts are few at concurrency 2",
     ]
-    runs = matrix()
+    assert report_of(matrix()).warnings[0].startswith("two repeats: intervals are three times")
+    runs = matrix(repeats=3)
     one = runs[1].measurement
     lossy = dataclasses.replace(SPECULATION, num_draft_tokens=3, lossy=("method = fly",))
     again = dataclasses.replace(one.records[0], num_attempts=2)
@@ -165,8 +166,9 @@ def test_warnings() -> None:
             records=(again, *one.records[1:]),
         ),
     )
-    runs[4] = dataclasses.replace(runs[4], measurement=dataclasses.replace(
-        runs[4].measurement, setup=runs[1].measurement.setup))  # fmt: skip
+    for i in (4, 7):
+        alike = dataclasses.replace(runs[i].measurement, setup=runs[1].measurement.setup)
+        runs[i] = dataclasses.replace(runs[i], measurement=alike)
     assert report_of(runs).warnings == (
         "1 request(s) were asked more than once: the servers were overloaded",
         "bf16 accepts what its target would not: method = fly",

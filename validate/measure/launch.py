@@ -10,6 +10,7 @@ servers of which a file is missing.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def launch_matrix(
             on_progress(f"{what}: the server starts, its log is {log}")
             with _started(matrix, variant, log) as server:
                 try:
-                    asyncio.run(_wait_until_ready(matrix, server, lambda v=variant: ready(v)))
+                    asyncio.run(_wait_until_ready(matrix, server, partial(ready, variant)))
                     for cell in missing:
                         on_progress(f"{what}: concurrency {cell.concurrency}")
                         measure(cell, folder.measurement(cell))
@@ -152,8 +153,9 @@ async def _wait_until_ready(
 ) -> None:
     """Until it is healthy and has answered.
 
-    vLLM, SGLang and TensorRT-LLM all have /health, which says 200 no sooner than their model is
-    loaded; what is compiled at the first request is not measured, for that is before.
+    vLLM (0.32, entrypoints/serve/instrumentator/health.py:22), SGLang (0.5.23,
+    srt/entrypoints/http_server.py:721) and TensorRT-LLM have /health, which says 200 no sooner than
+    their model is loaded. What is compiled at the first request is not measured, for that is here.
 
     Raises:
         MeasureError: it ended, or was not ready in time.

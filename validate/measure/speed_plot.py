@@ -13,6 +13,10 @@ _BESIDE = 0.06
 """Between the variants of a concurrency, as a share of it: intervals shall not cover each other."""
 
 
+_ROOM = 1.5
+"""Beyond the extreme figures: wider intervals say little, and would leave others no room."""
+
+
 def draw_speed(report: SpeedReport, path: Path) -> None:
     """Draw tokens per second of every variant, and the speed-up where there is one without a draft.
 
@@ -31,7 +35,7 @@ def draw_speed(report: SpeedReport, path: Path) -> None:
     for (label, quantity), panel in zip(panels, axes[0], strict=True):
         _draw(panel, report, label, quantity)
     axes[0][0].set_yscale("log")
-    axes[0][-1].legend(fontsize=8)
+    axes[0][0].legend(fontsize=8)
     repeats = report.figures[0].repeats
     figure.suptitle(
         f"{report.engine}, {report.num_prompts} prompts, {repeats} repeat(s), 95 % intervals"
@@ -69,8 +73,13 @@ def _draw(panel: Any, report: SpeedReport, label: str, quantity: Any) -> None:
             color=f"C{number}",
             label=variant,
         )
+    found = [e for one in report.figures if (e := quantity(one)) is not None]
+    lowest, highest = min(e.value for e in found), max(e.value for e in found)
     if quantity is _speed_up:
         panel.axhline(1, color="black", linewidth=0.8)
+        panel.set_ylim(0, _ROOM * max(highest, 1))
+    else:
+        panel.set_ylim(lowest / _ROOM, highest * _ROOM)
     panel.set_xscale("log", base=2)
     panel.set_xticks(report.concurrencies, [str(c) for c in report.concurrencies])
     panel.set_xlabel("requests in flight")
