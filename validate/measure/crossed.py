@@ -78,8 +78,8 @@ def estimate(factors: Sequence[Factor]) -> Estimate:
 
     Simulated (80 prompts of 20 to 256 tokens, 3 repeats, requests in flight share steps whose time
     grows with what is in flight, prefills stop all, starts of a server differ by 1 %): intervals of
-    two drafts' ratio cover 97 % with 40 in flight and 98 % with 8, of the speed-up 95 and 98 %; with
-    starts that differ by 0.1 %, 40 in flight, 96 and 92 %. tests/test_crossed.py does less of it.
+    two drafts' ratio cover 97 % with 40 in flight and 98 % with 8, of the speed-up 95 and 98 %;
+    with starts that differ by 0.1 %, 40 in flight, 96 and 92 %. tests/test_crossed.py does less.
 
     Args:
         factors: all of one shape; the last with power -1.
