@@ -1,5 +1,6 @@
 """A drawing of how fast servers write, by the number of requests in flight."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def draw_speed(report: SpeedReport, path: Path) -> None:
         path: file to write; its ending says the format, see `check_plot_path`.
     """
     pyplot = headless_pyplot()
-    panels = [("output tokens/s", _tokens_per_second)]
+    panels: list[tuple[str, Quantity]] = [("output tokens/s", _tokens_per_second)]
     if report.undrafted is not None and len(report.variants) > 1:
         panels.append((f"speed-up over {report.undrafted}", _speed_up))
     width, height = _PANEL
@@ -44,6 +45,9 @@ def draw_speed(report: SpeedReport, path: Path) -> None:
     save_figure(figure, path)
 
 
+Quantity = Callable[[SpeedFigures], Estimate | None]
+
+
 def _tokens_per_second(figures: SpeedFigures) -> Estimate | None:
     return figures.tokens_per_second
 
@@ -52,7 +56,7 @@ def _speed_up(figures: SpeedFigures) -> Estimate | None:
     return figures.speed_up
 
 
-def _draw(panel: Any, report: SpeedReport, label: str, quantity: Any) -> None:
+def _draw(panel: Any, report: SpeedReport, label: str, quantity: Quantity) -> None:
     for number, variant in enumerate(report.variants):
         found = [(c, quantity(report.of(variant, c))) for c in report.concurrencies]
         points = [(c * (1 + _BESIDE * number), e) for c, e in found if e is not None]
@@ -73,8 +77,8 @@ def _draw(panel: Any, report: SpeedReport, label: str, quantity: Any) -> None:
             color=f"C{number}",
             label=variant,
         )
-    found = [e for one in report.figures if (e := quantity(one)) is not None]
-    lowest, highest = min(e.value for e in found), max(e.value for e in found)
+    figures = [e.value for one in report.figures if (e := quantity(one)) is not None]
+    lowest, highest = min(figures), max(figures)
     if quantity is _speed_up:
         panel.axhline(1, color="black", linewidth=0.8)
         panel.set_ylim(0, _ROOM * max(highest, 1))
