@@ -195,9 +195,10 @@ matrix() {
   local concurrencies="$8" repeats="$9" command of_bf16 of_quantized drafted
   if [[ "$engine" == vllm ]]; then
     local method="${family%%-*}" # eagle3 or dflash, as vLLM calls them
-    command="$VLLM -m vllm.entrypoints.openai.api_server --model {target} --host {host}
-    --port {port} --tensor-parallel-size $TP --trust-remote-code --language-model-only
-    --gpu-memory-utilization 0.9 --max-model-len 8192 --max-num-seqs 64 --no-enable-prefix-caching${VLLM_ARGUMENTS:+
+    command="$VLLM -m vllm.entrypoints.cli.main serve {target} --host {host} --port {port}
+    --tensor-parallel-size $TP --trust-remote-code --language-model-only
+    --gpu-memory-utilization 0.9 --max-model-len 8192 --max-num-seqs 64
+    --no-enable-prefix-caching${VLLM_ARGUMENTS:+
     $VLLM_ARGUMENTS}"
     drafted="--per-request-spec-decode-metrics detailed --speculative-config
       '{\"method\": \"$method\", \"model\": \"{draft}\", \"num_speculative_tokens\": $k}'"
