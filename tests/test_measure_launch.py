@@ -1,12 +1,19 @@
 """`draftquant measure --launch`: servers that really decode, started, measured, compared."""
 
+import argparse
+import asyncio
 import json
 import sys
 from pathlib import Path
 
 import pytest
 from draftquant.scripts.cli import main
-from draftquant.scripts.commands.measure_launch import print_speed
+from draftquant.scripts.commands.measure_launch import CellMeasurer, print_speed
+from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure import protocols
+from draftquant.validate.measure.client import ServerClient
+from draftquant.validate.measure.matrix import load_matrix
+from draftquant.validate.measure.measurement import ServerIdentity
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.measure.speed import speed_report
 from stand.decoder import PAIR
@@ -128,3 +135,24 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[2][-2] == "1.250 (1.250, 1.250)"
     assert any(line.startswith("speed-up: tokens/s over those of none") for line in lines)
     assert any(line.startswith("warning: 4 prompts are few at concurrency 2") for line in lines)
+
+
+class OneAtATime:
+    """An engine whose server tells only sums of what it accepted."""
+
+    most_in_flight = 1
+
+    async def identify(self, client: ServerClient) -> tuple[ServerIdentity, None]:
+        del client
+        return ServerIdentity(engine="vllm", version="0.20", model="m"), None
+
+
+def test_answers_that_cannot_be_told_apart_are_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocols, "get_protocol", lambda _: OneAtATime())
+    matrix = load_matrix(written(tmp_path))
+    measurer = CellMeasurer(argparse.Namespace(attempts=1, timeout=1), matrix)
+    with pytest.raises(MeasureError, match=r"none: only 1 request\(s\) at a time") as caught:
+        asyncio.run(measurer.first_answer(matrix.variants[0]))
+    assert caught.value.fix == "see 'concurrencies:'"

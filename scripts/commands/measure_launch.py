@@ -58,7 +58,7 @@ def run_launch(options: argparse.Namespace) -> int:
         check_output(options.plot)
         check_plot_path(options.plot)
     matrix, folder = load_matrix(options.launch), Folder(path=options.out)
-    cell_measurer = _CellMeasurer(options, matrix)
+    cell_measurer = CellMeasurer(options, matrix)
     launch_matrix(
         matrix,
         folder,
@@ -77,7 +77,7 @@ def run_launch(options: argparse.Namespace) -> int:
     return 0
 
 
-class _CellMeasurer:
+class CellMeasurer:
     """Measures the servers of a matrix by `run.measure`."""
 
     def __init__(self, options: argparse.Namespace, matrix: "Matrix") -> None:
