@@ -62,7 +62,7 @@ def run_launch(options: argparse.Namespace) -> int:
     launch_matrix(
         matrix,
         folder,
-        plan={"prompts_sha256": cell_measurer.prompts_sha256},
+        plan=cell_measurer.identity(),
         ready=cell_measurer.first_answer,
         measure=cell_measurer.measure,
         on_progress=lambda what: stderr().line(what),
@@ -91,10 +91,15 @@ class CellMeasurer:
         self._options, self._matrix = options, matrix
         drafted = ((one.name, one.draft) for one in matrix.variants)
         self._drafts = {name: draft_identity(draft) for name, draft in drafted if draft}
-        self.prompts_sha256 = prompts_sha256(
+        self._prompts_sha256 = prompts_sha256(
             (prompt.id, prompt.category, prompt_sha256(prompt.token_ids))
             for prompt in self._prompts
         )
+
+    def identity(self) -> "dict[str, object]":
+        """What a folder's measurements belong to beside the matrix: what its names stand for."""
+        drafts = {name: draft.draft_sha256 for name, draft in self._drafts.items()}
+        return {"prompts_sha256": self._prompts_sha256, "drafts_sha256": drafts}
 
     async def first_answer(self, variant: "Variant") -> None:
         """Get the server's first answer, and see that it can be measured at all."""

@@ -9,6 +9,7 @@ servers of which a file is missing.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, groupby
@@ -93,7 +94,7 @@ def launch_matrix(
     Args:
         matrix: what is wanted.
         folder: created, or one in which the same was begun.
-        plan: what makes it the same beside the matrix, as JSON says it: the prompts.
+        plan: what makes it the same beside the matrix, as JSON says it: prompts and drafts.
         ready: asked until the matrix's `start_seconds` are over.
         measure: called for each cell while its server runs.
         on_progress: told what comes next.
@@ -132,7 +133,7 @@ def _servers(matrix: Matrix, folder: Folder) -> Iterator[tuple[Variant, int, Seq
         yield of_server[0].variant, repeat, of_server
 
 
-def _started(matrix: Matrix, variant: Variant, log: Path) -> Any:
+def _started(matrix: Matrix, variant: Variant, log: Path) -> AbstractContextManager[Server]:
     _wait_for_free_port(matrix)
     return running_server(
         variant.name,
