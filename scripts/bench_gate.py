@@ -253,7 +253,8 @@ def _generator(name: str, seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
-def _print(figures: Figures) -> None:
+def print_figures(figures: Figures) -> None:
+    """Print one table."""
     found = table(figures.title, "scenario", *figures.columns, right=figures.columns)
     for name, shares in figures.rows.items():
         found.row(name, *(f"{share:.1%}" for share in shares))
@@ -275,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stderr().line(f"{name}: {chosen.runs} runs per row")
         found[name] = TABLES[name](chosen.runs, chosen.seed)
         if not chosen.json:
-            _print(found[name])
+            print_figures(found[name])
     if chosen.json:
         tables = {name: asdict(figures) for name, figures in found.items()}
         print_json({"runs": chosen.runs, "seed": chosen.seed, "tables": tables})

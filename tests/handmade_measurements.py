@@ -44,7 +44,8 @@ def record(
     length = 1 + sum(a + 1 for a in accepted)
     own = next(_SECONDS)
     tokens = tuple(
-        i if parts_at is None or i < parts_at else 1_000_000 + 1000 * own + i for i in range(length)
+        10_000 * number + i if parts_at is None or i < parts_at else 1_000_000 * own + i
+        for i in range(length)
     )
     result = RequestRecord(
         id=f"p{number}",
@@ -74,12 +75,14 @@ def measurement(
 ) -> Measurement:
     """A run over as many prompts; `of_record` are changes of the records, in order."""
     records = tuple(
-        record(
-            accepted,
-            num_draft_tokens=num_draft_tokens,
-            number=i,
-            parts_at=parts_at,
-            category=categories[i % len(categories)],
+        dataclasses.replace(
+            record(
+                accepted,
+                num_draft_tokens=num_draft_tokens,
+                number=i,
+                parts_at=parts_at,
+                category=categories[i % len(categories)],
+            ),
             **(of_record[i] if i < len(of_record) else {}),
         )
         for i, accepted in enumerate(rounds)

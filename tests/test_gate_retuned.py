@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from draftquant.scripts.commands.gate import print_judged
+from draftquant.scripts.commands.gate_report import print_judged
 from draftquant.validate.doubts import Background
 from draftquant.validate.gate import judge
 from draftquant.validate.retuned import MARK, RetunedReport, judge_retuned

@@ -102,7 +102,7 @@ def test_the_draft_is_identified_as_the_gate_does(
         capsys.readouterr()
         out = f"r-{folder.name}"
         assert measured(running, prompts, out, "--draft", str(folder)) == 0
-        assert f"draft {folder}, quantization {quantization}" in capsys.readouterr().out
+        assert f"draft {folder.name}, quantization {quantization}" in capsys.readouterr().out
         speculation = read_measurement(prompts.with_name(out)).setup.speculation
         assert speculation is not None
         assert speculation.draft_sha256 == DraftFolder.read(folder).sha256

@@ -1,17 +1,23 @@
 """SGLang's interface, spoken by a stand that really decodes a shipped pair: see tests/stand."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure.client import Event, Reply
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.measure.plan import Plan, ServerAddress
 from draftquant.validate.measure.protocols import get_protocol
+from draftquant.validate.measure.protocols.fields import AnswerProblem
+from draftquant.validate.measure.protocols.protocol import Completion
 from draftquant.validate.measure.protocols.sglang import SGLangProtocol
+from draftquant.validate.measure.protocols.sglang_answer import read_answer
 from draftquant.validate.measure.run import measure
 from stand.asking import (
     IMPATIENT,
@@ -19,12 +25,14 @@ from stand.asking import (
     PROMPTS,
     Replayed,
     ask,
+    broken,
     complete,
     identify,
+    record_of,
     replayed,
     shared_decoder,
 )
-from stand.decoder import END, Decoder
+from stand.decoder import END, PAIRS, Decoder
 from stand.server import Fault, Object, served
 from stand.sglang import SGLangStand
 
@@ -95,6 +103,27 @@ def test_counts_are_those_of_replay(
         assert answer.drafted is None
     assert {a.ended for a in answers} == {"length"}
     assert {"/metrics", "/model_info"}.isdisjoint(stand.got)
+
+
+def test_a_block_draft_is_counted_alike(one_thread: None, tmp_path: Path) -> None:
+    """DFlash: eight tokens are verified in a round, seven of which are drafted."""
+    del one_thread
+    prompts = read_prompts(PAIRS / "dflash" / "prompts.jsonl")[:2]
+    by_replay = Replayed(tmp_path, "dflash", prompts, 7)
+    made = SGLangStand(
+        decoder=Decoder("dflash", num_draft_tokens=7),
+        info={"speculative_algorithm": "DFLASH", "speculative_num_steps": 1},
+    )
+    with served(made):
+        _, speculation = identify(SGLangProtocol(), made.url)
+        answers = complete(SGLangProtocol(), made.url, prompts)
+    assert speculation is not None
+    assert (speculation.num_draft_tokens, speculation.method) == (7, "DFLASH")
+    for answer, ids, rounds in zip(answers, by_replay.token_ids, by_replay.rounds, strict=True):
+        assert answer.token_ids == ids
+        assert answer.accepted is not None
+        assert answer.accepted[: len(rounds)] == rounds
+        assert len(rounds) > 3
 
 
 def test_gauges_lie_and_are_not_read(stand: SGLangStand) -> None:
@@ -257,8 +286,10 @@ def test_lossy_settings_are_told(stand: SGLangStand, info: Object, told: list[st
         ({"speculative_adaptive": True}, "it changes the number of drafted tokens"),
         (
             {"speculative_num_draft_tokens": 1},
-            "speculative_num_draft_tokens: expected a whole number >= 2, got 1",
+            "speculative_num_draft_tokens - 1: expected 1 to 1,024 drafted tokens, got 0",
         ),
+        ({"speculative_num_draft_tokens": 10**9}, "expected 1 to 1,024 drafted tokens"),
+        ({"speculative_draft_model_path": "a\x1b[2J"}, "speculative_draft_model_path: expected"),
         ({"speculative_algorithm": 3}, "speculative_algorithm: expected text, got 3"),
         ({"served_model_name": ""}, "served_model_name: expected text, got ''"),
         (
@@ -514,3 +545,25 @@ def test_a_server_that_is_started_otherwise_meanwhile(stand: SGLangStand, tmp_pa
     with pytest.raises(MeasureError, match="was changed while it was measured"):
         measure(tmp_path / "run.jsonl", address, get_protocol("sglang"), plan)
     assert not (tmp_path / "run.jsonl").exists()
+
+
+def test_no_value_breaks_the_reader(stand: SGLangStand) -> None:
+    """Every field of a stream's events in turn, with every kind of value."""
+    body = {
+        "input_ids": list(PROMPTS[0].token_ids),
+        "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True},
+        "stream": True,
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+    }
+    asked = ask(max_new_tokens=8, decoding=Decoding(num_top_logprobs=2))
+    good = [Event(0.1 * i, event) for i, event in enumerate(stand.post("/generate", body), 1)]
+
+    def read(events: Sequence[Event]) -> Completion:
+        reply = Reply(events=tuple(events), num_attempts=1)
+        return read_answer(reply, asked, 3, "here", streamed=True)
+
+    assert read(good).accepted is not None
+    for events in broken(good):
+        with suppress(AnswerProblem, MeasureError):
+            assert record_of(read(events)) is not None

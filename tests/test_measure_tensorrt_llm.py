@@ -1,17 +1,23 @@
 """TensorRT-LLM's interface, spoken by a stand that really decodes: see tests/stand."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure.checks import record_problem
+from draftquant.validate.measure.client import Event, Reply
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.measure.plan import Plan, ServerAddress
 from draftquant.validate.measure.protocols import get_protocol
+from draftquant.validate.measure.protocols.fields import AnswerProblem
+from draftquant.validate.measure.protocols.protocol import Completion
 from draftquant.validate.measure.protocols.tensorrt_llm import TensorRTLLMProtocol
+from draftquant.validate.measure.protocols.tensorrt_llm_answer import read_answer
 from draftquant.validate.measure.run import measure
 from stand.asking import (
     IMPATIENT,
@@ -19,8 +25,10 @@ from stand.asking import (
     PROMPTS,
     Replayed,
     ask,
+    broken,
     complete,
     identify,
+    record_of,
     replayed,
     shared_decoder,
 )
@@ -106,6 +114,7 @@ def test_counts_are_those_of_replay(
         # Replay knows one round more where exactly K tokens were left.
         assert answer.accepted == known(rounds, len(token_ids))
         assert len(rounds) - len(answer.accepted) <= 1
+        assert 0 <= answer.num_cut_rounds <= 3
         assert answer.histogram == tuple(answer.accepted.count(j) for j in range(4))
         assert (answer.drafted, answer.num_draft_tokens) == (None, None)
     assert {a.ended for a in answers} == {"length"}
@@ -280,10 +289,17 @@ def test_servers_that_are_not_the_engines(
     assert stand.url in str(caught.value)
 
 
-@pytest.mark.parametrize("told", [None, "", "three", "0", "-3", "1000", "٣"])
+@pytest.mark.parametrize("told", [None, "", "three", "-3", "10000", "٣"])
 def test_a_number_of_drafted_tokens_that_is_none(stand: TensorRTLLMStand, told: str | None) -> None:
     stand.labels = {"spec_num_tokens": told}
     with pytest.raises(MeasureError, match="spec_num_tokens: expected a number of tokens"):
+        identify(TensorRTLLMProtocol(), stand.url)
+
+
+@pytest.mark.parametrize("told", ["0", "1025"])
+def test_a_number_that_nobody_drafts(stand: TensorRTLLMStand, told: str) -> None:
+    stand.labels = {"spec_num_tokens": told}
+    with pytest.raises(MeasureError, match="expected 1 to 1,024 drafted tokens"):
         identify(TensorRTLLMProtocol(), stand.url)
 
 
@@ -303,6 +319,7 @@ def test_labels_may_hold_anything(stand: TensorRTLLMStand) -> None:
         ),
         (choices(2, avg_decoded_tokens_per_iter=1.234), "1.234 is no average of"),
         (choices(2, avg_decoded_tokens_per_iter=0), "0.0 is no average of"),
+        (choices(2, avg_decoded_tokens_per_iter=1e-320), "is no average of"),
         (choices(2, avg_decoded_tokens_per_iter=-1), "-1.0 is no average of"),
         (choices(2, token_ids=None), "token_ids: expected a list of whole numbers >= 0, got None"),
         (choices(-2, finish_reason=None), "finish_reason: expected stop or length, got None"),
@@ -428,7 +445,14 @@ def test_a_run_goes_through_a_storm(
     ):
         assert record.token_ids == token_ids
         assert record.accepted is not None
-        assert record.accepted[: len(known(rounds, NUM_TOKENS))] == known(rounds, NUM_TOKENS)
+        assert record.accepted == known(rounds, NUM_TOKENS)
+        written = 1 + sum(record.accepted) + len(record.accepted)
+        assert (written < len(token_ids)) is (record.num_cut_rounds > 0)
+        assert len(token_ids) - written <= 3
+    for number in (-1, 4):
+        cut = dataclasses.replace(taken.records[0], num_cut_rounds=number)
+        problem = record_problem(cut, taken.setup)
+        assert problem == f"num_cut_rounds: expected 0 to K, got {number}"
 
 
 def test_a_server_that_is_started_otherwise_meanwhile(
@@ -444,3 +468,28 @@ def test_a_server_that_is_started_otherwise_meanwhile(
     with pytest.raises(MeasureError, match="was changed while it was measured"):
         measure(tmp_path / "run.jsonl", address, get_protocol("tensorrt-llm"), plan)
     assert not (tmp_path / "run.jsonl").exists()
+
+
+def test_no_value_breaks_the_reader(stand: TensorRTLLMStand) -> None:
+    """Every field of a stream's events in turn, with every kind of value."""
+    body = {
+        "prompt": list(PROMPTS[0].token_ids),
+        "max_tokens": 8,
+        "ignore_eos": True,
+        "temperature": 0,
+        "detokenize": False,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "logprobs": 2,
+    }
+    asked = ask(max_new_tokens=8, decoding=Decoding(num_top_logprobs=2))
+    made = stand.post("/v1/completions", body)
+    good = [Event(0.1 * i, event) for i, event in enumerate(made, 1)]
+
+    def read(events: Sequence[Event]) -> Completion:
+        return read_answer(Reply(events=tuple(events), num_attempts=1), asked, 3, "here")
+
+    assert read(good).accepted is not None
+    for events in broken(good):
+        with suppress(AnswerProblem, MeasureError):
+            assert record_of(read(events)) is not None

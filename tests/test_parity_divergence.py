@@ -83,21 +83,51 @@ def test_the_limit_of_noise() -> None:
 
 
 def test_a_second_plain_run_says_what_noise_is() -> None:
-    gaps = (3.0, 0.1, 0.4, 2.0)
-    base = run([record(i, TEXT, top_gap=gaps) for i in range(30)], name="plain")
-    noisy = run([record(i, (5, 6, 1, 1) if i < 2 else TEXT) for i in range(30)], name="again")
-    one = speculative({4: (5, 6, 9, 9)})
-    assert only(base, [one]).verdict == "FAIL"  # 0.4 is more than typical
-    judged, hazard = divergence_findings(base, [one], plain_again=noisy)
-    assert judged.verdict == "PASS"
-    assert judged.details[0]["max_gap"] == 0.4
+    base = run([record(i, TEXT, top_gap=(3.0, 0.02, 0.15, 0.4)) for i in range(30)], name="plain")
+
+    def noisy(count: int, output: Sequence[int]) -> Measurement:
+        return run(
+            [record(i, output if i < count else TEXT) for i in range(30)],
+            name="again",
+            concurrency=16,
+        )
+
+    small, large, few = noisy(5, (5, 9)), noisy(5, (5, 6, 7, 9)), noisy(4, (5, 9))
+    for again, max_gap, verdicts in (
+        (None, 0.25, ("PASS", "PASS", "FAIL")),
+        (few, 0.25, ("PASS", "PASS", "FAIL")),
+        (small, 0.04, ("PASS", "FAIL", "FAIL")),
+        (large, 0.5, ("PASS", "PASS", "PASS")),
+    ):
+        for position, verdict in enumerate(verdicts, start=1):
+            one = speculative({4: (*TEXT[:position], 9)})
+            judged = divergence_findings(base, [one], plain_again=again)[0]
+            assert judged.verdict == verdict, judged.reason
+            assert judged.details[0]["max_gap"] == max_gap
+    _, hazard = divergence_findings(base, [speculative({4: (5, 9)})], plain_again=few)
     assert hazard.verdict == "INCONCLUSIVE"
     assert "--max-hazard-ratio decides" in hazard.reason
-    assert hazard.estimate == pytest.approx((1 / 119) / (2 / 118))
+    assert hazard.estimate == pytest.approx((1 / 118) / (4 / 112))
+
+
+def test_a_near_tie_explains_no_third_token() -> None:
+    told = [
+        record(i, TEXT, top_gap=GAPS, token_logprob=(-0.1, -1.0, -1.0, -0.1)) for i in range(30)
+    ]
+    for logprob, verdict in ((-1.1, "PASS"), (-1.5, "PASS"), (-1.51, "FAIL"), (-0.4, "FAIL")):
+        changed = record(3, (5, 9, 9, 9), token_logprob=(-0.1, logprob, -1.0, -1.0))
+        spec = run([*told[:3], changed, *told[4:]], speculation=SPECULATION)
+        found = only(run(told), [spec])
+        assert found.verdict == verdict
+        assert found.details[1]["drop"] == pytest.approx(-1.0 - logprob)
 
 
 def test_a_plain_run_that_is_not_itself_says_nothing() -> None:
-    wild = run([record(i, (9, 9, 9, 9) if i == 2 else TEXT) for i in range(30)], name="again")
+    wild = run(
+        [record(i, (9, 9, 9, 9) if i == 2 else TEXT) for i in range(30)],
+        name="again",
+        concurrency=16,
+    )
     judged, _ = divergence_findings(plain(), [speculative({})], plain_again=wild)
     assert judged.verdict == "ANOMALOUS"
     assert "parts from itself (again)" in judged.reason
@@ -105,7 +135,11 @@ def test_a_plain_run_that_is_not_itself_says_nothing() -> None:
 
 def test_hazards_are_compared_exactly() -> None:
     """The bounds are where the tails of the binomial have 5 %."""
-    again = run([record(i, (5, 9, 9, 9) if i < 2 else TEXT) for i in range(60)], name="again")
+    again = run(
+        [record(i, (5, 9, 9, 9) if i < 2 else TEXT) for i in range(60)],
+        name="again",
+        concurrency=16,
+    )
     often = speculative({i: (5, 9, 9, 9) for i in range(12)}, 60)
     _, found = divergence_findings(plain(60), [often], plain_again=again, max_hazard_ratio=1.5)
     ours, theirs = 12 * 2 + 48 * 4, 2 * 2 + 58 * 4
@@ -120,7 +154,7 @@ def test_hazards_are_compared_exactly() -> None:
     assert loose[1].verdict == "PASS"
     between = divergence_findings(plain(60), [often], plain_again=again, max_hazard_ratio=5)
     assert between[1].verdict == "INCONCLUSIVE"
-    never = run([record(i, TEXT) for i in range(60)], name="again")
+    never = run([record(i, TEXT) for i in range(60)], name="again", concurrency=16)
     none = divergence_findings(
         plain(60), [speculative({}, 60)], plain_again=never, max_hazard_ratio=1
     )
@@ -152,6 +186,7 @@ def test_every_speculative_run_is_judged() -> None:
     assert [one.verdict for one in found] == ["PASS", "FAIL"]
 
 
+OTHER = plain(concurrency=9)
 BAD: dict[str, tuple[Measurement, Measurement, dict[str, Any], str]] = {
     "drawn": (plain(temperature=0.7), speculative({}, temperature=0.7), {},
               "drawn at temperature 0.7"),
@@ -171,8 +206,11 @@ BAD: dict[str, tuple[Measurement, Measurement, dict[str, Any], str]] = {
     "no gap": (plain(), speculative({}), {"max_gap": -1.0}, "expected nats, at least 0"),
     "nan": (plain(), speculative({}), {"max_gap": float("nan")}, "expected nats, at least 0"),
     "ratio": (plain(), speculative({}), {"max_hazard_ratio": 2.0}, "needs a second plain run"),
-    "ratio 0": (plain(), speculative({}), {"max_hazard_ratio": 0.0, "plain_again": plain()},
+    "ratio 0": (plain(), speculative({}), {"max_hazard_ratio": 0.0, "plain_again": OTHER},
                 "expected more than 0"),
+    "same noise": (plain(), speculative({}), {"plain_again": plain()},
+                   "was measured with 4 requests in flight, as plain was"),
+    "prompts 0": (plain(), speculative({}), {"min_prompts": 0}, "--min-prompts: expected at least"),
 }  # fmt: skip
 
 

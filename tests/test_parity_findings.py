@@ -1,6 +1,7 @@
 """Findings and their file."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 from draftquant.validate.errors import ParityError
 from draftquant.validate.parity.finding import Finding, worst
 from draftquant.validate.parity.finding_file import read_findings, to_mapping, write_findings
+from draftquant.validate.parity.samples import read_samples
+from test_hostile_files import bounded, endless, fifo, gigabyte
 
 FOUND = Finding(
     check="task",
@@ -81,3 +84,20 @@ def test_what_is_no_report_is_refused(text: str, what: str, tmp_path: Path) -> N
         read_findings(tmp_path / "f.json")
     with pytest.raises(ParityError, match="No such file"):
         read_findings(tmp_path / "none.json")
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "findings.json": read_findings,
+    "samples_gsm8k_2026-11-22T12-01-02.345678.jsonl": read_samples,
+}
+
+
+@pytest.mark.parametrize("make", [fifo, endless, gigabyte])
+@pytest.mark.parametrize("file", READERS)
+def test_no_file_blocks_or_fills_the_memory(
+    file: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / file)
+    with bounded(seconds=20, megabytes=100), pytest.raises(ParityError) as caught:
+        READERS[file](tmp_path / file)
+    assert str(tmp_path / file) in caught.value.where

@@ -42,8 +42,11 @@ def draft_identity(reference: str) -> "DraftIdentity":
     quantization = "of another tool" if folder.quantized else "none"
     if folder.quantized_by is not None:
         quantization = folder.quantized_by.recipe.name
+    given = Path(reference)
     return DraftIdentity(
-        draft=reference, draft_sha256=folder.sha256, draft_quantization=quantization
+        draft=given.resolve().name if given.is_dir() else reference,
+        draft_sha256=folder.sha256,
+        draft_quantization=quantization,
     )
 
 

@@ -124,9 +124,8 @@ def run(options: argparse.Namespace) -> int:
     if options.report:
         check_output(options.report)
     measured = read_measured(options)
-    on_traces = None
-    if options.traces:
-        on_traces = _judge_on_traces(options, policy, look)
+    on_traces = _judge_on_traces(options, policy, look) if options.traces else None
+    report: GateReport | RetunedReport | JointReport
     if measured.nothing:
         assert on_traces is not None  # or there would be nothing to judge, see `check_given`
         report = on_traces.report

@@ -1,4 +1,4 @@
-"""`draftquant parity`: one verb each for what speculation, or quantizing a draft, may not change."""
+"""`draftquant parity`: a verb for each thing that speculation, or quantizing, may not change."""
 
 import argparse
 import importlib

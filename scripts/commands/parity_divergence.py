@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="X",
         help="nats between the target's two most likely tokens up to which a difference is noise"
-        " (default 0.25, or what --plain-again shows, up to 0.5)",
+        " (default 0.25, or twice what --plain-again shows, up to 0.5)",
     )
     parser.add_argument(
         "--max-hazard-ratio",

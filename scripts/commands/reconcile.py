@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,22 +17,23 @@ if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.target_tables import SharedTables
     from ...quantize.stored.loading import LoadedDraft
-    from ...validate.measure.measurement import Speculation
     from ...validate.measure.reconciled import Reconciliation
 
 SHOWN = 20
 """Differences that are printed; the report has all."""
+
+OF_ROUNDS = {
+    "K": "the server proposed fewer than K tokens",
+    "kernel": "a near tie of the draft's logits, which kernels settle either way",
+    "draft": "the server had another draft",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`reconcile TRACES R --draft D`."""
     parser.add_argument("traces", type=Path, metavar="TRACES", help="recorded from the target")
     parser.add_argument("measured", type=Path, metavar="R", help="what `measure` wrote")
-    parser.add_argument(
-        "--draft",
-        metavar="D",
-        help="that was served (default: the folder that R names, where it is on this machine)",
-    )
+    parser.add_argument("--draft", required=True, metavar="D", help="that was served")
     add_target(parser)
     add_device(parser)
     parser.add_argument(
@@ -66,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     measurement = read_measurement(options.measured)
     traces = TraceFolder.open(options.traces)
     speculation = check_reconcilable(measurement, traces)
-    folder = resolve_draft(_draft(options, speculation)).folder
+    folder = resolve_draft(options.draft).folder
     served, known = speculation.draft_sha256, DraftFolder.read(folder).sha256
     device = resolve_device(options.device)
     tables = shared_tables(traces, options.target, device)
@@ -88,25 +90,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_reconciliation(found)
     return found.exit_code
-
-
-def _draft(options: argparse.Namespace, speculation: "Speculation") -> str:
-    """As given, or as the server named it.
-
-    Raises:
-        MeasureError: the server names no folder that is here.
-    """
-    from ...validate.errors import MeasureError
-
-    if options.draft is not None:
-        return str(options.draft)
-    if speculation.draft is None or not Path(speculation.draft).is_dir():
-        raise MeasureError(
-            options.measured,
-            f"names no draft folder on this machine (draft: {speculation.draft})",
-            fix="give the draft that was served: --draft D",
-        )
-    return speculation.draft
 
 
 def _in_both_dtypes(
@@ -148,7 +131,7 @@ def print_reconciliation(found: "Reconciliation") -> None:
         *numbers,
         right=numbers,
     )
-    for name, counts in (("served", found.served), ("replayed", found.replayed)):
+    for name, counts in found.totals.items():
         length = f"{counts.mean_acceptance_length:.4f}" if counts.num_steps else ""
         lengths.row(name, length, f"{counts.num_steps:,}")
     print_table(lengths)
@@ -159,8 +142,7 @@ def print_reconciliation(found: "Reconciliation") -> None:
         f"{equal:,} of {compared:,} rounds in common text are equal; replay does not count"
         f" {beyond:,} more, behind that text or at its end"
     )
-    if any(prompt.differences for prompt in prompts):
-        _print_differences(found)
+    _print_differences(found)
     outcomes = [prompt.outcome for prompt in prompts]
     said = ", ".join(
         f"{outcomes.count(name)} {name}"
@@ -168,6 +150,11 @@ def print_reconciliation(found: "Reconciliation") -> None:
         if name in outcomes
     )
     out.line(f"prompts: {said}")
+    if "not known" in outcomes:
+        out.line(
+            "  how near a tie was, traces with log-probabilities know (record --logprobs"
+            " --top-logprobs 8), or a measurement with them (measure --top-logprobs 2)"
+        )
     if found.other_draft:
         out.line(("warning:", "yellow"), " the server had another draft than the one replayed")
     if found.other_draft is None:
@@ -183,14 +170,20 @@ def print_reconciliation(found: "Reconciliation") -> None:
 
 
 def _print_differences(found: "Reconciliation") -> None:
-    """Those that are not explained first."""
+    """Rounds that are explained by their number, everything else one by one, the worst first."""
     ranks = {False: 0, None: 1, True: 2}
-    rows = [(prompt.id, one) for prompt in found.prompts for one in prompt.differences]
-    rows.sort(key=lambda row: ranks[row[1].explained])
     words = {False: "unexplained", None: "not known", True: "explained"}
-    title = f"Differences, {len(rows)} in all"
-    shown = table(title, "prompt", "token", "kind", "what", "")
-    for name, one in rows[:SHOWN]:
+    rows = [(prompt.id, one) for prompt in found.prompts for one in prompt.differences]
+    explained = Counter(one.kind for _, one in rows if one.explained and one.kind in OF_ROUNDS)
+    for kind, count in sorted(explained.items()):
+        stdout().line(f"{count:,} of the others are explained: {OF_ROUNDS[kind]}")
+    told = [row for row in rows if not (row[1].explained and row[1].kind in OF_ROUNDS)]
+    if not told:
+        return
+    told.sort(key=lambda row: ranks[row[1].explained])
+    more = f", the first {SHOWN} of {len(told)}" if len(told) > SHOWN else ""
+    shown = table(f"Differences{more}", "prompt", "token", "kind", "what", "")
+    for name, one in told[:SHOWN]:
         position = "" if one.position is None else str(one.position)
         shown.row(name, position, one.kind, one.what, words[one.explained])
     print_table(shown)

@@ -50,12 +50,23 @@ class LoadedForReplay:
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser, *, traces_required: bool = True) -> None:
-    """Traces, how many tokens are drafted and how, the target; device, dtype and batch size."""
+    """`add_trace_arguments`, how tokens are drafted, and batch size."""
+    add_trace_arguments(parser, traces_required=traces_required)
+    add_draft_sampling(parser)
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="B",
+        help="prompts that go through a draft together (default: as many as are of use and fit)",
+    )
+
+
+def add_trace_arguments(parser: argparse.ArgumentParser, *, traces_required: bool = True) -> None:
+    """Traces, how many tokens are drafted, the target; device and dtype."""
     parser.add_argument(
         "--traces", required=traces_required, type=Path, metavar="T", help="trace folder"
     )
     add_num_draft_tokens(parser)
-    add_draft_sampling(parser)
     add_target(parser)
     add_device(parser)
     parser.add_argument(
@@ -63,12 +74,6 @@ def add_replay_arguments(parser: argparse.ArgumentParser, *, traces_required: bo
         choices=DTYPES,
         default=DTYPES[0],
         help="what drafts compute in: float32, the reference (default), or bfloat16 as engines do",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        metavar="B",
-        help="prompts that go through a draft together (default: as many as are of use and fit)",
     )
 
 

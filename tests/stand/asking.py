@@ -1,26 +1,28 @@
 """How tests ask a stand, and what they hold its answers against."""
 
 import asyncio
+import copy
+import dataclasses
 import functools
+import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
-from draftquant.quantize.stored.loading import load_draft
-from draftquant.validate.measure.client import Patience, ServerClient
+from draftquant.validate.measure.client import Event, Patience, ServerClient
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.protocols.protocol import Ask, Completion, EngineProtocol
 from replay_proof import replayed_steps
-from stand.decoder import PAIR, Decoder
+from stand.decoder import AUX_LAYER_IDS, PAIRS, Decoder, PairName, loaded_draft
 
 NUM_TOKENS = 32
-PROMPTS = read_prompts(PAIR / "prompts.jsonl")[:6]
+PROMPTS = read_prompts(PAIRS / "eagle3-llama" / "prompts.jsonl")[:6]
 IMPATIENT = Patience(attempts=3, first_pause=0.01, seconds=5)
 
 
@@ -61,19 +63,59 @@ def complete(
     return asyncio.run(asking())
 
 
+VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 3, 10**39, 0.5, 1e308, 1e-320, "", "3", "stop",
+    [], [None], [3], ["a"], [[]], {}, {"a": None},
+)  # fmt: skip
+
+
+def broken(events: Sequence[Event]) -> Iterator[list[Event]]:
+    """The events with one value of one of them replaced, or absent; at any depth."""
+    for number, event in enumerate(events):
+        for path in _paths(event.data):
+            for value in (*VALUES, ...):
+                changed = copy.deepcopy(event.data)
+                inner: Any = changed
+                for key in path[:-1]:
+                    inner = inner[key]
+                if value is ...:
+                    del inner[path[-1]]
+                else:
+                    inner[path[-1]] = value
+                other = Event(event.seconds, changed)
+                yield [*events[:number], other, *events[number + 1 :]]
+
+
+def _paths(value: object, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of all that stands in it; of a list of many the first two."""
+    if isinstance(value, dict):
+        entries: list[tuple[Any, Any]] = list(value.items())
+    else:
+        entries = list(enumerate(value))[:2] if isinstance(value, list) else []
+    for key, inner in entries:
+        yield (*before, key)
+        yield from _paths(inner, (*before, key))
+
+
+def record_of(answer: Completion) -> str:
+    """What is written of it: anything that is no JSON is found here."""
+    return json.dumps(dataclasses.asdict(answer), allow_nan=False)
+
+
 class Replayed:
     """draftquant's own replay of the same prompts: tokens, and rounds in order."""
 
-    def __init__(self, folder: Path, num_draft_tokens: int) -> None:
-        self.num_draft_tokens = num_draft_tokens
+    def __init__(
+        self, folder: Path, pair: PairName, prompts: Sequence[Prompt], num_draft_tokens: int
+    ) -> None:
         traces = record_traces(
-            PAIR / "target",
-            PROMPTS,
+            PAIRS / pair / "target",
+            prompts,
             folder / "traces",
             max_new_tokens=NUM_TOKENS,
-            aux_layer_ids=(0, 1, 2),
+            aux_layer_ids=AUX_LAYER_IDS,
         )
-        draft = load_draft(PAIR / "draft", dtype=torch.float32)
+        draft = loaded_draft(pair)
         self.token_ids: list[tuple[int, ...]] = []
         self.rounds: list[tuple[int, ...]] = []
         for trace in TraceFolder.open(traces.folder):
@@ -85,13 +127,13 @@ class Replayed:
 @functools.cache
 def shared_decoder() -> Decoder:
     """One for all tests: every prompt is decoded once."""
-    return Decoder(num_draft_tokens=3)
+    return Decoder("eagle3-llama", num_draft_tokens=3)
 
 
 @functools.cache
 def _replayed() -> Replayed:
     with tempfile.TemporaryDirectory() as folder:
-        return Replayed(Path(folder), 3)
+        return Replayed(Path(folder), "eagle3-llama", PROMPTS, 3)
 
 
 @pytest.fixture

@@ -113,6 +113,8 @@ def _output_problem(record: RequestRecord, asked: Asked) -> str | None:
 
 def _rounds_problem(record: RequestRecord, speculation: Speculation | None) -> str | None:
     histogram, accepted, drafted = record.histogram, record.accepted, record.drafted
+    if not 0 <= record.num_cut_rounds <= (speculation.num_draft_tokens if speculation else 0):
+        return f"num_cut_rounds: expected 0 to K, got {record.num_cut_rounds}"
     if speculation is None:
         given = [name for name in ("histogram", "accepted", "drafted")
                  if getattr(record, name) is not None]  # fmt: skip

@@ -99,6 +99,13 @@ def warnings_of(pair: ServedPair) -> Iterator[str]:
             f"nothing says which draft was served for {' and '.join(unnamed)} (measure --draft):"
             " that the candidate is the baseline quantized is not known"
         )
+    for measurement in pair.measurements:
+        speculation = measurement.setup.speculation
+        if speculation is not None and not speculation.acceptance_told:
+            yield (
+                f"the server of {measurement.name} does not tell how it accepts: settings that"
+                " change what the target writes would not be seen (see `draftquant parity`)"
+            )
     one, other = (measurement.setup.asked.concurrency for measurement in pair.measurements)
     if one != other:
         yield f"the two runs had {one} and {other} requests in flight: outputs part more often"

@@ -107,6 +107,8 @@ class RequestRecord:
             round may have accepted tokens beyond the end of the output, which are counted.
         accepted: accepted draft tokens of every round in order, where the engine tells.
         drafted: proposed draft tokens of every round, likewise; the last rounds may have fewer.
+        num_cut_rounds: rounds at the end, of at most K tokens together, that the engine tells only
+            as far as the output goes; the three above leave them out. 0 where it tells them whole.
         token_logprob: of each output token; None = not asked for.
         top_gap: log-probability of the most likely token minus that of the second, at each place.
         began: seconds from the start of the run to the first attempt; the time in which a run was
@@ -125,6 +127,7 @@ class RequestRecord:
     histogram: tuple[int, ...] | None = None
     accepted: tuple[int, ...] | None = None
     drafted: tuple[int, ...] | None = None
+    num_cut_rounds: int = 0
     token_logprob: tuple[float, ...] | None = None
     top_gap: tuple[float, ...] | None = None
     began: float

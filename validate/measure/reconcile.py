@@ -68,8 +68,8 @@ class ReconciledPrompt:
     Attributes:
         num_common: tokens of the output until it parts from the recorded text. num_tokens: of it.
         served, replayed: all rounds of each, each along its own text and path.
-        num_compared: rounds of the server that replay can judge. num_equal: of those, in which both
-            accept the same.
+        num_equal: rounds of the server that replay can judge, in which both accept the same.
+        served_there, replayed_there: what both say of all these rounds, each at its place.
         num_beyond: rounds of the server that replay does not count: they reach behind the common
             text, or behind its end.
     """
@@ -80,10 +80,16 @@ class ReconciledPrompt:
     num_common: int
     served: AcceptanceCounts
     replayed: AcceptanceCounts
-    num_compared: int
     num_equal: int
+    served_there: AcceptanceCounts
+    replayed_there: AcceptanceCounts
     num_beyond: int
     differences: tuple[Difference, ...]
+
+    @property
+    def num_compared(self) -> int:
+        """Rounds of the server that replay can judge."""
+        return int(self.served_there.num_steps)
 
     @property
     def outcome(self) -> Literal["equal", "explained", "not known", "unexplained"]:
@@ -164,7 +170,7 @@ def reconcile_prompt(
     if trace.prompt_sha256 != record.prompt_sha256:
         return _of_another_prompt(record, num_draft_tokens)
     common = common_length(record.token_ids, trace.continuation)
-    starts = round_starts(record)
+    starts = round_starts(record, num_draft_tokens)
     shared = here.accepted[: max(0, common - num_draft_tokens)]
     replayed = rounds(shared)
     compared: list[ComparedRound] = []
@@ -188,23 +194,26 @@ def reconcile_prompt(
         num_common=common,
         served=served,
         replayed=_counts(rounds(here.accepted), num_draft_tokens),
-        num_compared=len(compared),
         num_equal=sum(one.served == one.replayed for one in compared),
+        served_there=_counts([one.served for one in compared], num_draft_tokens),
+        replayed_there=_counts([one.replayed for one in compared], num_draft_tokens),
         num_beyond=int(served.num_steps) - len(compared),
         differences=tuple(differences),
     )
 
 
 def _of_another_prompt(record: RequestRecord, num_draft_tokens: int) -> ReconciledPrompt:
+    none = _counts([], num_draft_tokens)
     return ReconciledPrompt(
         id=record.id,
         category=record.category,
         num_tokens=len(record.token_ids),
         num_common=0,
         served=whole_counts(record, num_draft_tokens),
-        replayed=_counts([], num_draft_tokens),
-        num_compared=0,
+        replayed=none,
         num_equal=0,
+        served_there=none,
+        replayed_there=none,
         num_beyond=int(whole_counts(record, num_draft_tokens).num_steps),
         differences=(
             Difference(

@@ -48,19 +48,25 @@ class Reconciliation:
         return 1 if "unexplained" in outcomes else 3 if "not known" in outcomes else 0
 
     @property
-    def served(self) -> AcceptanceCounts:
-        """Of all rounds of the server."""
-        return pooled((prompt.served for prompt in self.prompts), self.num_draft_tokens)
+    def totals(self) -> dict[str, AcceptanceCounts]:
+        """All rounds of the server and of replay, then those of the server that replay can judge.
 
-    @property
-    def replayed(self) -> AcceptanceCounts:
-        """Of all rounds of replay."""
-        return pooled((prompt.replayed for prompt in self.prompts), self.num_draft_tokens)
+        Of the latter what both say: only these two can be held against each other.
+        """
+        columns = {
+            "served": (prompt.served for prompt in self.prompts),
+            "replayed": (prompt.replayed for prompt in self.prompts),
+            "served, rounds in common text": (prompt.served_there for prompt in self.prompts),
+            "replayed, the same rounds": (prompt.replayed_there for prompt in self.prompts),
+        }
+        return {name: pooled(own, self.num_draft_tokens) for name, own in columns.items()}
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON, with outcomes and `exit_code`."""
         prompts = [
-            dataclasses.asdict(prompt) | {"outcome": prompt.outcome} for prompt in self.prompts
+            dataclasses.asdict(prompt)
+            | {"outcome": prompt.outcome, "num_compared": prompt.num_compared}
+            for prompt in self.prompts
         ]
         return dataclasses.asdict(self) | {"prompts": prompts, "exit_code": self.exit_code}
 

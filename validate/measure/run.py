@@ -213,6 +213,7 @@ def _record(prompt: Prompt, completion: Completion, began: float) -> RequestReco
         histogram=completion.histogram,
         accepted=completion.accepted,
         drafted=completion.drafted,
+        num_cut_rounds=completion.num_cut_rounds,
         token_logprob=completion.token_logprob,
         top_gap=completion.top_gap,
         began=began,

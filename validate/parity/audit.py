@@ -17,7 +17,9 @@ class Divergence:
         position: 0-based in the output.
         plain_token, other_token: there; None where that output has ended.
         gap: of the plain run's two most likely tokens there, in nats; None = not known.
-        explained: the gap is within the noise that is allowed.
+        drop: by which the other token is less likely to its own server than the plain one was to
+            the plain server, in nats; None = not known.
+        explained: the gap is within the noise that is allowed, and the other token is as likely.
     """
 
     id: str
@@ -26,6 +28,7 @@ class Divergence:
     plain_token: int | None
     other_token: int | None
     gap: float | None
+    drop: float | None
     explained: bool
 
 
@@ -104,8 +107,12 @@ def _first_difference(
     if position == len(ours) == len(theirs) and plain.ended == other.ended:
         return None
     gap = plain.top_gap[position] if plain.top_gap and position < len(ours) else None
+    drop = _drop(plain, other, position)
     # Noise may put the end of the text elsewhere, but it cuts nothing off.
     cut_off = position == len(theirs) and other.ended == "length"
+    near_tie = gap is not None and gap <= max_gap
+    # Both servers' noise moves it, and the gap itself lies between the two tokens.
+    as_likely = drop is None or abs(drop) <= 2 * max_gap
     return Divergence(
         id=plain.id,
         category=plain.category,
@@ -113,8 +120,17 @@ def _first_difference(
         plain_token=ours[position] if position < len(ours) else None,
         other_token=theirs[position] if position < len(theirs) else None,
         gap=gap,
-        explained=gap is not None and gap <= max_gap and not cut_off,
+        drop=drop,
+        explained=near_tie and as_likely and not cut_off,
     )
+
+
+def _drop(plain: RequestRecord, other: RequestRecord, position: int) -> float | None:
+    """A near tie explains the second most likely token, no third one."""
+    ours, theirs = plain.token_logprob or (), other.token_logprob or ()
+    if position >= min(len(ours), len(theirs)):
+        return None
+    return ours[position] - theirs[position]
 
 
 def _check_comparable(plain: Measurement, other: Measurement) -> None:

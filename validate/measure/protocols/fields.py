@@ -9,6 +9,7 @@ from typing import Any
 
 from ....recipes.errors import short
 
+MOST_DRAFT_TOKENS = 1024
 Fields = Mapping[str, Any]
 
 
@@ -17,13 +18,13 @@ class AnswerProblem(Exception):  # noqa: N818 - not an error of its own: protoco
 
 
 def text(fields: Fields, key: str) -> str:
-    """A text that is not empty.
+    """Printable text that is not empty.
 
     Raises:
         AnswerProblem: it is none.
     """
     value = fields.get(key)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or not value.isprintable():
         raise AnswerProblem(f"{key}: expected text, got {short(value)}")
     return value
 
@@ -37,6 +38,18 @@ def whole(fields: Fields, key: str, *, least: int = 0) -> int:
     value = fields.get(key)
     if type(value) is not int or value < least:
         raise AnswerProblem(f"{key}: expected a whole number >= {least}, got {short(value)}")
+    return value
+
+
+def checked_draft_tokens(value: int, where: str) -> int:
+    """K.
+
+    Raises:
+        AnswerProblem: it is no number of tokens that anybody drafts in a round.
+    """
+    if not 1 <= value <= MOST_DRAFT_TOKENS:
+        what = f"expected 1 to {MOST_DRAFT_TOKENS:,} drafted tokens, got {value}"
+        raise AnswerProblem(f"{where}: {what}")
     return value
 
 
@@ -101,6 +114,10 @@ def gap(logprobs: Sequence[float]) -> float:
 
 def told(fields: Fields, keys: Sequence[str]) -> dict[str, object]:
     """What a server says of these keys: plain values alone, for `ServerIdentity.arguments`."""
-    return {
-        key: fields[key] for key in keys if isinstance(fields.get(key), str | int | float | bool)
-    }
+    return {key: fields[key] for key in keys if _is_plain(fields.get(key))}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, str):
+        return value.isprintable()
+    return isinstance(value, int | float) and math.isfinite(value)

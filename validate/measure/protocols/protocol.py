@@ -37,6 +37,7 @@ class Completion:
     histogram: tuple[int, ...] | None
     accepted: tuple[int, ...] | None
     drafted: tuple[int, ...] | None
+    num_cut_rounds: int = 0
     num_draft_tokens: int | None
     token_logprob: tuple[float, ...] | None
     top_gap: tuple[float, ...] | None

@@ -22,12 +22,12 @@ from ....recipes.errors import short
 from ...errors import MeasureError
 from ..client import ServerClient
 from ..measurement import ServerIdentity, Speculation
-from .fields import AnswerProblem, Fields, number, text, told, whole
+from .fields import AnswerProblem, Fields, checked_draft_tokens, number, text, told, whole
 from .protocol import Ask, Completion
 from .sglang_answer import OLDEST, read_answer
 
 _IN_STREAMS = 4096  # tokens: events that repeat 4,096 tokens and their text have 30 MB together
-_GREEDY_BACKENDS = frozenset({"aiter", "wave"})  # attention of ROCm alone
+_GREEDY_BACKENDS = ("aiter", "wave")  # attention of ROCm alone
 _SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
 _THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -154,7 +154,9 @@ def _speculation(url: str, info: Fields) -> Speculation | None:
         raise MeasureError(url, "it changes the number of drafted tokens while it runs",
                            fix="start it without --speculative-adaptive")  # fmt: skip
     return Speculation(
-        num_draft_tokens=whole(info, "speculative_num_draft_tokens", least=2) - 1,
+        num_draft_tokens=checked_draft_tokens(
+            whole(info, "speculative_num_draft_tokens") - 1, "speculative_num_draft_tokens - 1"
+        ),
         method=method,
         draft=_text_or_none(info, "speculative_draft_model_path"),
         draft_quantization=_text_or_none(info, "speculative_draft_model_quantization"),
@@ -214,8 +216,9 @@ def _failed(event: Mapping[str, Any]) -> str | None:
     """An abort of a status that may pass: see `ServerClient.stream`."""
     meta = event.get("meta_info")
     reason = meta.get("finish_reason") if isinstance(meta, Mapping) else None
-    if isinstance(reason, Mapping) and reason.get("status_code") in _PASSING:
-        return f"{reason['status_code']} from /generate: {short(reason.get('message'))}"
+    status = reason.get("status_code") if isinstance(reason, Mapping) else None
+    if isinstance(reason, Mapping) and type(status) is int and status in _PASSING:
+        return f"{status} from /generate: {short(reason.get('message'))}"
     return None
 
 

@@ -17,7 +17,7 @@ Read in the sources of 0.5.23 (paths below `sglang/srt`), the fields also in tho
   `meta_info.completion_tokens` is the sum in both. So rounds are told apart only if events are as
   many as rounds.
 - Log-probabilities are after temperature, before top-k and top-p; greedy ones are raw
-  (layers/sampler.py:192-290).
+  (layers/logprob_processor.py:416-427; otherwise with SGLANG_RETURN_ORIGINAL_LOGPROB).
 """
 
 import itertools

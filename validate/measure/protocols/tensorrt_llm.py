@@ -22,7 +22,6 @@ Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lin
 - Every refusal has status 400 (serve/openai_server.py, create_error_response).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +33,7 @@ from ...errors import MeasureError
 from ..client import ServerClient
 from ..measurement import ServerIdentity, Speculation
 from .counters import Counters
-from .fields import AnswerProblem, Fields, objects, text, whole
+from .fields import AnswerProblem, Fields, checked_draft_tokens, objects, text, whole
 from .protocol import Ask, Completion
 from .tensorrt_llm_answer import Steps, read_answer
 
@@ -122,7 +121,8 @@ class TensorRTLLMProtocol:
         for _ in range(_READS):
             iterations += _iterations(await client.get_text("/metrics"))
             if ratios := _drafted(iterations):
-                return Speculation(num_draft_tokens=max(ratios))
+                most = checked_draft_tokens(max(ratios), "numDraftTokens per request")
+                return Speculation(num_draft_tokens=most)
         if not iterations or steps.num_steps < len(steps.token_ids):
             raise MeasureError(
                 client.url,
@@ -147,11 +147,11 @@ def _speculation(labels: Mapping[str, str] | None) -> Speculation | None:
     if labels is None:
         return None
     proposed = labels.get("spec_num_tokens", "")
-    if not proposed.isascii() or not proposed.isdigit() or not 0 < int(proposed) < 1000:
+    if not proposed.isascii() or not proposed.isdigit() or len(proposed) > 4:
         what = f"spec_num_tokens: expected a number of tokens, got {short(proposed)}"
         raise AnswerProblem(what)
     return Speculation(
-        num_draft_tokens=int(proposed),
+        num_draft_tokens=checked_draft_tokens(int(proposed), "spec_num_tokens"),
         method=labels.get("spec_method"),
         draft=labels.get("spec_draft_model"),
     )
@@ -171,7 +171,7 @@ def _drafted(iterations: Sequence[Fields]) -> list[int]:
     if not all(isinstance(each, Mapping) for each in stats):
         raise AnswerProblem("specDecodingStats: expected an object")
     return [
-        math.ceil(drafted / whole(each, "numRequestsWithDraftTokens", least=1))
+        -(-drafted // whole(each, "numRequestsWithDraftTokens", least=1))
         for each in stats
         if (drafted := whole(each, "numDraftTokens"))
     ]
@@ -207,7 +207,8 @@ def _request(model: str, prompt: Prompt, ask: Ask) -> dict[str, Any]:
 
 def _failed(event: Mapping[str, Any]) -> str | None:
     """It tells no passing problem inside a stream, but for one: see `ServerClient.stream`."""
-    for choice in event.get("choices") or []:
+    choices = event.get("choices")
+    for choice in choices if isinstance(choices, list) else []:
         if isinstance(choice, Mapping) and choice.get("finish_reason") in ("timeout", "cancelled"):
             return f"its answer to {_PATH} ended by {choice['finish_reason']}"
     return None

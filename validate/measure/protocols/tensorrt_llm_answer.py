@@ -37,6 +37,7 @@ from .fields import (
 )
 from .protocol import Ask, Completion
 
+_LEAST = 0.5  # no step writes less than a token
 _NEAR = 1e-3  # steps are whole numbers but for the rounding of a 32-bit float
 
 
@@ -135,6 +136,7 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
         histogram=_histogram(accepted, num_draft_tokens),
         accepted=accepted,
         drafted=None,
+        num_cut_rounds=0 if accepted is None else len(steps.chunks) - 1 - len(accepted),
         num_draft_tokens=None,
         token_logprob=_logprobs(steps) if num_top else None,
         top_gap=_gaps(steps) if num_top > 1 else None,
@@ -154,8 +156,8 @@ def _steps(choice: Fields, written: int, *, ended: bool) -> int:
     """Steps so far, from the average."""
     average = number(choice.get("avg_decoded_tokens_per_iter"), "avg_decoded_tokens_per_iter")
     for tokens in (written, written + 1) if ended else (written,):  # with a dropped stop token
-        steps = tokens / average if average > 0 else 0
-        if round(steps) >= 1 and abs(steps - round(steps)) < _NEAR:
+        steps = tokens / max(average, _LEAST)
+        if round(steps) >= 1 and abs(steps - round(steps)) < _NEAR and average >= _LEAST:
             return round(steps)
     raise AnswerProblem(f"avg_decoded_tokens_per_iter: {average} is no average of {written} tokens")
 

@@ -1,0 +1,294 @@
+"""`gate --measured` and `reconcile` from the command line, on the shipped pair and on bad input."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.scripts.cli import main
+from draftquant.validate.measure.checks import prompts_sha256
+from draftquant.validate.measure.measurement import Measurement
+from draftquant.validate.measure.measurement_file import line_of, read_measurement
+from draftquant.validate.measure.places import places
+from draftquant.validate.pairing import DraftFolder
+from draftquant.validate.parity.finding import Finding
+from draftquant.validate.parity.finding_file import write_findings
+from handmade_measurements import alternating, measurement, record, setup
+
+PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
+TARGET, DRAFT = str(PAIR / "target"), str(PAIR / "draft")
+K, NEW_TOKENS, PROMPTS = 3, 64, 4
+CHECKS = ["--min-prompts", "2"]
+ON_CPU = ["--draft", DRAFT, "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Traces of a few prompts, the shipped draft in INT4, and what a server would tell of both."""
+    folder = tmp_path_factory.mktemp("measured")
+    prompts = folder / "prompts.jsonl"
+    lines = (PAIR / "prompts.jsonl").read_text().splitlines(keepends=True)
+    prompts.write_text("".join(lines[:PROMPTS]))
+    tokens = ["--max-new-tokens", str(NEW_TOKENS)]
+    recorded = ["record", "--target", TARGET, "--draft", DRAFT, "--prompts", str(prompts)]
+    assert main([*recorded, *tokens, "--tables", "--out", str(folder / "traces")]) == 0
+    int4 = ["--recipe", "int4-channel", "--out", str(folder / "int4")]
+    assert main(["quantize", DRAFT, *int4]) == 0
+    traces = TraceFolder.open(folder / "traces")
+    write(served(traces, Path(DRAFT)), folder / "bf16.jsonl")
+    write(served(traces, folder / "int4"), folder / "int4.jsonl")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def served(traces: TraceFolder, folder: Path) -> Measurement:
+    """The rounds of a server that computes as replay does in BF16, each to the end of the text."""
+    draft = load_draft(folder, dtype=torch.bfloat16, shared=traces.tables(None))
+    records = []
+    for number, entry in enumerate(traces.manifest.prompts):
+        trace = traces.load(entry)
+        here, accepted, written = places(draft, traces, trace, K), [], 1
+        while written < len(trace.continuation):
+            known = written <= len(here.accepted)
+            accepted.append(here.accepted[written - 1] if known else 0)
+            written += accepted[-1] + 1
+        made = record(accepted, num_draft_tokens=K, number=number)
+        records.append(
+            dataclasses.replace(
+                made,
+                id=trace.id,
+                category=trace.category,
+                prompt_sha256=trace.prompt_sha256,
+                num_prompt_tokens=trace.prompt_length,
+                token_ids=trace.continuation,
+                ended="length",
+            )
+        )
+    digest = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in records)
+    made_with = setup(
+        K,
+        prompts_sha256=digest,
+        max_new_tokens=NEW_TOKENS,
+        draft=folder.name,
+        draft_sha256=DraftFolder.read(folder).sha256,
+    )
+    return Measurement(name=folder.name, setup=made_with, records=tuple(records))
+
+
+def write(one: Measurement, path: Path) -> str:
+    path.write_text(line_of(one.setup) + "".join(map(line_of, one.records)))
+    return str(path)
+
+
+def run(path: Path, drop: int = 0, **changes: object) -> str:
+    rounds = [alternating(200, 80 + i % 5 + drop) for i in range(40)]
+    return write(measurement(rounds, **changes), path)  # type: ignore[arg-type]
+
+
+def test_two_runs_are_judged_without_traces_or_drafts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [run(tmp_path / "a", draft_sha256="a" * 64), run(tmp_path / "b", 1)]
+    report = tmp_path / "report.json"
+    assert main(["gate", "--measured", *runs, "--report", str(report)]) == 0
+    shown = capsys.readouterr().out
+    assert "Served by vllm 0.32.0, K = 1, 40 prompts" in shown
+    assert "compared by weighted rounds" in shown
+    assert "by whole outputs: " in shown
+    assert "target target, baseline a (aaaaaaaaaaaa), candidate b (not known)" in shown
+    assert "PASS: The mean acceptance length changed by" in shown
+    assert json.loads(report.read_text())["verdict"] == "PASS"
+    assert main(["gate", "--measured", *runs, "--report", str(report)]) == 2  # never overwritten
+    assert main(["gate", "--measured", *runs, "--max-relative-drop", "0.001"]) == 1
+    capsys.readouterr()
+    assert main(["gate", "--measured", *runs, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["served"]["estimator"] == "weighted rounds"
+
+
+def test_noise_and_parity_enter_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = ["--measured", run(tmp_path / "a"), run(tmp_path / "b", 1)]
+    again = ["--baseline-again", run(tmp_path / "again")]
+    assert main(["gate", *runs, *again]) == 0
+    shown = capsys.readouterr().out
+    assert "The baseline measured again" in shown
+    assert "noise of the server: PASS. The baseline measured again differs" in shown
+    assert main(["gate", *runs, "--baseline-again", run(tmp_path / "other", 8)]) == 3
+    capsys.readouterr()
+    found = Finding(check="task", what="gsm8k", estimate=-0.2, threshold=-0.02, verdict="FAIL",
+                    reason="Too much was lost.")  # fmt: skip
+    write_findings(tmp_path / "parity.json", [found])
+    assert main(["gate", *runs, *again, "--parity", str(tmp_path / "parity.json"), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["verdict"], told["served"]["verdict"]) == ("FAIL", "PASS")
+    assert told["parity"][0]["what"] == "gsm8k"
+    assert told["noise"]["verdict"] == "PASS"
+
+
+def test_replay_beside_two_runs(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = ["--measured", str(work / "bf16.jsonl"), str(work / "int4.jsonl")]
+    folders = [DRAFT, str(work / "int4")]
+    traces = ["--traces", str(work / "traces")]
+    wide = [*CHECKS, "--max-relative-drop", "0.5", "--device", "cpu", "--dtype", "bfloat16"]
+    main(["gate", *folders, *traces, *runs, *wide, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    served, replayed = told["served"], told["replayed"]
+    assert served["served"]["identical_share"] == 1
+    assert served["relative_change"] == pytest.approx(replayed["relative_change"])
+    assert served["baseline"]["histogram"] == replayed["baseline"]["histogram"]
+    assert any("chance explains the difference" in warning for warning in told["warnings"])
+    assert main(["gate", *folders[::-1], *traces, *runs, *wide, "--unrelated"]) == 2
+    assert "was served with another draft" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "got no BF16, QUANT, --traces"),
+        ([DRAFT, DRAFT], "got no --traces"),
+        ([DRAFT, "--measured", "A", "B"], "got no QUANT, --traces"),
+        (["--traces", "t", "--measured", "A", "B"], "got no BF16, QUANT"),
+        ([DRAFT, DRAFT, "--traces", "t", "--baseline-again", "A"], "add the two measurements"),
+        (["--measured", "A", "B", "-k", "3"], "--num-draft-tokens: is of use for traces only"),
+        (["--measured", "A", "B", "--target", "t"], "--target: is of use for traces only"),
+        (["--measured", "A", "B", "--tuned-baseline", "t"], "--tuned-baseline: is of use"),
+        (["--measured", "/nowhere", "B"], "/nowhere: cannot be read"),
+    ],
+)
+def test_what_is_missing_is_named(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gate", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_truncated_measurement_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, other = run(tmp_path / "a"), run(tmp_path / "b", 1)
+    lines = Path(whole).read_text().splitlines(keepends=True)
+    for text in ("".join(lines[:-1]), "".join(lines)[:-40], lines[0]):
+        (tmp_path / "cut").write_text(text)
+        assert main(["gate", "--measured", str(tmp_path / "cut"), other]) == 2
+        assert str(tmp_path / "cut") in capsys.readouterr().err
+
+
+def test_the_same_file_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = run(tmp_path / "a")
+    assert main(["gate", "--measured", one, one]) == 2
+    assert "even all times are equal" in capsys.readouterr().err
+
+
+def test_runs_of_other_templates_or_k_are_anomalous(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = run(tmp_path / "a")
+    template = run(tmp_path / "b", 1, template_sha256="c" * 64)
+    deeper = write(measurement([[2, 1, 0] * 60] * 40, num_draft_tokens=2), tmp_path / "c")
+    for other, said in ((template, "chat template"), (deeper, "drafted 1 and 2 tokens")):
+        assert main(["gate", "--measured", one, other]) == 3
+        assert said in capsys.readouterr().out
+
+
+def test_what_is_served_as_replayed_is_equal(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    command = ["reconcile", str(work / "traces"), str(work / "bf16.jsonl"), *ON_CPU]
+    assert main([*command, "--report", str(report)]) == 0
+    shown = capsys.readouterr().out
+    assert f"prompts: {PROMPTS} equal" in shown
+    told = json.loads(report.read_text())
+    assert told["exit_code"] == 0
+    assert told["other_draft"] is False
+    assert all(prompt["outcome"] == "equal" for prompt in told["prompts"])
+    assert all(p["num_equal"] == p["num_compared"] > 0 for p in told["prompts"])
+    assert main([*command, "--report", str(report)]) == 2  # never overwritten
+
+
+def test_every_difference_of_a_run_is_explained_or_not(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One text parts at no near tie, one at a near tie, one round is wrong, one prompt is new."""
+    one = read_measurement(work / "bf16.jsonl")
+    first, second, third, fourth = one.records
+    other = tuple((token + 1) % 1024 if i >= 40 else token
+                  for i, token in enumerate(first.token_ids))  # fmt: skip
+    assert second.accepted is not None
+    wrong = (0, second.accepted[0] - 1, *second.accepted[1:])  # its first round, cut in two
+    assert second.accepted[0] > 0
+    told_all: dict[str, Any] = {"token_logprob": (-1.0,) * NEW_TOKENS}
+    records = (
+        dataclasses.replace(first, token_ids=other, top_gap=(1.0,) * NEW_TOKENS, **told_all),
+        dataclasses.replace(
+            second,
+            accepted=wrong,
+            histogram=tuple(wrong.count(j) for j in range(K + 1)),
+            **told_all,
+        ),
+        dataclasses.replace(third, prompt_sha256="9" * 64, **told_all),
+        dataclasses.replace(
+            fourth, token_ids=(*fourth.token_ids[:-1], 5), top_gap=(0.25,) * NEW_TOKENS, **told_all
+        ),
+    )
+    digest = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in records)
+    asked = dataclasses.replace(one.setup.asked, prompts_sha256=digest, num_top_logprobs=2)
+    changed = Measurement(
+        name="x", setup=dataclasses.replace(one.setup, asked=asked), records=records
+    )
+    path = write(changed, tmp_path / "changed.jsonl")
+    command = ["reconcile", str(work / "traces"), path, *ON_CPU]
+    assert main([*command, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    kinds = [[one["kind"] for one in prompt["differences"]] for prompt in told["prompts"]]
+    assert kinds[0] == ["text"]
+    assert "round" in kinds[1]
+    assert kinds[2:] == [["prompt"], ["text"]]
+    assert told["prompts"][3]["differences"][0]["explained"] is True
+    assert told["prompts"][0]["differences"][0]["explained"] is False
+    assert "no near tie of the target" in told["prompts"][0]["differences"][0]["what"]
+    assert main([*command, "--max-gap", "1000"]) == 1  # the round is still unexplained
+    shown = capsys.readouterr().out
+    assert "unexplained" in shown
+
+
+def test_another_draft_is_said(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["reconcile", str(work / "traces"), str(work / "int4.jsonl"), *ON_CPU]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "the server had another draft than the one replayed" in shown
+
+
+def test_what_cannot_be_reconciled_is_refused(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = read_measurement(work / "bf16.jsonl")
+    assert one.setup.speculation is not None
+    drawn = dataclasses.replace(one.setup.asked, temperature=1.0)
+    lossy = dataclasses.replace(one.setup.speculation, lossy=("accept = 0.9",))
+    bare = tuple(
+        dataclasses.replace(record, histogram=None, accepted=None) for record in one.records
+    )
+    plain = dataclasses.replace(one.setup, speculation=None)
+    strangers = measurement([[1, 0] * 8] * 3, num_draft_tokens=K)
+    for changed, said in (
+        (dataclasses.replace(one.setup, asked=drawn), "its texts were drawn"),
+        (dataclasses.replace(one.setup, speculation=lossy), "would not have written (accept"),
+        (plain, "was taken without a draft"),
+        (strangers.setup, "has no prompt in common with"),
+    ):
+        records = bare if changed is plain else one.records
+        records = strangers.records if changed is strangers.setup else records
+        path = write(Measurement(name="x", setup=changed, records=records), tmp_path / "x")
+        assert main(["reconcile", str(work / "traces"), path, *ON_CPU]) == 2
+        assert said in capsys.readouterr().err
+    path = str(work / "bf16.jsonl")
+    assert main(["reconcile", str(work / "traces"), path, *ON_CPU, "--max-gap", "-1"]) == 2
+    assert "expected nats of at least 0" in capsys.readouterr().err

@@ -1,0 +1,309 @@
+"""Measurements of two servers under the gate: verdicts, what cannot be compared, noise, parity."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+from draftquant.validate.doubts import Background
+from draftquant.validate.errors import GateError
+from draftquant.validate.gate import judge
+from draftquant.validate.looks import Look
+from draftquant.validate.measure.joint import JointReport
+from draftquant.validate.measure.judged import judge_measured
+from draftquant.validate.measure.measurement import Measurement
+from draftquant.validate.measure.noise import server_noise
+from draftquant.validate.parity.finding import Finding
+from handmade_measurements import alternating, measurement
+from handmade_replays import RELEASE, noisy, replay, spread
+
+A, B = {"draft_sha256": "a" * 64}, {"draft_sha256": "b" * 64}
+
+
+def run(drop: int = 0, noise: int = 0, count: int = 40, **changes: Any) -> Measurement:
+    """K = 1, 200 rounds per prompt, of which 80 to 84 and `drop` more accept nothing."""
+    rounds = [
+        alternating(200, 80 + i % 5 + drop + (noise if i % 2 else -noise)) for i in range(count)
+    ]
+    return measurement(rounds, **({"name": f"drop {drop}"} | changes))
+
+
+def test_a_small_loss_passes_and_a_large_one_fails() -> None:
+    passed = judge_measured(run(**A), run(0, 1, **B), RELEASE)
+    assert (passed.verdict, passed.exit_code) == ("PASS", 0)
+    assert passed.background.baseline_sha256 == "a" * 64
+    assert passed.background.candidate_sha256 == "b" * 64
+    failed = judge_measured(run(**A), run(10, 1, **B), RELEASE)
+    assert (failed.verdict, failed.exit_code) == ("FAIL", 1)
+    assert failed.estimand == "greedy speculative decoding by vllm 0.32.0"
+
+
+def test_equal_texts_are_judged_as_their_replay_would_be() -> None:
+    """Rounds that all lie in one text: the same counts, so the same bounds to the last bit."""
+    rounds = [[alternating(200, 80 + i % 5 + drop) for i in range(40)] for drop in (0, 3)]
+    served = []
+    for steps, digest in zip(rounds, (A, B), strict=True):
+        one = measurement([[*accepted, 0] for accepted in steps], **digest)
+        texts = [tuple(10_000 * i + j for j in range(400)) for i in range(40)]
+        filled = [(*accepted, *(0,) * (399 - sum(accepted) - len(accepted))) for accepted in steps]
+        records = tuple(
+            dataclasses.replace(
+                record,
+                token_ids=text,
+                accepted=accepted,
+                histogram=(accepted.count(0), accepted.count(1)),
+            )
+            for record, text, accepted in zip(one.records, texts, filled, strict=True)
+        )
+        served.append(dataclasses.replace(one, records=records))
+    report = judge_measured(*served, RELEASE)
+    # K = 1: the last round drafts the last token of the text, so that all of them count.
+    histograms = [[r.histogram for r in one.records if r.histogram] for one in served]
+    replayed = judge(replay(histograms[0]), replay(histograms[1]), RELEASE)
+    assert report.served is not None
+    assert report.served.identical_share == 1
+    assert report.baseline.histogram == replayed.baseline.histogram
+    assert report.change == replayed.change
+    assert (report.verdict, report.reason) == (replayed.verdict, replayed.reason)
+
+
+def test_copies_and_categories_and_looks_are_as_for_traces() -> None:
+    copies = [{"prompt_sha256": "c" * 64}] * 40
+    report = judge_measured(run(of_record=copies, **A), run(1, of_record=copies, **B), RELEASE)
+    assert (report.num_prompts, report.num_copies) == (1, 39)
+    assert report.verdict == "INCONCLUSIVE"
+    assert report.action == "Measure a fresh set of at least 30 prompts."
+    split = judge_measured(run(categories="ab", **A), run(1, categories="ab", **B), RELEASE)
+    assert [found.category for found in split.categories] == ["a", "b"]
+    look = Look(number=1, total=2, spending="pocock")
+    early = judge_measured(run(**A), run(1, 2, **B), RELEASE, look=look)
+    assert early.change is not None
+    assert early.change.confidence > RELEASE.confidence
+    assert early.served is not None
+    assert early.served.whole_change is not None
+    assert early.served.whole_change.confidence == early.change.confidence
+
+
+def test_too_few_prompts_ask_to_measure_more() -> None:
+    report = judge_measured(run(1, 1, count=20, **A), run(2, 2, count=20, **B), RELEASE)
+    assert report.verdict == "INCONCLUSIVE"
+    assert report.action is not None
+    assert "Measure a fresh set of" in report.action
+
+
+def test_a_broken_draft_and_an_implausible_gain_are_anomalous() -> None:
+    broken = judge_measured(run(**A), run(110, **B), RELEASE)
+    assert "The candidate accepts next to nothing" in broken.reason
+    gain = judge_measured(run(**A), run(-40, 1, **B), RELEASE)
+    assert "more than its baseline: rounding does not do that" in gain.reason
+    assert {broken.verdict, gain.verdict} == {"ANOMALOUS"}
+    known = Background(expected_baseline=1.9)
+    other = judge_measured(run(**A), run(1, **B), RELEASE, background=known)
+    assert "1.9 was expected (--expect-baseline" in other.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"template_sha256": "d" * 64}, "chat template: None, dddd"),
+        ({"engine": "sglang"}, "engine: vllm, sglang"),
+        ({"version": "0.33.0"}, "engine version: 0.32.0, 0.33.0"),
+        ({"model": "other"}, "model: target, other"),
+        ({"prompts_sha256": "e" * 64}, "prompts: "),
+        ({"temperature": 1.0}, "temperature: 0, 1.0"),
+        ({"max_new_tokens": 7}, "tokens asked for: 4000, 7"),
+        ({"lossy": ("accept_threshold = 0.9",)}, "not have written (accept_threshold = 0.9)"),
+        ({"count": 39}, "prompts: "),
+    ],
+)
+def test_runs_that_differ_in_what_must_be_alike_are_anomalous(
+    changes: dict[str, Any], message: str
+) -> None:
+    report = judge_measured(run(**A), run(1, **(B | changes)), RELEASE)
+    assert (report.verdict, report.exit_code) == ("ANOMALOUS", 3)
+    assert message in report.reason
+    assert report.action is not None
+    assert report.action.startswith("Measure both drafts on the same prompts")
+    assert report.change is None
+    assert report.categories == ()
+
+
+def test_another_k_and_no_draft_at_all_are_anomalous() -> None:
+    deeper = measurement([[2, 1, 0] * 60] * 40, num_draft_tokens=2, **B)
+    report = judge_measured(run(**A), deeper, RELEASE)
+    assert "The two drafts drafted 1 and 2 tokens per step" in report.reason
+    plain = measurement(
+        [[0] * 300] * 40, name="plain", of_record=[{"histogram": None, "accepted": None}] * 40
+    )
+    plain = dataclasses.replace(plain, setup=dataclasses.replace(plain.setup, speculation=None))
+    report = judge_measured(run(**A), plain, RELEASE)
+    assert "The measurement plain was taken without a draft" in report.reason
+    assert report.candidate.mean_acceptance_length == 1
+    with pytest.raises(GateError, match="neither it nor plain was taken with a draft"):
+        judge_measured(plain, dataclasses.replace(plain, records=plain.records[:1]), RELEASE)
+
+
+def test_other_prompts_under_equal_hashes_are_anomalous() -> None:
+    baseline, candidate = run(**A), run(1, **B)
+    swapped = dataclasses.replace(candidate, records=candidate.records[::-1])
+    assert "hold different prompts" in judge_measured(baseline, swapped, RELEASE).reason
+
+
+def test_one_measurement_twice_is_no_comparison() -> None:
+    one = run(**A)
+    with pytest.raises(GateError, match="is the measurement drop 0 again: even all times"):
+        judge_measured(one, dataclasses.replace(one, name="copy"), RELEASE)
+
+
+def test_one_draft_twice_is_noise_unless_it_is_meant() -> None:
+    with pytest.raises(GateError, match="--baseline-again shows the noise"):
+        judge_measured(run(**A), run(0, 1, **A), RELEASE)
+    meant = Background(unrelated=True)
+    assert judge_measured(run(**A), run(0, 1, **A), RELEASE, background=meant).verdict == "PASS"
+
+
+def test_a_folder_that_was_not_served_is_refused() -> None:
+    folders = Background(baseline_sha256="a" * 64, candidate_sha256="f" * 64)
+    with pytest.raises(GateError, match="was served with another draft: expected tensors ffff"):
+        judge_measured(run(**A), run(1, **B), RELEASE, background=folders)
+
+
+def test_too_short_outputs_are_bad_input() -> None:
+    short = [measurement([[1, 0, 1]] * 40, **digest) for digest in (A, B)]
+    with pytest.raises(GateError, match="measure --max-new-tokens"):
+        judge_measured(*short, RELEASE)
+
+
+def test_what_a_reader_has_to_know() -> None:
+    fewer = [{"drafted": (*(0,) * 20, *(1,) * 180), "accepted": (*(0,) * 20, *(1,) * 180)}] * 40
+    fewer = [one | {"histogram": (20, 180)} for one in fewer]
+    baseline = measurement([[0] * 20 + [1] * 180] * 40, name="one", of_record=fewer)
+    report = judge_measured(baseline, run(1, concurrency=8, name="two"), RELEASE)
+    assert any("which draft was served for one and two" in said for said in report.warnings)
+    assert any("1 and 8 requests in flight" in said for said in report.warnings)
+    assert any("10.0% of the rounds of one fewer than K" in said for said in report.warnings)
+    unsure = judge_measured(run(**A), run(1, acceptance_told=False, **B), RELEASE)
+    assert any("of drop 1 does not tell how it accepts" in said for said in unsure.warnings)
+    untold = [{"accepted": None}] * 40
+    wide = judge_measured(run(**A), run(1, of_record=untold, **B), RELEASE)
+    assert any("whole outputs are compared, whose bounds" in said for said in wide.warnings)
+    assert wide.served is not None
+    assert wide.served.estimator == "whole outputs"
+    assert wide.served.common_change is None
+
+
+def test_equal_outputs_of_different_prompts_are_near_duplicates() -> None:
+    loop = [{"token_ids": tuple(range(321))}] * 2
+    one, other = (run(drop, of_record=loop, **digest) for drop, digest in ((0, A), (1, B)))
+    report = judge_measured(one, other, RELEASE)
+    assert any(said.startswith("2 distinct prompts hardly differ") for said in report.warnings)
+
+
+def test_drawn_text_is_compared_whole_and_known_by_its_probability() -> None:
+    drawn = {"temperature": 0.8, "top_p": 0.95, "top_k": 40}
+    likely = [{"token_logprob": (math.log(0.5),) * 10}] * 40
+    runs = [run(drop, of_record=likely, **drawn, **d) for drop, d in ((0, A), (1, B))]
+    report = judge_measured(*runs, RELEASE)
+    assert report.estimand.startswith("sampled (temperature 0.8, top-p 0.95, top-k 40) spec")
+    assert report.served is not None
+    assert report.served.estimator == "whole outputs"
+    hard = {"min_step_acceptance": 0.99}  # a floor that only text of probability 0.5 is below
+    assert judge_measured(*runs, dataclasses.replace(RELEASE, **hard)).verdict == "PASS"
+    sure = [run(drop, **drawn, **d) for drop, d in ((0, A), (1, B))]
+    assert judge_measured(*sure, dataclasses.replace(RELEASE, **hard)).verdict == "ANOMALOUS"
+
+
+def test_the_report_is_json_with_every_field() -> None:
+    report = judge_measured(run(**A), run(1, 1, **B), RELEASE)
+    mapping = json.loads(json.dumps(report.to_mapping(), allow_nan=False))
+    assert mapping["traces"] is mapping["first_step"] is mapping["draft_sampling"] is None
+    assert mapping["served"]["concurrency"] == [1, 1]
+    assert 0 < mapping["served"]["common_share"] <= 1
+    assert mapping["baseline"]["every_position_mean_acceptance_length"] is None
+
+
+def test_noise_smaller_than_the_limit_passes() -> None:
+    noise = server_noise(run(**A), run(0, 1, **A), RELEASE)
+    assert noise.verdict == "PASS"
+    assert noise.change is not None
+    assert noise.drift is not None
+    assert noise.drift.lower < noise.change.lower
+
+
+def test_a_server_that_repeats_itself_has_no_noise() -> None:
+    noise = server_noise(run(**A), run(**A), RELEASE)
+    assert noise.verdict == "PASS"
+    assert noise.change is not None
+    assert noise.change.upper == noise.change.lower == 0
+
+
+def test_a_change_between_two_runs_of_one_server_is_anomalous() -> None:
+    noise = server_noise(run(**A), run(4, 1, **A), RELEASE)
+    assert noise.verdict == "ANOMALOUS"
+    assert "the server changed between them" in noise.reason
+
+
+def test_noise_as_large_as_the_limit_is_inconclusive() -> None:
+    noise = server_noise(run(**A), run(0, 20, **A), RELEASE)
+    assert noise.verdict == "INCONCLUSIVE"
+    assert "the noise is as large as the limit, -1.00%" in noise.reason
+    few = server_noise(run(count=1, **A), run(1, count=1, **A), RELEASE)
+    assert (few.verdict, few.reason) == ("INCONCLUSIVE", "Too few prompts to tell noise.")
+
+
+def test_noise_is_of_one_draft_on_one_server() -> None:
+    with pytest.raises(GateError, match="another draft than drop 0, whose noise"):
+        server_noise(run(**A), run(0, 1, **B), RELEASE)
+    other = server_noise(run(**A), run(0, 1, version="0.33.0", **A), RELEASE)
+    assert other.verdict == "ANOMALOUS"
+    assert "it is no repetition of the first run" in other.reason
+    assert other.change is None
+
+
+def finding(**changes: Any) -> Finding:
+    made = Finding(
+        check="task", what="gsm8k", estimate=-0.1, threshold=None, verdict="INCONCLUSIVE",
+        reason="No threshold.",
+    )  # fmt: skip
+    return dataclasses.replace(made, **changes)
+
+
+def test_the_worst_of_all_counts() -> None:
+    passed = judge_measured(run(**A), run(0, 1, **B), RELEASE)
+    failed = judge(replay(spread(600)), replay(noisy(64, 4)), RELEASE)
+    assert (passed.verdict, failed.verdict) == ("PASS", "FAIL")
+    noise = server_noise(run(**A), run(0, 1, **A), RELEASE)
+    unsteady = server_noise(run(**A), run(4, 1, **A), RELEASE)
+    good = finding(threshold=0.0, verdict="PASS")
+    for parts, verdict, code in (
+        ({"served": passed, "noise": noise, "findings": (good,)}, "PASS", 0),
+        ({"served": passed, "findings": (finding(), good)}, "INCONCLUSIVE", 3),
+        ({"served": passed, "findings": (finding(),), "replayed": failed}, "FAIL", 1),
+        ({"served": passed, "noise": unsteady, "replayed": failed}, "ANOMALOUS", 3),
+        ({"replayed": failed, "findings": (good,)}, "FAIL", 1),
+    ):
+        joint = JointReport(**parts)  # type: ignore[arg-type]
+        assert (joint.verdict, joint.exit_code) == (verdict, code)
+        mapping = json.loads(json.dumps(joint.to_mapping(), allow_nan=False))
+        assert mapping["verdict"] == verdict
+        assert set(mapping) >= {"served", "replayed", "noise", "parity", "warnings", "action"}
+    action = JointReport(served=passed, noise=unsteady).action
+    assert action is not None
+    assert "measure --launch" in action
+
+
+def test_a_replay_beside_it_is_held_against_what_was_served() -> None:
+    passed = judge_measured(run(**A), run(0, 1, **B), RELEASE)
+    alike = judge(replay(spread(600)), replay(noisy(0, 4)), RELEASE)
+    (said,) = JointReport(served=passed, replayed=alike).warnings
+    assert said.startswith("replayed the change is +0.00%, served")
+    assert said.endswith("chance explains the difference")
+    failed = judge(replay(spread(600)), replay(noisy(64, 4)), RELEASE)
+    both = JointReport(served=passed, replayed=failed).warnings
+    assert any("more apart than chance explains, see `draftquant reconcile`" in s for s in both)
+    assert any("verdicts differ: replayed FAIL, served PASS" in said for said in both)
+    deep = [(300, 300, 400)] * 40
+    other = judge(replay(deep), replay(deep), RELEASE)
+    said = " ".join(JointReport(served=passed, replayed=other).warnings)
+    assert "replayed with K = 2, served with K = 1" in said

@@ -1,0 +1,311 @@
+"""Draft parity on shipped pairs, against the whole of it computed in one expression."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from draftquant.calibration.passes import predictions
+from draftquant.calibration.passes.draft_inputs import first_hidden
+from draftquant.calibration.passes.draft_pass import whole_rows
+from draftquant.calibration.prompts.prompt_file import read_prompts
+from draftquant.calibration.recording.decoding import GREEDY, Decoding
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.scripts.cli import main
+from draftquant.validate.errors import ParityError
+from draftquant.validate.parity import draft_agreement as module
+from draftquant.validate.parity.draft import DraftLimits, check_limits, draft_findings
+from draftquant.validate.parity.draft_agreement import PromptAgreement, Quantity, draft_agreement
+from draftquant.validate.parity.finding import Finding
+from draftquant.validate.replay import replay_drafts
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PAIRS = Path(__file__).parent / "pairs"
+K = {"eagle3-llama": 3, "dflash": 4}
+TOP = 4
+
+
+class Pair:
+    """A shipped draft, its INT4 form and traces of a few prompts."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.k, self.source, self.quant = K[name], PAIRS / name / "draft", folder / "int4"
+        self.target = PAIRS / name / "target"
+        arguments = ["--recipe", "int4-channel", "--backend", "torch", "--out", str(self.quant)]
+        assert main(["quantize", str(self.source), *arguments]) == 0
+        prompts = read_prompts(PAIRS / name / "prompts.jsonl")[:6]
+        aux = load_draft(self.source, shared=self._shared(name)).geometry.aux_layer_ids
+        decodings = {"greedy": GREEDY, "drawn": Decoding(temperature=0.8, top_p=0.9)}
+        self.traces: dict[str, TraceFolder] = {
+            kind: record_traces(
+                self.target, prompts, folder / kind, max_new_tokens=24,
+                decoding=decoding, aux_layer_ids=aux, table_ids=(0,),
+            )
+            for kind, decoding in decodings.items()
+        }  # fmt: skip
+
+    def _shared(self, name: str) -> Any:
+        from draftquant.calibration.traces.target_tables import TargetTables
+
+        return TargetTables.find(PAIRS / name / "target").shared(None, torch.device("cpu"))
+
+    def drafts(self, kind: str) -> tuple[LoadedDraft, LoadedDraft]:
+        shared = self.traces[kind].tables(None, torch.device("cpu"))
+        return load_draft(self.source, shared=shared), load_draft(self.quant, shared=shared)
+
+
+@pytest.fixture(scope="module", params=list(K))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def all_logits(draft: LoadedDraft, traces: TraceFolder, trace: Any, rows: range, k: int) -> Tensor:
+    """[R, K, V]."""
+    logits = torch.zeros(len(rows), k, draft.forward.num_logits)
+    for one in predictions.draft_passes(
+        draft.forward, first_hidden(draft, traces, trace)[None], trace.token_ids[None],
+        rows=rows, num_draft_tokens=k,
+    ):  # fmt: skip
+        at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
+        with torch.no_grad():
+            logits[at, one.depths.start : one.depths.stop] = draft.forward.logits(one.hidden[0])
+    return logits.double()
+
+
+def expected(pair: Pair, kind: str) -> list[dict[Quantity, Tensor]]:
+    """Every quantity from whole distributions in float64."""
+    traces, (bf16, int4) = pair.traces[kind], pair.drafts(kind)
+    found: list[dict[Quantity, Tensor]] = []
+    for trace in traces:
+        rows = whole_rows(trace.num_tokens, pair.k, first_row=trace.prompt_length - 1)
+        b, q = (all_logits(draft, traces, trace, rows, pair.k) for draft in (bf16, int4))
+        tokens = torch.stack([trace.token_ids[r + 2 : r + 2 + pair.k] for r in rows])
+        p, other = b.softmax(-1), q.softmax(-1)
+        kl = F.kl_div(other.log(), p, reduction="none").sum(-1)
+        tops = [x.topk(TOP).indices.tolist() for x in (b, q)]
+        shared = torch.tensor(
+            [[len(set(x) & set(y)) / TOP for x, y in zip(*both, strict=True)]
+             for both in zip(*tops, strict=True)]
+        )  # fmt: skip
+        sums: dict[Quantity, Tensor] = {
+            "rows": torch.full((pair.k,), float(len(rows))),
+            "divergence": kl.sum(0),
+            "same_first": (b.argmax(-1) == q.argmax(-1)).sum(0),
+            "same_top": shared.sum(0),
+            "overlap": (1 - 0.5 * (p - other).abs().sum(-1)).sum(0),
+            "proposable": torch.full((pair.k,), float(len(rows))),
+        }
+        for side, logits in (("baseline", b), ("candidate", q)):
+            nll = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
+            sums[f"surprise_{side}"] = nll.view(tokens.shape).sum(0)  # type: ignore[index]
+            sums[f"right_{side}"] = (logits.argmax(-1) == tokens).sum(0)  # type: ignore[index]
+            if kind == "drawn":
+                drawn = (logits / 0.8).softmax(-1).gather(-1, tokens[..., None])[..., 0]
+                assert trace.token_logprob is not None
+                target = torch.stack(
+                    [trace.token_logprob[r + 2 - trace.prompt_length :][: pair.k] for r in rows]
+                )
+                ratio = (drawn / target.double().exp()).clamp(max=1)
+                sums[f"accepted_{side}"] = ratio.sum(0)  # type: ignore[index]
+        found.append(sums)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["greedy", "drawn"])
+@pytest.mark.parametrize("max_logits", [1, 2**26])
+def test_sums_are_those_of_whole_distributions(
+    max_logits: int, kind: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_LOGITS", max_logits)
+    found = draft_agreement(*pair.drafts(kind), pair.traces[kind], num_draft_tokens=pair.k, top=TOP)
+    wanted = expected(pair, kind)
+    assert len(found) == len(wanted) == 6
+    for prompt, sums in zip(found, wanted, strict=True):
+        assert prompt.sums.keys() == sums.keys()
+        for name, each in sums.items():
+            torch.testing.assert_close(
+                prompt.sums[name], each.double(), rtol=1e-4, atol=1e-4, msg=name
+            )
+
+
+def test_right_tokens_and_acceptance_are_those_of_replay(pair: Pair) -> None:
+    """Step 1 of every row is what replay counts at every position."""
+    for kind in ("greedy", "drawn"):
+        drafts, traces = pair.drafts(kind), pair.traces[kind]
+        found = draft_agreement(*drafts, traces, num_draft_tokens=pair.k)
+        sampling = "greedy" if kind == "greedy" else "probabilistic"
+        name: Quantity = "right_candidate" if kind == "greedy" else "accepted_candidate"
+        _, replayed = replay_drafts(
+            drafts,
+            traces,
+            num_draft_tokens=pair.k,
+            draft_sampling=sampling,  # type: ignore[arg-type]
+        )
+        for prompt, own in zip(found, replayed.prompts, strict=True):
+            reached = sum(own.every_position.histogram[1:])
+            assert float(prompt.sums[name][0]) == pytest.approx(reached, rel=1e-5)
+
+
+def test_a_draft_agrees_with_itself(pair: Pair) -> None:
+    bf16, _ = pair.drafts("drawn")
+    prompts = draft_agreement(bf16, bf16, pair.traces["drawn"], num_draft_tokens=pair.k)
+    allowed = DraftLimits(
+        max_kl=1e-6, min_agreement=1, min_top_agreement=1, min_overlap=1 - 1e-6,
+        max_right_drop=0, max_perplexity_rise=0, max_alpha_drop=0,
+    )  # fmt: skip
+    found = draft_findings(prompts, allowed, top=5, confidence=0.95, min_prompts=6)
+    assert [one.verdict for one in found] == ["PASS"] * 7
+    few = draft_findings(prompts, allowed, top=5, confidence=0.95)
+    assert {one.verdict for one in few} == {"INCONCLUSIVE"}
+    assert "over 6 prompts: expected at least 30 prompts" in few[0].reason
+
+
+# ---- findings of sums made by hand
+
+
+def prompt(i: int, **sums: float) -> PromptAgreement:
+    """Two steps of 10 rows; the quantity of the second is a tenth of the first."""
+    given: dict[Any, Tensor] = {
+        name: torch.tensor([value, value / 10], dtype=torch.float64) for name, value in sums.items()
+    }
+    names = ("divergence", "same_first", "same_top", "overlap", "right_baseline",
+             "right_candidate", "surprise_baseline", "surprise_candidate")  # fmt: skip
+    rows = torch.full((2,), 10.0, dtype=torch.float64)
+    zero = torch.zeros(2, dtype=torch.float64)
+    whole = {"rows": rows, "proposable": rows, **dict.fromkeys(names, zero), **given}
+    return PromptAgreement(category="ab"[i % 2], prompt_sha256=f"{i}", sums=whole)
+
+
+def kl(values: list[float], **limits: float) -> Finding:
+    prompts = [prompt(i, divergence=value) for i, value in enumerate(values)]
+    return draft_findings(prompts, DraftLimits(**limits), top=5, confidence=0.95)[0]
+
+
+def test_figures_are_means_with_bounds_over_prompts() -> None:
+    values = [1.0, 2.0, 3.0, 2.0] * 10
+    found = kl(values)
+    per_prompt = torch.tensor(values, dtype=torch.float64) * 1.1 / 20
+    assert found.estimate == pytest.approx(float(per_prompt.mean()))
+    spread = 1.684875 * float(per_prompt.std()) / 40**0.5  # t quantile of 39 degrees of freedom
+    assert found.lower == pytest.approx(float(per_prompt.mean()) - spread, rel=1e-6)
+    assert found.upper == pytest.approx(float(per_prompt.mean()) + spread, rel=1e-6)
+    steps = [row for row in found.details if "step" in row]
+    assert [row["estimate"] for row in steps] == [pytest.approx(0.2), pytest.approx(0.02)]
+    by_category = {row["category"]: row for row in found.details if "category" in row}
+    assert by_category["a"]["estimate"] == pytest.approx(2.0 * 1.1 / 20)
+    assert by_category["b"]["prompts"] == 20
+
+
+def test_limits_decide_by_bounds() -> None:
+    values = [1.0, 2.0, 3.0, 2.0] * 10  # 0.11, bounds about 0.099 and 0.121
+    assert kl(values).verdict == "INCONCLUSIVE"
+    assert "no threshold was given, --max-kl decides" in kl(values).reason
+    assert kl(values, max_kl=0.122).verdict == "PASS"
+    assert kl(values, max_kl=0.11).verdict == "INCONCLUSIVE"
+    assert kl(values, max_kl=0.098).verdict == "FAIL"
+    assert kl(values, max_kl=0.098).threshold == 0.098
+
+
+def test_copies_of_a_prompt_are_one() -> None:
+    copies = [prompt(0, divergence=value) for value in (1.0, 2.0, 3.0)]
+    found = draft_findings(copies, DraftLimits(), top=5, confidence=0.95)[0]
+    assert found.estimate == pytest.approx(0.11)
+    assert found.lower is None  # one prompt has no spread
+
+
+def test_changes_tell_both_sides() -> None:
+    prompts = [prompt(i, surprise_baseline=5.0, surprise_candidate=6.0 + i % 2) for i in range(40)]
+    found = draft_findings(prompts, DraftLimits(max_perplexity_rise=0.01), top=5, confidence=0.95)[
+        -1
+    ]
+    assert found.what.startswith("log perplexity")
+    assert found.estimate == pytest.approx(1.5 * 1.1 / 20)
+    assert found.verdict == "FAIL"
+    assert found.details[0]["baseline"] == pytest.approx(0.5)
+    assert found.details[0]["candidate"] == pytest.approx(0.65)
+    lost = [prompt(i, right_baseline=9.0, right_candidate=8.0 + i % 2) for i in range(40)]
+    right = draft_findings(lost, DraftLimits(max_right_drop=0.01), top=5, confidence=0.95)[4]
+    assert (right.verdict, right.threshold) == ("FAIL", -0.01)
+
+
+def test_tokens_that_no_draft_can_propose() -> None:
+    zero = torch.zeros(2, dtype=torch.float64)
+    one = prompt(0)
+    none = PromptAgreement(category="a", prompt_sha256="0", sums={**one.sums, "proposable": zero})
+    found = draft_findings([none], DraftLimits(), top=5, confidence=0.95)[-1]
+    assert (found.estimate, found.verdict) == (None, "INCONCLUSIVE")
+    assert found.reason == "No recorded token is in the drafts' vocabulary."
+
+
+@pytest.mark.parametrize(
+    ("limit", "what"),
+    [
+        ({"max_kl": -1.0}, "--max-kl: expected a number at least 0, got -1.0"),
+        ({"max_kl": float("nan")}, "got nan"),
+        ({"max_kl": float("inf")}, "got inf"),
+        ({"min_agreement": 1.01}, "--min-agreement: expected a number from 0 to 1"),
+        ({"max_alpha_drop": 2.0}, "--max-alpha-drop: expected a number from 0 to 1"),
+    ],
+)
+def test_limits_out_of_range(limit: dict[str, float], what: str) -> None:
+    with pytest.raises(ParityError, match=what):
+        check_limits(DraftLimits(**limit))
+
+
+# ---- bad input, and the command
+
+
+class _Shifted:
+    """A forward whose tokens are called otherwise."""
+
+    def __init__(self, forward: Any) -> None:
+        self._forward = forward
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._forward, name)
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        return draft_ids + 1
+
+    @classmethod
+    def of(cls, draft: LoadedDraft) -> LoadedDraft:
+        return dataclasses.replace(draft, forward=cast(Any, cls(draft.forward)))
+
+
+def test_drafts_that_cannot_be_compared(pair: Pair) -> None:
+    bf16, int4 = pair.drafts("greedy")
+    traces = pair.traces["greedy"]
+    with pytest.raises(ParityError, match="expected at least 1, got 0"):
+        draft_agreement(bf16, int4, traces, num_draft_tokens=0)
+    with pytest.raises(ParityError, match=r"--top: expected 1 to 1,024 .* got 1025"):
+        draft_agreement(bf16, int4, traces, num_draft_tokens=2, top=1025)
+    if pair.k == 3:
+        with pytest.raises(ParityError, match="no continuation is longer"):
+            draft_agreement(bf16, int4, traces, num_draft_tokens=24)
+    with pytest.raises(ParityError, match="proposes tokens of another vocabulary"):
+        draft_agreement(bf16, _Shifted.of(int4), traces, num_draft_tokens=2)
+
+
+def test_the_command(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["parity", "draft", str(pair.source), str(pair.quant), "-k", str(pair.k)]
+    command += ["--traces", str(pair.traces["greedy"].folder)]
+    capsys.readouterr()
+    report = tmp_path / "report.json"
+    assert main([*command, "--max-kl", "9", "--report", str(report)]) == 3  # few prompts
+    printed = capsys.readouterr().out
+    assert "By step and category" in printed
+    assert "INCONCLUSIVE: KL(BF16 || quantized): " in printed
+    assert len(json.loads(report.read_text())["findings"]) == 6
+    assert main([*command, "--report", str(report)]) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert main([*command, "--confidence", "95"]) == 2
+    assert "--confidence: expected a share in (0.5, 1), got 95.0" in capsys.readouterr().err
+    assert main([*command, "--min-agreement", "7"]) == 2
+    assert main([*command, "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["format"] == "draftquant parity"

@@ -1,0 +1,227 @@
+"""Task scores of two servers, from files as lm_eval writes them."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.scripts.cli import main
+from draftquant.validate.errors import ParityError
+from draftquant.validate.parity.finding import Finding
+from draftquant.validate.parity.samples import read_samples
+from draftquant.validate.parity.tasks import task_findings
+from scipy import stats
+
+DATE = "2026-11-22T12-01-02.345678"
+
+
+def sample(i: int, score: object, metric: str = "exact_match", **changes: Any) -> dict[str, Any]:
+    """One line, as of lm_eval 0.4.13."""
+    return {
+        "doc_id": i,
+        "doc": {"question": f"q{i}", "answer": "4"},
+        "target": "4",
+        "arguments": {"gen_args_0": {"arg_0": f"q{i}", "arg_1": {"until": ["\n"]}}},
+        "resps": [["4"]],
+        "filtered_resps": ["4"],
+        "filter": "none",
+        "metrics": [metric],
+        "doc_hash": f"d{i}",
+        "prompt_hash": f"p{i}",
+        "target_hash": "t",
+        metric: score,
+    } | changes
+
+
+def write(folder: Path, lines: Sequence[object], task: str = "gsm8k", date: str = DATE) -> Path:
+    """A run's folder with one task more."""
+    model = folder / "some__model"
+    model.mkdir(parents=True, exist_ok=True)
+    text = "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
+    (model / f"samples_{task}_{date}.jsonl").write_text(text)
+    return folder
+
+
+def compare(
+    tmp_path: Path, first: Sequence[object], second: Sequence[object], margin: float | None = None
+) -> tuple[Finding, ...]:
+    a, b = write(tmp_path / "a", first), write(tmp_path / "b", second)
+    return task_findings(read_samples(a), read_samples(b), max_score_drop=margin, confidence=0.95)
+
+
+def right(count: int, wrong: Sequence[int] = ()) -> list[dict[str, Any]]:
+    return [sample(i, 0.0 if i in wrong else 1.0) for i in range(count)]
+
+
+def test_only_discordant_items_count(tmp_path: Path) -> None:
+    (found,) = compare(tmp_path, right(400, [0, 1, 2]), right(400, [2, 3]), 0.02)
+    assert found.what == "gsm8k exact_match, gain"
+    assert found.estimate == pytest.approx(1 / 400)
+    assert found.details[0] == {
+        "items": 400,
+        "first": pytest.approx(397 / 400),
+        "second": pytest.approx(398 / 400),
+        "only_first_right": 1,
+        "only_second_right": 2,
+        "mcnemar_p": pytest.approx(stats.binomtest(1, 3).pvalue),
+    }
+    assert (found.verdict, found.threshold) == ("PASS", -0.02)
+
+
+def test_the_margin_decides_by_bounds(tmp_path: Path) -> None:
+    first, second = right(300), right(300, range(6))  # 2 % lost
+    for i, (margin, verdict) in enumerate(
+        [(None, "INCONCLUSIVE"), (0.005, "FAIL"), (0.02, "INCONCLUSIVE"), (0.05, "PASS")]
+    ):
+        (found,) = compare(tmp_path / str(i), first, second, margin)
+        assert found.verdict == verdict, found.reason
+    assert (
+        "no threshold was given, --max-score-drop decides"
+        in compare(tmp_path / "none", first, second)[0].reason
+    )
+    assert (
+        "about 310 items would settle it"
+        in compare(tmp_path / "more", first, second, 0.02)[0].reason
+    )
+
+
+def test_other_scores_are_compared_by_student(tmp_path: Path) -> None:
+    first = [sample(i, 0.1 * (i % 5), "f1") for i in range(40)]
+    second = [sample(i, 0.1 * (i % 5) - 0.01 * (i % 3), "f1") for i in range(40)]
+    (found,) = compare(tmp_path, first, second, 0.02)
+    changes = [-0.01 * (i % 3) for i in range(40)]
+    error = stats.t.ppf(0.95, 39) * stats.sem(changes)
+    assert found.estimate == pytest.approx(sum(changes) / 40)
+    assert found.lower == pytest.approx(sum(changes) / 40 - error)
+    assert found.verdict == "PASS"
+    assert "mcnemar_p" not in found.details[0]
+
+
+def test_filters_and_tasks_are_judged_one_by_one(tmp_path: Path) -> None:
+    strict = [sample(i, i % 2, filter="strict-match") for i in range(30)]
+    loose = [sample(i, True, filter="flexible-extract") for i in range(30)]
+    for name in ("a", "b"):
+        write(tmp_path / name, [*strict, *loose])
+        write(tmp_path / name, [sample(i, 1) for i in range(30)], task="mmlu_x_2")
+    found = task_findings(
+        read_samples(tmp_path / "a"), read_samples(tmp_path / "b"),
+        max_score_drop=0.1, confidence=0.95,
+    )  # fmt: skip
+    assert [one.what for one in found] == [
+        "gsm8k exact_match, flexible-extract, gain",
+        "gsm8k exact_match, strict-match, gain",
+        "mmlu_x_2 exact_match, gain",
+    ]
+    assert {one.verdict for one in found} == {"PASS"}
+
+
+def test_less_may_be_better(tmp_path: Path) -> None:
+    for name, wrong in (("a", ()), ("b", range(30))):
+        folder = write(tmp_path / name, [sample(i, float(i in wrong), "err") for i in range(60)])
+        results = {"higher_is_better": {"gsm8k": {"err": False, "other": True}}}
+        path = folder / "some__model" / f"results_{DATE}.json"
+        path.write_text(json.dumps(results))
+    arguments = [read_samples(tmp_path / name) for name in ("a", "b")]
+    (found,) = task_findings(*arguments, max_score_drop=0.1, confidence=0.95)
+    assert found.estimate == -0.5
+    assert found.details[0]["only_first_right"] == 30
+    assert found.verdict == "FAIL"
+    path.write_text("{")
+    with pytest.raises(ParityError, match=r"results_.*cannot be read"):
+        read_samples(tmp_path / "b")
+    path.write_text("[]")
+    assert read_samples(tmp_path / "b")["gsm8k"].lower_is_better == frozenset()
+
+
+def test_copies_of_an_item_count_once(tmp_path: Path) -> None:
+    copies = [sample(i, float(i > 1), doc_hash="d", prompt_hash="p", arguments={})
+              for i in range(100)]  # fmt: skip
+    (found,) = compare(tmp_path, copies, copies, 0.5)
+    assert found.details[0]["items"] == 1
+    assert found.verdict == "INCONCLUSIVE"
+    assert "expected at least 30 items" in found.reason
+
+
+def test_metrics_that_are_no_number_are_left_out(tmp_path: Path) -> None:
+    lines = [sample(i, 1.0, metrics=["exact_match", "bleu"], bleu=["a", "b"]) for i in range(40)]
+    (found,) = compare(tmp_path, lines, lines, 0.1)
+    assert found.what == "gsm8k exact_match, gain"
+    bare = [sample(i, ["a", "b"], "bleu") for i in range(40)]
+    with pytest.raises(ParityError, match="no metric is one number per item"):
+        compare(tmp_path / "bare", bare, bare)
+
+
+Edit = Callable[[list[Any]], Any]
+OTHER: dict[str, tuple[Edit, str]] = {
+    "document": (lambda x: x[3].update(doc_hash="other"), "doc_id 3: another document"),
+    "prompt": (lambda x: x[3].update(prompt_hash="other"), "doc_id 3: another document, prompt"),
+    "target": (lambda x: x[3].update(target_hash="other"), "target or way to generate"),
+    "stop": (lambda x: x[3]["arguments"]["gen_args_0"]["arg_1"].update(max_gen_toks=9),
+             "way to generate"),
+    "fewer": (lambda x: x.pop(), "1 items are in one of the two only, such as doc_id 39"),
+    "filter": (lambda x: [line.update({"filter": "f"}) for line in x], "filtered differently"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_other_items_are_refused(case: str, tmp_path: Path) -> None:
+    edit, what = OTHER[case]
+    other = right(40)
+    edit(other)
+    with pytest.raises(ParityError, match=what):
+        compare(tmp_path, right(40), other)
+
+
+BAD: dict[str, tuple[Edit, str]] = {
+    "text": (lambda x: x.append("{"), r"jsonl:4: is no sample: not JSON"),
+    "list": (lambda x: x.append([1]), "expected a JSON object"),
+    "twice": (lambda x: x.append(sample(1, 1.0)), "document 1 stands twice under 'none'"),
+    "number": (lambda x: x[0].update(doc_id=True), "expected a whole number as doc_id"),
+    "name": (lambda x: x[0].update({"filter": None}), "and a filter"),
+    "hash": (lambda x: x[0].pop("prompt_hash"), "expected doc_hash, prompt_hash, target_hash"),
+    "metrics": (lambda x: x[0].update(metrics="acc"), "expected the names of its metrics"),
+    "nan": (lambda x: x[0].update(exact_match=float("nan")), "expected a finite score, got nan"),
+    "nothing": (lambda x: x.clear(), "holds no sample"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_files_that_are_no_samples(case: str, tmp_path: Path) -> None:
+    edit, what = BAD[case]
+    lines: list[Any] = right(3)
+    edit(lines)
+    with pytest.raises(ParityError, match=what):
+        read_samples(write(tmp_path / "a", lines))
+
+
+def test_folders_without_one_run(tmp_path: Path) -> None:
+    with pytest.raises(ParityError, match="cannot be read"):
+        read_samples(tmp_path / f"samples_none_{DATE}.jsonl")
+    with pytest.raises(ParityError, match=r"expected a name such as samples_TASK_DATE\.jsonl"):
+        read_samples(tmp_path / "none.jsonl")
+    with pytest.raises(ParityError, match="holds no samples_TASK_DATE"):
+        read_samples(tmp_path)
+    folder = write(tmp_path / "a", right(3))
+    one = next(folder.rglob("*.jsonl"))
+    assert list(read_samples(one)) == ["gsm8k"]
+    write(folder, right(3), date="2026-11-23T12-01-02.345678")
+    with pytest.raises(ParityError, match="is a second run of gsm8k"):
+        read_samples(folder)
+    other = write(tmp_path / "b", right(3), task="arc")
+    with pytest.raises(ParityError, match="tasks that only one of the two has: arc, gsm8k"):
+        task_findings(read_samples(one), read_samples(other), max_score_drop=None, confidence=0.95)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = write(tmp_path / "a", right(300)), write(tmp_path / "b", right(300, [7]))
+    command = ["parity", "tasks", str(a), str(b)]
+    assert main([*command, "--max-score-drop", "0.05"]) == 0
+    printed = capsys.readouterr().out
+    assert "only A right 1, only B right 0, McNemar p = 1.000" in printed
+    assert "PASS: gsm8k exact_match, gain: -0.003333" in printed
+    assert main(command) == 3
+    assert main([*command, "--max-score-drop", "0"]) in (1, 3)
+    capsys.readouterr()
+    assert main([*command, "--max-score-drop", "-1"]) == 2
+    assert "--max-score-drop: expected a number at least 0" in capsys.readouterr().err
