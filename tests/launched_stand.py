@@ -22,12 +22,12 @@ class HealthyStand(SGLangStand):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--draft", help="the pair's own; without it the server drafts nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    decoder = Decoder(draft=options.draft) if options.draft else Decoder()
+    decoder = Decoder("eagle3-llama", 3)
     with served(HealthyStand(decoder=decoder, drafts=options.draft is not None), options.port):
         ended.wait()
 

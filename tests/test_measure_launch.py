@@ -16,10 +16,11 @@ from draftquant.validate.measure.matrix import load_matrix
 from draftquant.validate.measure.measurement import ServerIdentity
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.measure.speed import speed_report
-from stand.decoder import PAIR
+from stand.decoder import PAIRS
 from test_server_process import free_port
 from test_speed import matrix as hand_made
 
+PAIR = PAIRS / "eagle3-llama"
 STAND = Path(__file__).parent / "launched_stand.py"
 MATRIX = """\
 schema_version: 1
