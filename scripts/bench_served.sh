@@ -25,7 +25,7 @@
 #   VLLM, SGLANG          python of each engine (default python3). draftquant is in vLLM's
 #                         environment too: pip install --no-deps draftquant
 #   ARCH, TP              GPUs as `check --arch` says them (default sm90), how many (default 8)
-#   CONCURRENCIES, REPEATS, MAX_NEW_TOKENS   default 1, 2, 8, 40; 3; 512
+#   CONCURRENCIES, REPEATS, MAX_NEW_TOKENS, PORT   default "1, 2, 8, 40", 3, 512, 8000
 #   RECIPE                instead of the recipe of each draft and engine
 #   VLLM_ARGUMENTS, SGLANG_ARGUMENTS   more arguments of every server
 set -euo pipefail
