@@ -60,8 +60,12 @@ class RecipeFileError(RecipeError):
         self.args = ("\n".join(lines),)
 
 
-def compose(path: Path) -> MappingNode:
+def compose(path: Path, kind: str = "recipe") -> MappingNode:
     """Parse a recipe file into its YAML node tree, without constructing any object.
+
+    Args:
+        path: the file.
+        kind: what it is, one word, for what is said about it.
 
     Raises:
         RecipeError: the file cannot be read, is not YAML, or is not one mapping of keys.
@@ -70,7 +74,7 @@ def compose(path: Path) -> MappingNode:
         text = read_text(path, MAX_RECIPE_BYTES)
     except OSError as exc:
         raise RecipeError(
-            path, f"cannot be read: {exc}", fix="give a readable recipe file"
+            path, f"cannot be read: {exc}", fix=f"give a readable {kind} file"
         ) from exc
     try:
         depth = 0
@@ -94,12 +98,12 @@ def compose(path: Path) -> MappingNode:
     except yaml.YAMLError as exc:
         raise RecipeError(path, f"not YAML: {exc}", fix="save it as UTF-8 text") from exc
     if not isinstance(node, MappingNode):
-        raise _one(
-            path,
-            0,
-            "expected a mapping of recipe keys",
-            "start from 'draftquant recipes show NAME'",
+        fix = (
+            "start from 'draftquant recipes show NAME'"
+            if kind == "recipe"
+            else "write 'KEY: VALUE'"
         )
+        raise _one(path, 0, f"expected a mapping of {kind} keys", fix)
     _check_keys(path, node)
     return node
 

@@ -33,6 +33,7 @@ from draftquant.recipes.errors import DraftQuantError, short, visible
 from draftquant.recipes.regular_file import open_regular, read_text
 from draftquant.recipes.strict_json import JsonProblem, parse_json
 from draftquant.scripts.cli import main
+from draftquant.validate.measure.matrix import load_matrix
 from draftquant.validate.measure.measurement_file import read_measurement
 from test_packaging import MODULES, parsed
 from tiny import Stored, edit_json, tiny_eagle3_llama, write_safetensors
@@ -183,6 +184,7 @@ def test_no_file_of_a_draft_blocks_or_fills_the_memory(
 
 OTHER_FILES: dict[str, Callable[[Path], object]] = {
     "recipe.yaml": load_recipe,
+    "matrix.yaml": load_matrix,
     "trace.json": lambda path: TraceFolder.open(path.parent),
     "prompts.jsonl": read_prompts,
     "prompts.parquet": read_prompts,
@@ -272,6 +274,9 @@ def test_recipes_that_are_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with bounded(), pytest.raises(DraftQuantError, match=r"mine\.yaml") as caught:
         load_recipe(tmp_path / "mine.yaml")
+    assert len(str(caught.value)) < 30_000
+    with bounded(), pytest.raises(DraftQuantError, match=r"mine\.yaml") as caught:
+        load_matrix(tmp_path / "mine.yaml")
     assert len(str(caught.value)) < 30_000
 
 

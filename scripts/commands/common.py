@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.target_tables import SharedTables
     from ...quantize.stored.loading import LoadedDraft
+    from ...validate.measure.plan import DraftIdentity
 
 
 def open_draft(reference: str) -> tuple[DraftSource, Draft]:
@@ -30,6 +31,23 @@ def open_draft(reference: str) -> tuple[DraftSource, Draft]:
     draft = read_draft(Checkpoint.open(source.folder))
     check_vocabulary_map(draft)
     return source, draft
+
+
+def draft_identity(reference: str) -> "DraftIdentity":
+    """A draft's identity, as the gate knows it."""
+    from ...validate.measure.plan import DraftIdentity
+    from ...validate.pairing import DraftFolder
+
+    folder = DraftFolder.read(resolve_draft(reference).folder)
+    quantization = "of another tool" if folder.quantized else "none"
+    if folder.quantized_by is not None:
+        quantization = folder.quantized_by.recipe.name
+    given = Path(reference)
+    return DraftIdentity(
+        draft=given.resolve().name if given.is_dir() else reference,
+        draft_sha256=folder.sha256,
+        draft_quantization=quantization,
+    )
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,15 +7,16 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.files.hub import resolve_draft
 from ...quantize.files.staging import check_output
 from ...validate.errors import MeasureError
 from ...validate.measure.measurement import EngineName
 from ..console import Bar, print_json, print_table, progress_bar, stderr, stdout, table
+from .common import draft_identity
+from .measure_launch import add_launch_arguments, run_launch
 
 if TYPE_CHECKING:
     from ...validate.measure.measurement import Measurement
-    from ...validate.measure.plan import DraftIdentity, Plan, ServerAddress
+    from ...validate.measure.plan import Plan, ServerAddress
     from ...validate.measure.run import Progress
     from ...validate.measure.summary import Figures
 
@@ -23,7 +24,8 @@ NEEDED = ("server", "engine", "prompts", "out")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`measure --server URL --engine E --prompts P --out R`, or `measure --show R`."""
+    """`measure --server URL --engine E --prompts P --out R`, `--launch M --out R`, `--show R`."""
+    add_launch_arguments(parser)
     parser.add_argument(
         "--server",
         metavar="URL",
@@ -101,6 +103,10 @@ def run(options: argparse.Namespace) -> int:
 
         _print(read_measurement(options.show), options.json)
         return 0
+    if options.launch is not None:
+        return run_launch(options)
+    if options.plot is not None:
+        raise MeasureError("--plot", "draws what --launch measures", fix="add --launch MATRIX")
     missing = [name for name in NEEDED if getattr(options, name) is None]
     if missing:
         raise MeasureError(f"--{missing[0]}", "is needed to measure a server",
@@ -167,25 +173,8 @@ def _plan(options: argparse.Namespace) -> "Plan":
         concurrency=options.concurrency,
         num_warm_up=options.warm_up,
         template_sha256=encoder.template_sha256,
-        draft=_draft(options.draft) if options.draft else None,
+        draft=draft_identity(options.draft) if options.draft else None,
         model=options.model,
-    )
-
-
-def _draft(reference: str) -> "DraftIdentity":
-    """A draft's identity, as the gate knows it."""
-    from ...validate.measure.plan import DraftIdentity
-    from ...validate.pairing import DraftFolder
-
-    folder = DraftFolder.read(resolve_draft(reference).folder)
-    quantization = "of another tool" if folder.quantized else "none"
-    if folder.quantized_by is not None:
-        quantization = folder.quantized_by.recipe.name
-    given = Path(reference)
-    return DraftIdentity(
-        draft=given.resolve().name if given.is_dir() else reference,
-        draft_sha256=folder.sha256,
-        draft_quantization=quantization,
     )
 
 

@@ -57,8 +57,8 @@ class Stand:
 
 
 @contextmanager
-def served(stand: Stand) -> Iterator[Stand]:
-    """The stand at a free port."""
+def served(stand: Stand, port: int = 0) -> Iterator[Stand]:
+    """The stand at a port; 0 = a free one."""
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -121,7 +121,7 @@ def served(stand: Stand) -> Iterator[Stand]:
         def log_message(self, *_: Any) -> None:
             """Quietly."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     stand.url = f"http://127.0.0.1:{http.server_port}"

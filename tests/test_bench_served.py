@@ -1,0 +1,220 @@
+"""`scripts/bench_served.sh`: what it would run is what the command line and the matrix take."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from draftquant.scripts import cli
+from draftquant.validate.measure.matrix import Matrix, load_matrix
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_served.sh"
+ENVIRONMENT = {"PATH": os.environ["PATH"], "PROMPTS": "my gate.jsonl", "CALIBRATION": "c.jsonl"}
+DRAFTS = (
+    "kimi-k2.5-eagle3",
+    "kimi-k2.5-eagle3-mla",
+    "kimi-k2.6-eagle3-mla",
+    "kimi-k2.6-eagle3-nvidia",
+    "kimi-linear-dflash",
+)
+
+
+def bench(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["bash", str(SCRIPT), *arguments],
+        env=ENVIRONMENT | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def printed(*arguments: str, **environment: str) -> tuple[list[list[str]], list[str]]:
+    """The commands of a dry run, and the matrices."""
+    done = bench("--dry-run", *arguments, **{"OUT": "/my out", **environment})
+    assert (done.returncode, done.stderr) == (0, "")
+    text, matrices = done.stdout, []
+    while "<<'MATRIX'\n" in text:
+        before, _, rest = text.partition("cat >")
+        _, _, rest = rest.partition("<<'MATRIX'\n")
+        matrix, _, after = rest.partition("\nMATRIX\n")
+        matrices.append(matrix)
+        text = before + after
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [shlex.split(line) for line in lines], matrices
+
+
+def of_ours(commands: list[list[str]]) -> list[list[str]]:
+    """Arguments of those that are `draftquant`."""
+    module = ["-m", "draftquant.scripts.cli"]
+    found = []
+    for words in commands:
+        if words[0] == "draftquant":
+            found.append(words[1:])
+        elif words[1:3] == module:
+            found.append(words[3:])
+        else:
+            assert words[0] in ("hf", "ln")
+    return found
+
+
+@pytest.fixture(scope="module")
+def everything() -> tuple[list[list[str]], list[str]]:
+    return printed()
+
+
+def test_every_command_is_one_that_there_is(
+    everything: tuple[list[list[str]], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = of_ours(everything[0])
+    for arguments in commands:
+        try:
+            cli._parser(arguments).parse_args(arguments)
+        except SystemExit:
+            pytest.fail(f"{shlex.join(arguments)}\n{capsys.readouterr().err}")
+    verbs = [arguments[0] for arguments in commands]
+    assert verbs == 9 * [  # five drafts on vLLM, four on SGLang
+        "inspect", "check", "record", "record", "quantize", "verify", "check", "gate", "parity",
+        "measure", "measure", "parity", "gate", "reconcile",
+    ]  # fmt: skip
+
+
+def matrices_in(texts: list[str], folder: Path) -> list[Matrix]:
+    found = []
+    for number, text in enumerate(texts):
+        path = folder / f"{number}.yaml"
+        path.write_text(text)
+        found.append(load_matrix(path))
+    return found
+
+
+def test_every_matrix_is_one(everything: tuple[list[list[str]], list[str]], tmp_path: Path) -> None:
+    matrices = matrices_in(everything[1], tmp_path)
+    assert [matrix.engine for matrix in matrices] == ["vllm", "vllm", "sglang", "sglang"] * 4 + [
+        "vllm", "vllm"
+    ]  # fmt: skip
+    speed, outputs, of_sglang = matrices[:3]
+    assert (speed.concurrencies, speed.repeats, speed.num_top_logprobs) == ((1, 2, 8, 40), 3, 0)
+    assert (outputs.concurrencies, outputs.repeats, outputs.num_top_logprobs) == ((8, 16), 2, 2)
+    assert speed.prompts == "my gate.jsonl"
+    none, bf16, quantized = speed.variants
+    assert "--speculative-config" not in speed.command_of(none)
+    assert speed.command_of(bf16)[-1] == (
+        '{"method": "eagle3", "model": "/my out/kimi-k2.5-eagle3.vllm/bf16",'
+        ' "num_speculative_tokens": 3}'
+    )
+    assert speed.command_of(quantized)[-1].count("int4-channel-gptq") == 1
+    dflash = matrices[-1]
+    assert dflash.command_of(dflash.variants[1])[-1].startswith('{"method": "dflash"')
+    assert dflash.command_of(dflash.variants[1])[-1].endswith('"num_speculative_tokens": 15}')
+    words = of_sglang.command_of(of_sglang.variants[1])
+    assert words[words.index("--speculative-num-draft-tokens") + 1] == "4"  # K + 1
+    assert words[-2:] == ("--speculative-draft-model-quantization", "unquant")
+    assert "unquant" not in of_sglang.command_of(of_sglang.variants[2])
+
+
+def test_drafts_engines_and_recipes_are_chosen(tmp_path: Path) -> None:
+    commands, matrices = printed(
+        "--engine", "sglang", "kimi-k2.5-eagle3-mla", TP="4", ARCH="gfx942", REPEATS="5",
+        SGLANG_ARGUMENTS="--nnodes 2",
+    )  # fmt: skip
+    (matrix, _) = matrices_in(matrices, tmp_path)
+    assert matrix.repeats == 5
+    command = " ".join(matrix.command_of(matrix.variants[0]))
+    assert "--tp-size 4" in command
+    assert command.endswith("--nnodes 2")
+    quantize = next(words for words in of_ours(commands) if words[0] == "quantize")
+    assert quantize[quantize.index("--recipe") + 1] == "fp8-ptpc"
+    check = next(words for words in of_ours(commands) if words[0] == "check")
+    assert check[check.index("--arch") + 1] == "gfx942"
+    commands, _ = printed("--engine", "vllm", "kimi-linear-dflash", RECIPE="int4-group128")
+    quantize = next(words for words in of_ours(commands) if words[0] == "quantize")
+    assert quantize[quantize.index("--recipe") + 1] == "int4-group128"
+    assert quantize[quantize.index("-k") + 1] == "15"
+
+
+def test_a_draft_that_an_engine_cannot_serve_is_said() -> None:
+    done = bench("--dry-run", "kimi-linear-dflash", "--engine", "sglang")
+    assert "kimi-linear-dflash on sglang: SKIPPED" in done.stdout
+    assert "draftquant" not in done.stdout
+
+
+def test_names_and_wrong_arguments() -> None:
+    assert tuple(bench("--list").stdout.split()) == DRAFTS
+    assert "--dry-run" in bench("--help").stdout
+    for arguments, what in (
+        (("kimi",), "error: kimi: no such draft; use one of: kimi-k2.5-eagle3, "),
+        (("--engine", "trt"), "error: --engine: expected vllm or sglang"),
+        (("--engine",), "error: --engine: expected vllm or sglang"),
+        (("--dry",), "error: --dry: no such option"),
+    ):
+        done = bench(*arguments)
+        assert done.returncode == 2
+        assert what in done.stderr
+    done = bench("--dry-run", PROMPTS="")
+    assert done.returncode != 0
+    assert "set PROMPTS" in done.stderr
+
+
+FAKE = """#!/usr/bin/env bash
+echo "$(basename "$0") $*" >>"$CALLS"
+out=""
+for ((i = 1; i <= $#; i++)); do
+  j=$((i + 1))
+  case "${!i}" in --out | --local-dir | --plot) mkdir -p "${!j}" ;; esac
+done
+case "$1 $*" in
+  *"$SAYS_NO"*) exit "$STATUS" ;;
+esac
+exit 0
+"""
+
+
+def run_with_fakes(tmp_path: Path, says_no: str, status: int) -> tuple[int, str, list[str]]:
+    """The script itself, all commands it runs being fakes that note what they are asked."""
+    tools, calls = tmp_path / "tools", tmp_path / "calls"
+    tools.mkdir(exist_ok=True)
+    calls.write_text("")
+    for name in ("draftquant", "hf", "python3"):
+        (tools / name).write_text(FAKE)
+        (tools / name).chmod(0o755)
+    done = bench(
+        "--engine", "vllm", "kimi-k2.5-eagle3", "kimi-linear-dflash",
+        PATH=f"{tools}:{os.environ['PATH']}", OUT=str(tmp_path / "out"), CALLS=str(calls),
+        SAYS_NO=says_no, STATUS=str(status),
+    )  # fmt: skip
+    return done.returncode, done.stdout, calls.read_text().splitlines()
+
+
+def test_verdicts_stop_nothing_and_are_not_asked_for_again(tmp_path: Path) -> None:
+    status, said, calls = run_with_fakes(tmp_path, "gate --measured", 3)
+    assert status == 3
+    assert "# kimi-k2.5-eagle3 on vllm: BF16 check: PASS; verify: PASS;" in said
+    assert "gate on servers: INCONCLUSIVE; reconcile: PASS" in said
+    assert len(calls) == 2 * 16
+    status, _, calls = run_with_fakes(tmp_path, "nothing", 0)
+    assert status == 3  # as it was judged
+    # What was fetched, made or judged is not again.
+    assert {call.split()[1] for call in calls} == {"inspect", "measure"}
+
+
+def test_a_no_is_worse_than_not_knowing_and_an_error_ends_its_draft(tmp_path: Path) -> None:
+    status, said, _ = run_with_fakes(tmp_path, "gate /", 1)
+    assert status == 1
+    assert "gate on traces: says NO; parity of proposals: PASS" in said
+    (tmp_path / "again").mkdir()
+    status, said, calls = run_with_fakes(tmp_path / "again", "verify", 2)
+    assert status == 2
+    assert said.count("STOPPED by an error (2)") == 2  # the next draft has its turn
+    assert not any("gate" in call for call in calls if call.startswith("draftquant gate"))
+
+
+def test_a_matrix_of_other_settings_is_not_overwritten(tmp_path: Path) -> None:
+    run_with_fakes(tmp_path, "nothing", 0)
+    matrix = tmp_path / "out" / "kimi-k2.5-eagle3.vllm" / "speed.yaml"
+    matrix.write_text(matrix.read_text().replace("repeats: 3", "repeats: 4"))
+    status, said, _ = run_with_fakes(tmp_path, "nothing", 0)
+    assert status == 2
+    assert "repeats: 4" in matrix.read_text()
+    assert "STOPPED" in said
