@@ -18,9 +18,9 @@ from dataclasses import asdict
 import numpy as np
 
 from ..validate.gate import GateReport
-from ..validate.measure.judged import judge_measured
 from ..validate.paired import PairedChange, required_prompts
 from ..validate.policy import POLICIES
+from ..validate.served.judged import judge_measured
 from .bench_gate import Figures, print_figures
 from .console import print_json, stderr
 from .simulated_servers import Parting, measure

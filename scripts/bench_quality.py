@@ -152,9 +152,7 @@ class Bench:
             upper=math.expm1(found.upper),
             verdict=report.verdict,
         )
-        first = report.first_step
-        agreement = first.num_equal / first.num_rows
-        return change, agreement, report.candidate.mean_acceptance_length
+        return change, candidate.first_step.share, report.candidate.mean_acceptance_length
 
 
 def chosen(algorithm: str) -> tuple[str, ...]:

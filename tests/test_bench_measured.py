@@ -11,7 +11,7 @@ from draftquant.scripts import bench_measured, simulated_servers
 from draftquant.scripts.bench_measured import PARTINGS, TABLES, main
 from draftquant.scripts.simulated_servers import Parting, measure
 from draftquant.validate.measure.checks import record_problem
-from draftquant.validate.measure.served_pair import pair_measurements
+from draftquant.validate.served.pair import pair_measurements
 
 
 @pytest.fixture(autouse=True)

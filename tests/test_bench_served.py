@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from draftquant.scripts import cli
-from draftquant.validate.measure.matrix import Matrix, load_matrix
+from draftquant.validate.launch.matrix import Matrix, load_matrix
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_served.sh"
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PROMPTS": "my gate.jsonl", "CALIBRATION": "c.jsonl"}

@@ -33,7 +33,7 @@ from draftquant.recipes.errors import DraftQuantError, short, visible
 from draftquant.recipes.regular_file import open_regular, read_text
 from draftquant.recipes.strict_json import JsonProblem, parse_json
 from draftquant.scripts.cli import main
-from draftquant.validate.measure.matrix import load_matrix
+from draftquant.validate.launch.matrix import load_matrix
 from draftquant.validate.measure.measurement_file import read_measurement
 from test_packaging import MODULES, parsed
 from tiny import Stored, edit_json, tiny_eagle3_llama, write_safetensors

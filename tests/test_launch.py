@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from draftquant.quantize.errors import OutputError
 from draftquant.validate.errors import MeasureError
-from draftquant.validate.measure import launch
-from draftquant.validate.measure.launch import Cell, Folder, launch_matrix
-from draftquant.validate.measure.matrix import Matrix, Variant
+from draftquant.validate.launch import launch
+from draftquant.validate.launch.launch import Cell, Folder, launch_matrix
+from draftquant.validate.launch.matrix import Matrix, Variant
 from test_server_process import ENGINE, free_port
 
 NONE = Variant(name="none", environment={"SAID": "one"})

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from draftquant.recipes.errors import RecipeError
 from draftquant.recipes.recipe_file import RecipeFileError
-from draftquant.validate.measure.matrix import Matrix, load_matrix
+from draftquant.validate.launch.matrix import Matrix, load_matrix
 
 WHOLE = """\
 schema_version: 1

@@ -10,12 +10,12 @@ import pytest
 from draftquant.scripts.cli import main
 from draftquant.scripts.commands.measure_launch import CellMeasurer, print_speed
 from draftquant.validate.errors import MeasureError
+from draftquant.validate.launch.matrix import load_matrix
+from draftquant.validate.launch.speed import speed_report
 from draftquant.validate.measure import protocols
 from draftquant.validate.measure.client import ServerClient
-from draftquant.validate.measure.matrix import load_matrix
 from draftquant.validate.measure.measurement import ServerIdentity
 from draftquant.validate.measure.measurement_file import read_measurement
-from draftquant.validate.measure.speed import speed_report
 from stand.decoder import PAIRS
 from test_server_process import free_port
 from test_speed import matrix as hand_made

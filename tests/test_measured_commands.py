@@ -15,10 +15,10 @@ from draftquant.scripts.cli import main
 from draftquant.validate.measure.checks import prompts_sha256
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import line_of, read_measurement
-from draftquant.validate.measure.places import places
 from draftquant.validate.pairing import DraftFolder
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.parity.finding_file import write_findings
+from draftquant.validate.served.places import places
 from handmade_measurements import alternating, measurement, record, setup
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"

@@ -3,14 +3,14 @@
 import dataclasses
 
 import pytest
-from draftquant.validate.measure.estimator import (
+from draftquant.validate.measure.measurement import RequestRecord
+from draftquant.validate.served.estimator import (
     PAIRED_NOISE,
     common_length,
     pair_outputs,
     round_starts,
     whole_counts,
 )
-from draftquant.validate.measure.measurement import RequestRecord
 from handmade_measurements import record
 
 K = 2

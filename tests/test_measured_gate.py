@@ -10,11 +10,11 @@ from draftquant.validate.doubts import Background
 from draftquant.validate.errors import GateError
 from draftquant.validate.gate import judge
 from draftquant.validate.looks import Look
-from draftquant.validate.measure.joint import JointReport
-from draftquant.validate.measure.judged import judge_measured
 from draftquant.validate.measure.measurement import Measurement
-from draftquant.validate.measure.noise import server_noise
 from draftquant.validate.parity.finding import Finding
+from draftquant.validate.served.joint import JointReport
+from draftquant.validate.served.judged import judge_measured
+from draftquant.validate.served.noise import server_noise
 from handmade_measurements import alternating, measurement
 from handmade_replays import RELEASE, noisy, replay, spread
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.validate.measure.places import Places, noise
+from draftquant.validate.served.places import Places, noise
 from served import results
 from served.drafts import SERVED_PAIRS, UNQUANTIZED
 from served.rounds import Rounds, compare

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from draftquant.validate.errors import MeasureError
-from draftquant.validate.measure.server_process import (
+from draftquant.validate.launch.server_process import (
     MARK,
     running_server,
     server_processes,
@@ -114,7 +114,7 @@ def test_an_error_in_the_block_ends_the_server(tmp_path: Path) -> None:
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from draftquant.validate.measure.server_process import running_server
+from draftquant.validate.launch.server_process import running_server
 log, words = Path(sys.argv[1]), sys.argv[2:]
 with running_server("a", words, environment={}, log=log, stop_seconds=0.3) as server:
     print(server.process.pid, flush=True)

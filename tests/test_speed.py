@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from draftquant.validate.errors import MeasureError
+from draftquant.validate.launch.speed import Run, SpeedReport, speed_report
+from draftquant.validate.launch.speed_plot import draw_speed
 from draftquant.validate.measure.measurement import (
     Asked,
     Measurement,
@@ -14,8 +16,6 @@ from draftquant.validate.measure.measurement import (
     Setup,
     Speculation,
 )
-from draftquant.validate.measure.speed import Run, SpeedReport, speed_report
-from draftquant.validate.measure.speed_plot import draw_speed
 
 SPECULATION = Speculation(num_draft_tokens=2)
 

@@ -17,9 +17,9 @@ from .draft_replay import DraftReplay, FirstStepAgreement, TraceFigures
 from .errors import GateError
 from .estimand import CONVENTION, DraftSampling, estimand
 from .looks import Look
-from .measure.served_figures import ServedFigures
 from .paired import PairedChange, RequiredPrompts
 from .policy import Policy, looser_than_release
+from .served.figures import ServedFigures
 
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3, "ANOMALOUS": 3}
 

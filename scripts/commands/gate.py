@@ -109,8 +109,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...validate.measure.joint import JointReport
     from ...validate.policy import resolve_policy
+    from ...validate.served.joint import JointReport
 
     check_given(options)
     policy = resolve_policy(

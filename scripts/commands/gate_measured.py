@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from ...validate.doubts import Background
     from ...validate.gate import GateReport
     from ...validate.looks import Look
-    from ...validate.measure.joint import JointReport
     from ...validate.measure.measurement import Measurement
     from ...validate.parity.finding import Finding
     from ...validate.policy import Policy
     from ...validate.retuned import RetunedReport
+    from ...validate.served.joint import JointReport
 
 OF_TRACES = ("tuned_baseline", "num_draft_tokens", "target", "batch_size")
 """Options that mean nothing without traces, and have no default."""
@@ -149,9 +149,9 @@ def judge_joint(
         GateError: see `judge_measured` and `server_noise`.
     """
     from ...validate.doubts import Background
-    from ...validate.measure.joint import JointReport
-    from ...validate.measure.judged import judge_measured
-    from ...validate.measure.noise import server_noise
+    from ...validate.served.joint import JointReport
+    from ...validate.served.judged import judge_measured
+    from ...validate.served.noise import server_noise
 
     served = noise = None
     if measured.runs is not None:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...calibration.prompts.prompt_file import Prompt
-    from ...validate.measure.crossed import Estimate
-    from ...validate.measure.launch import Cell, Folder
-    from ...validate.measure.matrix import Matrix, Variant
+    from ...validate.launch.crossed import Estimate
+    from ...validate.launch.launch import Cell, Folder
+    from ...validate.launch.matrix import Matrix, Variant
+    from ...validate.launch.speed import Run, SpeedFigures, SpeedReport
     from ...validate.measure.plan import Plan, ServerAddress
     from ...validate.measure.run import Progress
-    from ...validate.measure.speed import Run, SpeedFigures, SpeedReport
 
 OF_ONE_SERVER = ("server", "engine", "prompts")
 """Options that a matrix says itself."""
@@ -44,10 +44,10 @@ def run_launch(options: argparse.Namespace) -> int:
     """See `add_launch_arguments`; of other options `--out`, `--json`, `--timeout`, `--attempts`."""
     from ...calibration.plot_file import check_plot_path
     from ...quantize.files.staging import check_output
-    from ...validate.measure.launch import Folder, launch_matrix
-    from ...validate.measure.matrix import load_matrix
-    from ...validate.measure.speed import speed_report
-    from ...validate.measure.speed_plot import draw_speed
+    from ...validate.launch.launch import Folder, launch_matrix
+    from ...validate.launch.matrix import load_matrix
+    from ...validate.launch.speed import speed_report
+    from ...validate.launch.speed_plot import draw_speed
 
     if options.out is None:
         raise MeasureError("--out", "is needed with --launch", fix="give a folder to create")
@@ -167,9 +167,9 @@ class CellMeasurer:
 
 
 def _runs(matrix: "Matrix", folder: "Folder") -> "list[Run]":
-    from ...validate.measure.launch import cells
+    from ...validate.launch.launch import cells
+    from ...validate.launch.speed import Run
     from ...validate.measure.measurement_file import read_measurement
-    from ...validate.measure.speed import Run
 
     return [
         Run(

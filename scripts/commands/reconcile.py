@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.target_tables import SharedTables
     from ...quantize.stored.loading import LoadedDraft
-    from ...validate.measure.reconciled import Reconciliation
+    from ...validate.served.reconciled import Reconciliation
 
 SHOWN = 20
 """Differences that are printed; the report has all."""
@@ -55,9 +55,9 @@ def run(options: argparse.Namespace) -> int:
     from ...calibration.traces.folder import TraceFolder
     from ...validate.errors import MeasureError
     from ...validate.measure.measurement_file import read_measurement
-    from ...validate.measure.reconciled import check_reconcilable, reconcile
     from ...validate.pairing import DraftFolder
     from ...validate.parity.divergence import LARGEST_NOISE
+    from ...validate.served.reconciled import check_reconcilable, reconcile
 
     if options.report:
         check_output(options.report)

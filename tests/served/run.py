@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE.parent))
 import torch  # noqa: E402
 from draftquant.calibration.traces.folder import TraceFolder  # noqa: E402
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft  # noqa: E402
-from draftquant.validate.measure.places import NEAR, noise, places  # noqa: E402
+from draftquant.validate.served.places import NEAR, noise, places  # noqa: E402
 from served.drafts import (  # noqa: E402
     MAX_NEW_TOKENS,
     SERVED_PAIRS,

@@ -1,1 +1,1 @@
-"""What servers accept, write and take time for: measured request by request, and compared."""
+"""What servers accept, write and take time for, asked request by request and kept as it came."""

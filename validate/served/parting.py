@@ -11,7 +11,7 @@ from ...calibration.traces.head_agreement import normalized
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.target_tables import FINAL_NORM, HEAD, SharedTables
 from ...quantize.drafts.forward import linear
-from .measurement import RequestRecord
+from ..measure.measurement import RequestRecord
 
 
 def choice_gap(

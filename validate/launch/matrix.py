@@ -30,7 +30,7 @@ from yaml.nodes import MappingNode, Node, SequenceNode
 
 from ...recipes.decode import nearest
 from ...recipes.recipe_file import Problem, RecipeFileError, compose, decode
-from .measurement import EngineName
+from ..measure.measurement import EngineName
 
 PLACEHOLDERS = ("target", "draft", "host", "port")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

@@ -16,8 +16,8 @@ import numpy as np
 
 from ...recipes.errors import short
 from ..errors import MeasureError
+from ..measure.measurement import Measurement, RequestRecord, differences
 from .crossed import Estimate, Factor, Floats, estimate
-from .measurement import Measurement, RequestRecord, differences
 
 PROMPTS_PER_REQUEST_IN_FLIGHT = 4
 """Below that much of a run is its end."""

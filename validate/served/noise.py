@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from ..decision import Verdict
 from ..errors import GateError
+from ..measure.measurement import Measurement
 from ..paired import PairedChange
 from ..policy import Policy
+from .figures import ServedFigures
 from .judged import draft_sha256
-from .measurement import Measurement
-from .served_figures import ServedFigures
-from .served_pair import pair_measurements
+from .pair import pair_measurements
 
 DRIFT_CONFIDENCE = 0.995
 """Of each bound of a change that is no noise: one sound server in a hundred is called unsteady."""

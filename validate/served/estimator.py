@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from ..measure.measurement import RequestRecord
 from ..statistics import AcceptanceCounts
-from .measurement import RequestRecord
 
 PAIRED_NOISE = 0.15
 """p: two formats of a draft decode 85 % of the rounds alike (`simulated_replays`). It decides how

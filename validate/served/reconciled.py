@@ -13,9 +13,9 @@ from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.target_tables import SharedTables
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import MeasureError
+from ..measure.measurement import Measurement, RequestRecord, Speculation
 from ..statistics import AcceptanceCounts, pooled
 from .estimator import common_length
-from .measurement import Measurement, RequestRecord, Speculation
 from .parting import choice_gap
 from .places import NEAR, Places, noise, places
 from .reconcile import ReconciledPrompt, reconcile_prompt

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...calibration.traces.prompt_trace import PromptTrace
+from ..measure.measurement import RequestRecord
 from ..rounds import rounds
 from ..statistics import AcceptanceCounts
 from .estimator import common_length, round_starts, whole_counts
-from .measurement import RequestRecord
 from .places import Places
 
 DifferenceKind = Literal["prompt", "text", "K", "kernel", "draft", "round", "untold"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from ..categories import change_of
 from ..clusters import distinct_prompts
 from ..errors import GateError
+from ..measure.measurement import Measurement, RequestRecord, differences
 from ..paired import PairedChange
 from ..statistics import AcceptanceCounts, pooled, repeated_ngram_share
 from .estimator import PairedOutputs, pair_outputs, whole_counts
-from .measurement import Measurement, RequestRecord, differences
-from .served_figures import ServedFigures
+from .figures import ServedFigures
 
 CountsPair = tuple[AcceptanceCounts, AcceptanceCounts]
 

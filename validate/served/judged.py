@@ -8,9 +8,9 @@ from ..draft_counts import Wording
 from ..errors import GateError
 from ..gate import GateReport, judge_counts
 from ..looks import Look
+from ..measure.measurement import Measurement
 from ..policy import Policy
-from .measurement import Measurement
-from .served_pair import ServedPair, pair_measurements
+from .pair import ServedPair, pair_measurements
 
 SERVED = Wording(
     both_again="Measure both drafts on the same prompts, with one engine, template and K.",

@@ -19,7 +19,7 @@ from typing import Any
 from ...quantize.files.resumable import resumable_folder
 from ...recipes.decode import encode
 from ..errors import MeasureError
-from .client import Patience, ServerClient
+from ..measure.client import Patience, ServerClient
 from .matrix import Matrix, Variant
 from .server_process import Server, running_server, wait_for_free_port
 

@@ -1,0 +1,1 @@
+"""Servers that are started, measured in turns and ended; how fast they were."""

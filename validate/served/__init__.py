@@ -1,0 +1,1 @@
+"""What servers accepted, judged: two measurements beside each other, and beside replay."""
