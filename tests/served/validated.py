@@ -1,6 +1,7 @@
 """Validate drafts as a release manager would, on real vLLM servers: tests/served/MEASURED.md.
 
-Usage: `.venv/bin/python tests/served/validated.py --python .venv-served/bin/python [--only FAMILY]`.
+Usage: `.venv/bin/python tests/served/validated.py --python .venv-served/bin/python`, and to try one
+pair alone `--only FAMILY`.
 
 For each pair: a server without a draft, with the BF16 draft and with quantized ones, started in
 turns (`measure --launch`), then `gate --measured`, `parity divergence` and `reconcile`.
@@ -11,6 +12,7 @@ plain one where no near tie explains it.
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -35,6 +37,17 @@ NUM_PROMPTS, MAX_NEW_TOKENS = 48, 64
 CONCURRENCIES, REPEATS = (1, 8), 3
 PLAIN, BF16 = "none", "bf16"
 JUDGED_AT = 8  # requests in flight
+HEAD = f"""# Drafts validated on real servers
+
+Written by `tests/served/validated.py`: vLLM on a CPU serves each pair without a draft, with the
+BF16 draft and with quantized ones; {NUM_PROMPTS} prompts of {MAX_NEW_TOKENS} tokens, greedy,
+{REPEATS} repeats, two small cores (so a draft saves nothing: a pass of these targets takes as
+long as one of the draft). Replay is on what the same engine records without a draft; rounds in
+common text are compared, each at its own place, and every difference was explained (`draftquant
+reconcile`). Texts as plain: outputs equal to those without a draft (`draftquant parity
+divergence`).
+
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +103,9 @@ class Validation:
             "model": "DRAFT",
             "num_speculative_tokens": self.pair.num_draft_tokens,
         })  # fmt: skip
-        arguments = f"--per-request-spec-decode-metrics detailed --speculative-config '{speculative}'"
+        arguments = (
+            f"--per-request-spec-decode-metrics detailed --speculative-config '{speculative}'"
+        )
         drafts = {name: str(self.draft(name).resolve()) for name in (BF16, *RECIPES)}
         return {
             "schema_version": 1,
@@ -118,37 +133,117 @@ class Validation:
         }  # fmt: skip
 
 
-def rows(validation: Validation, speed: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A row for each draft, and as its last item what is wrong."""
-    path = validation.measurement
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One served draft: a line of the table, and what is wrong with it."""
+
+    cells: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+COLUMNS = (
+    "pair", "draft", "acceptance length served", "replayed, the same rounds", "rounds equal",
+    "prompts equal, explained", "texts as plain", "parts unexplained", "change (gate --measured)",
+    "tokens/s at 1", "at 8", "speed-up at 8", "TPOT at 8, ms",
+)  # fmt: skip
+
+
+def rows(validation: Validation, speed: dict[str, Any]) -> Iterator[Row]:
+    """A row for each draft."""
+    path, judged = validation.measurement, (0, 1, 3)
     for variant in (BF16, *RECIPES):
         held = _asked(
-            "reconcile", str(validation.traces), str(path(variant)),
-            *("--draft", str(validation.draft(variant)), "--json"), expected=(0, 1, 3),
-        )  # fmt: skip
+            *("reconcile", str(validation.traces), str(path(variant)), "--json"),
+            *("--draft", str(validation.draft(variant))),
+            expected=judged,
+        )
         audit = _asked(
-            "parity", "divergence", str(path(PLAIN)), str(path(variant)),
-            *("--plain-again", str(path(PLAIN, concurrency=1)), "--json"), expected=(0, 1, 3),
-        )  # fmt: skip
-        judged = {}
+            *("parity", "divergence", str(path(PLAIN)), str(path(variant)), "--json"),
+            *("--plain-again", str(path(PLAIN, concurrency=1))),
+            expected=judged,
+        )
+        gate = None
         if variant != BF16:
-            judged = _asked(
-                "gate", "--measured", str(path(BF16)), str(path(variant)),
-                *("--baseline-again", str(path(BF16, repeat=2)), "--json"), expected=(0, 1, 3),
-            )  # fmt: skip
-        yield _row(variant, held, audit, judged, speed)
+            gate = _asked(
+                *("gate", "--measured", str(path(BF16)), str(path(variant)), "--json"),
+                *("--baseline-again", str(path(BF16, repeat=2))),
+                expected=judged,
+            )
+        yield _row(validation.pair.family, variant, held, audit, gate, speed)
 
 
 def _row(
+    family: str,
     variant: str,
     held: dict[str, Any],
     audit: dict[str, Any],
-    judged: dict[str, Any],
+    gate: dict[str, Any] | None,
     speed: dict[str, Any],
-) -> tuple[str, ...]:
-    outcomes = Counter(prompt["outcome"] for prompt in held["prompts"])
-    print(variant, outcomes, audit, judged.get("verdict"), json.dumps(speed)[:300], flush=True)
-    return (variant,)
+) -> Row:
+    prompts = held["prompts"]
+    outcomes = Counter(prompt["outcome"] for prompt in prompts)
+    compared = sum(prompt["num_compared"] for prompt in prompts)
+    equal = sum(prompt["num_equal"] for prompt in prompts)
+    divergence = next(one for one in audit["findings"] if one["check"] == "divergence")
+    served = gate and gate["served"]
+    alone, together = (_speed(speed, variant, one) for one in CONCURRENCIES)
+    cells = (
+        family,
+        variant,
+        f"{_length(prompts, 'served'):.3f}",
+        f"{_length(prompts, 'replayed_there'):.3f} ({_length(prompts, 'served_there'):.3f})",
+        f"{equal} of {compared}",
+        f"{outcomes['equal']} + {outcomes['explained']} of {len(prompts)}",
+        f"{divergence['details'][0]['identity_rate']:.0%}",
+        f"{divergence['estimate']:g}",
+        "" if served is None else f"{_change(served)} {served['verdict']}",
+        f"{alone['tokens_per_second']['value']:,.0f}",
+        f"{together['tokens_per_second']['value']:,.0f}",
+        _interval(together["speed_up"]),
+        f"{1000 * together['time_per_output_token']['value']:.1f}",
+    )
+    unexplained = outcomes["unexplained"] + outcomes["not known"]
+    problems = [f"{family} {variant}: {unexplained} prompts are not explained"] * bool(unexplained)
+    problems += [
+        f"{family} {variant}: {one['reason']}"
+        for one in audit["findings"]
+        if one["verdict"] == "FAIL"
+    ]
+    return Row(cells, tuple(problems))
+
+
+def _length(prompts: list[dict[str, Any]], what: str) -> float:
+    histograms = [prompt[what]["histogram"] for prompt in prompts]
+    steps = [sum(column) for column in zip(*histograms, strict=True)]
+    return 1 + sum(i * count for i, count in enumerate(steps)) / sum(steps)
+
+
+def _speed(speed: dict[str, Any], variant: str, concurrency: int) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        one for one in speed["figures"]
+        if (one["variant"], one["concurrency"]) == (variant, concurrency)
+    )  # fmt: skip
+    return found
+
+
+def _change(report: dict[str, Any]) -> str:
+    change = report["change"]
+    if change is None:
+        return ""
+    ends = ", ".join(f"{math.expm1(change[end]):+.2%}" for end in ("lower", "upper"))
+    return f"{report['relative_change']:+.2%} ({ends})"
+
+
+def _interval(estimate: dict[str, Any]) -> str:
+    if estimate["lower"] is None:
+        return f"{estimate['value']:.2f}"
+    return f"{estimate['value']:.2f} ({estimate['lower']:.2f}, {estimate['upper']:.2f})"
+
+
+def table(found: list[Row]) -> str:
+    """Markdown."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *(row.cells for row in found)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def _asked(*arguments: str, expected: tuple[int, ...] = (0,)) -> dict[str, Any]:
@@ -160,7 +255,9 @@ def _asked(*arguments: str, expected: tuple[int, ...] = (0,)) -> dict[str, Any]:
     command = (sys.executable, "-m", "draftquant.scripts.cli", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     if done.returncode not in expected:
-        raise RuntimeError(f"draftquant {arguments[0]} ended with {done.returncode}:\n{done.stderr}")
+        raise RuntimeError(
+            f"draftquant {arguments[0]} ended with {done.returncode}:\n{done.stderr}"
+        )
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
@@ -172,16 +269,19 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="folder to keep everything in")
     parser.add_argument("--only", nargs="*", help="families")
     options = parser.parse_args()
+    found: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
-        work = options.work or Path(temporary)
         for pair in SERVED_PAIRS:
-            if options.only and pair.family not in options.only:
-                continue
-            validation = Validation(pair, work / pair.family, options.python)
-            speed = validation.make()
-            for row in rows(validation, speed):
-                print(row)
-    return 0
+            if not options.only or pair.family in options.only:
+                work = (options.work or Path(temporary)) / pair.family
+                validation = Validation(pair, work, options.python)
+                found += rows(validation, validation.make())
+    print(table(found))
+    if not options.only:
+        RESULTS.write_text(HEAD + table(found))
+    problems = [problem for row in found for problem in row.problems]
+    print(*problems, sep="\n")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
