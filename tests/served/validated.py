@@ -34,7 +34,7 @@ from served.serve import ENVIRONMENT  # noqa: E402
 RESULTS = HERE / "MEASURED.md"
 RECIPES = ("int4-channel", "int4-channel-gptq", "fp8-ptpc")
 NUM_PROMPTS, MAX_NEW_TOKENS = 48, 64
-CONCURRENCIES, REPEATS = (1, 8), 3
+CONCURRENCIES, REPEATS = (1, 8), 2
 PLAIN, BF16 = "none", "bf16"
 JUDGED_AT = 8  # requests in flight
 HEAD = f"""# Drafts validated on real servers
