@@ -1,0 +1,190 @@
+"""What each command says of a published draft, and the table of that: `wild/README.md`.
+
+Usage: `.venv/bin/python tests/wild_answers.py` writes the table anew; `test_wild.py` holds it.
+
+`inspect`, `plan` and `check` are asked about the folder in its real sizes, whose data is a hole;
+`quantize`, with `verify` behind it, and `replay` about one whose widths are divided by 32.
+"""
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
+from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.writer import trace_output
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.family import Draft
+from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.lints import find_lints
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes import DraftQuantError, load_recipe
+from draftquant.validate.replay import replay_drafts
+from wild_drafts import DRAFTS_FILE, WildDraft, wild_drafts
+
+TABLE_FILE = DRAFTS_FILE.parent / "README.md"
+RECIPES = ("fp8-ptpc", "int4-group128")
+ENGINES: tuple[EngineName, ...] = ("vllm", "sglang")
+_DIVIDE = 32
+_NUM_TARGET_LAYERS = 128
+_NUM_TOKENS = 12
+_MOST_OF_AN_ERROR = 150
+
+
+class Answer(NamedTuple):
+    """Of one command: whether it did what was asked, and what it said."""
+
+    good: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Of all commands about one draft, by column."""
+
+    draft: WildDraft
+    said: Mapping[str, Answer]
+
+    @property
+    def planned(self) -> bool:
+        """Some recipe has a plan for it."""
+        return any(self.said[recipe].good for recipe in RECIPES)
+
+    @property
+    def decided(self) -> bool:
+        """Every engine has a verdict."""
+        return all(not self.said[engine].text.startswith("unknown") for engine in ENGINES)
+
+    @property
+    def named(self) -> bool:
+        """What is refused is told what it is."""
+        return self.said["inspect"].good or "is not supported" in self.said["inspect"].text
+
+
+def ask(draft: WildDraft, work: Path) -> Answers:
+    """Ask every command about a draft; `work` is an empty folder."""
+    real = draft.write(work / "real")
+    small = draft.write(work / "small", divide=_DIVIDE)
+    said = {"inspect": _said(_inspect, real)}
+    for recipe in RECIPES:
+        said[recipe] = _said(_plan, real, recipe)
+    said["quantize"] = _said(_quantize, small, work / "quantized")
+    for engine in ENGINES:
+        said[engine] = _said(_check, real, engine)
+    said["replay"] = _said(_replay, small, work / "traces")
+    return Answers(draft=draft, said=said)
+
+
+def _said(command: object, *arguments: object) -> Answer:
+    assert callable(command)
+    try:
+        answer = command(*arguments)
+    except DraftQuantError as exc:
+        where = exc.where.rpartition("config.json")[2].lstrip(": ")
+        text = f"{where}: {exc.what}" if where and "/" not in where else exc.what
+        return Answer(False, text)
+    assert isinstance(answer, Answer)
+    return answer
+
+
+def _read(folder: Path) -> Draft:
+    return read_draft(Checkpoint.open(folder))
+
+
+def _inspect(folder: Path) -> Answer:
+    draft = _read(folder)
+    names = sorted(lint.name for lint in find_lints(draft))
+    return Answer(True, ", ".join([draft.family.name, *names]))
+
+
+def _plan(folder: Path, recipe: str) -> Answer:
+    plan = make_plan(load_recipe(recipe), _read(folder))
+    return Answer(True, f"{plan.bytes_after / plan.bytes_before:.0%}")
+
+
+def _quantize(folder: Path, out: Path) -> Answer:
+    plan = make_plan(load_recipe("fp8-ptpc"), _read(folder))
+    quantize_draft(plan, out, source=DraftSource(folder=folder))
+    return Answer(True, "verified")
+
+
+def _check(folder: Path, engine: EngineName) -> Answer:
+    found = check_draft(folder, engine=engine)
+    error = f": {found.error}" if found.error else ""
+    return Answer(found.verdict == "LOADS", f"{found.verdict.lower()}{error}")
+
+
+def _replay(folder: Path, traces: Path) -> Answer:
+    geometry = _read(folder).geometry
+    hidden = geometry.hidden_size
+    shared = {
+        "embed_tokens.weight": torch.randn(geometry.vocab_size, hidden),
+        "lm_head.weight": torch.randn(geometry.draft_vocab_size, hidden),
+    }
+    draft = load_draft(folder, shared=shared)
+    _write_traces(draft.geometry, traces)
+    (played,) = replay_drafts([draft], TraceFolder.open(traces), num_draft_tokens=3)
+    assert played.prompts
+    return Answer(True, "runs")
+
+
+def _write_traces(geometry: object, out: Path) -> None:
+    """One prompt of random text and features."""
+    g = geometry
+    width = g.num_aux_layers * g.target_hidden_size  # type: ignore[attr-defined]
+    vocab: int = g.vocab_size  # type: ignore[attr-defined]
+    ids = g.aux_layer_ids or default_aux_layer_ids(_NUM_TARGET_LAYERS)  # type: ignore[attr-defined]
+    identity = TargetIdentity(
+        name="random",
+        config_sha256=None,
+        weights_sha256=None,
+        num_layers=_NUM_TARGET_LAYERS,
+        vocab_size=vocab,
+    )
+    spec = FeatureSpec(
+        kind="aux", width=width, dtype="float32", aux_layer_ids=tuple(ids), fusion_sha256=None
+    )
+    token_ids = torch.arange(_NUM_TOKENS)
+    trace = PromptTrace(
+        id="p",
+        category="all",
+        prompt_length=4,
+        token_ids=token_ids,
+        features=torch.randn(_NUM_TOKENS - 1, width),
+        target_top1=token_ids[1:],
+    )
+    with trace_output(out, identity, spec) as writer:
+        writer.add(trace, position=0)
+
+
+def table(answers: Sequence[Answers]) -> str:
+    """The text of README.md."""
+    raise NotImplementedError
+
+
+def main() -> int:
+    """Ask about all drafts and write the table."""
+    found = []
+    for draft in wild_drafts():
+        with tempfile.TemporaryDirectory() as work:
+            found.append(ask(draft, Path(work)))
+    json.dump([[a.draft.name, {k: list(v) for k, v in a.said.items()}] for a in found], sys.stdout)
+    print(Counter(a.planned for a in found), Counter(a.decided for a in found), file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
