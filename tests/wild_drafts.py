@@ -17,9 +17,18 @@ from tiny import Stored, store, write_tensors
 DRAFTS_FILE = Path(__file__).resolve().parent / "wild" / "drafts.json"
 Shapes = dict[str, tuple[int, ...]]
 _WIDTHS = (
-    "hidden_size intermediate_size vocab_size draft_vocab_size head_dim target_hidden_size"
-    " q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim mask_token_id"
-).split()
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "draft_vocab_size",
+    "head_dim",
+    "target_hidden_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)
 _SECTIONS = ("transformer_layer_config", "dflash_config")
 
 
@@ -32,7 +41,8 @@ class WildDraft:
         source: where the facts are from.
         config: the keys of its config.json that are read by anyone.
         tensors: "kind" of draft, "first": prefix of its first layer, "has": optional tensors,
-            "without": modules that it lacks, "spelling": of a trainer's own names.
+            "without": modules that it lacks, "spelling": of a trainer's own names, "layers": their
+            number where it is not the config's.
     """
 
     name: str
@@ -78,6 +88,8 @@ def _divided(config: Mapping[str, Any], divide: int) -> dict[str, Any]:
     for key in _WIDTHS:
         if isinstance(found.get(key), int):
             found[key] = -(-found[key] // divide)
+    if "mask_token_id" in found:
+        found["mask_token_id"] //= divide
     for section in _SECTIONS:
         if section in found:
             found[section] = _divided(found[section], divide)
@@ -119,13 +131,14 @@ def _attention(config: Mapping[str, Any], width: int, *, normed: bool = False) -
 def _latent_attention(config: Mapping[str, Any], width: int) -> Shapes:
     c, heads = config, config["num_attention_heads"]
     query = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
+    keys_values = heads * (c["qk_nope_head_dim"] + c["v_head_dim"])
     return {
         "self_attn.q_a_proj": (c["q_lora_rank"], width),
         "self_attn.q_a_layernorm": (c["q_lora_rank"],),
         "self_attn.q_b_proj": (heads * query, c["q_lora_rank"]),
         "self_attn.kv_a_proj_with_mqa": (c["kv_lora_rank"] + c["qk_rope_head_dim"], width),
         "self_attn.kv_a_layernorm": (c["kv_lora_rank"],),
-        "self_attn.kv_b_proj": (heads * (c["qk_nope_head_dim"] + c["v_head_dim"]), c["kv_lora_rank"]),
+        "self_attn.kv_b_proj": (keys_values, c["kv_lora_rank"]),
         "self_attn.o_proj": (c["hidden_size"], heads * c["v_head_dim"]),
     }
 
@@ -165,7 +178,7 @@ def _eagle3(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
         found |= {f"{outer}fc_norm.{i}.weight": (features // 3,) for i in range(3)}
     if "mask_hidden" in has:
         found["mask_hidden"] = (1, 1, features)
-    for i in range(config["num_hidden_layers"]):
+    for i in range(tensors.get("layers", config["num_hidden_layers"])):
         width = 2 * hidden if i == 0 else hidden
         attention = (
             _latent_attention(config, width)

@@ -49,6 +49,21 @@ def mask_token_ids(geometry: Any) -> tuple[int, ...]:
     return () if mask is None else (mask,)
 
 
+def check_reads_layers(draft: LoadedDraft) -> None:
+    """Check that the draft reads outputs of layers, which are what traces hold.
+
+    Raises:
+        TraceError: it has no fc and reads the target's last hidden state, behind the final norm.
+    """
+    if not getattr(draft.geometry, "fuses", True):
+        raise TraceError(
+            f"draft {draft.name}",
+            "use_aux_hidden_state is false: it reads the target's last hidden state behind the"
+            " final norm, traces hold the outputs of layers before it",
+            fix="quantize without traces, and measure this draft on a server",
+        )
+
+
 def fused_features(draft: LoadedDraft, features: Tensor) -> Tensor:
     """What the draft's fc makes of a target's features, on the CPU wherever the draft is.
 
@@ -67,9 +82,10 @@ def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
     """Check that the recorded features are the ones that the draft was trained to read.
 
     Raises:
-        TraceError: other target layers, another width, another vocabulary, features fused with
+        TraceError: it reads no layers, or other ones, another width, another vocabulary, features fused with
             other weights, or a mask token whose embedding the draft does not have.
     """
+    check_reads_layers(draft)
     problem = _misfit(draft, traces)
     if problem:
         what, fix = problem

@@ -11,7 +11,7 @@ from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import short, visible
 from ..errors import TraceError
-from ..passes.draft_inputs import default_aux_layer_ids
+from ..passes.draft_inputs import check_reads_layers, default_aux_layer_ids
 from ..prompts.prompt_file import Prompt
 from ..traces.folder import file_sha256
 from ..traces.manifest import FeatureDtype, FeatureSpec, TargetIdentity
@@ -123,8 +123,10 @@ def chosen_layers(
     """The layers to record: those asked for, else the draft's, else EAGLE-3's defaults.
 
     Raises:
-        TraceError: the target has no such layers, or they are not ascending.
+        TraceError: the target has no such layers, they are not ascending, or the draft reads none.
     """
+    if draft is not None:
+        check_reads_layers(draft)
     if asked is not None:
         ids = tuple(asked)
     elif draft is not None and draft.geometry.aux_layer_ids:

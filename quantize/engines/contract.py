@@ -116,6 +116,7 @@ class Question:
         num_layers: of the draft. first_layer: its number among the target's and its own layers;
             None = not known.
         normed_heads: each head's query and key is normed, as in layers of Qwen3.
+        fuses: it has fc; False where it reads the target's last hidden state.
     """
 
     family: str
@@ -127,6 +128,7 @@ class Question:
     num_layers: int
     first_layer: int | None
     normed_heads: bool
+    fuses: bool
     arch: str
     tp: int
 

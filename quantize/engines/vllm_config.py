@@ -5,7 +5,7 @@ executed (`tests/engines/RESULTS.md`), whose error texts these are.
 """
 
 from ..drafts.architectures import OTHER_NAMES
-from .contract import Finding
+from .contract import Finding, Question
 
 INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
 UNSUPPORTED = INVALID.format("Model architectures ['{}'] are not supported for now.")
@@ -57,3 +57,33 @@ def architecture_problem(name: str) -> Finding | None:
         return None
     wanted = OTHER_NAMES.get(name) or "the one of its family, such as LlamaForCausalLMEagle3"
     return Finding("config", UNSUPPORTED.format(name), f"set architectures to {wanted}")
+
+
+def config_problem(question: Question) -> Finding | None:
+    """Rules of `SpeculativeConfig` and of the Llama draft's loader."""
+    if question.family == "eagle3-mla" and question.config.get("model_type") == "deepseek_v3":
+        return Finding(
+            "config",
+            UNSUPPORTED.format("Eagle3DeepSeekMTPModel"),
+            "set model_type to kimi_k2: deepseek_v3 is rewritten to the MTP model",
+        )
+    if question.family == "eagle3-mla" and not question.fuses:
+        text = "use_aux_hidden_state false: vLLM builds fc all the same (deepseek_eagle3.py:200)"
+        return Finding("unknown", f"{text}; never executed", "serve it with SGLang")
+    if question.family != "dflash" and question.config.get("draft_vocab_size") is None:
+        if "d2t" in question.tensor_names:
+            return Finding(
+                "load",
+                "ValueError: There is no module or parameter named 'draft_id_to_target_id' in"
+                " Eagle3LlamaForCausalLM.",
+                "add draft_vocab_size to config.json",
+            )
+        rows, vocab = question.head_rows, question.config.get("vocab_size")
+        if rows is not None and rows != vocab:
+            return Finding(
+                "load",
+                "AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515: assert"
+                " loaded_weight.shape[output_dim] == self.org_vocab_size",
+                f"add draft_vocab_size {rows} to config.json, and the map d2t",
+            )
+    return None

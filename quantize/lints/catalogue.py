@@ -7,7 +7,11 @@ from .lint import Check, Lint
 CHECKS: tuple[Check, ...] = (
     rope.rope_base,
     rope.rope_injected,
+    rope.rope_default,
+    rope.rope_unreplayed,
     layers.aux_layer_ids,
+    layers.aux_layer_list,
+    layers.without_fc,
     layers.aux_layer_zero,
     layers.later_layer_norm,
     layers.layers_of_mla,
