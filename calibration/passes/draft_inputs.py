@@ -82,8 +82,8 @@ def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
     """Check that the recorded features are the ones that the draft was trained to read.
 
     Raises:
-        TraceError: it reads no layers, or other ones, another width, another vocabulary, features fused with
-            other weights, or a mask token whose embedding the draft does not have.
+        TraceError: it reads no layers, or other ones, another width, another vocabulary, features
+            fused with other weights, or a mask token whose embedding the draft does not have.
     """
     check_reads_layers(draft)
     problem = _misfit(draft, traces)

@@ -24,6 +24,10 @@ _OF_MODELS: Mapping[str, str] = {
     "DeepseekV2ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
 }
+KNOWN_TO_BOTH = frozenset(
+    {"LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM", "DFlashDraftModel"}
+)
+"""Names that vLLM and SGLang both have, for a draft and nothing else."""
 OTHER_NAMES: Mapping[str, str] = {**_OF_DRAFTS, **_OF_MODELS}
 """Of drafts -> the one that the families read, and that most engines have."""
 

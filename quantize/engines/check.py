@@ -173,9 +173,8 @@ def _check(
         findings = [*findings, Finding("wrong", misread[0], REMEDY)]
     count = geometry.block_size - 1 if geometry.block_size else 3
     launch = engine.launch(question, count, str(checkpoint.folder))
-    answer = _answer(
-        engine, arch, tp, [*([problem] if problem else []), *findings], layers, launch or None
-    )
+    findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
+    answer = _answer(engine, arch, tp, findings, layers, launch or None)
     notes = tuple(f"{text}: {REMEDY}" for text in misread[1:] if text is not None)
     return replace(answer, captures=captures, notes=notes)
 
@@ -193,6 +192,13 @@ def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[s
         norm_before_fc=bool(before) and family.name == "eagle3-llama",
         fc_norm=any(bool(config.get(key)) for key in engine.fc_norm_keys),
     )
+
+
+def _null_base(engine: Engine, config: Mapping[str, Any]) -> list[Finding]:
+    """A missing rope_theta is 10000, one that is null is null."""
+    if engine.null_base and "rope_theta" in config and config["rope_theta"] is None:
+        return [Finding("init", engine.null_base, "remove rope_theta, or give the draft's base")]
+    return []
 
 
 def _rows(checkpoint: Checkpoint, family: Family, name: str) -> int | None:

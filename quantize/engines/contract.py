@@ -191,6 +191,7 @@ class Engine:
         casts: families for which it stores a float weight in FP8 without a word.
         refuses_casts: families for which it raises instead.
         dropped: family -> beginnings of names that it drops, though it refuses others.
+        rooted: family -> what it makes of tensors named model.X; None = the same as of X.
         fc_norm_keys: of config.json, under which the norms before fc are asked for.
         old_norms: families for which it takes these norms under their older names.
         shares: families whose embedding and head are the target's, whatever the draft has.
@@ -198,6 +199,7 @@ class Engine:
             a norm of another name is loaded and never used. "" = not read.
         embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab};
             "" = not executed.
+        null_base: its error for a rope_theta that is null; "" = not executed.
         uneven_heads: family -> its error for attention heads that are not whole in each shard, with
             {heads} and {tp}; a family that is not there was not executed.
         absent_head: signature -> its error where there is no head, and it is not excluded.
@@ -237,11 +239,13 @@ class Engine:
     casts: frozenset[str] = frozenset()
     refuses_casts: frozenset[str] = frozenset()
     dropped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rooted: Mapping[str, Finding | None] = field(default_factory=dict)
     fc_norm_keys: tuple[str, ...] = ("fc_norm",)
     old_norms: frozenset[str] = frozenset()
     shares: frozenset[str] = frozenset()
     later_norm: str = ""
     embedding_rows: str = ""
+    null_base: str = ""
     uneven_heads: Mapping[str, str] = field(default_factory=dict)
     absent_head: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False

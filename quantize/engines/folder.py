@@ -15,6 +15,7 @@ _SPELLINGS = re.compile(
     r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$"
 )
 """Names on disk with which loading was executed; other spellings of the families were not."""
+_ROOT = "model."
 _TAKEN_ELSEWHERE = (".k_scale", ".v_scale", ".q_scale", ".inv_freq")
 """Tensors that attention or rotary embeddings may take, or drop rightly: not executed."""
 _BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point"}
@@ -35,7 +36,13 @@ def folder_findings(
 ) -> Iterator[Finding]:
     """Tensors that are not the family's, and those of its that are absent or split badly."""
     linears = {part for built in engine.modules(question) for part in built.parts}
-    unusual = {name for name in checkpoint.tensors if not _SPELLINGS.match(name)}
+    rooted = [
+        n for n in checkpoint.tensors if n.startswith(_ROOT) and question.family in engine.rooted
+    ]
+    if rooted and (finding := engine.rooted[question.family]):
+        yield finding
+    unusual = {n for n in checkpoint.tensors if n not in rooted and not _SPELLINGS.match(n)}
+    unusual |= {n for n in rooted if not _SPELLINGS.match(n.removeprefix(_ROOT))}
     for name in sorted(unusual):
         text = f"{name}: loading of such a name was not executed"
         yield Finding("unknown", text, "use the names of the published drafts")

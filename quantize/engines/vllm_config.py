@@ -4,6 +4,8 @@ Sources: `EAGLEConfig`, `SpeculatorsConfig` and `algos.py` of `vllm/transformers
 executed (`tests/engines/RESULTS.md`), whose error texts these are.
 """
 
+import re
+
 from ..drafts.architectures import OTHER_NAMES
 from .contract import Finding, Question
 
@@ -29,6 +31,8 @@ ARCHITECTURES = frozenset(
 )
 _NOT_EXECUTED = frozenset(
     {
+        "PeagleLlamaForCausalLM",
+        "PeagleQwen3ForCausalLM",
         "MiniMaxM2ForCausalLM",
         "LagunaForCausalLM",
         "DFlashLagunaForCausalLM",
@@ -49,11 +53,23 @@ _NOT_EXECUTED = frozenset(
     }
 )
 """Other names of drafts that are registered, under methods and with tensors of their own."""
+_OF_MTP = re.compile(r"NextN$|MTP")
+"""Names whose config it rewrites, by model_type, to one that is registered."""
+
+
+def _no_model(class_name: str) -> Finding:
+    """Names that begin with "model." get another one: `llama_eagle3.py:444`."""
+    text = f"ValueError: There is no module or parameter named 'model' in {class_name}."
+    return Finding("load", text, "strip 'model.' from the names of the tensors, but not of lm_head")
+
+
+NO_MODEL_IN_LLAMA = _no_model("LlamaModel")
+NO_MODEL_IN_DEEPSEEK = _no_model("DeepseekV2Eagle3Model")
 
 
 def architecture_problem(name: str) -> Finding | None:
     """No other name is registered, alone or behind the "Eagle3" that `EAGLEConfig` puts first."""
-    if not name or name in ARCHITECTURES or name in _NOT_EXECUTED:
+    if not name or name in ARCHITECTURES or name in _NOT_EXECUTED or _OF_MTP.search(name):
         return None
     wanted = OTHER_NAMES.get(name) or "the one of its family, such as LlamaForCausalLMEagle3"
     return Finding("config", UNSUPPORTED.format(name), f"set architectures to {wanted}")
@@ -68,8 +84,8 @@ def config_problem(question: Question) -> Finding | None:
             "set model_type to kimi_k2: deepseek_v3 is rewritten to the MTP model",
         )
     if question.family == "eagle3-mla" and not question.fuses:
-        text = "use_aux_hidden_state false: vLLM builds fc all the same (deepseek_eagle3.py:200)"
-        return Finding("unknown", f"{text}; never executed", "serve it with SGLang")
+        text = "never written: model.fc.weight, which vLLM builds for latent attention in any case"
+        return Finding("wrong", text, "serve it with SGLang")
     if question.family != "dflash" and question.config.get("draft_vocab_size") is None:
         if "d2t" in question.tensor_names:
             return Finding(

@@ -25,6 +25,7 @@ CHECKS: tuple[Check, ...] = (
     norms.double_norm,
     dflash.causality,
     storage.layout,
+    storage.architecture,
     storage.model_type,
     storage.dtype,
     storage.names,

@@ -40,10 +40,13 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
     config = layer_config(draft)
     nested = config.get("rope_parameters") or {}
     if config.get("rope_theta") is None and nested.get("rope_theta") is None:
+        null = "rope_theta" in config
         yield Lint(
             name="rope-theta-missing",
-            level="note",
-            cause=f"no rope_theta: both engines rotate at base {DEFAULT_THETA:g}",
+            level="warning" if null else "note",
+            cause="rope_theta is null, which both engines refuse"
+            if null
+            else f"no rope_theta: both engines rotate at base {DEFAULT_THETA:g}",
             remedy="if the draft was trained at another base, such as its target's, add it; replay"
             " tells (draftquant replay, with and without --rope-theta)",
         )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ..drafts import Draft
+from ..drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
 from .lint import Lint
 from .marks import eagle3, in_speculators_layout, is_mla, layer_config
 
@@ -13,6 +14,21 @@ _NOBODY_READS = (
     "final_norm.",
 )  # fmt: skip
 _VLLM_REFUSES = ("model.", "aux_norm_low.", "aux_norm_mid.", "aux_norm_high.")
+
+
+def architecture(draft: Draft) -> Iterator[Lint]:
+    """Source: `architectures.py`; what each engine makes of a name, `check` says."""
+    name = declared_architecture(draft.checkpoint.config)
+    wanted = OTHER_NAMES.get(name)
+    if wanted in KNOWN_TO_BOTH:
+        yield Lint(
+            name="architecture-name",
+            level="warning",
+            cause=f"{name} is not served as a draft by vLLM 0.33 and SGLang 0.5.23 alike; the"
+            f" tensors are those of {wanted}, which both have",
+            remedy=f"write {wanted}",
+            fix={"architectures": [wanted]},
+        )
 
 
 def dtype(draft: Draft) -> Iterator[Lint]:

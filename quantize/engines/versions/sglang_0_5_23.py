@@ -2,7 +2,7 @@
 
 from .. import sglang, sglang_config
 from ..captured import sglang_captures
-from ..contract import Engine
+from ..contract import Engine, Finding
 from ..sglang_schemes import SCHEMES
 
 ENGINE = Engine(
@@ -32,6 +32,14 @@ ENGINE = Engine(
         " compressed-tensors config."
     },
     drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
+    rooted={
+        "eagle3-llama": None,
+        "eagle3-mla": Finding(
+            "wrong",
+            "dropped: every tensor whose name begins with 'model.'",
+            "strip 'model.' from the names of the tensors, but not of lm_head",
+        ),
+    },
     casts=frozenset({"eagle3-llama", "dflash"}),
     refuses_casts=frozenset({"eagle3-mla"}),
     fc_norm_keys=("fc_norm", "use_aux_norm"),
@@ -40,6 +48,7 @@ ENGINE = Engine(
     later_norm="hidden_norm",
     embedding_rows="AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"
     " loaded_weight.shape[output_dim]={rows}",
+    null_base="TypeError: unsupported operand type(s) for ** or pow(): 'NoneType' and 'Tensor'",
     uneven_heads={
         "eagle3-llama": "AssertionError: sglang/srt/models/llama.py:183: assert"
         " self.total_num_heads % tp_size == 0",

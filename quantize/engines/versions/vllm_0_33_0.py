@@ -30,10 +30,15 @@ ENGINE = Engine(
     module_problem=vllm.module_problem,
     refuses_unknown=_FAMILIES,
     casts=_FAMILIES,
+    rooted={
+        "eagle3-llama": vllm_config.NO_MODEL_IN_LLAMA,
+        "eagle3-mla": vllm_config.NO_MODEL_IN_DEEPSEEK,
+    },
     dropped={"eagle3-llama": ("input_norm.",)},
     later_norm="input_layernorm",
     embedding_rows="AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515:"
     " assert loaded_weight.shape[output_dim] == self.org_vocab_size",
+    null_base="TypeError: unsupported operand type(s) for ** or pow(): 'NoneType' and 'Tensor'",
     uneven_heads={
         "eagle3-llama": "AssertionError: vllm/model_executor/models/llama.py:145: assert"
         " self.total_num_heads % tp_size == 0",
