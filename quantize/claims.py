@@ -70,10 +70,9 @@ def _check_quantizable(recipe: Recipe, draft: Draft, row: Row) -> None:
 
 
 def _check_rules_used(recipe: Recipe, draft: Draft, used: frozenset[int]) -> None:
-    possible = {spec.role for spec in draft.family.tensor_specs(draft.geometry).values()}
+    without_fc = not getattr(draft.geometry, "fuses", True)
     for index, rule in enumerate(recipe.rules):
-        keeps_nothing = rule.action == "keep" and rule.role and possible.isdisjoint(rule.role)
-        if index in used or rule.optional or keeps_nothing:  # no draft of this geometry has it
+        if index in used or rule.optional or (without_fc and rule.role == ("fusion",)):
             continue
         hint = f"roles here: {sorted({row.role for row in draft.rows})}"
         if rule.tensor:

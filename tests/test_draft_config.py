@@ -181,6 +181,7 @@ def test_another_activation_than_silu_is_refused(draft: Path) -> None:
 def test_number_of_layers_that_no_file_has(draft: Path) -> None:
     edit_json(draft / "config.json", num_hidden_layers=10**12)
     refused(draft, "num_hidden_layers: 1000000000000 layers, but 14 tensors", "correct 'num_hid")
+    refused(draft, "", "the tensors are those of 1 layer(s)")
 
 
 REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "rms_norm_eps")

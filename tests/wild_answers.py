@@ -6,17 +6,16 @@ Usage: `.venv/bin/python tests/wild_answers.py` writes the table anew; `test_wil
 `quantize`, with `verify` behind it, and `replay` about one whose widths are divided by 32.
 """
 
-import json
+import re
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids
+from draftquant.calibration.passes.draft_inputs import check_reads_layers, default_aux_layer_ids
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
@@ -41,7 +40,19 @@ ENGINES: tuple[EngineName, ...] = ("vllm", "sglang")
 _DIVIDE = 32
 _NUM_TARGET_LAYERS = 128
 _NUM_TOKENS = 12
-_MOST_OF_AN_ERROR = 150
+_MOST_OF_AN_ERROR = 300
+_VERDICTS = ("refused", "loads but wrong", "unknown")
+HEAD = """# What is said of published drafts
+
+Written by `tests/wild_answers.py`, held by `tests/test_wild.py`. {count} drafts as they are
+published, or as the configs of their trainers make them: their config.json and the names and shapes
+of their tensors, nothing else of theirs. {planned} are planned, {quantized} quantized and verified,
+{decided} decided by `check` for both engines, {replayed} replayed; {named} are read, or refused
+with the name of what they are.
+
+`inspect` names family and lints, the recipes the share of bytes that stays, `vllm` and `sglang`
+what `check` says of BF16; a number is an error below.
+"""
 
 
 class Answer(NamedTuple):
@@ -66,12 +77,13 @@ class Answers:
     @property
     def decided(self) -> bool:
         """Every engine has a verdict."""
-        return all(not self.said[engine].text.startswith("unknown") for engine in ENGINES)
+        verdicts = ("loads", "refused")
+        return all(self.said[engine].text.startswith(verdicts) for engine in ENGINES)
 
     @property
     def named(self) -> bool:
         """What is refused is told what it is."""
-        return self.said["inspect"].good or "is not supported" in self.said["inspect"].text
+        return self.said["inspect"].good or "not supported" in self.said["inspect"].text
 
 
 def ask(draft: WildDraft, work: Path) -> Answers:
@@ -95,7 +107,7 @@ def _said(command: object, *arguments: object) -> Answer:
     except DraftQuantError as exc:
         where = exc.where.rpartition("config.json")[2].lstrip(": ")
         text = f"{where}: {exc.what}" if where and "/" not in where else exc.what
-        return Answer(False, text)
+        return Answer(False, f"{text}; fix: {exc.fix}")
     assert isinstance(answer, Answer)
     return answer
 
@@ -135,6 +147,7 @@ def _replay(folder: Path, traces: Path) -> Answer:
         "lm_head.weight": torch.randn(geometry.draft_vocab_size, hidden),
     }
     draft = load_draft(folder, shared=shared)
+    check_reads_layers(draft)  # as `record` does before it records anything
     _write_traces(draft.geometry, traces)
     (played,) = replay_drafts([draft], TraceFolder.open(traces), num_draft_tokens=3)
     assert played.prompts
@@ -172,17 +185,60 @@ def _write_traces(geometry: object, out: Path) -> None:
 
 def table(answers: Sequence[Answers]) -> str:
     """The text of README.md."""
-    raise NotImplementedError
+    columns = ("inspect", *RECIPES, "quantize", *ENGINES, "replay")
+    lines = [HEAD.format(count=len(answers), **figures(answers))]
+    lines.append(f"| draft | {' | '.join(columns)} |")
+    lines.append("|---" * (1 + len(columns)) + "|")
+    errors: dict[str, int] = {}
+    for each in answers:
+        cells = [_cell(each.said[column], errors) for column in columns]
+        lines.append(f"| {each.draft.name} | {' | '.join(cells)} |")
+    lines += ["", "## What they say", ""]
+    lines += [f"{number}. {text}" for text, number in errors.items()]
+    lines += ["", "## Where the facts are from", ""]
+    lines += [f"- {each.draft.name}: {each.draft.source}" for each in answers]
+    return "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    """Ask about all drafts and write the table."""
+def figures(answers: Sequence[Answers]) -> dict[str, int]:
+    """How many drafts each command has an answer for."""
+    return {
+        "planned": sum(each.planned for each in answers),
+        "quantized": sum(each.said["quantize"].good for each in answers),
+        "decided": sum(each.decided for each in answers),
+        "replayed": sum(each.said["replay"].good for each in answers),
+        "named": sum(each.named for each in answers),
+    }
+
+
+def _cell(answer: Answer, errors: dict[str, int]) -> str:
+    """A short answer, or the number of a long one."""
+    verdict, colon, rest = answer.text.partition(": ")
+    if answer.good or not colon:
+        return answer.text
+    told = verdict if verdict in _VERDICTS else "refused"
+    text = _short(rest if verdict in _VERDICTS else answer.text)
+    return f"{told} ({errors.setdefault(text, len(errors) + 1)})"
+
+
+def _short(text: str) -> str:
+    """Without folders, and no longer than a line or two."""
+    text = re.sub(r"/\S*/(real|small)\b", "DRAFT", text)
+    return text if len(text) <= _MOST_OF_AN_ERROR else text[:_MOST_OF_AN_ERROR] + " …"
+
+
+def ask_all() -> list[Answers]:
+    """Ask about every draft of the list."""
     found = []
     for draft in wild_drafts():
         with tempfile.TemporaryDirectory() as work:
             found.append(ask(draft, Path(work)))
-    json.dump([[a.draft.name, {k: list(v) for k, v in a.said.items()}] for a in found], sys.stdout)
-    print(Counter(a.planned for a in found), Counter(a.decided for a in found), file=sys.stderr)
+    return found
+
+
+def main() -> int:
+    """Ask about all drafts and write the table."""
+    TABLE_FILE.write_text(table(ask_all()))
     return 0
 
 

@@ -347,3 +347,6 @@ def _write_hole(path: Path, shapes: Shapes) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
+        if "t2d" in header:  # the first tokens, as d2t without offsets says
+            file.seek(8 + len(text) + header["t2d"]["data_offsets"][0])
+            file.write(b"\1" * shapes["d2t"][0])

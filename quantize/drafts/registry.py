@@ -96,9 +96,16 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
             where,
             f"num_hidden_layers: {geometry.num_layers} layers, but {len(checkpoint.tensors)}"
             " tensors in all",
-            fix="correct 'num_hidden_layers'",
+            fix="correct 'num_hidden_layers': the tensors are those of"
+            f" {_stored_layers(checkpoint, by_config[0])} layer(s)",
         )
     return by_config[0], geometry
+
+
+def _stored_layers(checkpoint: Checkpoint, family: Family) -> int:
+    """How many decoder layers have tensors; trainers copy the target's number into a draft of one."""
+    names = map(family.canonical_name, checkpoint.tensors)
+    return len({name.split(".")[1] for name in names if name.startswith("layers.")})
 
 
 def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
