@@ -41,6 +41,15 @@ SAMPLE = (
 """Asked everything here; `tests/wild_answers.py` asks about all of them."""
 
 
+WRITTEN = TABLE_FILE.read_text()
+
+
+def cells(text: str, name: str) -> list[str]:
+    """The cells of a draft's row, without the numbers of errors."""
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+    return [cell.partition(" (")[0] for cell in row.split(" | ")]
+
+
 def test_the_list_is_long_and_names_its_sources() -> None:
     assert len(DRAFTS) >= 60
     assert len({draft.name for draft in DRAFTS}) == len(DRAFTS)
@@ -72,14 +81,7 @@ def test_a_draft_is_read_or_told_what_it_is(draft: WildDraft, tmp_path: Path) ->
 def test_the_table_is_what_the_commands_say(name: str, tmp_path: Path) -> None:
     draft = next(draft for draft in DRAFTS if draft.name == name)
     found = ask(draft, tmp_path)
-    columns = [
-        line for line in TABLE_FILE.read_text().splitlines() if line.startswith(f"| {name} |")
-    ]
-    assert len(columns) == 1
-    (row,) = [line for line in table([found]).splitlines() if line.startswith(f"| {name} |")]
-    assert [cell.partition(" (")[0] for cell in columns[0].split(" | ")] == [
-        cell.partition(" (")[0] for cell in row.split(" | ")
-    ]
+    assert cells(WRITTEN, name) == cells(table([found]), name)
 
 
 def test_a_draft_without_plan_or_verdict_is_not_counted() -> None:

@@ -103,7 +103,7 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
 
 
 def _stored_layers(checkpoint: Checkpoint, family: Family) -> int:
-    """How many decoder layers have tensors; trainers copy the target's number into a draft of one."""
+    """How many decoder layers have tensors; some trainers copy the target's number."""
     names = map(family.canonical_name, checkpoint.tensors)
     return len({name.split(".")[1] for name in names if name.startswith("layers.")})
 
