@@ -12,6 +12,7 @@ from draftquant.calibration.passes.draft_inputs import check_reads_layers
 from draftquant.calibration.recording.target_shape import TargetShape, chosen_layers
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.estimate.estimate import make_estimate
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -19,6 +20,7 @@ from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
+from draftquant.scripts.cli import main
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_mla import tiny_eagle3_mla
 
@@ -286,3 +288,17 @@ def test_replay_of_a_last_hidden_state_says_why_not(draft: Path) -> None:
     ):
         with pytest.raises(TraceError, match="use_aux_hidden_state is false: it reads"):
             refuse()
+
+
+def test_other_commands_on_a_draft_without_fc(
+    draft: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = read_tensors(draft)
+    del tensors["fc.weight"]
+    write_tensors(draft, tensors)
+    edit_json(draft / "config.json", eagle_config=LAST_STATE)
+    assert main(["inspect", str(draft)]) == 0
+    assert "reads the target's last hidden state, behind its final norm" in capsys.readouterr().out
+    assert main(["plan", str(draft), "--recipe", "int4-channel"]) == 0
+    read = read_draft(Checkpoint.open(draft))
+    assert make_estimate(read, [], num_draft_tokens=3, context=8, tp=1).candidates

@@ -66,6 +66,7 @@ RIGHT = {
     "qwen3",
     "qwen3-ordinary",
     "qwen3-qkv-kept",
+    "rope-missing",
     "ct-scales-without-axis",
     "mla-two-layers",
     "mla-two-layers-hidden-norm",
