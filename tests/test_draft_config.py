@@ -1,5 +1,6 @@
 """Faults in the config.json of EAGLE-3 Llama drafts."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import check_reads_layers
-from draftquant.calibration.recording.target_shape import TargetShape, chosen_layers
+from draftquant.calibration.recording.target_shape import TargetShape, chosen_layers, feature_spec
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.estimate.estimate import make_estimate
@@ -273,7 +274,7 @@ def test_an_empty_list_of_layers_is_the_default(draft: Path) -> None:
     assert (geometry.aux_layer_ids, geometry.num_aux_layers) == (None, 3)
 
 
-def test_replay_of_a_last_hidden_state_says_why_not(draft: Path) -> None:
+def test_recording_for_a_last_hidden_state(draft: Path) -> None:
     tensors = read_tensors(draft)
     del tensors["fc.weight"]
     write_tensors(draft, tensors)
@@ -282,12 +283,15 @@ def test_replay_of_a_last_hidden_state_says_why_not(draft: Path) -> None:
     rows = torch.randn(1, 5, 64)
     assert torch.equal(loaded.forward.fuse(rows), rows)
     shape = TargetShape(num_layers=8, vocab_size=96, hidden_size=64, max_positions=None)
-    for refuse in (
-        lambda: chosen_layers(None, loaded, shape),
-        lambda: check_reads_layers(loaded),
-    ):
-        with pytest.raises(TraceError, match="use_aux_hidden_state is false: it reads"):
-            refuse()
+    assert chosen_layers(None, loaded, shape) == (7,)
+    spec = feature_spec(shape, (7,), loaded, "float32")
+    assert (spec.kind, spec.width, spec.fusion_sha256) == ("fused", 64, loaded.fusion_sha256)
+    with pytest.raises(TraceError, match="reads the target's last hidden state, no layers"):
+        chosen_layers([1, 3, 4], loaded, shape)
+    with pytest.raises(TraceError, match=r"it reads 64 torch\.float32 values, the target gives 32"):
+        feature_spec(dataclasses.replace(shape, hidden_size=32), (7,), loaded, "float32")
+    with pytest.raises(TraceError, match="use_aux_hidden_state is false: it reads the target's"):
+        check_reads_layers(loaded)
 
 
 def test_other_commands_on_a_draft_without_fc(

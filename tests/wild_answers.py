@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from draftquant.calibration.passes.draft_inputs import check_reads_layers, default_aux_layer_ids
+from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids, reads_layers
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
@@ -29,7 +29,7 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.lints import find_lints
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
-from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import DraftQuantError, load_recipe
 from draftquant.validate.replay import replay_drafts
 from wild_drafts import DRAFTS_FILE, WildDraft, wild_drafts
@@ -147,28 +147,30 @@ def _replay(folder: Path, traces: Path) -> Answer:
         "lm_head.weight": torch.randn(geometry.draft_vocab_size, hidden),
     }
     draft = load_draft(folder, shared=shared)
-    check_reads_layers(draft)  # as `record` does before it records anything
-    _write_traces(draft.geometry, traces)
+    _write_traces(draft, traces)
     (played,) = replay_drafts([draft], TraceFolder.open(traces), num_draft_tokens=3)
     assert played.prompts
     return Answer(True, "runs")
 
 
-def _write_traces(geometry: object, out: Path) -> None:
-    """One prompt of random text and features."""
-    g = geometry
-    width = g.num_aux_layers * g.target_hidden_size  # type: ignore[attr-defined]
-    vocab: int = g.vocab_size  # type: ignore[attr-defined]
-    ids = g.aux_layer_ids or default_aux_layer_ids(_NUM_TARGET_LAYERS)  # type: ignore[attr-defined]
+def _write_traces(draft: LoadedDraft, out: Path) -> None:
+    """One prompt of random text and features, as `record` makes them for the draft."""
+    g, fuses = draft.geometry, reads_layers(draft)
+    ids = g.aux_layer_ids or default_aux_layer_ids(_NUM_TARGET_LAYERS)
+    width = g.num_aux_layers * g.target_hidden_size
     identity = TargetIdentity(
         name="random",
         config_sha256=None,
         weights_sha256=None,
         num_layers=_NUM_TARGET_LAYERS,
-        vocab_size=vocab,
+        vocab_size=g.vocab_size,
     )
     spec = FeatureSpec(
-        kind="aux", width=width, dtype="float32", aux_layer_ids=tuple(ids), fusion_sha256=None
+        kind="aux" if fuses else "fused",
+        width=width,
+        dtype="float32",
+        aux_layer_ids=tuple(ids) if fuses else (_NUM_TARGET_LAYERS - 1,),
+        fusion_sha256=None if fuses else draft.fusion_sha256,
     )
     token_ids = torch.arange(_NUM_TOKENS)
     trace = PromptTrace(

@@ -78,8 +78,8 @@ def without_fc(draft: Draft) -> Iterator[Lint]:
             name="last-hidden-state",
             level="note",
             cause="use_aux_hidden_state is false: the draft reads the target's last hidden state,"
-            " behind its final norm, and has no fc; traces hold the outputs of layers before it",
-            remedy="quantize it without traces, and measure it on a server",
+            " behind its final norm, and has no fc; dumps and engines hand out outputs of layers",
+            remedy="record its traces with transformers: draftquant record --fuse-with DRAFT",
         )
 
 
