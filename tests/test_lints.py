@@ -220,6 +220,7 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
             to, {"rope_theta": 5e4, SECTION: {KEY: [1, 3, 4], "parallel_draft_step": 1}}
         ),
     ],
+    "dflash-block-size-missing": [lambda to: dflash(to, {"block_size": None})],
     "dflash-sliding": [
         lambda to: dflash(
             to, layer_types=["full_attention", "sliding_attention"], sliding_window=64

@@ -25,7 +25,6 @@ KINDS = {
     "causal-lm": "a whole language model",
 }
 REFUSED_FOR_A_KEY = {
-    "TorchSpec dflash_draft_config": "block_size: missing key",
     "AngelSlim cosyvoice3-llm-eagle3": "num_hidden_layers: 24 layers, but 16 tensors in all",
 }
 SAMPLE = (

@@ -23,6 +23,7 @@ CHECKS: tuple[Check, ...] = (
     norms.norm_before_fc,
     norms.norm_output,
     norms.double_norm,
+    dflash.block_size,
     dflash.causality,
     storage.layout,
     storage.architecture,
