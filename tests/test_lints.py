@@ -245,7 +245,10 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
             to, embed=False, config={"sliding_window_non_causal": True}
         )
     ],
-    "model-type": [lambda to: mla(to, {"model_type": "deepseek_v3"})],
+    "model-type": [
+        lambda to: dflash(to, model_type="dflash"),
+        lambda to: mla(to, {"model_type": "deepseek_v3"}),
+    ],
     "architecture-name": [
         lambda to: llama(to, {"architectures": ["Eagle3LlamaForCausalLM"]}),
         lambda to: llama(to, {"architectures": ["LlamaForCausalLM"]}),

@@ -191,7 +191,7 @@ class Engine:
         casts: families for which it stores a float weight in FP8 without a word.
         refuses_casts: families for which it raises instead.
         dropped: family -> beginnings of names that it drops, though it refuses others.
-        rooted: family -> what it makes of tensors named model.X; None = the same as of X.
+        rooted: family -> root -> what it makes of tensors named ROOT.X; None = the same as of X.
         fc_norm_keys: of config.json, under which the norms before fc are asked for.
         old_norms: families for which it takes these norms under their older names.
         shares: families whose embedding and head are the target's, whatever the draft has.
@@ -239,7 +239,7 @@ class Engine:
     casts: frozenset[str] = frozenset()
     refuses_casts: frozenset[str] = frozenset()
     dropped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    rooted: Mapping[str, Finding | None] = field(default_factory=dict)
+    rooted: Mapping[str, Mapping[str, Finding | None]] = field(default_factory=dict)
     fc_norm_keys: tuple[str, ...] = ("fc_norm",)
     old_norms: frozenset[str] = frozenset()
     shares: frozenset[str] = frozenset()

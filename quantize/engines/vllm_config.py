@@ -8,6 +8,7 @@ import re
 
 from ..drafts.architectures import OTHER_NAMES
 from .contract import Finding, Question
+from .misnamed import strip_root
 
 INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
 UNSUPPORTED = INVALID.format("Model architectures ['{}'] are not supported for now.")
@@ -57,14 +58,19 @@ _OF_MTP = re.compile(r"NextN$|MTP")
 """Names whose config it rewrites, by model_type, to one that is registered."""
 
 
-def _no_model(class_name: str) -> Finding:
-    """Names that begin with "model." get another one: `llama_eagle3.py:444`."""
-    text = f"ValueError: There is no module or parameter named 'model' in {class_name}."
-    return Finding("load", text, "strip 'model.' from the names of the tensors, but not of lm_head")
+def _roots(class_name: str, *names: str) -> dict[str, Finding]:
+    """It puts "model." before every name but that of the head: `llama_eagle3.py:444`."""
+    text = f"ValueError: There is no module or parameter named '{{}}' in {class_name}."
+    return {
+        f"{name}.": Finding("load", text.format(name), strip_root(f"{name}.")) for name in names
+    }
 
 
-NO_MODEL_IN_LLAMA = _no_model("LlamaModel")
-NO_MODEL_IN_DEEPSEEK = _no_model("DeepseekV2Eagle3Model")
+ROOTED = {
+    "eagle3-llama": _roots("LlamaModel", "model", "draft_model", "eagle_module"),
+    "eagle3-mla": _roots("DeepseekV2Eagle3Model", "model"),
+    "dflash": _roots("DFlashQwen3Model", "draft_model", "dflash_module"),
+}
 
 
 def architecture_problem(name: str) -> Finding | None:

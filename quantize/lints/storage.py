@@ -118,6 +118,18 @@ def model_type(draft: Draft) -> Iterator[Lint]:
             remedy="write kimi_k2, the same configuration class under another name",
             fix={"model_type": "kimi_k2"},
         )
+    if (
+        draft.geometry.block_size is not None
+        and draft.checkpoint.config.get("model_type") == "dflash"
+    ):
+        yield Lint(
+            name="model-type",
+            level="warning",
+            cause="model_type dflash is TorchSpec's own: Transformers does not know it, so neither"
+            " vLLM 0.33 nor SGLang 0.5.23 reads config.json",
+            remedy="write qwen3, whose layers these are",
+            fix={"model_type": "qwen3"},
+        )
 
 
 def embedding(draft: Draft) -> Iterator[Lint]:

@@ -18,6 +18,7 @@ sys.path.insert(0, str(HERE.parent))  # tiny.py and its kin
 import numpy as np  # noqa: E402
 from cases import TARGET_FOLDER, write_target  # noqa: E402
 from tiny import Stored, read_tensors, store, tiny_eagle3_llama, write_tensors  # noqa: E402
+from tiny_dflash import tiny_dflash  # noqa: E402
 from tiny_mla import tiny_eagle3_mla  # noqa: E402
 
 OUT = HERE / "names.json"
@@ -34,6 +35,7 @@ _MLA = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
+_DFLASH = {**_SHAPE, "heads": 8, "kv_heads": 4, "head_dim": 64, "num_layers": 2}
 _LAST_STATE = {"use_aux_hidden_state": False, "eagle_aux_hidden_state_layer_ids": []}
 _NO_LAYERS = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": []}
 _LLAMA3 = {
@@ -97,6 +99,10 @@ def write_drafts(out: Path) -> list[str]:
     mla("mla-eagle-3.1", config=eagle31, add=_fc_norms(""))
     mla("mla-model-prefix", rename=lambda n: n if n.startswith("lm_head") else f"model.{n}")
     mla("mla-no-fc", config={"eagle_config": _LAST_STATE}, drop=("fc.weight",))
+    for spelling in ("torchspec", "draft_model", "dflash_module"):
+        tiny_dflash(out / f"dflash-{spelling}", spelling=spelling, **_DFLASH)  # type: ignore[arg-type]
+    for root in ("draft_model.", "eagle_module."):
+        llama(f"{root}prefix", rename=lambda name, root=root: f"{root}{name}")
     return sorted(path.name for path in out.iterdir() if path.name != TARGET_FOLDER)
 
 

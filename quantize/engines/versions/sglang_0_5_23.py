@@ -2,7 +2,7 @@
 
 from .. import sglang, sglang_config
 from ..captured import sglang_captures
-from ..contract import Engine, Finding
+from ..contract import Engine
 from ..sglang_schemes import SCHEMES
 
 ENGINE = Engine(
@@ -32,14 +32,7 @@ ENGINE = Engine(
         " compressed-tensors config."
     },
     drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
-    rooted={
-        "eagle3-llama": None,
-        "eagle3-mla": Finding(
-            "wrong",
-            "dropped: every tensor whose name begins with 'model.'",
-            "strip 'model.' from the names of the tensors, but not of lm_head",
-        ),
-    },
+    rooted=sglang_config.ROOTED,
     casts=frozenset({"eagle3-llama", "dflash"}),
     refuses_casts=frozenset({"eagle3-mla"}),
     fc_norm_keys=("fc_norm", "use_aux_norm"),

@@ -30,10 +30,7 @@ ENGINE = Engine(
     module_problem=vllm.module_problem,
     refuses_unknown=_FAMILIES,
     casts=_FAMILIES,
-    rooted={
-        "eagle3-llama": vllm_config.NO_MODEL_IN_LLAMA,
-        "eagle3-mla": vllm_config.NO_MODEL_IN_DEEPSEEK,
-    },
+    rooted=vllm_config.ROOTED,
     dropped={"eagle3-llama": ("input_norm.",)},
     later_norm="input_layernorm",
     embedding_rows="AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515:"
