@@ -108,7 +108,10 @@ def layout(draft: Draft) -> Iterator[Lint]:
 
 
 def model_type(draft: Draft) -> Iterator[Lint]:
-    """Source: vLLM 0.33 `config/speculative.py` `hf_config_override`; kimi_k2 is left alone."""
+    """Source: vLLM 0.33 `config/speculative.py` `hf_config_override`; kimi_k2 is left alone.
+
+    Of DFlash: loaded in both engines (`tests/engines/names.json`).
+    """
     if eagle3(draft) is not None and draft.checkpoint.config.get("model_type") == "deepseek_v3":
         yield Lint(
             name="model-type",
