@@ -70,8 +70,9 @@ def _check_quantizable(recipe: Recipe, draft: Draft, row: Row) -> None:
 
 
 def _check_rules_used(recipe: Recipe, draft: Draft, used: frozenset[int]) -> None:
+    without_fc = not getattr(draft.geometry, "fuses", True)
     for index, rule in enumerate(recipe.rules):
-        if index in used or rule.optional:
+        if index in used or rule.optional or (without_fc and rule.role == ("fusion",)):
             continue
         hint = f"roles here: {sorted({row.role for row in draft.rows})}"
         if rule.tensor:

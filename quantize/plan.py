@@ -5,6 +5,7 @@ quantized linears must be what the recipe expects; anything else stops here.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from .drafts.fused import fused_names
 from .drafts.runtime_names import excluded_modules, known_target_layers, modules_in_layers
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
+from .group_sizes import check_groups
 from .layouts import OwnFormat, check_layout, get_layout
 from .lints.concat import concat_linears
 
@@ -185,7 +187,9 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     check_layout(recipe)
     layout = get_layout(recipe.layout)
     steps = []
-    for row, index in zip(draft.rows, claims(recipe, draft), strict=True):
+    claimed = list(zip(draft.rows, claims(recipe, draft), strict=True))
+    _check_groups(recipe, claimed)
+    for row, index in claimed:
         rule = recipe.rules[index]
         action: StepAction = rule.action
         if action == "quantize":
@@ -202,6 +206,12 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     _check_excludable(plan)
     _check_names(plan)
     return plan
+
+
+def _check_groups(recipe: Recipe, claimed: Sequence[tuple[Row, int]]) -> None:
+    rules = [(row.tensor, recipe.rules[index]) for row, index in claimed]
+    quantized = [(t, recipe.of(rule).weights) for t, rule in rules if rule.action == "quantize"]
+    check_groups(recipe, quantized)
 
 
 def _balanced(plan: Plan) -> Plan:

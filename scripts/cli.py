@@ -29,6 +29,7 @@ COMMANDS = {
     "retune": "teach a quantized draft by its target, and BF16 alike to compare with",
     "verify": "re-read a quantized draft with an independent decoder",
     "dequantize": "the weights of a quantized draft as plain ones, for any engine",
+    "unpickle": "a draft's pickled weights as safetensors, which everything here reads",
     "transcode": "the same codes in another layout or carrier, bit for bit",
     "check": "what vLLM, SGLang or TensorRT-LLM will do with a draft folder",
     "clean": "remove what killed runs left beside outputs",

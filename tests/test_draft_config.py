@@ -1,14 +1,29 @@
 """Faults in the config.json of EAGLE-3 Llama drafts."""
 
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from draftquant.calibration.errors import TraceError
+from draftquant.calibration.passes.draft_inputs import check_reads_layers
+from draftquant.calibration.recording.target_shape import TargetShape, chosen_layers, feature_spec
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.estimate.estimate import make_estimate
 from draftquant.quantize.files.checkpoint import Checkpoint
-from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import load_recipe
+from draftquant.scripts.cli import main
+from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_mla import tiny_eagle3_mla
 
 
 def refused(folder: Path, what: str, fix: str = "") -> None:
@@ -42,7 +57,18 @@ def test_architectures(architectures: object, what: str, draft: Path) -> None:
     refused(draft, f"architectures: {what}")
 
 
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Eagle3LlamaForCausalLM"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LlamaForCausalLM",
+        "Eagle3LlamaForCausalLM",
+        "Eagle3MiniMaxM2ForCausalLM",
+        "Eagle3Qwen2_5vlForCausalLM",
+        "Eagle3Qwen3vlForCausalLM",
+        "EAGLE3LlamaForCausalLM",
+        "CosyVoice3Eagle3LlamaForCausalLM",
+    ],
+)
 def test_other_names_of_the_same_draft(name: str, draft: Path) -> None:
     plain = read_draft(Checkpoint.open(draft))
     edit_json(draft / "config.json", architectures=[name])
@@ -54,12 +80,86 @@ def test_other_names_of_the_same_draft(name: str, draft: Path) -> None:
     )
 
 
-def test_an_ordinary_model_is_no_draft_whatever_engines_call_theirs(draft: Path) -> None:
+@pytest.mark.parametrize(("fused", "what"), [(False, ""), (True, ": it is EAGLE-1, which is not")])
+def test_an_ordinary_model_is_no_draft_whatever_engines_call_theirs(
+    fused: bool, what: str, draft: Path
+) -> None:
     tensors = read_tensors(draft)
-    del tensors["fc.weight"]
+    del tensors["midlayer.hidden_norm.weight"]
+    if not fused:
+        del tensors["fc.weight"]
     write_tensors(draft, tensors)
     edit_json(draft / "config.json", architectures=["LlamaForCausalLM"])
-    refused(draft, "architectures: 'LlamaForCausalLM' is no draft family")
+    refused(draft, f"architectures: 'LlamaForCausalLM' is no draft family{what}")
+
+
+def unlike_any_name(draft: Path, architecture: str, **tensors: Stored) -> None:
+    edit_json(draft / "config.json", architectures=[architecture])
+    write_tensors(draft, tensors)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("DSparkDraftModel", "DSpark"),
+        ("K3DSparkModel", "DSpark"),
+        ("DFlash2DraftModel", "DFlash2"),
+        ("DominoDraftModel", "Domino"),
+        ("PEagleDraftModel", "P-EAGLE"),
+        ("PeagleQwen3ForCausalLM", "P-EAGLE"),
+        ("LiLiCorrDraftModel", "LiLiCorr"),
+        ("Qwen3XPressModel", "XPress"),
+        ("MuseGlimmerAssistantModel", "Muse Glimmer's DFlash"),
+        ("DFlashLagunaForCausalLM", "Laguna's DFlash"),
+        ("MedusaModel", "Medusa"),
+        ("DeepseekV3ForCausalLMNextN", "an MTP layer"),
+        ("Qwen3NextMTP", "an MTP layer"),
+        ("GptOssForCausalLMEagle3", "EAGLE-3 with layers of another kind"),
+        ("LlamaForCausalLMEagle", "EAGLE-1"),
+        ("Gemma4AssistantForCausalLM", "Gemma's assistant"),
+    ],
+)
+def test_what_is_refused_by_name_is_told_what_it_is(
+    architecture: str, kind: str, draft: Path
+) -> None:
+    edit_json(draft / "config.json", architectures=[architecture])
+    refused(draft, f"{architecture!r} is no draft family: it is {kind}, which is not supported")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        ("markov_head.markov_w1.weight", "DSpark"),
+        ("prefix_gru.weight_ih_l0", "Domino"),
+        ("candidate_selector.prev_embedding.weight", "DFlash2"),
+        ("mask_hidden", "P-EAGLE"),
+        ("0.0.linear.weight", "Medusa"),
+        ("model.layers.61.eh_proj.weight", "an MTP layer"),
+        ("mtp.fc.weight", "an MTP layer"),
+        ("model.fc.weight", "EAGLE-1"),
+        ("model.layers.3.mlp.up_proj.weight", "a whole language model"),
+    ],
+)
+def test_where_no_name_tells_the_kind_tensors_do(tensor: str, kind: str, draft: Path) -> None:
+    unlike_any_name(draft, "LlamaForCausalLM", **{tensor: Stored("BF16", (1,), bytes(2))})
+    refused(draft, f"it is {kind}, which is not supported")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        ("mask_hidden", "P-EAGLE"),
+        ("midlayer.mlp.experts.gate_up_proj", "EAGLE-3 with a mixture of experts"),
+        ("enorm.weight", "EAGLE-3 with TensorRT-LLM's eh_proj"),
+        ("parallel_draft_heads.0.weight", "EAGLE-3 with ModelOpt's parallel heads"),
+    ],
+)
+def test_relatives_of_eagle3_are_named(tensor: str, kind: str, draft: Path) -> None:
+    tensors = read_tensors(draft)
+    write_tensors(draft, tensors | {tensor: Stored("BF16", (1,), bytes(2))})
+    with pytest.raises(CheckpointError) as caught:
+        read_draft(Checkpoint.open(draft))
+    assert f"is the mark of {kind}" in caught.value.what
 
 
 def test_tensors_without_the_marks_of_any_family(draft: Path) -> None:
@@ -84,12 +184,13 @@ def test_another_activation_than_silu_is_refused(draft: Path) -> None:
 def test_number_of_layers_that_no_file_has(draft: Path) -> None:
     edit_json(draft / "config.json", num_hidden_layers=10**12)
     refused(draft, "num_hidden_layers: 1000000000000 layers, but 14 tensors", "correct 'num_hid")
+    refused(draft, "", "the tensors are those of 1 layer(s)")
 
 
 REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "rms_norm_eps")
 
 
-@pytest.mark.parametrize("key", [*REQUIRED, "num_attention_heads", "rope_theta"])
+@pytest.mark.parametrize("key", [*REQUIRED, "num_attention_heads"])
 def test_missing_key(key: str, draft: Path) -> None:
     edit_json(draft / "config.json", **{key: None})
     refused(draft, f"{key}: missing key", f"add '{key}' as the draft was trained with it")
@@ -110,7 +211,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("attention_bias", "no", "true or false"),
     *(
         ("eagle_config", {"eagle_aux_hidden_state_layer_ids": ids}, NO_IDS)
-        for ids in ([], [3, 1], [1, 1], [-1], [1.0], ["1"], [True], "1", 1, {})
+        for ids in ([3, 1], [1, 1], [-1], [1.0], ["1"], [True], "1", 1, {})
     ),
 ]
 
@@ -129,11 +230,79 @@ def test_number_that_is_not_finite(value: str, draft: Path) -> None:
     refused(draft, "rms_norm_eps: expected a positive number, got ", "correct 'rms_norm_eps'")
 
 
-def test_unknown_rope_type(draft: Path) -> None:
-    edit_json(draft / "config.json", rope_scaling={"rope_type": "llama3", "factor": 8})
-    refused(draft, "rope type 'llama3' is not one of 'default', 'yarn'", "only these two")
-
-
 def test_more_heads_than_channels_leave_no_width_for_a_head(draft: Path) -> None:
     edit_json(draft / "config.json", num_attention_heads=65, head_dim=None)
     refused(draft, "head_dim: expected a positive whole number, got 0", "correct 'head_dim'")
+
+
+# Drafts without fc, and lists of no layers
+
+LAST_STATE = {"use_aux_hidden_state": False, "eagle_aux_hidden_state_layer_ids": []}
+
+
+@pytest.mark.parametrize("builder", [tiny_eagle3_llama, tiny_eagle3_mla])
+def test_a_draft_that_reads_the_last_hidden_state_has_no_fc(
+    builder: Callable[..., Path], tmp_path: Path
+) -> None:
+    draft = builder(tmp_path / "draft", config={"eagle_config": LAST_STATE, "fc_norm": True})
+    tensors = read_tensors(draft)
+    with pytest.raises(CheckpointError, match=r"fc.weight: no tensor of eagle3-"):
+        read_draft(Checkpoint.open(draft))
+    del tensors["fc.weight"]
+    write_tensors(draft, tensors)
+    geometry: Any = read_draft(Checkpoint.open(draft)).geometry
+    assert (geometry.fuses, geometry.fc_norm, geometry.aux_layer_ids) == (False, False, None)
+    plan = make_plan(load_recipe("fp8-ptpc"), read_draft(Checkpoint.open(draft)))
+    quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=draft))
+    assert not verify(tmp_path / "out", draft).faults
+
+
+def test_a_last_hidden_state_is_as_wide_as_the_draft(draft: Path) -> None:
+    edit_json(draft / "config.json", eagle_config=LAST_STATE, target_hidden_size=32)
+    refused(draft, "use_aux_hidden_state: false needs a target as wide as the draft: 32 is not 64")
+
+
+def test_use_aux_hidden_state_of_the_wrong_type(draft: Path) -> None:
+    edit_json(draft / "config.json", eagle_config={"use_aux_hidden_state": "no"})
+    with pytest.raises(CheckpointError, match="use_aux_hidden_state: expected true or false"):
+        read_draft(Checkpoint.open(draft))
+
+
+def test_an_empty_list_of_layers_is_the_default(draft: Path) -> None:
+    edit_json(draft / "config.json", eagle_config={"eagle_aux_hidden_state_layer_ids": []})
+    geometry = read_draft(Checkpoint.open(draft)).geometry
+    assert (geometry.aux_layer_ids, geometry.num_aux_layers) == (None, 3)
+
+
+def test_recording_for_a_last_hidden_state(draft: Path) -> None:
+    tensors = read_tensors(draft)
+    del tensors["fc.weight"]
+    write_tensors(draft, tensors)
+    edit_json(draft / "config.json", eagle_config=LAST_STATE)
+    loaded = load_draft(draft)
+    rows = torch.randn(1, 5, 64)
+    assert torch.equal(loaded.forward.fuse(rows), rows)
+    shape = TargetShape(num_layers=8, vocab_size=96, hidden_size=64, max_positions=None)
+    assert chosen_layers(None, loaded, shape) == (7,)
+    spec = feature_spec(shape, (7,), loaded, "float32")
+    assert (spec.kind, spec.width, spec.fusion_sha256) == ("fused", 64, loaded.fusion_sha256)
+    with pytest.raises(TraceError, match="reads the target's last hidden state, no layers"):
+        chosen_layers([1, 3, 4], loaded, shape)
+    with pytest.raises(TraceError, match=r"it reads 64 torch\.float32 values, the target gives 32"):
+        feature_spec(dataclasses.replace(shape, hidden_size=32), (7,), loaded, "float32")
+    with pytest.raises(TraceError, match="use_aux_hidden_state is false: it reads the target's"):
+        check_reads_layers(loaded)
+
+
+def test_other_commands_on_a_draft_without_fc(
+    draft: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = read_tensors(draft)
+    del tensors["fc.weight"]
+    write_tensors(draft, tensors)
+    edit_json(draft / "config.json", eagle_config=LAST_STATE)
+    assert main(["inspect", str(draft)]) == 0
+    assert "reads the target's last hidden state, behind its final norm" in capsys.readouterr().out
+    assert main(["plan", str(draft), "--recipe", "int4-channel"]) == 0
+    read = read_draft(Checkpoint.open(draft))
+    assert make_estimate(read, [], num_draft_tokens=3, context=8, tp=1).candidates

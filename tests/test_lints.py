@@ -141,12 +141,27 @@ def pruned(to: Path, d2t: Stored, *, kept: list[int] | None = None, **keys: Any)
     return set_tensors(to, d2t=d2t, t2d=t2d, **{"lm_head.weight": rows})
 
 
+LAST_STATE = {"use_aux_hidden_state": False}
+
+
+def without_fc(folder: Path) -> Path:
+    tensors = read_tensors(folder)
+    del tensors["fc.weight"]
+    write_tensors(folder, tensors)
+    return folder
+
+
 TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     "rope-base": [
         lambda to: mla(to, {"rope_theta": 50000.0}),
         lambda to: llama(to, {"rope_theta": 50000.0, "_torchspec_version": "0.1"}),
     ],
     "rope-injected": [lambda to: llama(to, {"rope_scaling": YARN})],
+    "rope-theta-missing": [lambda to: set_keys(llama(to), rope_theta=ABSENT)],
+    "rope-unreplayed": [
+        lambda to: llama(to, {"rope_scaling": {"rope_type": "longrope"}}),
+        lambda to: llama(to, {"partial_rotary_factor": 0.5}),
+    ],
     "aux-layer-ids": [
         lambda to: llama(to, {KEY: None}),
         lambda to: llama(to, {SECTION: None}),
@@ -155,6 +170,8 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
         lambda to: mla(to, {KEY: [3, 5, 6], SECTION: {KEY: [2, 4, 5]}}),
         lambda to: mla(to, {KEY: None, SECTION: {KEY: [3, 5, 6]}}),
     ],
+    "aux-layer-ids-empty": [lambda to: llama(to, {KEY: None, SECTION: {KEY: []}})],
+    "last-hidden-state": [lambda to: without_fc(llama(to, {KEY: None, SECTION: LAST_STATE}))],
     "aux-layer-zero": [lambda to: mla(to, {KEY: [1, 2, 3], SECTION: {KEY: [0, 1, 2]}})],
     "later-layer-norm": [
         lambda to: llama(to, num_layers=2),
@@ -203,6 +220,7 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
             to, {"rope_theta": 5e4, SECTION: {KEY: [1, 3, 4], "parallel_draft_step": 1}}
         ),
     ],
+    "dflash-block-size-missing": [lambda to: dflash(to, {"block_size": None})],
     "dflash-sliding": [
         lambda to: dflash(
             to, layer_types=["full_attention", "sliding_attention"], sliding_window=64
@@ -227,7 +245,15 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
             to, embed=False, config={"sliding_window_non_causal": True}
         )
     ],
-    "model-type": [lambda to: mla(to, {"model_type": "deepseek_v3"})],
+    "model-type": [
+        lambda to: dflash(to, model_type="dflash"),
+        lambda to: mla(to, {"model_type": "deepseek_v3"}),
+    ],
+    "architecture-name": [
+        lambda to: llama(to, {"architectures": ["Eagle3LlamaForCausalLM"]}),
+        lambda to: llama(to, {"architectures": ["LlamaForCausalLM"]}),
+        lambda to: mla(to, {"architectures": ["Eagle3DeepseekV3ForCausalLM"]}),
+    ],
     "dtype-missing": [lambda to: set_keys(llama(to), torch_dtype=ABSENT)],
     "dtype-mismatch": [
         lambda to: llama(to, {"torch_dtype": "float16"}),
@@ -252,6 +278,13 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     ],
     "embed-tokens": [lambda to: llama(to, embed=True), lambda to: mla(to, embed=True)],
 }
+NOTES = (
+    "embed-tokens",
+    "speculators-layout",
+    "rope-theta-missing",
+    "rope-unreplayed",
+    "last-hidden-state",
+)
 CASES = [(name, i) for name, triggers in TRIGGERS.items() for i in range(len(triggers))]
 
 
@@ -260,7 +293,7 @@ def test_a_trigger_gives_its_lint_and_no_other(name: str, case: int, tmp_path: P
     found = found_in(TRIGGERS[name][case](tmp_path / "draft"))
     assert set(found) - {"speculators-layout"} == {name} - {"speculators-layout"}
     assert name in found
-    note = name in ("embed-tokens", "speculators-layout")
+    note = name in NOTES
     assert found[name].level == ("note" if note else "warning")
     assert found[name].cause
     assert found[name].remedy
@@ -285,7 +318,7 @@ def test_the_readme_lists_every_lint() -> None:
 
 FIXABLE = {
     "aux-layer-ids", "draft-vocab-size-missing", "lm-head-missing", "dflash-causal",
-    "model-type", "dtype-missing", "dtype-mismatch",
+    "model-type", "dtype-missing", "dtype-mismatch", "aux-layer-ids-empty", "architecture-name",
 }  # fmt: skip
 
 

@@ -14,8 +14,10 @@ from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.validate.replay import replay_drafts
 from safetensors.torch import load_file, save_file
 from tied_pair import AUX_LAYER_IDS, HIDDEN, VOCAB, prompt_tokens, save_draft, save_target
+from tiny import edit_json, read_tensors, write_tensors
 from transformers import LlamaForCausalLM
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -153,6 +155,33 @@ def test_fused_features_are_fc_of_the_aux_features(
     other = load_draft(save_draft(tmp_path / "other", target, seed=5), dtype=torch.float64)
     with pytest.raises(TraceError, match="fused with the fc of another draft"):
         check_trace_fits(other, fused)
+
+
+@torch.no_grad()
+def test_a_draft_without_fc_gets_the_state_behind_the_final_norm(
+    target: Path, tmp_path: Path, traces: TraceFolder, model: LlamaForCausalLM
+) -> None:
+    """The last of transformers' hidden states is that behind the norm; 1e-5 as above."""
+    folder = save_draft(tmp_path / "draft", target)
+    tensors = read_tensors(folder)
+    del tensors["fc.weight"]
+    write_tensors(folder, tensors)
+    edit_json(folder / "config.json", eagle_config={"use_aux_hidden_state": False})
+    draft = load_draft(folder, dtype=torch.float64)
+    last = record_traces(
+        target, PROMPTS, tmp_path / "last", max_new_tokens=12, fuse_with=draft, dtype="float64"
+    )
+    assert last.manifest.features.aux_layer_ids == (last.manifest.target.num_layers - 1,)
+    for got, other in zip(last, traces, strict=True):
+        assert torch.equal(got.token_ids, other.token_ids)
+        states = model(got.token_ids[None], output_hidden_states=True).hidden_states
+        expected = states[-1][0, : len(got.features)]
+        torch.testing.assert_close(got.features, expected, rtol=0, atol=1e-5)
+    check_trace_fits(draft, last)
+    (played,) = replay_drafts([draft], last, num_draft_tokens=3)
+    assert len(played.prompts) == len(PROMPTS)
+    with pytest.raises(TraceError, match="reads the target's last hidden state"):
+        check_trace_fits(draft, traces)
 
 
 @pytest.mark.parametrize(

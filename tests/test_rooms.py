@@ -15,10 +15,10 @@ QUANTIZE = (
     ("drafts", "numerics"),
     ("stored", "layouts"),
     ("lints",),
-    ("verify", "algorithms", "claims"),
+    ("verify", "algorithms", "claims", "group_sizes"),
     ("backends", "plan", "recode"),
     ("execute", "engines", "estimate"),
-    ("quantize", "dequantize", "transcode", "tuned"),
+    ("quantize", "dequantize", "transcode", "tuned", "unpickle"),
 )
 CALIBRATION = (
     ("errors",),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
-from ..passes.draft_inputs import default_aux_layer_ids
+from ..passes.draft_inputs import check_reads_layers, default_aux_layer_ids
 from ..traces.manifest import FeatureDtype
 from ..traces.prompt_trace import FEATURE_DTYPES
 from .answers import Answer, Answers
@@ -39,9 +39,14 @@ class Declared:
     greedy: bool = False
 
     def expected_layers(self, target: TargetFacts) -> tuple[int, ...] | None:
-        """The layers that the dump should hold, ascending; None = nobody says it."""
+        """The layers that the dump should hold, ascending; None = nobody says it.
+
+        Raises:
+            TraceError: the draft reads no layers.
+        """
         if self.layer_ids is not None or self.draft is None:
             return self.layer_ids
+        check_reads_layers(self.draft)
         ids = self.draft.geometry.aux_layer_ids
         return tuple(ids or default_aux_layer_ids(target.identity.num_layers))
 

@@ -49,6 +49,31 @@ def mask_token_ids(geometry: Any) -> tuple[int, ...]:
     return () if mask is None else (mask,)
 
 
+def reads_layers(draft: LoadedDraft) -> bool:
+    """False for a draft without fc, which reads the target's last hidden state instead.
+
+    That is the state behind the final norm. Traces hold it as "fused" features, of no fc.
+    """
+    return bool(getattr(draft.geometry, "fuses", True))
+
+
+def check_reads_layers(draft: LoadedDraft) -> None:
+    """Check that the draft reads outputs of layers, which are all that dumps and engines hand out.
+
+    Raises:
+        TraceError: it reads the target's last hidden state.
+    """
+    if not reads_layers(draft):
+        raise TraceError(
+            f"draft {draft.name}",
+            f"use_aux_hidden_state is false: it {_LAST_STATE}",
+            fix="record with transformers: draftquant record --fuse-with DRAFT",
+        )
+
+
+_LAST_STATE = "reads the target's last hidden state, behind the final norm, not outputs of layers"
+
+
 def fused_features(draft: LoadedDraft, features: Tensor) -> Tensor:
     """What the draft's fc makes of a target's features, on the CPU wherever the draft is.
 
@@ -67,8 +92,8 @@ def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
     """Check that the recorded features are the ones that the draft was trained to read.
 
     Raises:
-        TraceError: other target layers, another width, another vocabulary, features fused with
-            other weights, or a mask token whose embedding the draft does not have.
+        TraceError: it reads no layers, or other ones; another width, another vocabulary, features
+            fused with other weights, or a mask token whose embedding the draft does not have.
     """
     problem = _misfit(draft, traces)
     if problem:
@@ -132,8 +157,13 @@ def _check_embedded(draft: LoadedDraft, token_ids: Tensor, traces: TraceFolder) 
 
 def _misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
     features, target, geometry = traces.manifest.features, traces.manifest.target, draft.geometry
-    ids = geometry.aux_layer_ids or default_aux_layer_ids(target.num_layers)
-    if tuple(ids) != features.aux_layer_ids:
+    if reads_layers(draft):
+        ids = tuple(geometry.aux_layer_ids or default_aux_layer_ids(target.num_layers))
+    elif features.kind == "fused":
+        ids = (target.num_layers - 1,)
+    else:
+        return f"it {_LAST_STATE}", "record with --fuse-with DRAFT"
+    if ids != features.aux_layer_ids:
         return (
             f"it reads the target layers {list(ids)} (after the layer), recorded are"
             f" {list(features.aux_layer_ids)}",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...quantize.files.staging import check_output
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
-from ..passes.draft_inputs import fused_features
+from ..passes.draft_inputs import fused_features, reads_layers
 from ..prompts.prompt_file import Prompt
 from ..traces.folder import TraceFolder
 from ..traces.manifest import FeatureDtype
@@ -83,6 +83,7 @@ def record_traces(
         check_prompts(prompts, shape, max_new_tokens)
         ids = chosen_layers(aux_layer_ids, fuse_with, shape)
         spec = feature_spec(shape, ids, fuse_with, dtype)
+        last_state = fuse_with is not None and not reads_layers(fuse_with)
         done = 0
         with (
             trace_output(
@@ -95,7 +96,7 @@ def record_traces(
                 tables=tables,
                 table_ids=table_ids or (),
             ) as writer,
-            _Recorder(model, layers, ids, decoding) as recorder,
+            _Recorder(model, layers, ids, decoding, last_state=last_state) as recorder,
         ):
             for positions in _batches(prompts, batch_size):
                 batch = [prompts[i] for i in positions]
@@ -121,12 +122,22 @@ class _Fed:
 
 
 class _Recorder:
-    """The target with hooks behind its aux layers; hooks are removed on leaving the block."""
+    """The target with hooks behind its aux layers; hooks are removed on leaving the block.
+
+    With `last_state` the one hook is before the head, which reads the state behind the final norm.
+    """
 
     def __init__(
-        self, model: Any, layers: nn.ModuleList, aux_layer_ids: tuple[int, ...], decoding: Decoding
+        self,
+        model: Any,
+        layers: nn.ModuleList,
+        aux_layer_ids: tuple[int, ...],
+        decoding: Decoding,
+        *,
+        last_state: bool,
     ) -> None:
         self._model = model
+        self._last_state = last_state
         self._decoding = decoding
         self._layers = layers
         self._ids = aux_layer_ids
@@ -140,7 +151,11 @@ class _Recorder:
 
     def __enter__(self) -> "_Recorder":
         for i in self._ids:
-            handle = self._layers[i].register_forward_hook(self._keep(i))
+            if self._last_state:
+                head = self._model.get_output_embeddings()
+                handle = head.register_forward_pre_hook(self._keep_input(i))
+            else:
+                handle = self._layers[i].register_forward_hook(self._keep(i))
             self._hooks.callback(handle.remove)
         return self
 
@@ -209,6 +224,12 @@ class _Recorder:
             # A Tensor in transformers 5, a tuple before. Returning None leaves it unchanged.
             found: Tensor = output if isinstance(output, Tensor) else output[0]
             self._captured[layer] = found.cpu()
+
+        return hook
+
+    def _keep_input(self, layer: int) -> Callable[[nn.Module, Any], None]:
+        def hook(_module: nn.Module, inputs: Any) -> None:
+            self._captured[layer] = inputs[0].cpu()
 
         return hook
 

@@ -11,7 +11,7 @@ from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import short, visible
 from ..errors import TraceError
-from ..passes.draft_inputs import default_aux_layer_ids
+from ..passes.draft_inputs import default_aux_layer_ids, reads_layers
 from ..prompts.prompt_file import Prompt
 from ..traces.folder import file_sha256
 from ..traces.manifest import FeatureDtype, FeatureSpec, TargetIdentity
@@ -122,10 +122,21 @@ def chosen_layers(
 ) -> tuple[int, ...]:
     """The layers to record: those asked for, else the draft's, else EAGLE-3's defaults.
 
+    Of a draft without fc the last one, behind which comes the state that it reads.
+
     Raises:
-        TraceError: the target has no such layers, or they are not ascending.
+        TraceError: the target has no such layers, they are not ascending, or the draft reads none
+            and they are asked for.
     """
-    if asked is not None:
+    if draft is not None and not reads_layers(draft):
+        if asked is not None:
+            raise TraceError(
+                "aux layers",
+                f"the draft {draft.name} reads the target's last hidden state, no layers",
+                fix="leave --aux-layers out",
+            )
+        ids: tuple[int, ...] = (shape.num_layers - 1,)
+    elif asked is not None:
         ids = tuple(asked)
     elif draft is not None and draft.geometry.aux_layer_ids:
         ids = tuple(draft.geometry.aux_layer_ids)
@@ -145,24 +156,28 @@ def feature_spec(
 ) -> FeatureSpec:
     """What is stored of these layers: their outputs, or what the draft's fc makes of them.
 
+    Of a draft without fc it is the target's last hidden state, behind its final norm.
+
     Raises:
-        TraceError: the draft's fc does not read so many values, or is of another dtype.
+        TraceError: the draft does not read so many values, or is of another dtype.
     """
     width = len(ids) * shape.hidden_size
     if draft is None:
         return FeatureSpec(
             kind="aux", width=width, dtype=dtype, aux_layer_ids=ids, fusion_sha256=None
         )
-    fc = draft.weights["fc.weight"]
-    if fc.shape[1] != width or draft.dtype != FEATURE_DTYPES[dtype][0]:
+    geometry = draft.geometry
+    reads = geometry.num_aux_layers * geometry.target_hidden_size
+    if reads != width or draft.dtype != FEATURE_DTYPES[dtype][0]:
+        who = "its fc" if reads_layers(draft) else "it"
         raise TraceError(
             f"draft {draft.name}",
-            f"its fc reads {fc.shape[1]} {draft.dtype} values, the target gives {width} in {dtype}",
+            f"{who} reads {reads} {draft.dtype} values, the target gives {width} in {dtype}",
             fix="load the draft in the dtype of the recording, and give the draft of this target",
         )
     return FeatureSpec(
         kind="fused",
-        width=fc.shape[0],
+        width=geometry.hidden_size,
         dtype=dtype,
         aux_layer_ids=ids,
         fusion_sha256=draft.fusion_sha256,

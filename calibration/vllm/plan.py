@@ -9,6 +9,7 @@ from typing import Any
 
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
+from ..passes.draft_inputs import check_reads_layers
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import GREEDY, Decoding
 from ..recording.target_shape import TargetShape, check_prompts, chosen_layers, feature_spec
@@ -59,6 +60,8 @@ class RecordingPlan:
     @property
     def features(self) -> FeatureSpec:
         """What is stored."""
+        if self.fuse_with is not None:
+            check_reads_layers(self.fuse_with)
         ids = chosen_layers(self.aux_layer_ids, self.fuse_with, self.shape)
         return feature_spec(self.shape, ids, self.fuse_with, self.dtype)
 

@@ -15,6 +15,8 @@ _OF_DRAFTS: Mapping[str, str] = {
     "Eagle3Qwen3vlForCausalLM": "LlamaForCausalLMEagle3",
     "Eagle3DeepSeekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",  # TensorRT-LLM
     "Eagle3DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
+    "CosyVoice3Eagle3LlamaForCausalLM": "LlamaForCausalLMEagle3",  # AngelSlim, as it trains
+    "QwenDFlashDraftModel": "DFlashDraftModel",  # likewise
 }
 _OF_MODELS: Mapping[str, str] = {
     "LlamaForCausalLM": "LlamaForCausalLMEagle3",
@@ -22,6 +24,10 @@ _OF_MODELS: Mapping[str, str] = {
     "DeepseekV2ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
 }
+KNOWN_TO_BOTH = frozenset(
+    {"LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM", "DFlashDraftModel"}
+)
+"""Names that vLLM and SGLang both have, for a draft and nothing else."""
 OTHER_NAMES: Mapping[str, str] = {**_OF_DRAFTS, **_OF_MODELS}
 """Of drafts -> the one that the families read, and that most engines have."""
 
@@ -38,10 +44,10 @@ def with_family_name(config: Mapping[str, Any], tensors: Collection[str]) -> Map
 
     Args:
         config: the parsed config.json.
-        tensors: names in the folder: of models that are no drafts, none joins features (fc).
+        tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own.
     """
     name = declared_architecture(config)
-    ordinary = name in _OF_MODELS and not any(t.endswith("fc.weight") for t in tensors)
+    ordinary = name in _OF_MODELS and not any(t.endswith("hidden_norm.weight") for t in tensors)
     if name not in OTHER_NAMES or ordinary:
         return config
     return {**config, "architectures": [OTHER_NAMES[name]]}

@@ -82,7 +82,20 @@ def read_aux_layer_ids(config: Mapping[str, Any], where: object) -> AuxLayerIds:
     )
 
 
+def reads_aux_layers(config: Mapping[str, Any], where: object) -> bool:
+    """False if the draft reads the target's last hidden state, behind the final norm, and no fc.
+
+    `use_aux_hidden_state: false` is ModelOpt's default; both engines then hand over that state.
+    Source: vLLM 0.33 `llama_eagle3.py:180-183,401`, `gpu_model_runner.py:653`; SGLang 0.5.23
+    `spec_aux_hidden_state.py:189`, `llama_eagle3.py` (no fc where the widths are equal).
+    """
+    return ConfigReader(config, where).section(SECTION).flag("use_aux_hidden_state", True)
+
+
 def _ids(keys: ConfigReader) -> tuple[int, ...] | None:
+    """An empty list is none: ModelOpt's defaults have one, for the default layers."""
+    if keys.config.get(KEY) == []:
+        return None
     try:
         return keys.layer_ids(KEY)
     except CheckpointError as exc:

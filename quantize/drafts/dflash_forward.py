@@ -20,6 +20,7 @@ from .forward import (
     rotate,
     target_ids,
 )
+from .rope import check_replayed
 
 
 class DFlashForward(BlockForward):
@@ -34,6 +35,7 @@ class DFlashForward(BlockForward):
         self, geometry: DFlashGeometry, weights: Mapping[str, Tensor], on_input: OnInput
     ) -> None:
         self.geometry = geometry
+        self.rope = check_replayed(geometry.rope)
         self.weights = weights
         self.on_input = on_input
         self.target_ids = target_ids(weights.get("d2t"))
@@ -113,7 +115,7 @@ class DFlashForward(BlockForward):
 
     def _normed_heads(self, attention: str, name: str, x: Tensor, positions: Tensor) -> Tensor:
         heads = self._norm(f"{attention}{name}_norm", self._heads(f"{attention}{name}_proj", x))
-        return rotate(heads.transpose(1, 2), positions, self.geometry.rope)
+        return rotate(heads.transpose(1, 2), positions, self.rope)
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
         """[B, T, W] -> [B, T, H, D]."""

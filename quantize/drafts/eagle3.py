@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...recipes.schema import Role
 from ..errors import CheckpointError
-from .aux_layers import read_aux_layer_ids
+from .aux_layers import read_aux_layer_ids, reads_aux_layers
 from .config_reader import ConfigReader
 from .eagle3_geometry import Eagle3Geometry
 from .family import Concat, Dim, Family, TensorSpec
@@ -43,6 +43,12 @@ class Eagle3(Family):
     )
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "fc_norm.", "input_norm.")
+    relatives: Mapping[str, str] = {
+        "mask_hidden": "P-EAGLE",
+        ".experts.": "EAGLE-3 with a mixture of experts",
+        "enorm.": "EAGLE-3 with TensorRT-LLM's eh_proj",
+        "parallel_draft_heads.": "EAGLE-3 with ModelOpt's parallel heads",
+    }
 
     def canonical_name(self, name: str) -> str:
         """See `Family.canonical_name`; SGLang calls the input norm of later layers hidden_norm."""
@@ -70,7 +76,6 @@ class Eagle3(Family):
                 role="embedding", shape=(vocab, hidden), optional=True
             ),
             "lm_head.weight": TensorSpec(role="head", shape=(draft_vocab, hidden), optional=True),
-            "fc.weight": TensorSpec(role="fusion", shape=(hidden, features)),
             "norm.weight": TensorSpec(role="norm", shape=(hidden,)),
             "d2t": TensorSpec(
                 role="vocabulary_map",
@@ -82,6 +87,8 @@ class Eagle3(Family):
                 role="vocabulary_map", shape=(vocab,), dtypes=("BOOL",), optional=True
             ),
         }
+        if g.fuses:
+            table["fc.weight"] = TensorSpec(role="fusion", shape=(hidden, features))
         if g.norm_before_fc:
             table["input_norm.weight"] = TensorSpec(role="norm", shape=(features,))
         if g.fc_norm:
@@ -139,7 +146,16 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
     keys = ConfigReader(config, where)
     nested = keys.section("eagle_config")
     hidden, vocab = keys.positive("hidden_size"), keys.positive("vocab_size")
-    ids = read_aux_layer_ids(config, where).after
+    target_hidden = keys.positive("target_hidden_size", hidden)
+    fuses = reads_aux_layers(config, where)
+    ids = read_aux_layer_ids(config, where).after if fuses else None
+    if not fuses and target_hidden != hidden:
+        raise CheckpointError(
+            where,
+            f"use_aux_hidden_state: false needs a target as wide as the draft: {target_hidden} is"
+            f" not {hidden}",
+            fix="correct 'use_aux_hidden_state' of eagle_config, or 'target_hidden_size'",
+        )
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise CheckpointError(
@@ -161,14 +177,15 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
         "num_attention_heads": keys.positive("num_attention_heads"),
         "vocab_size": vocab,
         "draft_vocab_size": keys.positive("draft_vocab_size", vocab),
-        "target_hidden_size": keys.positive("target_hidden_size", hidden),
-        "num_aux_layers": len(ids) if ids else 3,
+        "target_hidden_size": target_hidden,
+        "num_aux_layers": len(ids) if ids else 3 if fuses else 1,
+        "fuses": fuses,
         "aux_layer_ids": ids,
         "rms_norm_eps": keys.number("rms_norm_eps"),
         "rope": read_rope(config, where),
         "norm_before_residual": keys.flag("norm_before_residual", False),
-        "norm_before_fc": keys.flag("norm_before_fc", False)
-        or nested.flag("norm_before_fc", False),
-        "fc_norm": keys.flag("fc_norm", False),
+        "norm_before_fc": fuses
+        and (keys.flag("norm_before_fc", False) or nested.flag("norm_before_fc", False)),
+        "fc_norm": fuses and keys.flag("fc_norm", False),
         "norm_output": keys.flag("norm_output", False),
     }

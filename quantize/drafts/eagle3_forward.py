@@ -21,7 +21,7 @@ from .forward import (
     rotate,
     target_ids,
 )
-from .rope import RopeConfig
+from .rope import RopeConfig, check_replayed
 
 
 class Modules(Protocol):
@@ -57,7 +57,7 @@ class LlamaAttention:
 
     def __init__(self, *, head_dim: int, rope: RopeConfig, qk_norm: bool = False) -> None:
         self.head_dim = head_dim
-        self.rope = rope
+        self.rope = check_replayed(rope)
         self.qk_norm = qk_norm
 
     def project(
@@ -103,7 +103,12 @@ class Eagle3Forward(ChainForward):
         return self.geometry.draft_vocab_size
 
     def fuse(self, features: Tensor) -> Tensor:
-        """g_t = fc(features), input_norm or one fc_norm per target layer before it if asked."""
+        """g_t = fc(features), input_norm or one fc_norm per target layer before it if asked.
+
+        A draft without fc reads the target's last hidden state as it is.
+        """
+        if not self.geometry.fuses:
+            return features
         if self.geometry.norm_before_fc:
             features = self.norm("input_norm", features)
         if self.geometry.fc_norm:

@@ -11,6 +11,8 @@ class Eagle3Geometry:
 
     Attributes:
         num_aux_layers: how many target layers are concatenated into the input of fc.
+        fuses: False for a draft that has no fc and reads the target's last hidden state, behind its
+            final norm; num_aux_layers is then 1.
         norm_before_residual, norm_before_fc, fc_norm, norm_output: EAGLE-3.1 and speculators
             options; all False in the published Kimi drafts.
     """
@@ -30,6 +32,7 @@ class Eagle3Geometry:
     norm_before_fc: bool
     fc_norm: bool
     norm_output: bool
+    fuses: bool = True
 
     @property
     def block_size(self) -> None:

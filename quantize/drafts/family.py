@@ -16,6 +16,7 @@ from ...recipes.schema import Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .fused import FusedLinear, fused_linear
+from .rope import RopeConfig
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +89,10 @@ class Geometry(Protocol):
     @property
     def aux_layer_ids(self) -> tuple[int, ...] | None:
         """Target layers that the draft reads (0-based, after the layer); None = default."""
+
+    @property
+    def rope(self) -> RopeConfig:
+        """How queries and keys are rotated."""
 
     @property
     def block_size(self) -> int | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from .eagle3_forward import Modules
 from .eagle3_geometry import Eagle3MlaGeometry
 from .forward import rotate
-from .rope import RopeConfig, Yarn, yarn_mscale
+from .rope import RopeConfig, Yarn, check_replayed, yarn_mscale
 
 
 class MlaAttention:
@@ -62,10 +62,13 @@ def served_rope(rope: RopeConfig) -> RopeConfig:
 
     Its factor on cos and sin is mscale(f, mscale) / mscale(f, mscale_all_dim) with defaults 1 and
     0, and it rounds the ends of the ramp whatever `truncate` says.
+
+    Raises:
+        CheckpointError: engines disagree about it, or its maths is not known here.
     """
-    if rope.yarn is None:
+    yarn = check_replayed(rope).yarn
+    if yarn is None:
         return rope
-    yarn = rope.yarn
     mscale = 1.0 if yarn.mscale is None else yarn.mscale
     factor = yarn_mscale(yarn.factor, mscale) / _mscale_all_dim(yarn)
     served = dataclasses.replace(yarn, attention_factor=factor, truncate=True)

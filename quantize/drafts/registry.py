@@ -10,8 +10,9 @@ from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
 from . import families
-from .architectures import with_family_name
+from .architectures import declared_architecture, with_family_name
 from .family import Draft, Family, Geometry, Row, TensorSpec
+from .other_kinds import kind_of
 from .speculators import LAYER_CONFIG, plain_config
 
 
@@ -81,9 +82,11 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
     known = [name for family in FAMILIES for name in family.architectures]
     by_config = [family for family in FAMILIES if declared[0] in family.architectures]
     if not by_config:
+        kind = kind_of(declared_architecture(config), checkpoint.tensors)
+        what = f": it is {kind}, which is not supported" if kind else ""
         raise CheckpointError(
             where,
-            f"architectures: {short(declared[0])} is no draft family",
+            f"architectures: {short(declared[0])} is no draft family{what}",
             fix=f"supported: {', '.join(known)}",
         )
     sizes = where if spelled is checkpoint.config else f"{where}: {LAYER_CONFIG}"
@@ -93,9 +96,16 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
             where,
             f"num_hidden_layers: {geometry.num_layers} layers, but {len(checkpoint.tensors)}"
             " tensors in all",
-            fix="correct 'num_hidden_layers'",
+            fix="correct 'num_hidden_layers': the tensors are those of"
+            f" {_stored_layers(checkpoint, by_config[0])} layer(s)",
         )
     return by_config[0], geometry
+
+
+def _stored_layers(checkpoint: Checkpoint, family: Family) -> int:
+    """How many decoder layers have tensors; some trainers copy the target's number."""
+    names = map(family.canonical_name, checkpoint.tensors)
+    return len({name.split(".")[1] for name in names if name.startswith("layers.")})
 
 
 def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:

@@ -1,8 +1,10 @@
-"""Rotary position embedding: reading its config, and its frequencies (default and yarn).
+"""Rotary position embedding: reading its config, and its frequencies.
 
-Sources: transformers `modeling_rope_utils`, vLLM 0.33 `yarn_scaling_rope.py`. Both spellings of the
-config are read: `rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters`
-(transformers 5).
+Sources: transformers `modeling_rope_utils`; vLLM 0.33 `rotary_embedding/__init__.py`; SGLang 0.5.23
+`rotary_embedding/factory.py` and `rope_variant.py`. Both spellings of the config are read:
+`rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
+
+Only replay computes with it. So what is not known here, or not served alike, is no error before.
 """
 
 import math
@@ -10,11 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...recipes.errors import short
 from ..errors import CheckpointError
 from .config_reader import ConfigReader
 
 if TYPE_CHECKING:
     import torch
+
+DEFAULT_THETA = 10000.0
+"""Where config.json has none: `default_theta` of transformers' configs, which both engines read
+(vLLM `rotary_embedding/__init__.py:63`, SGLang `llama.py:324`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,45 +40,160 @@ class Yarn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """Every position is divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3:
+    """Pairs are slowed down by `factor`, unless they turn often within the original context.
+
+    Attributes:
+        low_freq_factor: turns up to which a pair is slowed down wholly. high_freq_factor: turns
+            from which on it is not; in between, in part.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NtkAlpha:
+    """Type "dynamic" with alpha, of Hunyuan: the base times alpha^(dim / (dim - 2))."""
+
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreplayed:
+    """A scaling that is not computed here.
+
+    Attributes:
+        where: of the error that whoever computes with it raises. what: likewise. fix: likewise.
+    """
+
+    where: str
+    what: str
+    fix: str
+
+
+Scaling = Linear | Llama3 | NtkAlpha | Unreplayed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Base of the frequencies and, for long contexts, the yarn scaling (None = plain rope)."""
+    """Base of the frequencies and, for long contexts, their scaling; plain rope has neither.
+
+    Attributes:
+        yarn: or `scaling`, never both.
+    """
 
     theta: float
     yarn: Yarn | None
+    scaling: Scaling | None = None
 
 
 def read_rope(config: Mapping[str, Any], where: object) -> RopeConfig:
     """Read the rope keys of a draft's config.
 
     Raises:
-        CheckpointError: no rope base, or a rope type whose maths is not known here.
+        CheckpointError: a key that is read is missing or of the wrong type.
     """
     keys = ConfigReader(config, where)
     modern = keys.section("rope_parameters")
     scaling = keys.section("rope_scaling") if config.get("rope_scaling") else modern
-    theta = (modern if "rope_theta" in modern.config else keys).number("rope_theta")
-    kind = scaling.config.get("rope_type", scaling.config.get("type", "default"))
-    if kind in (None, "default"):
-        return RopeConfig(theta=theta, yarn=None)
-    if kind != "yarn":
-        raise CheckpointError(
-            scaling.where,
-            f"rope type {kind!r} is not one of 'default', 'yarn'",
-            fix="only these two are known to be served for drafts",
+    has_theta = modern.config.get("rope_theta") is not None
+    theta = (modern if has_theta else keys).number("rope_theta", DEFAULT_THETA)
+    found = _part_of_heads(keys, modern, scaling) or _scaling(scaling)
+    if isinstance(found, Yarn):
+        return RopeConfig(theta=theta, yarn=found)
+    return RopeConfig(theta=theta, yarn=None, scaling=found)
+
+
+def check_replayed(rope: RopeConfig) -> RopeConfig:
+    """The same rope, if its frequencies are known here.
+
+    Raises:
+        CheckpointError: they are not, and why.
+    """
+    if isinstance(rope.scaling, Unreplayed):
+        unknown = rope.scaling
+        raise CheckpointError(unknown.where, unknown.what, fix=unknown.fix)
+    return rope
+
+
+def _scaling(keys: ConfigReader) -> Yarn | Scaling | None:
+    kind = keys.config.get("rope_type", keys.config.get("type", "default"))
+    if kind == "yarn" and "mrope_section" in keys.config:
+        kind = "yarn with mrope_section"
+    if kind in _PLAIN:
+        return None
+    if kind == "linear":
+        return Linear(factor=keys.number("factor"))
+    if kind == "dynamic" and keys.config.get("alpha") is not None:
+        return NtkAlpha(alpha=keys.number("alpha"))
+    if kind == "llama3":
+        return Llama3(
+            factor=keys.number("factor"),
+            low_freq_factor=keys.number("low_freq_factor"),
+            high_freq_factor=keys.number("high_freq_factor"),
+            original_max_positions=keys.positive("original_max_position_embeddings"),
         )
-    all_dim = "mscale_all_dim"
-    yarn = Yarn(
-        factor=scaling.number("factor"),
-        original_max_positions=scaling.positive("original_max_position_embeddings"),
-        beta_fast=scaling.number("beta_fast", 32.0),
-        beta_slow=scaling.number("beta_slow", 1.0),
-        mscale=_optional(scaling, "mscale"),
-        # 0 is DeepSeek's way to say none.
-        mscale_all_dim=None if scaling.config.get(all_dim) == 0 else _optional(scaling, all_dim),
-        attention_factor=_optional(scaling, "attention_factor"),
-        truncate=scaling.flag("truncate", True),
+    if kind == "yarn":
+        return _yarn(keys)
+    known = isinstance(kind, str) and kind in _DISPUTED
+    why = _DISPUTED[str(kind)] if known else "its maths is not known here"
+    return Unreplayed(
+        where=str(keys.where), what=f"rope type {short(kind)} is not replayed: {why}", fix=_MEASURE
     )
-    return RopeConfig(theta=theta, yarn=yarn)
+
+
+_MEASURE = (
+    "measure this draft on a server; if it was trained with another scaling, replay a copy that"
+    " says so"
+)
+_PLAIN = (None, "default", "mrope")
+"""Of mrope the three positions of a token of text are equal, so that it turns by one angle as in
+plain rope; traces hold text only (vLLM `mrope.py`, SGLang `llama_eagle3.py:121-125`)."""
+_BY_LENGTH = (
+    "vLLM 0.33 chooses its factors by the server's context length"
+    " (phi3_long_rope_scaled_rope.py:54), SGLang 0.5.23 by positions"
+)
+_DISPUTED = {
+    "longrope": _BY_LENGTH,
+    "su": _BY_LENGTH,
+    "dynamic": "vLLM 0.33 serves the plain base (dynamic_ntk_scaling_rope.py:51), SGLang 0.5.23 a"
+    " larger one (rope_variant.py:882)",
+}
+"""Rope type -> in what engines disagree about it."""
+
+
+def _yarn(keys: ConfigReader) -> Yarn:
+    all_dim = "mscale_all_dim"
+    return Yarn(
+        factor=keys.number("factor"),
+        original_max_positions=keys.positive("original_max_position_embeddings"),
+        beta_fast=keys.number("beta_fast", 32.0),
+        beta_slow=keys.number("beta_slow", 1.0),
+        mscale=_optional(keys, "mscale"),
+        # 0 is DeepSeek's way to say none.
+        mscale_all_dim=None if keys.config.get(all_dim) == 0 else _optional(keys, all_dim),
+        attention_factor=_optional(keys, "attention_factor"),
+        truncate=keys.flag("truncate", True),
+    )
+
+
+def _part_of_heads(*sections: ConfigReader) -> Unreplayed | None:
+    for keys in sections:
+        part = keys.number("partial_rotary_factor", 1.0)
+        if part != 1:
+            what = f"partial_rotary_factor {part:g} is not replayed: a part of each head is rotated"
+            return Unreplayed(where=str(keys.where), what=what, fix=_MEASURE)
+    return None
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
@@ -85,15 +207,27 @@ def rope_frequencies(
     """Angular frequencies of the dim/2 rotated pairs and the factor on cos and sin.
 
     default: f_i = theta^(-2i/dim). yarn blends f_i (fast pairs) and f_i / factor (slow pairs)
-    linearly between the pairs that turn beta_fast and beta_slow times within the original context.
+    linearly between the pairs that turn beta_fast and beta_slow times within the original context;
+    llama3 does between those that turn high_freq_factor and low_freq_factor times, linearly in the
+    number of turns.
 
     Returns:
         ([dim / 2] float64, attention factor).
+
+    Raises:
+        CheckpointError: see `check_replayed`.
     """
     import torch
 
     pairs = torch.arange(dim // 2, dtype=torch.float64, device=device)
-    frequencies = rope.theta ** (-2 * pairs / dim)
+    theta, scaling = rope.theta, check_replayed(rope).scaling
+    if isinstance(scaling, NtkAlpha):
+        theta *= scaling.alpha ** (dim / (dim - 2))
+    frequencies = theta ** (-2 * pairs / dim)
+    if isinstance(scaling, Linear):
+        frequencies = frequencies / scaling.factor
+    if isinstance(scaling, Llama3):
+        frequencies = _llama3(frequencies, scaling)
     yarn = rope.yarn
     if yarn is None:
         return frequencies, 1.0
@@ -111,6 +245,15 @@ def rope_frequencies(
     slow = ramp.clamp(0, 1)
     blended = frequencies * (1 - slow) + frequencies / yarn.factor * slow
     return blended, _attention_factor(yarn)
+
+
+def _llama3(frequencies: "torch.Tensor", scaling: Llama3) -> "torch.Tensor":
+    turns = scaling.original_max_positions * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    # Equal factors make a step, as in vLLM, where transformers divides by zero.
+    fast = (turns - low) / (high - low) if high != low else (turns >= high).to(turns.dtype)
+    fast = fast.clamp(0, 1)
+    return frequencies * fast + frequencies / scaling.factor * (1 - fast)
 
 
 def _attention_factor(yarn: Yarn) -> float:

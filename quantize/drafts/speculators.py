@@ -12,6 +12,7 @@ Sources: `eagle3/config.py` and `dflash/config.py` of speculators 0.9.0;
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...recipes.errors import short
 from ..errors import CheckpointError
 from .config_reader import ConfigReader
 
@@ -66,7 +67,7 @@ def _kind(keys: ConfigReader) -> str:
             keys.where,
             "speculators_model_type: missing key"
             if kind is None
-            else f"speculators_model_type: {kind!r} is not supported",
+            else f"speculators_model_type: {short(kind)} is not supported",
             fix=f"supported: {', '.join(_SPELL)}",
         )
     if not isinstance(names, list) or len(names) != 1 or names[0] not in _ARCHITECTURES[kind]:

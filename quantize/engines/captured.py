@@ -21,7 +21,7 @@ class Capture(NamedTuple):
 
     Attributes:
         runner: which one, for a sentence.
-        inputs: the layers whose inputs it captures; None = its default for the target.
+        inputs: the layers whose inputs it captures; None = its default for the target, () = none.
     """
 
     runner: str
@@ -51,7 +51,10 @@ def sglang_captures(config: Mapping[str, Any]) -> Captures:
     """Nested ids only; for DeepSeek's and Kimi's targets they are inputs unless the first is 1."""
     if block := _ids(_section(config, _DFLASH_SECTION).get(_DFLASH_KEY)):
         return (Capture("SGLang", _plus_one(block)),)
-    nested = _ids(_section(config, SECTION).get(KEY))
+    section = _section(config, SECTION)
+    if section.get(KEY) == []:  # `llama.py:941`: none, not the default
+        return (Capture("SGLang", ()),)
+    nested = _ids(section.get(KEY))
     as_inputs = config.get("model_type") in DEEPSEEK_TYPES and nested and nested[0] != 1
     return (Capture("SGLang", nested if as_inputs else _plus_one(nested)),)
 
@@ -67,6 +70,8 @@ def misread_layers(
         num_target_layers: None = not known; then ids that are the default of some target are
             taken for that target's.
     """
+    if capture.inputs == ():
+        return f"{capture.runner} captures no layer for an empty list, and fails when it serves"
     if after is None:
         return None
     read = [layer + 1 for layer in after]

@@ -28,8 +28,6 @@ from .declaration import Declaration, read_declaration
 from .registry import choose, known_versions
 from .walk import Walk
 
-_ROPE = ("rope_theta", "rope_parameters", "rope_scaling")
-
 
 def check_draft(
     folder: Path,
@@ -143,7 +141,7 @@ def _check(
         return _answer(engine, arch, tp, [refused])
     if declaration is not None and declaration.method is None:
         declaration = None  # the engine goes on as if nothing was declared
-    family, geometry = read_config(_with_rope(checkpoint))
+    family, geometry = read_config(checkpoint)
     geometry = _with_norms(engine, family, geometry, checkpoint.config)
     question = Question(
         family=family.name,
@@ -155,6 +153,7 @@ def _check(
         num_layers=geometry.num_layers,
         first_layer=first_layer,
         normed_heads=getattr(geometry, "qk_norm", False),
+        fuses=getattr(geometry, "fuses", True),
         arch=arch,
         tp=tp,
     )
@@ -168,29 +167,21 @@ def _check(
         specs=family.tensor_specs(geometry),
     )
     layers, findings = walk.layers_and_findings()
-    captures = engine.captures(question.config)
+    captures = engine.captures(question.config) if question.fuses else ()
     misread = [misread_layers(each, geometry.aux_layer_ids, first_layer) for each in captures]
     if misread and misread[0] is not None:
         findings = [*findings, Finding("wrong", misread[0], REMEDY)]
     count = geometry.block_size - 1 if geometry.block_size else 3
     launch = engine.launch(question, count, str(checkpoint.folder))
-    answer = _answer(
-        engine, arch, tp, [*([problem] if problem else []), *findings], layers, launch or None
-    )
+    findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
+    answer = _answer(engine, arch, tp, findings, layers, launch or None)
     notes = tuple(f"{text}: {REMEDY}" for text in misread[1:] if text is not None)
     return replace(answer, captures=captures, notes=notes)
 
 
-def _with_rope(checkpoint: Checkpoint) -> Checkpoint:
-    """Engines rotate by a base of 10000 where config.json says nothing of it."""
-    if any(checkpoint.config.get(key) is not None for key in _ROPE):
-        return checkpoint
-    return replace(checkpoint, config={**checkpoint.config, "rope_theta": 10000.0})
-
-
 def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
     """The norms before fc, of EAGLE-3.1, as an engine asks for them."""
-    if family.name == "dflash":
+    if family.name == "dflash" or not geometry.fuses:
         return geometry
     nested = config.get("eagle_config")
     before = config.get("norm_before_fc", False)
@@ -201,6 +192,13 @@ def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[s
         norm_before_fc=bool(before) and family.name == "eagle3-llama",
         fc_norm=any(bool(config.get(key)) for key in engine.fc_norm_keys),
     )
+
+
+def _null_base(engine: Engine, config: Mapping[str, Any]) -> list[Finding]:
+    """A missing rope_theta is 10000, one that is null is null."""
+    if engine.null_base and "rope_theta" in config and config["rope_theta"] is None:
+        return [Finding("init", engine.null_base, "remove rope_theta, or give the draft's base")]
+    return []
 
 
 def _rows(checkpoint: Checkpoint, family: Family, name: str) -> int | None:

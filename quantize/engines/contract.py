@@ -116,6 +116,7 @@ class Question:
         num_layers: of the draft. first_layer: its number among the target's and its own layers;
             None = not known.
         normed_heads: each head's query and key is normed, as in layers of Qwen3.
+        fuses: it has fc; False where it reads the target's last hidden state.
     """
 
     family: str
@@ -127,6 +128,7 @@ class Question:
     num_layers: int
     first_layer: int | None
     normed_heads: bool
+    fuses: bool
     arch: str
     tp: int
 
@@ -189,6 +191,7 @@ class Engine:
         casts: families for which it stores a float weight in FP8 without a word.
         refuses_casts: families for which it raises instead.
         dropped: family -> beginnings of names that it drops, though it refuses others.
+        rooted: family -> root -> what it makes of tensors named ROOT.X; None = the same as of X.
         fc_norm_keys: of config.json, under which the norms before fc are asked for.
         old_norms: families for which it takes these norms under their older names.
         shares: families whose embedding and head are the target's, whatever the draft has.
@@ -196,6 +199,7 @@ class Engine:
             a norm of another name is loaded and never used. "" = not read.
         embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab};
             "" = not executed.
+        null_base: its error for a rope_theta that is null; "" = not executed.
         uneven_heads: family -> its error for attention heads that are not whole in each shard, with
             {heads} and {tp}; a family that is not there was not executed.
         absent_head: signature -> its error where there is no head, and it is not excluded.
@@ -235,11 +239,13 @@ class Engine:
     casts: frozenset[str] = frozenset()
     refuses_casts: frozenset[str] = frozenset()
     dropped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rooted: Mapping[str, Mapping[str, Finding | None]] = field(default_factory=dict)
     fc_norm_keys: tuple[str, ...] = ("fc_norm",)
     old_norms: frozenset[str] = frozenset()
     shares: frozenset[str] = frozenset()
     later_norm: str = ""
     embedding_rows: str = ""
+    null_base: str = ""
     uneven_heads: Mapping[str, str] = field(default_factory=dict)
     absent_head: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False

@@ -1,7 +1,7 @@
 """What of a folder belongs to no single linear: unknown names, norms, the vocabulary, shards."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..drafts.family import TensorSpec
@@ -35,7 +35,11 @@ def folder_findings(
 ) -> Iterator[Finding]:
     """Tensors that are not the family's, and those of its that are absent or split badly."""
     linears = {part for built in engine.modules(question) for part in built.parts}
-    unusual = {name for name in checkpoint.tensors if not _SPELLINGS.match(name)}
+    roots = engine.rooted.get(question.family, {})
+    for root, finding in roots.items():
+        if finding is not None and any(name.startswith(root) for name in checkpoint.tensors):
+            yield finding
+    unusual = {name for name in checkpoint.tensors if not _SPELLINGS.match(_inner(name, roots))}
     for name in sorted(unusual):
         text = f"{name}: loading of such a name was not executed"
         yield Finding("unknown", text, "use the names of the published drafts")
@@ -66,6 +70,11 @@ def folder_findings(
                 text = f"{module}: the target's is served, not the draft's own"
                 yield Finding("unknown", text, f"compare {module} with the target's")
     yield from _uneven_shards(engine, question)
+
+
+def _inner(name: str, roots: Iterable[str]) -> str:
+    """A tensor's name without the root that it stands under."""
+    return next((name.removeprefix(root) for root in roots if name.startswith(root)), name)
 
 
 def _uneven_shards(engine: Engine, question: Question) -> Iterator[Finding]:

@@ -116,9 +116,11 @@ def modules(question: Question) -> tuple[Module, ...]:
             found.append(Module(name, prefix, parts, sharding))
     root = "" if question.family == "dflash" else "model."
     sharding = "column" if question.family == "eagle3-mla" else "replicated"
+    # It builds fc for a draft without one as well, and does not use it: `llama_eagle3.py`, forward.
+    fusion = (Module(f"{root}fc", f"{root}fc", ("fc",), sharding),) if question.fuses else ()
     return (
         *found,
-        Module(f"{root}fc", f"{root}fc", ("fc",), sharding),
+        *fusion,
         Module("lm_head", "lm_head", ("lm_head",), "column"),
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..drafts.architectures import OTHER_NAMES, declared_architecture
 from .contract import Finding, Question, Stage
+from .misnamed import own_type, strip_root
 
 _ORDINARY = frozenset(
     {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
@@ -41,6 +42,19 @@ _OF_DRAFTS = re.compile(r"(?!Mistral).*(eagle|dflash|speculator|draft)", re.IGNO
 """Names that only drafts have; another one may be a model of Transformers."""
 
 
+def _dropped(*roots: str) -> dict[str, Finding]:
+    text = "dropped: every tensor whose name begins with {!r}"
+    return {root: Finding("wrong", text.format(root), strip_root(root)) for root in roots}
+
+
+ROOTED: Mapping[str, Mapping[str, Finding | None]] = {
+    "eagle3-llama": {"model.": None, **_dropped("draft_model.", "eagle_module.")},
+    "eagle3-mla": _dropped("model."),
+    "dflash": _dropped("draft_model.", "dflash_module."),
+}
+"""Of the Llama draft `load_weights` tries a name as it is first."""
+
+
 def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     """Every config.json needs a model_type; the layout of speculators is none that it knows."""
     model_type = config.get("model_type")
@@ -50,7 +64,7 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     if str(model_type).startswith("speculator"):
         text = f"ValueError: The checkpoint you are trying to load has model type `{model_type}`"
         return Finding("config", f"{text} but Transformers does not recognize this", _PLAIN)
-    return config
+    return own_type(config, "ValueError: {}") or config
 
 
 def architecture_problem(name: str) -> Finding | None:

@@ -26,7 +26,7 @@ from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
 from .linear_scheme import LinearScheme
 from .linears import layer_linears
-from .vllm_config import INVALID, UNSUPPORTED
+from .vllm_config import INVALID
 
 METHODS = frozenset(
     [
@@ -142,9 +142,10 @@ def modules(question: Question) -> tuple[Module, ...]:
             question.family, f"layers.{i}", lambda fused: fused.vllm
         )
     ]
+    fusion = (Module("model.fc", "model.fc", ("fc",), "replicated"),) if question.fuses else ()
     return (
         *layers,
-        Module("model.fc", "model.fc", ("fc",), "replicated"),
+        *fusion,
         Module("lm_head", "lm_head", ("lm_head",), "column"),
     )
 
@@ -238,33 +239,6 @@ def _unpacked(question: Question) -> tuple[str, ...]:
         for name in names
         if name.endswith(".weight") and f"{name.removesuffix('.weight')}.qweight" not in names
     )
-
-
-def config_problem(question: Question) -> Finding | None:
-    """Rules of `SpeculativeConfig` and of the Llama draft's loader."""
-    if question.family == "eagle3-mla" and question.config.get("model_type") == "deepseek_v3":
-        return Finding(
-            "config",
-            UNSUPPORTED.format("Eagle3DeepSeekMTPModel"),
-            "set model_type to kimi_k2: deepseek_v3 is rewritten to the MTP model",
-        )
-    if question.family != "dflash" and question.config.get("draft_vocab_size") is None:
-        if "d2t" in question.tensor_names:
-            return Finding(
-                "load",
-                "ValueError: There is no module or parameter named 'draft_id_to_target_id' in"
-                " Eagle3LlamaForCausalLM.",
-                "add draft_vocab_size to config.json",
-            )
-        rows, vocab = question.head_rows, question.config.get("vocab_size")
-        if rows is not None and rows != vocab:
-            return Finding(
-                "load",
-                "AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515: assert"
-                " loaded_weight.shape[output_dim] == self.org_vocab_size",
-                f"add draft_vocab_size {rows} to config.json, and the map d2t",
-            )
-    return None
 
 
 def module_problem(

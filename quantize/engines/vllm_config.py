@@ -4,8 +4,11 @@ Sources: `EAGLEConfig`, `SpeculatorsConfig` and `algos.py` of `vllm/transformers
 executed (`tests/engines/RESULTS.md`), whose error texts these are.
 """
 
+import re
+
 from ..drafts.architectures import OTHER_NAMES
-from .contract import Finding
+from .contract import Finding, Question
+from .misnamed import strip_root
 
 INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
 UNSUPPORTED = INVALID.format("Model architectures ['{}'] are not supported for now.")
@@ -29,6 +32,8 @@ ARCHITECTURES = frozenset(
 )
 _NOT_EXECUTED = frozenset(
     {
+        "PeagleLlamaForCausalLM",
+        "PeagleQwen3ForCausalLM",
         "MiniMaxM2ForCausalLM",
         "LagunaForCausalLM",
         "DFlashLagunaForCausalLM",
@@ -49,11 +54,58 @@ _NOT_EXECUTED = frozenset(
     }
 )
 """Other names of drafts that are registered, under methods and with tensors of their own."""
+_OF_MTP = re.compile(r"NextN$|MTP")
+"""Names whose config it rewrites, by model_type, to one that is registered."""
+
+
+def _roots(class_name: str, *names: str) -> dict[str, Finding]:
+    """It puts "model." before every name but that of the head: `llama_eagle3.py:444`."""
+    text = f"ValueError: There is no module or parameter named '{{}}' in {class_name}."
+    return {
+        f"{name}.": Finding("load", text.format(name), strip_root(f"{name}.")) for name in names
+    }
+
+
+ROOTED = {
+    "eagle3-llama": _roots("LlamaModel", "model", "draft_model", "eagle_module"),
+    "eagle3-mla": _roots("DeepseekV2Eagle3Model", "model"),
+    "dflash": _roots("DFlashQwen3Model", "draft_model", "dflash_module"),
+}
 
 
 def architecture_problem(name: str) -> Finding | None:
     """No other name is registered, alone or behind the "Eagle3" that `EAGLEConfig` puts first."""
-    if not name or name in ARCHITECTURES or name in _NOT_EXECUTED:
+    if not name or name in ARCHITECTURES or name in _NOT_EXECUTED or _OF_MTP.search(name):
         return None
     wanted = OTHER_NAMES.get(name) or "the one of its family, such as LlamaForCausalLMEagle3"
     return Finding("config", UNSUPPORTED.format(name), f"set architectures to {wanted}")
+
+
+def config_problem(question: Question) -> Finding | None:
+    """Rules of `SpeculativeConfig` and of the Llama draft's loader."""
+    if question.family == "eagle3-mla" and question.config.get("model_type") == "deepseek_v3":
+        return Finding(
+            "config",
+            UNSUPPORTED.format("Eagle3DeepSeekMTPModel"),
+            "set model_type to kimi_k2: deepseek_v3 is rewritten to the MTP model",
+        )
+    if question.family == "eagle3-mla" and not question.fuses:
+        text = "never written: model.fc.weight, which vLLM builds for latent attention in any case"
+        return Finding("wrong", text, "serve it with SGLang")
+    if question.family != "dflash" and question.config.get("draft_vocab_size") is None:
+        if "d2t" in question.tensor_names:
+            return Finding(
+                "load",
+                "ValueError: There is no module or parameter named 'draft_id_to_target_id' in"
+                " Eagle3LlamaForCausalLM.",
+                "add draft_vocab_size to config.json",
+            )
+        rows, vocab = question.head_rows, question.config.get("vocab_size")
+        if rows is not None and rows != vocab:
+            return Finding(
+                "load",
+                "AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515: assert"
+                " loaded_weight.shape[output_dim] == self.org_vocab_size",
+                f"add draft_vocab_size {rows} to config.json, and the map d2t",
+            )
+    return None

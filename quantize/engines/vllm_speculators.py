@@ -10,6 +10,7 @@ from typing import Any
 
 from ..drafts.speculators import LAYER_CONFIG
 from .contract import Finding
+from .misnamed import own_type
 from .vllm_config import INVALID
 
 _ATTRIBUTE = "AttributeError: 'SpeculatorsConfig' object has no attribute '{}'"
@@ -31,7 +32,7 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
         )
         return Finding("config", text, "add model_type, or speculators_config")
     if model_type not in (None, "speculators"):
-        return config
+        return own_type(config, INVALID) or config
     kind = config.get("speculators_model_type")
     if kind not in ("eagle3", "dflash"):
         if isinstance(kind, str):

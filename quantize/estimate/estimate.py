@@ -34,7 +34,7 @@ class Candidate:
     """The draft in one form.
 
     Attributes:
-        name: of the recipe; of the draft as it is, the dtype of its fc.
+        name: of the recipe; of the draft as it is, the dtype of its final norm.
         hypothetical: with an FP8 head, which no recipe makes and no engine serves.
         stored_bytes: of all its tensors.
     """
@@ -151,7 +151,7 @@ def make_estimate(
             hypothetical=fp8_head,
         )
 
-    as_it_is = next(row.tensor.dtype for row in draft.rows if row.role == "fusion")
+    as_it_is = next(row.tensor.dtype for row in draft.rows if row.canonical == "norm.weight")
     forms = {as_it_is: plain_weights(draft)}
     for plan in plans:
         if plan.recipe.name in forms:

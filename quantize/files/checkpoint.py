@@ -5,6 +5,7 @@ not what a tensor is for (`drafts/` does) nor what becomes of it (`plan.py` does
 """
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,8 +161,15 @@ def _single_file(folder: Path) -> str:
     raise CheckpointError(
         folder,
         f"no safetensors file{f' (found {others[0]})' if others else ''}",
-        fix="convert the draft to safetensors: pickles are not read",
+        fix=f"convert the draft to safetensors: pickles are not read{_command(folder, others)}",
     )
+
+
+def _command(folder: Path, pickles: list[str]) -> str:
+    """What converts a folder of pickles, for a shell."""
+    if not pickles:
+        return ""
+    return f" (draftquant unpickle {shlex.quote(str(folder))} --out SAFETENSORS)"
 
 
 def _files_of_index(folder: Path, index: Mapping[str, Any]) -> list[str]:

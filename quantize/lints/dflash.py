@@ -7,6 +7,21 @@ from .lint import Lint
 from .marks import in_speculators_layout, layer_config
 
 
+def block_size(draft: Draft) -> Iterator[Lint]:
+    """Source: `DEFAULT_BLOCK_SIZE`."""
+    config = draft.checkpoint.config
+    nested = config.get("dflash_config") or {}
+    is_block = draft.geometry.block_size is not None
+    if is_block and config.get("block_size") is None and nested.get("block_size") is None:
+        yield Lint(
+            name="dflash-block-size-missing",
+            level="warning",
+            cause="no block_size: SGLang 0.5.23 drafts blocks of 16, vLLM 0.33 of as many tokens as"
+            " it is told to; those of training are not known",
+            remedy="add block_size as the draft was trained with it",
+        )
+
+
 def causality(draft: Draft) -> Iterator[Lint]:
     """Trained with one mask, served with another.
 

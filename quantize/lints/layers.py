@@ -56,6 +56,33 @@ def aux_layer_ids(draft: Draft) -> Iterator[Lint]:
     )
 
 
+def aux_layer_list(draft: Draft) -> Iterator[Lint]:
+    """Source: SGLang 0.5.23 `llama.py:929-941` takes its default for null only; vLLM for both."""
+    geometry, section = eagle3(draft), draft.checkpoint.config.get(SECTION) or {}
+    if geometry is not None and geometry.fuses and section.get(KEY) == []:
+        yield Lint(
+            name="aux-layer-ids-empty",
+            level="warning",
+            cause=f"{_NESTED} is [], ModelOpt's word for the default layers: vLLM 0.33 captures"
+            " them, SGLang 0.5.23 none",
+            remedy="write null, for which both capture their default",
+            fix={_NESTED: None},
+        )
+
+
+def without_fc(draft: Draft) -> Iterator[Lint]:
+    """Source: `reads_aux_layers`."""
+    geometry = eagle3(draft)
+    if geometry is not None and not geometry.fuses:
+        yield Lint(
+            name="last-hidden-state",
+            level="note",
+            cause="use_aux_hidden_state is false: the draft reads the target's last hidden state,"
+            " behind its final norm, and has no fc; dumps and engines hand out outputs of layers",
+            remedy="record its traces with transformers: draftquant record --fuse-with DRAFT",
+        )
+
+
 def aux_layer_zero(draft: Draft) -> Iterator[Lint]:
     """Source: SGLang 0.5.23 `deepseek_v2.py`: [0, ...] stays as it is, [1, ...] gets one added."""
     found = _spelled(draft)

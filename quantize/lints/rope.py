@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from ..drafts import Draft
+from ..drafts.rope import DEFAULT_THETA, Unreplayed
 from .lint import Lint
-from .marks import eagle3, is_mla, is_modelopt, is_torchspec
+from .marks import eagle3, is_mla, is_modelopt, is_torchspec, layer_config
 
-_UNSET_BASE = 10000.0
 _INJECTED = (32, 2048)
 """Factor and original positions that ModelOpt's export writes into a draft trained without yarn."""
 
@@ -18,7 +18,7 @@ def rope_base(draft: Draft) -> Iterator[Lint]:
     (`getattr(config, "rope_theta", 10000)`, which transformers 5 moved into `rope_parameters`).
     """
     geometry = eagle3(draft)
-    if geometry is None or geometry.rope.theta == _UNSET_BASE:
+    if geometry is None or geometry.rope.theta == DEFAULT_THETA:
         return
     if is_mla(draft) and geometry.rope.yarn is not None and not is_modelopt(draft):
         who = "TorchSpec trains latent attention with yarn"
@@ -33,6 +33,30 @@ def rope_base(draft: Draft) -> Iterator[Lint]:
         remedy="replay at both (draftquant replay, with and without --rope-theta 10000); if 10000"
         " accepts more, correct rope_theta in the source",
     )
+
+
+def rope_default(draft: Draft) -> Iterator[Lint]:
+    """Source: `DEFAULT_THETA`; SpecForge's and AngelSlim's draft models train at it as well."""
+    config = layer_config(draft)
+    nested = config.get("rope_parameters") or {}
+    if config.get("rope_theta") is None and nested.get("rope_theta") is None:
+        null = "rope_theta" in config
+        yield Lint(
+            name="rope-theta-missing",
+            level="warning" if null else "note",
+            cause="rope_theta is null, which both engines refuse"
+            if null
+            else f"no rope_theta: both engines rotate at base {DEFAULT_THETA:g}",
+            remedy="if the draft was trained at another base, such as its target's, add it; replay"
+            " tells (draftquant replay, with and without --rope-theta)",
+        )
+
+
+def rope_unreplayed(draft: Draft) -> Iterator[Lint]:
+    """What only replay minds."""
+    scaling = draft.geometry.rope.scaling
+    if isinstance(scaling, Unreplayed):
+        yield Lint(name="rope-unreplayed", level="note", cause=scaling.what, remedy=scaling.fix)
 
 
 def rope_injected(draft: Draft) -> Iterator[Lint]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ..drafts import Draft
+from ..drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
 from .lint import Lint
 from .marks import eagle3, in_speculators_layout, is_mla, layer_config
 
@@ -13,6 +14,21 @@ _NOBODY_READS = (
     "final_norm.",
 )  # fmt: skip
 _VLLM_REFUSES = ("model.", "aux_norm_low.", "aux_norm_mid.", "aux_norm_high.")
+
+
+def architecture(draft: Draft) -> Iterator[Lint]:
+    """Source: `architectures.py`; what each engine makes of a name, `check` says."""
+    name = declared_architecture(draft.checkpoint.config)
+    wanted = OTHER_NAMES.get(name)
+    if wanted in KNOWN_TO_BOTH:
+        yield Lint(
+            name="architecture-name",
+            level="warning",
+            cause=f"{name} is not served as a draft by vLLM 0.33 and SGLang 0.5.23 alike; the"
+            f" tensors are those of {wanted}, which both have",
+            remedy=f"write {wanted}",
+            fix={"architectures": [wanted]},
+        )
 
 
 def dtype(draft: Draft) -> Iterator[Lint]:
@@ -92,7 +108,10 @@ def layout(draft: Draft) -> Iterator[Lint]:
 
 
 def model_type(draft: Draft) -> Iterator[Lint]:
-    """Source: vLLM 0.33 `config/speculative.py` `hf_config_override`; kimi_k2 is left alone."""
+    """Source: vLLM 0.33 `config/speculative.py` `hf_config_override`; kimi_k2 is left alone.
+
+    Of DFlash: loaded in both engines (`tests/engines/names.json`).
+    """
     if eagle3(draft) is not None and draft.checkpoint.config.get("model_type") == "deepseek_v3":
         yield Lint(
             name="model-type",
@@ -101,6 +120,18 @@ def model_type(draft: Draft) -> Iterator[Lint]:
             " architecture to DeepSeekMTPModel, and does not load the draft",
             remedy="write kimi_k2, the same configuration class under another name",
             fix={"model_type": "kimi_k2"},
+        )
+    if (
+        draft.geometry.block_size is not None
+        and draft.checkpoint.config.get("model_type") == "dflash"
+    ):
+        yield Lint(
+            name="model-type",
+            level="warning",
+            cause="model_type dflash is TorchSpec's own: Transformers does not know it, so neither"
+            " vLLM 0.33 nor SGLang 0.5.23 reads config.json",
+            remedy="write qwen3, whose layers these are",
+            fix={"model_type": "qwen3"},
         )
 
 

@@ -86,6 +86,7 @@ def _summary(
         "speculators_layout": is_speculators(draft.checkpoint.config),
         "num_layers": draft.geometry.num_layers,
         "aux_layer_ids": draft.geometry.aux_layer_ids,
+        "reads_last_hidden_state": not getattr(draft.geometry, "fuses", True),
         "parameters": sum(row.tensor.numel for row in draft.rows if row.role != "vocabulary_map"),
         "bytes": draft.checkpoint.nbytes,
         "tensors": tensors,
@@ -127,7 +128,12 @@ def _print(found: dict[str, Any]) -> None:
             " draft is compared with (gate --tuned-baseline)",
         )
     layers = found["aux_layer_ids"] or "default (no eagle_config)"
-    out.line(f"reads the outputs of target layers {layers}")
+    last = found["reads_last_hidden_state"]
+    out.line(
+        "reads the target's last hidden state, behind its final norm"
+        if last
+        else f"reads the outputs of target layers {layers}"
+    )
     tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",))
     for t in found["tensors"]:
         tensors.row(t["name"], t["role"], t["dtype"], str(t["shape"]), f"{t['bytes']:,}")

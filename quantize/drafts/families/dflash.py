@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from ..forward import BlockForward, OnInput
 
+DEFAULT_BLOCK_SIZE = 16
+"""Where config.json has none: SGLang's (`dflash.py:703`); vLLM drafts as many as it is told to."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _SERVED: Mapping[str, tuple[Any, str]] = {
     "attention_bias": (False, "engines add biases that no quantized layout stores"),
@@ -96,7 +98,7 @@ class DFlash(Family):
         _check_served(options)
         hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
         vocab, layers = keys.positive("vocab_size"), keys.positive("num_hidden_layers")
-        block_size = options.positive("block_size")
+        block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)
         if block_size < 2:
             raise CheckpointError(
                 where,

@@ -23,9 +23,8 @@ class Eagle3Llama(Eagle3):
     architectures = ("LlamaForCausalLMEagle3", "Eagle3Qwen3ForCausalLM")
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
-        """Fc over features and plain q_proj; DFlash has its hidden_norm outside the layers."""
+        """A hidden_norm in layer 0 and plain q_proj; DFlash has that norm outside the layers."""
         return {
-            "fc.weight",
             "layers.0.self_attn.q_proj.weight",
             "layers.0.hidden_norm.weight",
         } <= set(canonical_names)

@@ -13,6 +13,7 @@ from ..config_reader import ConfigReader
 from ..eagle3 import Eagle3, Shapes, read_common
 from ..eagle3_geometry import Eagle3MlaGeometry
 from ..family import Dim
+from ..rope import RopeConfig, Unreplayed
 
 if TYPE_CHECKING:
     from ..mla_forward import MlaAttention
@@ -28,9 +29,8 @@ class Eagle3Mla(Eagle3):
     architectures = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
-        """Fc over features and the latent down-projection in layer 0."""
+        """A hidden_norm and the latent down-projection in layer 0."""
         return {
-            "fc.weight",
             "layers.0.self_attn.kv_a_proj_with_mqa.weight",
             "layers.0.hidden_norm.weight",
         } <= set(canonical_names)
@@ -38,8 +38,9 @@ class Eagle3Mla(Eagle3):
     def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3MlaGeometry:
         """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
+        common = read_common(config, where, self.name)
         geometry = Eagle3MlaGeometry(
-            **read_common(config, where, self.name),
+            **common | {"rope": _of_latent_attention(common["rope"], where)},
             q_lora_rank=keys.positive("q_lora_rank"),
             kv_lora_rank=keys.positive("kv_lora_rank"),
             qk_nope_head_dim=keys.positive("qk_nope_head_dim"),
@@ -53,13 +54,6 @@ class Eagle3Mla(Eagle3):
                 f"qk_rope_head_dim: expected an even number, got {geometry.qk_rope_head_dim}:"
                 " dimensions are rotated in pairs",
                 fix="correct 'qk_rope_head_dim'",
-            )
-        if geometry.rope.yarn is not None and geometry.rope.yarn.attention_factor is not None:
-            raise CheckpointError(
-                where,
-                "attention_factor: expected none, as engines disagree about it in an MLA draft"
-                " (SGLang 0.5.23 ignores it, vLLM 0.33 leaves the softmax unscaled where it is 1)",
-                fix="give mscale and mscale_all_dim, from which the factor follows",
             )
         return geometry
 
@@ -94,6 +88,27 @@ class Eagle3Mla(Eagle3):
         from ..mla_forward import MlaAttention
 
         return MlaAttention(geometry)
+
+
+def _of_latent_attention(rope: RopeConfig, where: object) -> RopeConfig:
+    """A rope that engines serve alike: plain, or DeepSeek's yarn, which any other type becomes.
+
+    Source: `deepseek_v2.py` of vLLM 0.33 (1115) and SGLang 0.5.23 (2066).
+    """
+    if rope.yarn is not None and rope.yarn.attention_factor is not None:
+        what = (
+            "attention_factor: expected none, as engines disagree about it in an MLA draft"
+            " (SGLang 0.5.23 ignores it, vLLM 0.33 leaves the softmax unscaled where it is 1)"
+        )
+        fix = "give mscale and mscale_all_dim, from which the factor follows"
+    elif rope.scaling is not None and not isinstance(rope.scaling, Unreplayed):
+        what = "rope type: expected 'default' or 'yarn': engines take any other one for yarn"
+        fix = "replay it under the scaling that it was trained with, if that is one of the two"
+    else:
+        return rope
+    return RopeConfig(
+        theta=rope.theta, yarn=None, scaling=Unreplayed(where=str(where), what=what, fix=fix)
+    )
 
 
 FAMILY = Eagle3Mla()

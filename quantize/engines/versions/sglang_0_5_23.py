@@ -32,6 +32,7 @@ ENGINE = Engine(
         " compressed-tensors config."
     },
     drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
+    rooted=sglang_config.ROOTED,
     casts=frozenset({"eagle3-llama", "dflash"}),
     refuses_casts=frozenset({"eagle3-mla"}),
     fc_norm_keys=("fc_norm", "use_aux_norm"),
@@ -40,6 +41,7 @@ ENGINE = Engine(
     later_norm="hidden_norm",
     embedding_rows="AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"
     " loaded_weight.shape[output_dim]={rows}",
+    null_base="TypeError: unsupported operand type(s) for ** or pow(): 'NoneType' and 'Tensor'",
     uneven_heads={
         "eagle3-llama": "AssertionError: sglang/srt/models/llama.py:183: assert"
         " self.total_num_heads % tp_size == 0",

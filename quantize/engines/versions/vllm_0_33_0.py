@@ -25,15 +25,17 @@ ENGINE = Engine(
     modules=vllm.modules,
     plain=vllm.plain,
     exclude_rules=vllm.EXCLUDE_RULES,
-    config_problem=vllm.config_problem,
+    config_problem=vllm_config.config_problem,
     captures=vllm_captures,
     module_problem=vllm.module_problem,
     refuses_unknown=_FAMILIES,
     casts=_FAMILIES,
+    rooted=vllm_config.ROOTED,
     dropped={"eagle3-llama": ("input_norm.",)},
     later_norm="input_layernorm",
     embedding_rows="AssertionError: vllm/model_executor/layers/vocab_parallel_embedding.py:515:"
     " assert loaded_weight.shape[output_dim] == self.org_vocab_size",
+    null_base="TypeError: unsupported operand type(s) for ** or pow(): 'NoneType' and 'Tensor'",
     uneven_heads={
         "eagle3-llama": "AssertionError: vllm/model_executor/models/llama.py:145: assert"
         " self.total_num_heads % tp_size == 0",

@@ -1,0 +1,53 @@
+"""Drafts of kinds that no family reads yet: told apart, so that the refusal names them.
+
+Names are those of `models/registry.py` of vLLM 0.33.0, `EntryClass` of SGLang 0.5.23 and the
+trainers; what no name tells, tensors do.
+"""
+
+import re
+from collections.abc import Collection
+
+_BY_NAME = (
+    (r"P-?Eagle", "P-EAGLE"),
+    (r"DSpark", "DSpark"),
+    (r"DFlash2", "DFlash2"),
+    (r"Domino", "Domino"),
+    (r"LiLiCorr", "LiLiCorr"),
+    (r"XPress", "XPress"),
+    (r"MuseGlimmer", "Muse Glimmer's DFlash"),
+    (r"Laguna", "Laguna's DFlash"),
+    (r"DFlare", "DFlare"),
+    (r"Medusa", "Medusa"),
+    (r"NextN|MTP", "an MTP layer"),
+    (r"Eagle3", "EAGLE-3 with layers of another kind"),
+    (r"Eagle", "EAGLE-1"),
+    (r"Assistant", "Gemma's assistant"),
+)
+"""Part of an architecture, in any case -> the kind; the first that fits."""
+_BY_TENSORS = (
+    (r"markov_", "DSpark"),
+    (r"prefix_gru\.", "Domino"),
+    (r"candidate_selector|base_kernel", "DFlash2"),
+    (r"mask_hidden", "P-EAGLE"),
+    (r"medusa|^\d+\.\d+\.linear\.", "Medusa"),
+    (r"\b(eh_proj|enorm)\b|^mtp\.", "an MTP layer"),
+    (r"(^|\.)fc\.weight$", "EAGLE-1"),
+    (r"^model\.layers\.\d+\.", "a whole language model"),
+)
+"""Part of a tensor's name -> the kind; the first that fits."""
+
+
+def kind_of(architecture: str, tensors: Collection[str]) -> str | None:
+    """What a draft is that no family reads; None where that is not known.
+
+    Args:
+        architecture: its name in config.json.
+        tensors: their names in the folder.
+    """
+    for part, kind in _BY_NAME:
+        if re.search(part, architecture, re.IGNORECASE):
+            return kind
+    for part, kind in _BY_TENSORS:
+        if any(re.search(part, name) for name in tensors):
+            return kind
+    return None

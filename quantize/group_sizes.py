@@ -1,0 +1,35 @@
+"""Groups of inputs that divide the rows of every linear: which do, where the recipe's do not."""
+
+from collections.abc import Sequence
+
+from ..recipes.formats import NUMBER_FORMATS
+from ..recipes.schema import Recipe, WeightFormat
+from .errors import LayoutError
+from .files.safetensors_header import TensorInfo
+
+
+def check_groups(recipe: Recipe, quantized: Sequence[tuple[TensorInfo, WeightFormat]]) -> None:
+    """Fail if a row of a linear is no whole groups.
+
+    Args:
+        recipe: named in the error.
+        quantized: every linear that is to be quantized, and in which format.
+
+    Raises:
+        LayoutError: names the linear, and the group sizes that fit all linears of its format.
+    """
+    for tensor, weights in quantized:
+        size = weights.group_size
+        if weights.granularity != "group" or size is None or tensor.shape[1] % size == 0:
+            continue
+        rows = [t.shape[1] for t, other in quantized if other == weights]
+        known = NUMBER_FORMATS[weights.dtype].sizes["group"]
+        fitting = [s for s in sorted(known, reverse=True) if not any(row % s for row in rows)]
+        raise LayoutError(
+            tensor.name,
+            f"layout {recipe.layout} needs a multiple of {size} inputs, got {tensor.shape[1]}",
+            fix=f"groups of {' or '.join(map(str, fitting))} fit every linear: write a recipe with"
+            f" 'extends: {recipe.name}' and 'weights: {{group_size: {fitting[0]}}}'"
+            if fitting
+            else f"no groups of {weights.dtype} fit: keep this tensor, or use a scale per channel",
+        )

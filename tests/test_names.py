@@ -1,0 +1,77 @@
+"""`check` of names, ropes and missing fc, held against what the engines' own loaders did."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES
+from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.engines.repairs import plan_repairs
+
+sys.path.append(str(Path(__file__).resolve().parent / "engines"))  # its modules stand alone
+
+from names import ENGINES, OUT, write_drafts
+
+RECORDED: dict[str, dict[str, Any]] = json.loads(OUT.read_text())
+UNUSED_FC = "sglang no-fc"
+"""It builds fc, and does not use it where the widths are equal: `llama_eagle3.py:240`."""
+FAILS_LATER = "sglang no-layers"
+"""It loads, and unpacks a tensor as a pair in its first forward: `llama.py:502,621`."""
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("names")
+    write_drafts(out)
+    return out
+
+
+def test_every_draft_was_asked_about(drafts: Path) -> None:
+    names = {path.name for path in drafts.iterdir()}
+    assert {key.partition(" ")[2] for key in RECORDED} == names
+    assert {key.partition(" ")[0] for key in RECORDED} == set(ENGINES)
+
+
+@pytest.mark.parametrize("key", RECORDED)
+def test_check_says_what_the_engine_did(key: str, drafts: Path) -> None:
+    engine, _, name = key.partition(" ")
+    said = check_draft(drafts / name, engine=engine, arch="sm90")  # type: ignore[arg-type]
+    expected = RECORDED[key]
+    if key == UNUSED_FC:
+        assert expected["unloaded"] == ["model.fc.weight"]
+        assert said.verdict == "LOADS"
+        return
+    if key == FAILS_LATER:
+        assert (expected["verdict"], said.verdict) == ("LOADS", "LOADS BUT WRONG")
+        assert "captures no layer for an empty list" in str(said.error)
+        return
+    assert said.verdict == expected["verdict"]
+    if expected["error"] is not None:
+        assert said.error is not None
+        # vLLM quotes the name behind the "Eagle3" that it puts before it.
+        theirs = expected["error"].replace("Eagle3PEagle", "PEagle")
+        assert theirs.startswith(said.error[:60])
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, wanted in OTHER_NAMES.items() if wanted in KNOWN_TO_BOTH]
+)
+def test_repairs_write_the_name_that_both_engines_have(name: str, tmp_path: Path) -> None:
+    from tiny import edit_json, tiny_eagle3_llama
+    from tiny_dflash import tiny_dflash
+    from tiny_mla import tiny_eagle3_mla
+
+    wanted = OTHER_NAMES[name]
+    builder: Any = {
+        "LlamaForCausalLMEagle3": tiny_eagle3_llama,
+        "Eagle3DeepseekV2ForCausalLM": tiny_eagle3_mla,
+        "DFlashDraftModel": tiny_dflash,
+    }[wanted]
+    folder = builder(tmp_path / "draft")
+    edit_json(folder / "config.json", architectures=[name])
+    for engine in ENGINES:
+        plan = plan_repairs(folder, engine=engine)  # type: ignore[arg-type]
+        assert plan.config["architectures"] == [wanted]
+        assert sum("architecture" in repair.name for repair in plan.repairs) == 1

@@ -1,0 +1,178 @@
+"""Rope scalings in replay, against both engines' own modules and against transformers.
+
+Tolerance: engines compute angles in float32. At position 500 an angle is at most 500, with an error
+of 500 * 2^-24 = 3e-5 from its rounding and as much from that of the frequency; values of up to 1.5
+turn by that, and are recorded to 6 digits: 1e-4 bounds it. A pair that is scaled wrongly turns by
+another angle altogether: more than 0.01 in some pair.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.forward import rotate
+from draftquant.quantize.drafts.rope import (
+    DEFAULT_THETA,
+    RopeConfig,
+    Unreplayed,
+    read_rope,
+    rope_frequencies,
+)
+from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes import load_recipe
+from tiny import edit_json, tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+from tiny_mla import tiny_eagle3_mla
+
+sys.path.append(str(Path(__file__).resolve().parent / "engines"))  # its modules stand alone
+
+from ropes import CASES, OUT, POSITIONS, THETA, head
+
+TOLERANCE = 1e-4
+DISPUTED = "dynamic-factor"
+RECORDED: dict[str, list[list[float]]] = json.loads(OUT.read_text())
+
+
+def read(scaling: dict[str, Any] | None, **keys: Any) -> RopeConfig:
+    return read_rope({"rope_theta": THETA, "rope_scaling": scaling, **keys}, "config.json")
+
+
+def turned(rope: RopeConfig) -> torch.Tensor:
+    queries = torch.tensor(head(), dtype=torch.float64)[None, None]
+    return rotate(queries, torch.tensor(POSITIONS), rope)[0, 0]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != DISPUTED])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_replay_rotates_as_the_engine_does(engine: str, name: str) -> None:
+    expected = torch.tensor(RECORDED[f"{engine} {name}"], dtype=torch.float64)
+    assert (turned(read(CASES[name])) - expected).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama3", "linear", "dynamic-alpha", "yarn"])
+def test_each_scaling_turns_queries_otherwise_than_plain_rope(name: str) -> None:
+    assert (turned(read(CASES[name])) - turned(read(None))).abs().max() > 0.01
+
+
+def test_engines_disagree_about_dynamic_scaling_so_replay_refuses() -> None:
+    ours, theirs = (torch.tensor(RECORDED[f"{e} {DISPUTED}"]) for e in ("vllm", "sglang"))
+    assert (ours - theirs).abs().max() > 0.01
+    with pytest.raises(CheckpointError, match=r"'dynamic' is not replayed: vLLM 0\.33 serves"):
+        turned(read(CASES[DISPUTED]))
+
+
+@pytest.mark.parametrize("kind", ["llama3", "linear", "yarn"])
+def test_frequencies_are_those_of_transformers(kind: str) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {"rope_theta": THETA, **CASES[kind]}
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters=parameters)
+    expected, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    found, scale = rope_frequencies(read(CASES[kind]), 16)
+    assert torch.allclose(found.float(), expected, rtol=1e-6, atol=0)
+    assert scale == pytest.approx(factor)
+
+
+# What is read of config.json
+
+
+def test_without_a_base_it_is_that_of_the_engines() -> None:
+    assert read_rope({}, "c").theta == DEFAULT_THETA
+    assert read_rope({"rope_parameters": {"rope_type": "default"}}, "c").theta == DEFAULT_THETA
+    assert read_rope({"rope_parameters": {"rope_theta": 7.0}}, "c").theta == 7.0
+
+
+@pytest.mark.parametrize("section", [{"type": "mrope", "mrope_section": [2, 1, 1]}, {}, None])
+def test_plain_rope_by_other_names(section: dict[str, Any] | None) -> None:
+    assert read(section) == RopeConfig(theta=THETA, yarn=None)
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ({"rope_type": "longrope"}, "'longrope' is not replayed: vLLM 0.33 chooses its factors"),
+        ({"type": "su"}, "'su' is not replayed: vLLM 0.33 chooses its factors"),
+        ({"type": "ntk", "factor": 2.0}, "'ntk' is not replayed: its maths is not known here"),
+        ({"type": 7}, "7 is not replayed: its maths is not known here"),
+        ({**CASES["yarn"], "mrope_section": [4, 2, 2]}, "'yarn with mrope_section' is not"),
+    ],
+)
+def test_what_is_not_replayed_says_why(section: dict[str, Any], what: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        rope_frequencies(read(section), 16)
+    assert what in caught.value.what
+    assert caught.value.where == "config.json: rope_scaling"
+    assert "measure this draft on a server" in caught.value.fix
+
+
+def test_a_part_of_each_head() -> None:
+    scaling = read(None, partial_rotary_factor=0.75).scaling
+    assert isinstance(scaling, Unreplayed)
+    assert scaling.what.startswith("partial_rotary_factor 0.75 is not replayed")
+    assert read(None, partial_rotary_factor=1.0).scaling is None
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ({"type": "llama3", "factor": 8.0}, "low_freq_factor: missing key"),
+        ({"type": "linear"}, "factor: missing key"),
+        ({"type": "linear", "factor": -1}, "factor: expected a positive number, got -1"),
+        ({"type": "dynamic", "alpha": "x"}, "alpha: expected a positive number, got 'x'"),
+    ],
+)
+def test_a_scaling_without_its_keys_is_an_error(section: dict[str, Any], what: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read(section)
+    assert caught.value.what.startswith(what)
+
+
+# What needs no rope
+
+
+UNREPLAYED = {"rope_type": "longrope", "factor": 4.0}
+BUILDERS = {"eagle3-llama": tiny_eagle3_llama, "eagle3-mla": tiny_eagle3_mla, "dflash": tiny_dflash}
+
+
+@pytest.mark.parametrize("family", list(BUILDERS))
+def test_only_replay_minds_an_unknown_rope(family: str, tmp_path: Path) -> None:
+    builder: Any = BUILDERS[family]
+    folder = builder(tmp_path / "draft", config={"rope_scaling": UNREPLAYED})
+    draft = read_draft(Checkpoint.open(folder))
+    plan = make_plan(load_recipe("fp8-ptpc"), draft)
+    report = quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=folder))
+    assert report
+    for engine in ("vllm", "sglang"):
+        assert check_draft(folder, engine=engine).layers  # type: ignore[arg-type]
+    shared = {
+        "embed_tokens.weight": torch.zeros(draft.geometry.vocab_size, draft.geometry.hidden_size),
+        "lm_head.weight": torch.zeros(draft.geometry.vocab_size, draft.geometry.hidden_size),
+    }
+    for each in (folder, tmp_path / "out"):
+        with pytest.raises(CheckpointError, match="rope type 'longrope' is not replayed"):
+            load_draft(each, shared=shared)
+
+
+def test_latent_attention_is_served_with_yarn_whatever_the_type(tmp_path: Path) -> None:
+    folder = tiny_eagle3_mla(tmp_path / "draft", config={"rope_scaling": CASES["llama3"]})
+    assert read_draft(Checkpoint.open(folder)).rows
+    with pytest.raises(CheckpointError, match="expected 'default' or 'yarn': engines take any"):
+        load_draft(folder)
+
+
+def test_a_replayed_scaling_changes_what_a_draft_computes(tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft")
+    plain = load_draft(folder)
+    edit_json(folder / "config.json", rope_scaling={"rope_type": "linear", "factor": 2.0})
+    assert load_draft(folder).geometry.rope != plain.geometry.rope

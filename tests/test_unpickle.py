@@ -1,0 +1,159 @@
+"""Pickled drafts as safetensors, by the command that the error names."""
+
+import json
+import pickle
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import CheckpointError, OutputError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.unpickle import unpickle_draft
+from draftquant.scripts.cli import main
+from tiny import Stored, read_tensors, tiny_eagle3_llama
+
+_DTYPES = {"BF16": torch.bfloat16, "I64": torch.int64, "BOOL": torch.bool}
+
+
+def as_torch(stored: Stored) -> torch.Tensor:
+    dtype = _DTYPES[stored.dtype]
+    return torch.frombuffer(bytearray(stored.data), dtype=dtype).reshape(stored.shape)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    return tiny_eagle3_llama(tmp_path / "plain", pruned_vocabulary=True)
+
+
+@pytest.fixture
+def pickled(plain: Path, tmp_path: Path) -> Path:
+    """The same draft as yuhuili's are published: config.json and pytorch_model.bin."""
+    folder = tmp_path / "pickled"
+    folder.mkdir()
+    for file in ("config.json", "tokenizer.json"):
+        (folder / file).write_bytes((plain / file).read_bytes())
+    tensors = {name: as_torch(stored) for name, stored in read_tensors(plain).items()}
+    torch.save(tensors, folder / "pytorch_model.bin")
+    return folder
+
+
+def test_the_command_of_the_error_makes_the_same_draft(
+    plain: Path, pickled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(pickled)
+    command = caught.value.fix.partition("(")[2].rstrip(")")
+    name, *arguments = shlex.split(command)
+    out = tmp_path / "out"
+    assert name == "draftquant"
+    assert arguments[-1] == "SAFETENSORS"
+    assert main([*arguments[:-1], str(out)]) == 0
+    assert "16 tensors of pytorch_model.bin" in capsys.readouterr().out
+    assert read_tensors(out) == read_tensors(plain)
+    assert (out / "config.json").read_bytes() == (plain / "config.json").read_bytes()
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert read_draft(Checkpoint.open(out)).rows
+
+
+def test_json_says_what_was_read(
+    pickled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["unpickle", str(pickled), "--out", str(tmp_path / "out"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["files"] == ["pytorch_model.bin"]
+    assert (said["tensors"], said["out"]) == (16, str(tmp_path / "out"))
+
+
+def test_shards_and_the_mask_embedding(pickled: Path, plain: Path, tmp_path: Path) -> None:
+    tensors = torch.load(pickled / "pytorch_model.bin", weights_only=True)
+    names = sorted(tensors)
+    (pickled / "pytorch_model.bin").unlink()
+    for shard, part in ((1, names[:5]), (2, names[5:])):
+        path = pickled / f"pytorch_model-0000{shard}-of-00002.bin"
+        torch.save({name: tensors[name] for name in part}, path)
+    (pickled / "pytorch_model.bin.index.json").write_text("{}")
+    torch.save({"embedding": torch.zeros(4)}, pickled / "mask_embedding.pt")
+    done = unpickle_draft(pickled, tmp_path / "out")
+    assert len(done.files) == 2
+    assert read_tensors(tmp_path / "out") == read_tensors(plain)
+    assert (tmp_path / "out" / "mask_embedding.pt").exists()
+    assert not (tmp_path / "out" / "pytorch_model.bin.index.json").exists()
+
+
+class Harmful:
+    """A pickle of this class runs code when an unpickler trusts it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("ran",))
+
+
+@pytest.mark.parametrize(
+    ("saved", "what"),
+    [
+        ({"a": Harmful()}, "not readable as tensors of torch.save: holds Python objects"),
+        ([torch.zeros(1)], "expected tensors by name, got list"),
+        ({}, "expected tensors by name, got dict"),
+        ({"model": {"a": torch.zeros(1)}}, "'model': expected a tensor of BF16, F16, F32, I64"),
+        ({"a": torch.zeros(1, dtype=torch.float64)}, "'a': expected a tensor of BF16, F16, F32"),
+        ({1: torch.zeros(1)}, "1: expected a tensor of BF16"),
+    ],
+)
+def test_what_is_not_tensors_by_name(
+    saved: Any, what: str, pickled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(saved, pickled / "pytorch_model.bin")
+    with pytest.raises(CheckpointError) as caught:
+        unpickle_draft(pickled, tmp_path / "out")
+    assert caught.value.where == str(pickled / "pytorch_model.bin")
+    assert what in caught.value.what
+    assert caught.value.fix
+    assert not (tmp_path / "out").exists()
+    assert "ran" not in capsys.readouterr().out
+
+
+def test_a_bare_pickle(pickled: Path, tmp_path: Path) -> None:
+    (pickled / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Harmful()}))
+    with pytest.raises(CheckpointError, match="not readable as tensors"):
+        unpickle_draft(pickled, tmp_path / "out")
+
+
+def test_one_name_in_two_files(pickled: Path, tmp_path: Path) -> None:
+    torch.save({"fc.weight": torch.zeros(1)}, pickled / "optimizer.pt")
+    with pytest.raises(CheckpointError, match=r"fc.weight also stands in another of the files"):
+        unpickle_draft(pickled, tmp_path / "out")
+
+
+def test_there_is_nothing_to_convert(plain: Path, pickled: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no pickled weights are here"):
+        unpickle_draft(plain, tmp_path / "out")
+    (pickled / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="safetensors are there already"):
+        unpickle_draft(pickled, tmp_path / "out")
+    with pytest.raises(CheckpointError, match="no such folder"):
+        unpickle_draft(tmp_path / "absent", tmp_path / "out")
+    (pickled / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"every draft needs its config.json|not readable"):
+        unpickle_draft(pickled, tmp_path / "out")
+
+
+def test_nothing_existing_is_overwritten(pickled: Path, plain: Path) -> None:
+    before = (plain / "model.safetensors").read_bytes()
+    with pytest.raises(OutputError, match="already exists"):
+        unpickle_draft(pickled, plain)
+    assert (plain / "model.safetensors").read_bytes() == before
+    with pytest.raises(OutputError):
+        unpickle_draft(pickled, pickled / "inside")
+
+
+def test_a_link_out_of_the_folder(pickled: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    (pickled / "notes.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match="expected a file of the folder"):
+        unpickle_draft(pickled, tmp_path / "out")

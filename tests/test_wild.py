@@ -1,0 +1,94 @@
+"""The list of published drafts: its form, and that `wild/README.md` is what the commands say."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from wild_answers import TABLE_FILE, Answer, Answers, ask, figures, table
+from wild_drafts import WildDraft, shapes_of, wild_drafts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DRAFTS = wild_drafts()
+KINDS = {
+    "dspark": "DSpark",
+    "domino": "Domino",
+    "dflash2": "DFlash2",
+    "peagle": "P-EAGLE",
+    "mtp": "an MTP layer",
+    "nextn": "an MTP layer",
+    "eagle1": "EAGLE-1",
+    "medusa": "Medusa",
+    "eagle3-moe": "EAGLE-3 with layers of another kind",
+    "causal-lm": "a whole language model",
+}
+REFUSED_FOR_A_KEY = {
+    "AngelSlim cosyvoice3-llm-eagle3": "num_hidden_layers: 24 layers, but 16 tensors in all",
+}
+SAMPLE = (
+    "SpecForge llama3-70B-eagle3",
+    "SpecForge gpt-oss-20B-eagle3",
+    "AngelSlim hunyuan-1.8b-eagle3",
+    "AngelSlim qwen3 dflash",
+    "ModelOpt default eagle head",
+    "lightseekorg/kimi-k2.6-eagle3.1-mla",
+    "RedHatAI/gpt-oss-20b-speculator.eagle3",
+    "SpecForge qwen3-8b-domino",
+)
+"""Asked everything here; `tests/wild_answers.py` asks about all of them."""
+
+
+WRITTEN = TABLE_FILE.read_text()
+
+
+def cells(text: str, name: str) -> list[str]:
+    """The cells of a draft's row, without the numbers of errors."""
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+    return [cell.partition(" (")[0] for cell in row.split(" | ")]
+
+
+def test_the_list_is_long_and_names_its_sources() -> None:
+    assert len(DRAFTS) >= 60
+    assert len({draft.name for draft in DRAFTS}) == len(DRAFTS)
+    assert all(draft.source for draft in DRAFTS)
+
+
+@pytest.mark.parametrize("draft", DRAFTS, ids=lambda draft: draft.name)
+def test_a_draft_is_read_or_told_what_it_is(draft: WildDraft, tmp_path: Path) -> None:
+    folder = draft.write(tmp_path / "draft")
+    kind = KINDS.get(draft.tensors["kind"])
+    why = REFUSED_FOR_A_KEY.get(draft.name)
+    if kind is None and why is None:
+        read = read_draft(Checkpoint.open(folder))
+        assert read.family.name == draft.tensors["kind"]
+        assert {row.tensor.name for row in read.rows} == set(shapes_of(draft, draft.config))
+        return
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - which one, the text says
+        read_draft(Checkpoint.open(folder))
+    said = str(caught.value)
+    if why:
+        assert why in said
+    elif "speculators_model_type" in draft.config:
+        assert "speculators_model_type: 'dspark' is not supported" in said
+    else:
+        assert f"it is {kind}, which is not supported" in said
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_the_table_is_what_the_commands_say(name: str, tmp_path: Path) -> None:
+    draft = next(draft for draft in DRAFTS if draft.name == name)
+    found = ask(draft, tmp_path)
+    assert cells(WRITTEN, name) == cells(table([found]), name)
+
+
+def test_a_draft_without_plan_or_verdict_is_not_counted() -> None:
+    said = dict.fromkeys(
+        ("inspect", "fp8-ptpc", "int4-group128", "quantize", "vllm", "sglang", "replay"),
+        Answer(False, "x: is not known"),
+    )
+    nothing = Answers(draft=DRAFTS[0], said=said)
+    assert set(figures([nothing]).values()) == {0}
+    good = dataclasses.replace(nothing, said=dict.fromkeys(said, Answer(True, "loads")))
+    assert set(figures([good, nothing]).values()) == {1}

@@ -1,0 +1,248 @@
+"""What each command says of a published draft, and the table of that: `wild/README.md`.
+
+Usage: `.venv/bin/python tests/wild_answers.py` writes the table anew; `test_wild.py` holds it.
+
+`inspect`, `plan` and `check` are asked about the folder in its real sizes, whose data is a hole;
+`quantize`, with `verify` behind it, and `replay` about one whose widths are divided by 32.
+"""
+
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids, reads_layers
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
+from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.writer import trace_output
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.family import Draft
+from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.lints import find_lints
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.recipes import DraftQuantError, load_recipe
+from draftquant.validate.replay import replay_drafts
+from wild_drafts import DRAFTS_FILE, WildDraft, wild_drafts
+
+TABLE_FILE = DRAFTS_FILE.parent / "README.md"
+RECIPES = ("fp8-ptpc", "int4-group128")
+ENGINES: tuple[EngineName, ...] = ("vllm", "sglang")
+_DIVIDE = 32
+_NUM_TARGET_LAYERS = 128
+_NUM_TOKENS = 12
+_MOST_OF_AN_ERROR = 300
+_VERDICTS = ("refused", "loads but wrong", "unknown")
+HEAD = """# What is said of published drafts
+
+Written by `tests/wild_answers.py`, held by `tests/test_wild.py`. {count} drafts as they are
+published, or as the configs of their trainers make them: their config.json and the names and shapes
+of their tensors, nothing else of theirs. {planned} are planned, {quantized} quantized and verified,
+{decided} decided by `check` for both engines, {replayed} replayed; {named} are read, or refused
+with the name of what they are.
+
+`inspect` names family and lints, the recipes the share of bytes that stays, `vllm` and `sglang`
+what `check` says of BF16; a number is an error below.
+"""
+
+
+class Answer(NamedTuple):
+    """Of one command: whether it did what was asked, and what it said."""
+
+    good: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Of all commands about one draft, by column."""
+
+    draft: WildDraft
+    said: Mapping[str, Answer]
+
+    @property
+    def planned(self) -> bool:
+        """Some recipe has a plan for it."""
+        return any(self.said[recipe].good for recipe in RECIPES)
+
+    @property
+    def decided(self) -> bool:
+        """Every engine has a verdict."""
+        verdicts = ("loads", "refused")
+        return all(self.said[engine].text.startswith(verdicts) for engine in ENGINES)
+
+    @property
+    def named(self) -> bool:
+        """What is refused is told what it is."""
+        return self.said["inspect"].good or "not supported" in self.said["inspect"].text
+
+
+def ask(draft: WildDraft, work: Path) -> Answers:
+    """Ask every command about a draft; `work` is an empty folder."""
+    real = draft.write(work / "real")
+    small = draft.write(work / "small", divide=_DIVIDE)
+    said = {"inspect": _said(_inspect, real)}
+    for recipe in RECIPES:
+        said[recipe] = _said(_plan, real, recipe)
+    said["quantize"] = _said(_quantize, small, work / "quantized")
+    for engine in ENGINES:
+        said[engine] = _said(_check, real, engine)
+    said["replay"] = _said(_replay, small, work / "traces")
+    return Answers(draft=draft, said=said)
+
+
+def _said(command: object, *arguments: object) -> Answer:
+    assert callable(command)
+    try:
+        answer = command(*arguments)
+    except DraftQuantError as exc:
+        where = exc.where.rpartition("config.json")[2].lstrip(": ")
+        text = f"{where}: {exc.what}" if where and "/" not in where else exc.what
+        return Answer(False, f"{text}; fix: {exc.fix}")
+    assert isinstance(answer, Answer)
+    return answer
+
+
+def _read(folder: Path) -> Draft:
+    return read_draft(Checkpoint.open(folder))
+
+
+def _inspect(folder: Path) -> Answer:
+    draft = _read(folder)
+    names = sorted(lint.name for lint in find_lints(draft))
+    return Answer(True, ", ".join([draft.family.name, *names]))
+
+
+def _plan(folder: Path, recipe: str) -> Answer:
+    plan = make_plan(load_recipe(recipe), _read(folder))
+    return Answer(True, f"{plan.bytes_after / plan.bytes_before:.0%}")
+
+
+def _quantize(folder: Path, out: Path) -> Answer:
+    plan = make_plan(load_recipe("fp8-ptpc"), _read(folder))
+    quantize_draft(plan, out, source=DraftSource(folder=folder))
+    return Answer(True, "verified")
+
+
+def _check(folder: Path, engine: EngineName) -> Answer:
+    found = check_draft(folder, engine=engine)
+    error = f": {found.error}" if found.error else ""
+    return Answer(found.verdict == "LOADS", f"{found.verdict.lower()}{error}")
+
+
+def _replay(folder: Path, traces: Path) -> Answer:
+    geometry = _read(folder).geometry
+    hidden = geometry.hidden_size
+    shared = {
+        "embed_tokens.weight": torch.randn(geometry.vocab_size, hidden),
+        "lm_head.weight": torch.randn(geometry.draft_vocab_size, hidden),
+    }
+    draft = load_draft(folder, shared=shared)
+    _write_traces(draft, traces)
+    (played,) = replay_drafts([draft], TraceFolder.open(traces), num_draft_tokens=3)
+    assert played.prompts
+    return Answer(True, "runs")
+
+
+def _write_traces(draft: LoadedDraft, out: Path) -> None:
+    """One prompt of random text and features, as `record` makes them for the draft."""
+    g, fuses = draft.geometry, reads_layers(draft)
+    ids = g.aux_layer_ids or default_aux_layer_ids(_NUM_TARGET_LAYERS)
+    width = g.num_aux_layers * g.target_hidden_size
+    identity = TargetIdentity(
+        name="random",
+        config_sha256=None,
+        weights_sha256=None,
+        num_layers=_NUM_TARGET_LAYERS,
+        vocab_size=g.vocab_size,
+    )
+    spec = FeatureSpec(
+        kind="aux" if fuses else "fused",
+        width=width,
+        dtype="float32",
+        aux_layer_ids=tuple(ids) if fuses else (_NUM_TARGET_LAYERS - 1,),
+        fusion_sha256=None if fuses else draft.fusion_sha256,
+    )
+    token_ids = torch.arange(_NUM_TOKENS)
+    trace = PromptTrace(
+        id="p",
+        category="all",
+        prompt_length=4,
+        token_ids=token_ids,
+        features=torch.randn(_NUM_TOKENS - 1, width),
+        target_top1=token_ids[1:],
+    )
+    with trace_output(out, identity, spec) as writer:
+        writer.add(trace, position=0)
+
+
+def table(answers: Sequence[Answers]) -> str:
+    """The text of README.md."""
+    columns = ("inspect", *RECIPES, "quantize", *ENGINES, "replay")
+    lines = [HEAD.format(count=len(answers), **figures(answers))]
+    lines.append(f"| draft | {' | '.join(columns)} |")
+    lines.append("|---" * (1 + len(columns)) + "|")
+    errors: dict[str, int] = {}
+    for each in answers:
+        cells = [_cell(each.said[column], errors) for column in columns]
+        lines.append(f"| {each.draft.name} | {' | '.join(cells)} |")
+    lines += ["", "## What they say", ""]
+    lines += [f"{number}. {text}" for text, number in errors.items()]
+    lines += ["", "## Where the facts are from", ""]
+    lines += [f"- {each.draft.name}: {each.draft.source}" for each in answers]
+    return "\n".join(lines) + "\n"
+
+
+def figures(answers: Sequence[Answers]) -> dict[str, int]:
+    """How many drafts each command has an answer for."""
+    return {
+        "planned": sum(each.planned for each in answers),
+        "quantized": sum(each.said["quantize"].good for each in answers),
+        "decided": sum(each.decided for each in answers),
+        "replayed": sum(each.said["replay"].good for each in answers),
+        "named": sum(each.named for each in answers),
+    }
+
+
+def _cell(answer: Answer, errors: dict[str, int]) -> str:
+    """A short answer, or the number of a long one."""
+    verdict, colon, rest = answer.text.partition(": ")
+    if answer.good or not colon:
+        return answer.text
+    told = verdict if verdict in _VERDICTS else "refused"
+    text = _short(rest if verdict in _VERDICTS else answer.text)
+    return f"{told} ({errors.setdefault(text, len(errors) + 1)})"
+
+
+def _short(text: str) -> str:
+    """Without folders, and no longer than a line or two."""
+    text = re.sub(r"/\S*/(real|small)\b", "DRAFT", text)
+    return text if len(text) <= _MOST_OF_AN_ERROR else text[:_MOST_OF_AN_ERROR] + " …"
+
+
+def ask_all() -> list[Answers]:
+    """Ask about every draft of the list."""
+    found = []
+    for draft in wild_drafts():
+        with tempfile.TemporaryDirectory() as work:
+            found.append(ask(draft, Path(work)))
+    return found
+
+
+def main() -> int:
+    """Ask about all drafts and write the table."""
+    TABLE_FILE.write_text(table(ask_all()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
