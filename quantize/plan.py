@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..recipes.decode import encode
-from ..recipes.schema import Format, Recipe
+from ..recipes.schema import LAYER_ROLES, Format, Recipe
 from .claims import claims
 from .drafts.family import Draft, Row
 from .drafts.fused import fused_names
 from .drafts.runtime_names import excluded_modules, known_target_layers, modules_in_layers
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
-from .layouts import OwnFormat, check_layout, get_layout
+from .layouts import OwnFormat, check_head, check_layout, get_layout
 from .lints.concat import concat_linears
 
-StepAction = Literal["quantize", "keep", "transform"]
+StepAction = Literal["quantize", "keep", "transform", "drop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Step:
         action: "transform" is a kept tensor that changes in a known, exact way: the norm before the
             concat input, divided by the power of two that balances the halves (1 where they are).
         rule: index into the recipe's rules.
-        stored: what the tensor becomes in the output.
+        stored: what the tensor becomes in the output; nothing where it is dropped.
     """
 
     row: Row
@@ -66,6 +66,11 @@ class Plan:
     def quantized(self) -> tuple[Step, ...]:
         """The steps that quantize."""
         return tuple(step for step in self.steps if step.action == "quantize")
+
+    @property
+    def dropped(self) -> tuple[Step, ...]:
+        """The steps that leave a table to the target."""
+        return tuple(step for step in self.steps if step.action == "drop")
 
     @property
     def balanced(self) -> tuple[Step, tuple[Step, ...]] | None:
@@ -121,10 +126,16 @@ class Plan:
         return form
 
     def own_formats(self) -> tuple[OwnFormat, ...]:
-        """The linears of other formats than the recipe's own, by the names that engines have."""
+        """The linears of other formats than the recipe's own, by the names that engines have.
+
+        In layouts whose engines find a head by its name alone, a head of the recipe's own as well.
+        """
         found = []
-        for form in self.recipe.formats[1:]:
+        by_name = get_layout(self.recipe.layout).heads == "named"
+        for form in self.recipe.formats:
             steps = [step for step in self.quantized if self.format_of(step) == form]
+            if form == self.recipe.formats[0]:
+                steps = [step for step in steps if by_name and step.row.role == "head"]
             names = {name for s in steps for name in (s.row.module, *fused_names(s.row.module))}
             if names:
                 leaves = tuple(sorted({name.rpartition(".")[2] for name in names}))
@@ -139,16 +150,16 @@ class Plan:
     def kept_modules(self) -> tuple[str, ...]:
         """Names of the 2-D modules that stay floating-point, for the exclude list."""
         exact = get_layout(self.recipe.layout).exact_excludes
-        return excluded_modules(
-            self.draft, self._kept_matrices(), target_layers=self.target_layers if exact else None
-        )
+        sides = self._kept_matrices(), [step.row for step in self.quantized]
+        layers = self.target_layers if exact else None
+        return excluded_modules(self.draft, *sides, target_layers=layers)
 
     def kept_in_layers(self) -> tuple[str, ...]:
         """Canonical names of the kept linears of decoder layers."""
         return modules_in_layers(self._kept_matrices())
 
     def _kept_matrices(self) -> list[Row]:
-        kept = [step.row for step in self.steps if step.action != "quantize"]
+        kept = [step.row for step in self.steps if step.action in ("keep", "transform")]
         return [row for row in kept if len(row.tensor.shape) == 2]
 
     def to_mapping(self) -> dict[str, Any]:
@@ -180,7 +191,8 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
         PlanError: a tensor is unclaimed or claimed twice, a rule matches nothing or something that
             cannot be quantized, the count differs from the recipe's `expect`, or linears that are
             fused, or of one name, differ in what becomes of them.
-        LayoutError: the layout cannot express the formats, or cannot store one of the shapes.
+        LayoutError: the layout cannot express the formats, or a head in one of them, or cannot
+            store one of the shapes.
     """
     check_layout(recipe)
     layout = get_layout(recipe.layout)
@@ -188,9 +200,13 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     for row, index in zip(draft.rows, claims(recipe, draft), strict=True):
         rule = recipe.rules[index]
         action: StepAction = rule.action
+        stored: tuple[StoredTensor, ...] = ()
         if action == "quantize":
-            stored = layout.stored(row.tensor, recipe.of(rule).stored)
-        else:
+            of_rule = recipe.of(rule).stored
+            if row.role == "head":
+                check_head(of_rule, row.tensor.name)
+            stored = layout.stored(row.tensor, of_rule)
+        elif action == "keep":
             tensor = row.tensor
             stored = (StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),)
         steps.append(Step(row=row, action=action, rule=index, stored=stored))
@@ -222,11 +238,12 @@ def _balanced(plan: Plan) -> Plan:
 def _check_count(plan: Plan) -> None:
     layers = plan.draft.geometry.num_layers
     expected = plan.recipe.expect.quantized_per_layer * layers
-    if len(plan.quantized) != expected:
+    found = sum(step.row.role in LAYER_ROLES for step in plan.quantized)
+    if found != expected:
         raise PlanError(
             f"recipe {plan.recipe.name}",
             f"expect: {plan.recipe.expect.quantized_per_layer} quantized linears in each of"
-            f" {layers} layer(s) = {expected}, the rules quantize {len(plan.quantized)}",
+            f" {layers} layer(s) = {expected}, the rules quantize {found}",
             fix="correct the rules or 'expect'",
         )
 

@@ -144,7 +144,8 @@ def plan_transcoding(
     recipe = _wanted(found, origin, layout or found.layout, carrier)
     check_layout(recipe)
     rows = stored.draft.rows
-    kept = [row for row in stored.draft.linears() if row.module not in stored.modules]
+    kept = [row for row in stored.draft.linears() if not stored.is_quantized(row)]
+    codes = [row for row in rows if stored.is_quantized(row)]
     exact = get_layout(recipe.layout).exact_excludes
     layers = known_target_layers(checkpoint, target_layers) if exact else None
     return TranscodePlan(
@@ -152,7 +153,7 @@ def plan_transcoding(
         recipe=recipe,
         origin=origin,
         outputs=tuple(_output(stored, recipe, row, origin.scale_dtype) for row in rows),
-        excludes=excluded_modules(stored.draft, kept, target_layers=layers),
+        excludes=excluded_modules(stored.draft, kept, codes, target_layers=layers),
         record=record,
     )
 

@@ -43,6 +43,31 @@ def check_layout(recipe: Recipe) -> None:
         )
 
 
+def check_head(recipe: Recipe, name: str) -> None:
+    """Fail if no engine would read a head in the layout and format of a recipe of one format.
+
+    Sources: `get_quant_method` of each layout in vLLM 0.33 and SGLang 0.5.23, and `get_lm_head_scheme`
+    (SGLang `compressed_tensors.py:1097`), which refuses scales of blocks.
+
+    Raises:
+        LayoutError: names the layouts that have one.
+    """
+    named = f"layout {recipe.layout}: {name}"
+    if get_layout(recipe.layout).heads == "never":
+        able = [name for name, layout in _LAYOUTS.items() if layout.heads != "never"]
+        raise LayoutError(
+            named,
+            "no engine takes the head of a draft as quantized in this layout",
+            fix=f"keep the head, or use layout {' or '.join(able)}",
+        )
+    if recipe.weights.granularity == "block":
+        raise LayoutError(
+            named,
+            "engines split a head by the rows of the vocabulary, which scales of blocks cannot follow",
+            fix="give the head a format of its own with scales per channel, or keep it",
+        )
+
+
 def _use(recipe: Recipe) -> str:
     """The layouts that hold all formats of a recipe."""
     each = [recipe.in_format(form).stored for form in recipe.formats]
@@ -56,4 +81,4 @@ def _use(recipe: Recipe) -> str:
     return "no layout has a name for these two" if len(each) == 1 else "no layout holds all of them"
 
 
-__all__ = ["Columns", "Layout", "OwnFormat", "check_layout", "get_layout"]
+__all__ = ["Columns", "Layout", "OwnFormat", "check_head", "check_layout", "get_layout"]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ...recipes.schema import QUANTIZABLE
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.provenance import QuantizedProvenance
@@ -16,7 +17,6 @@ from .demands import Demand
 from .method import own_parts
 from .report import Fault
 
-QUANTIZABLE = ("attention", "mlp")
 _PYTORCH = repr("pt")  # what transformers demands as "format", and most exporters write
 _ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
 

@@ -41,11 +41,20 @@ def recipe_of(recipe: Recipe, row: Row) -> Recipe:
     return recipe.of(rule) if rule is not None else recipe.in_format(recipe.formats[0])
 
 
-def own_formats(recipe: Recipe, draft: Draft) -> tuple[OwnFormat, ...]:
-    """The linears of other formats than the recipe's own, for the complete declaration."""
+def own_formats(recipe: Recipe, draft: Draft, *, named_heads: bool) -> tuple[OwnFormat, ...]:
+    """The linears of other formats than the recipe's own, for the complete declaration.
+
+    Args:
+        recipe: of the run.
+        draft: the source.
+        named_heads: engines find a head by its name alone: one of the recipe's own format as well.
+    """
     found = []
-    for form in recipe.formats[1:]:
-        modules = [row.module for row in draft.rows if _format(recipe, row) == form]
+    for form in recipe.formats:
+        rows = [row for row in draft.rows if _format(recipe, row) == form]
+        if form == recipe.formats[0]:
+            rows = [row for row in rows if named_heads and row.role == "head"]
+        modules = [row.module for row in rows]
         names = {name for module in modules for name in (module, *fused_names(module))}
         if names:
             leaves = tuple(sorted({name.rpartition(".")[2] for name in names}))
