@@ -73,6 +73,12 @@ class Plan:
         return tuple(step for step in self.steps if step.action == "drop")
 
     @property
+    def remaining(self) -> Draft:
+        """The draft without what is dropped: what the output stands for."""
+        rows = tuple(step.row for step in self.steps if step.action != "drop")
+        return dataclasses.replace(self.draft, rows=rows)
+
+    @property
     def balanced(self) -> tuple[Step, tuple[Step, ...]] | None:
         """The norm to be transformed and the linears behind it; None where there is none."""
         norms = [step for step in self.steps if step.action == "transform"]
@@ -128,7 +134,7 @@ class Plan:
     def own_formats(self) -> tuple[OwnFormat, ...]:
         """The linears of other formats than the recipe's own, by the names that engines have.
 
-        In layouts whose engines find a head by its name alone, a head of the recipe's own as well.
+        A head of the recipe's own as well where engines find a head by its name alone.
         """
         found = []
         by_name = get_layout(self.recipe.layout).heads == "named"
@@ -144,8 +150,8 @@ class Plan:
 
     def declared(self) -> dict[str, Any]:
         """The `quantization_config` of the output."""
-        own = self.recipe.in_format(self.recipe.formats[0]).stored
-        return get_layout(self.recipe.layout).declare(own, self.kept_modules(), self.own_formats())
+        own, layout = self.recipe.in_format(self.recipe.formats[0]), get_layout(self.recipe.layout)
+        return layout.declare(own.stored, self.kept_modules(), self.own_formats())
 
     def kept_modules(self) -> tuple[str, ...]:
         """Names of the 2-D modules that stay floating-point, for the exclude list."""
@@ -202,10 +208,9 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
         action: StepAction = rule.action
         stored: tuple[StoredTensor, ...] = ()
         if action == "quantize":
-            of_rule = recipe.of(rule).stored
-            if row.role == "head":
-                check_head(of_rule, row.tensor.name)
-            stored = layout.stored(row.tensor, of_rule)
+            as_stored = recipe.of(rule).stored
+            check_head(as_stored, row)
+            stored = layout.stored(row.tensor, as_stored)
         elif action == "keep":
             tensor = row.tensor
             stored = (StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),)

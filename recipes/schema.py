@@ -28,7 +28,7 @@ Role = Literal[
 LAYER_ROLES: tuple[Role, ...] = ("attention", "mlp")
 """Linears of decoder layers: what `expect` counts."""
 QUANTIZABLE: tuple[Role, ...] = (*LAYER_ROLES, "fusion", "head")
-"""What a rule may quantize; the last two only where a recipe says so, and no shipped default does."""
+"""What a rule may quantize; the last two by explicit choice, which no recipe makes unasked."""
 SHARED_ROLES: tuple[Role, ...] = ("embedding", "head")
 """What a rule may drop: tables that engines take from the target where the draft has none."""
 BackendName = Literal["torch", "quark", "modelopt"]

@@ -90,7 +90,8 @@ def first_hidden(
 
     Args:
         draft: that reads the trace.
-        traces: the folder. trace: one of its prompts.
+        traces: the folder.
+        trace: one of its prompts.
         forward: maths of the draft whose `OnInput` is to see the features; None = the draft's own.
 
     Returns:

@@ -47,7 +47,7 @@ class DraftForward(ABC):
 
     @abstractmethod
     def head_input(self, hidden: Tensor) -> Tensor:
-        """What the head multiplies of hidden states [..., W]: normed, and as `OnInput` returns it."""
+        """What the head multiplies: hidden states [..., W], normed, as `OnInput` returns them."""
 
     @abstractmethod
     def to_target(self, draft_ids: Tensor) -> Tensor:

@@ -55,7 +55,10 @@ def plain_weights(draft: Draft) -> tuple[Weight, ...]:
 
 
 def planned_weights(plan: Plan) -> tuple[Weight, ...]:
-    """The tensors as a plan stores them; scales and zero points count to their linear."""
+    """The tensors as a plan stores them; scales and zero points count to their linear.
+
+    What it drops is the target's, as in a draft that never had it.
+    """
     return tuple(
         Weight(
             step.row,
@@ -63,6 +66,7 @@ def planned_weights(plan: Plan) -> tuple[Weight, ...]:
             multiplied_as(plan.recipe_of(step)) if step.action == "quantize" else "bf16",
         )
         for step in plan.steps
+        if step.action != "drop"
     )
 
 

@@ -1,6 +1,7 @@
 """Layouts: how quantized weights are named, packed and declared on disk."""
 
 from ...recipes.schema import LayoutName, Recipe
+from ..drafts.family import Row
 from ..errors import LayoutError
 from .awq import AwqLayout
 from .base import Columns, Layout, OwnFormat
@@ -43,16 +44,18 @@ def check_layout(recipe: Recipe) -> None:
         )
 
 
-def check_head(recipe: Recipe, name: str) -> None:
-    """Fail if no engine would read a head in the layout and format of a recipe of one format.
+def check_head(recipe: Recipe, row: Row) -> None:
+    """Fail if a row is a head, and no engine would read it as a recipe of one format stores it.
 
-    Sources: `get_quant_method` of each layout in vLLM 0.33 and SGLang 0.5.23, and `get_lm_head_scheme`
-    (SGLang `compressed_tensors.py:1097`), which refuses scales of blocks.
+    Sources: `get_quant_method` of each layout in vLLM 0.33 and SGLang 0.5.23, and SGLang's
+    `get_lm_head_scheme` (`compressed_tensors.py:1093`), which refuses scales of blocks.
 
     Raises:
         LayoutError: names the layouts that have one.
     """
-    named = f"layout {recipe.layout}: {name}"
+    if row.role != "head":
+        return
+    named = f"layout {recipe.layout}: {row.tensor.name}"
     if get_layout(recipe.layout).heads == "never":
         able = [name for name, layout in _LAYOUTS.items() if layout.heads != "never"]
         raise LayoutError(
@@ -63,7 +66,7 @@ def check_head(recipe: Recipe, name: str) -> None:
     if recipe.weights.granularity == "block":
         raise LayoutError(
             named,
-            "engines split a head by the rows of the vocabulary, which scales of blocks cannot follow",
+            "engines split a head by rows of the vocabulary, which scales of blocks cannot follow",
             fix="give the head a format of its own with scales per channel, or keep it",
         )
 

@@ -30,7 +30,7 @@ class Columns(NamedTuple):
 
 
 Heads = Literal["as linears", "named", "never"]
-"""How engines find a quantized head: like any linear, by its name in a target alone, or not at all."""
+"""How engines find a quantized head: as any linear, by a target that names it, or not at all."""
 ONE_FORMAT = "declares one format for all linears"
 
 

@@ -37,7 +37,7 @@ def recorded_faults(run: Method, recorded: Method) -> list[Fault]:
 
 def recipe_of(recipe: Recipe, row: Row) -> Recipe:
     """The recipe as it holds for a row: with format and algorithm of the rule that claims it."""
-    rule = _claiming(recipe, row)
+    rule = claiming(recipe, row)
     return recipe.of(rule) if rule is not None else recipe.in_format(recipe.formats[0])
 
 
@@ -117,7 +117,7 @@ def action_faults(recipe: Recipe, draft: Draft, quantized: Collection[str]) -> l
 
 def _quantizes(recipe: Recipe, row: Row) -> bool:
     """What no rule claims is kept."""
-    rule = _claiming(recipe, row)
+    rule = claiming(recipe, row)
     return rule is not None and rule.action == "quantize"
 
 
@@ -126,8 +126,8 @@ def _format(recipe: Recipe, row: Row) -> Format | None:
     return recipe_of(recipe, row).formats[0] if _quantizes(recipe, row) else None
 
 
-def _claiming(recipe: Recipe, row: Row) -> Rule | None:
-    """By name first, then by role."""
+def claiming(recipe: Recipe, row: Row) -> Rule | None:
+    """The rule that claims a row, by name first, then by role; None = none does."""
     names = (row.tensor.name, row.canonical)
     by_name = [
         rule
