@@ -16,7 +16,7 @@ from .drafts.fused import fused_names
 from .drafts.runtime_names import excluded_modules, known_target_layers, modules_in_layers
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
-from .layouts import OwnFormat, check_head, check_layout, get_layout
+from .layouts import OwnFormat, check_head, check_layout, get_layout, named_heads
 from .lints.concat import concat_linears
 
 StepAction = Literal["quantize", "keep", "transform", "drop"]
@@ -136,12 +136,11 @@ class Plan:
 
         A head of the recipe's own as well where engines find a head by its name alone.
         """
-        found = []
-        by_name = get_layout(self.recipe.layout).heads == "named"
-        for form in self.recipe.formats:
+        own = self.recipe.formats[0]
+        rows = [step.row for step in self.quantized if self.format_of(step) == own]
+        found = list(named_heads(self.recipe.in_format(own), rows))
+        for form in self.recipe.formats[1:]:
             steps = [step for step in self.quantized if self.format_of(step) == form]
-            if form == self.recipe.formats[0]:
-                steps = [step for step in steps if by_name and step.row.role == "head"]
             names = {name for s in steps for name in (s.row.module, *fused_names(s.row.module))}
             if names:
                 leaves = tuple(sorted({name.rpartition(".")[2] for name in names}))

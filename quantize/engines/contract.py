@@ -176,6 +176,7 @@ class Engine:
             as it understands it, None as if there were none, or why it refuses it.
         schemes: signature of a declaration -> arch, or "*" -> what becomes of it.
         modules: the linears of the draft. plain: leaves of modules that it never quantizes.
+        plain_remedies: (family, leaf) -> what makes it take such a module for quantized after all.
         exclude_rules: layout of the declaration -> its rule for excludes.
         config_problem: its rules for config.json, None = nothing to say.
         captures: the target's layers that it hands to a draft with this config.json.
@@ -221,6 +222,7 @@ class Engine:
     schemes: Mapping[str, Mapping[str, Scheme]]
     modules: Callable[[Question], tuple[Module, ...]]
     plain: Callable[[Question], frozenset[str]]
+    plain_remedies: Mapping[tuple[str, str], str] = field(default_factory=dict)
     exclude_rules: Mapping[LayoutName, ExcludeRule]
     config_problem: Callable[[Question], Finding | None]
     captures: Callable[[Mapping[str, Any]], Captures] = lambda _config: ()

@@ -53,8 +53,9 @@ METHODS = frozenset(
         "mxfp4",
     ]
 )
-_QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
-"""(quant_method, family) of drafts whose head is quantized."""
+_QUANTIZED_HEADS = frozenset({"modelopt", "compressed-tensors"})
+"""Each quant_method that has something for a head: `compressed_tensors.py:202`, and in
+`modelopt_quant.py:341`."""
 _ROCM = ("gfx942", "gfx950")
 _CT_SPLIT = dict.fromkeys(
     ("compressed-tensors int4", "compressed-tensors int8"),
@@ -135,8 +136,11 @@ def _names(family: str, layer: int, path: str) -> tuple[str, str]:
 
 
 def plain(question: Question) -> frozenset[str]:
-    """Plain torch: fc of the Llama draft and of DFlash; the head, with few exceptions."""
-    head_too = (question.method, question.family) in _QUANTIZED_HEADS
+    """Plain torch: fc of the Llama draft (`llama_eagle3.py:163`) and of DFlash (`dflash.py:772`).
+
+    And the head where nothing hands it the config; that of DFlash is the target's.
+    """
+    head_too = question.family != "dflash" and question.method in _QUANTIZED_HEADS
     leaves = set() if head_too else {"lm_head"}
     return frozenset(leaves if question.family == "eagle3-mla" else leaves | {"fc"})
 

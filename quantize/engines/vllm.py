@@ -26,7 +26,7 @@ from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
 from .linear_scheme import LinearScheme
 from .linears import layer_linears
-from .vllm_config import INVALID, UNSUPPORTED
+from .vllm_config import INVALID, OWN_HEAD, UNSUPPORTED
 
 METHODS = frozenset(
     [
@@ -74,8 +74,8 @@ _ALGORITHMS = (
     "MIXED_PRECISION",
 )
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
-_QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
-"""(quant_method, family): only the Llama draft hands its head its config, only ModelOpt uses it."""
+_QUANTIZED_HEADS = frozenset({"modelopt", "compressed-tensors"})
+"""Each quant_method that has a way for heads: `compressed_tensors.py:186`, `modelopt.py:254`."""
 _PARTS_OF_BLOCKS = frozenset({"fp8"})
 """Each quant_method whose fused linears are built although their parts are no whole blocks."""
 _PADDED_BLOCKS = frozenset({"modelopt fp8 block none"})
@@ -156,8 +156,10 @@ def _excluded_as(question: Question, path: str) -> str:
 
 
 def plain(question: Question) -> frozenset[str]:
-    """The head, with few exceptions."""
-    head_too = (question.method, question.family) in _QUANTIZED_HEADS
+    """The head, where the class hands it no config: `llama_eagle3.py:332` and its like do."""
+    family = question.family
+    hands = family == "eagle3-llama" or (family == "dflash" and bool(question.config.get(OWN_HEAD)))
+    head_too = hands and question.method in _QUANTIZED_HEADS
     return frozenset() if head_too else frozenset({"lm_head"})
 
 

@@ -78,6 +78,11 @@ def multiplied_as(recipe: Recipe) -> Precision:
     return _INPUTS[recipe.activations.dtype] if recipe.activations else "bf16"
 
 
+def has_plain_head(weights: Iterable[Weight]) -> bool:
+    """Whether the draft has a head of its own, in floats."""
+    return any(w.row.role == "head" and w.nbytes == w.row.tensor.nbytes for w in weights)
+
+
 def with_fp8_head(weights: Iterable[Weight]) -> tuple[Weight, ...]:
     """The same with the draft's own head in FP8, one float32 scale per row."""
     return tuple(

@@ -1,5 +1,7 @@
 """Layouts: how quantized weights are named, packed and declared on disk."""
 
+from collections.abc import Iterable
+
 from ...recipes.schema import LayoutName, Recipe
 from ..drafts.family import Row
 from ..errors import LayoutError
@@ -71,6 +73,13 @@ def check_head(recipe: Recipe, row: Row) -> None:
         )
 
 
+def named_heads(recipe: Recipe, rows: Iterable[Row]) -> tuple[OwnFormat, ...]:
+    """The heads among quantized rows of a recipe of one format, where a target must name them."""
+    heads = {row.module.rpartition(".")[2] for row in rows if row.role == "head"}
+    named = heads and get_layout(recipe.layout).heads == "named"
+    return (OwnFormat(recipe.stored, tuple(sorted(heads))),) if named else ()
+
+
 def _use(recipe: Recipe) -> str:
     """The layouts that hold all formats of a recipe."""
     each = [recipe.in_format(form).stored for form in recipe.formats]
@@ -84,4 +93,12 @@ def _use(recipe: Recipe) -> str:
     return "no layout has a name for these two" if len(each) == 1 else "no layout holds all of them"
 
 
-__all__ = ["Columns", "Layout", "OwnFormat", "check_head", "check_layout", "get_layout"]
+__all__ = [
+    "Columns",
+    "Layout",
+    "OwnFormat",
+    "check_head",
+    "check_layout",
+    "get_layout",
+    "named_heads",
+]

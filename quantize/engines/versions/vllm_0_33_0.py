@@ -24,6 +24,7 @@ ENGINE = Engine(
     schemes=SCHEMES,
     modules=vllm.modules,
     plain=vllm.plain,
+    plain_remedies={("dflash", "lm_head"): f"write {vllm_config.OWN_HEAD}: true into config.json"},
     exclude_rules=vllm.EXCLUDE_RULES,
     config_problem=vllm.config_problem,
     captures=vllm_captures,
