@@ -159,10 +159,10 @@ class _Execution:
                 future.cancel()
 
     def _step(self, step: Step, moments: InputMoments | None) -> None:
-        source, output = self._inputs[step.row.tensor.file], self._outputs[step.row.tensor.file]
-        exponent = self._measured.exponents.get(step.row.module, 0)
         if step.action == "drop":
             return
+        source, output = self._inputs[step.row.tensor.file], self._outputs[step.row.tensor.file]
+        exponent = self._measured.exponents.get(step.row.module, 0)
         if step.action == "transform" and exponent:
             self._write_norm(step, exponent)
         elif step.action != "quantize":

@@ -89,3 +89,17 @@ BEYOND: Mapping[str, Recipe] = {
         beyond("awq-fc", FP16_INT4, fusion=FP16_INT4, layout="awq"),
     )
 }
+LOADED = (
+    "fp8-head",
+    "int4-group128-head",
+    "int4-channel-head",
+    "nvfp4-head",
+    "int4-fc",
+    "fp8-fc",
+    "modelopt-fp8-head",
+    "modelopt-nvfp4-head",
+    "modelopt-fp8-fc",
+    "quark-fp8-fc",
+    "quark-int4-fc",
+)
+"""Those that engines are asked to load."""

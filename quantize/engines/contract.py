@@ -199,6 +199,8 @@ class Engine:
             "" = not executed.
         uneven_heads: family -> its error for attention heads that are not whole in each shard, with
             {heads} and {tp}; a family that is not there was not executed.
+        unshared_head: why a head that is not stored is not the target's either, but never written;
+            None = it is the target's.
         absent_head: signature -> its error where there is no head, and it is not excluded.
         checks_shapes: it refuses a tensor that does not fit into its parameter.
         scale_shape: its error for scales [out] where it has [out, 1], or the other way round;
@@ -243,6 +245,7 @@ class Engine:
     later_norm: str = ""
     embedding_rows: str = ""
     uneven_heads: Mapping[str, str] = field(default_factory=dict)
+    unshared_head: Callable[[Question], Finding | None] = lambda _question: None
     absent_head: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False
     scale_shape: str = ""

@@ -65,6 +65,8 @@ def folder_findings(
             if module in stored and not pruned:
                 text = f"{module}: the target's is served, not the draft's own"
                 yield Finding("unknown", text, f"compare {module} with the target's")
+    if "lm_head" not in stored and (unshared := engine.unshared_head(question)) is not None:
+        yield unshared
     yield from _uneven_shards(engine, question)
 
 

@@ -261,6 +261,18 @@ def config_problem(question: Question) -> Finding | None:
     return None
 
 
+def unshared_head(question: Question) -> Finding | None:
+    """`init_lm_head` of `eagle_worker_v2.py:357` asks `load_lm_head_from_target`: a null key."""
+    config = question.config
+    if question.family == "dflash" or config.get("tie_word_embeddings"):
+        return None
+    if config.get("draft_vocab_size") is None:
+        return None
+    text = "never written: lm_head, for it is not stored, and draft_vocab_size is not null"
+    remedy = "write draft_vocab_size: null, which makes SGLang take the target's head"
+    return Finding("wrong", text, remedy)
+
+
 def module_problem(
     question: Question, module: Module, scheme: LinearScheme, shapes: list[tuple[int, int]]
 ) -> Finding | None:

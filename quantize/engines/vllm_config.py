@@ -7,8 +7,6 @@ executed (`tests/engines/RESULTS.md`), whose error texts these are.
 from ..drafts.architectures import OTHER_NAMES
 from .contract import Finding
 
-OWN_HEAD = "has_own_lm_head"
-"""The key by which DFlash hands its head the declaration: `qwen3_dflash.py:760`."""
 INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
 UNSUPPORTED = INVALID.format("Model architectures ['{}'] are not supported for now.")
 

@@ -23,7 +23,7 @@ from draftquant.quantize.quantize import quantize_draft
 from draftquant.recipes import DraftQuantError, Recipe, load_recipe
 from edits import Broken, Edit, Folder
 from formats import FamilyName, all_formats, format_recipe
-from heads import BEYOND
+from heads import BEYOND, LOADED
 from mixes import KEPT_DOWN, MIXES
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
@@ -190,26 +190,23 @@ def mixed_cases(workshop: Workshop) -> list[Case]:
 
 
 def beyond_cases(workshop: Workshop) -> list[Case]:
-    """Every family with every recipe for more than its layers; of DFlash, a head of its own."""
-    recipes = tuple(BEYOND.values())
+    """Every family with recipes for more than its layers; a DFlash draft has a head of its own.
+
+    vLLM takes the head of DFlash for its own where config.json says so.
+    """
+    recipes = [BEYOND[name] for name in LOADED]
     cases = [
         _quantized(workshop, "beyond", family, recipe, head=True)
         for family in FAMILIES
         for recipe in recipes
     ]
-    said = {"has_own_lm_head": True}
-    return cases + [
-        _quantized(
-            workshop,
-            "beyond",
-            "dflash",
-            dataclasses.replace(recipe, name=f"{recipe.name}-said"),
-            head=True,
-            config=said,
-        )
-        for recipe in recipes
-        if any("lm_head.weight" in rule.tensor for rule in recipe.rules)
-    ]
+    for recipe in recipes:
+        if any("lm_head.weight" in rule.tensor for rule in recipe.rules):
+            named = dataclasses.replace(recipe, name=f"{recipe.name}-said")
+            said = {"has_own_lm_head": True}
+            cases.append(_quantized(workshop, "beyond", "dflash", named, head=True, config=said))
+    split = ("fp8-head", "int4-group128-head", "int4-fc")
+    return [case if case.recipe in split else dataclasses.replace(case, tp=(1,)) for case in cases]
 
 
 def _quantized(

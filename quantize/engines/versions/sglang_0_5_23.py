@@ -27,6 +27,7 @@ ENGINE = Engine(
     config_problem=sglang.config_problem,
     captures=sglang_captures,
     module_problem=sglang.module_problem,
+    unshared_head=sglang.unshared_head,
     no_target={
         "compressed-tensors": "ValueError: Unable to find matching target for {prefix} in the"
         " compressed-tensors config."

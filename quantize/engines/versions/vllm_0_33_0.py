@@ -1,6 +1,6 @@
 """vLLM 0.33.0."""
 
-from .. import vllm, vllm_config, vllm_speculators
+from .. import vllm, vllm_config, vllm_heads, vllm_speculators
 from ..captured import vllm_captures
 from ..contract import Engine
 from ..vllm_schemes import SCHEMES
@@ -23,8 +23,8 @@ ENGINE = Engine(
     taken=vllm.taken,
     schemes=SCHEMES,
     modules=vllm.modules,
-    plain=vllm.plain,
-    plain_remedies={("dflash", "lm_head"): f"write {vllm_config.OWN_HEAD}: true into config.json"},
+    plain=vllm_heads.plain,
+    plain_remedies={("dflash", "lm_head"): f"write {vllm_heads.OWN_HEAD}: true into config.json"},
     exclude_rules=vllm.EXCLUDE_RULES,
     config_problem=vllm.config_problem,
     captures=vllm_captures,
