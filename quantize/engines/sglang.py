@@ -56,6 +56,8 @@ METHODS = frozenset(
 _QUANTIZED_HEADS = frozenset({"modelopt", "compressed-tensors"})
 """Each quant_method that has something for a head: `compressed_tensors.py:202`, and in
 `modelopt_quant.py:341`."""
+_NVFP4_HEADS = frozenset({("compressed-tensors nvfp4 nvfp4", "sm90")})
+"""(signature, GPU) of heads that Marlin asks for a size of groups: `marlin_utils_fp4.py:142`."""
 _ROCM = ("gfx942", "gfx950")
 _CT_SPLIT = dict.fromkeys(
     ("compressed-tensors int4", "compressed-tensors int8"),
@@ -117,11 +119,10 @@ def modules(question: Question) -> tuple[Module, ...]:
             found.append(Module(name, prefix, parts, sharding))
     root = "" if question.family == "dflash" else "model."
     sharding = "column" if question.family == "eagle3-mla" else "replicated"
-    return (
-        *found,
-        Module(f"{root}fc", f"{root}fc", ("fc",), sharding),
-        Module("lm_head", "lm_head", ("lm_head",), "column"),
-    )
+    found.append(Module(f"{root}fc", f"{root}fc", ("fc",), sharding))
+    if question.family != "dflash":  # which borrows the target's: `dflash_worker_v2.py:138`
+        found.append(Module("lm_head", "lm_head", ("lm_head",), "column"))
+    return tuple(found)
 
 
 def _names(family: str, layer: int, path: str) -> tuple[str, str]:
@@ -285,6 +286,9 @@ def module_problem(
             " got torch.float8_e4m3fn",
             "keep kv_b_proj in BF16, and exclude it",
         )
+    if module.leaf == "lm_head" and (scheme.signature, question.arch) in _NVFP4_HEADS:
+        text = "AttributeError: 'CompressedTensorsConfig' object has no attribute 'group_size'"
+        return Finding("after load", text, "quantize the head to FP8, or keep it")
     if module.leaf == MLA_DOWN.sglang and scheme.first_stage:
         what = "use FP8 per channel with dynamic tokens"
         return Finding("init", "TypeError: unhashable type: 'dict'", what)

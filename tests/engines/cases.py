@@ -23,7 +23,7 @@ from draftquant.quantize.quantize import quantize_draft
 from draftquant.recipes import DraftQuantError, Recipe, load_recipe
 from edits import Broken, Edit, Folder
 from formats import FamilyName, all_formats, format_recipe
-from heads import BEYOND, LOADED
+from heads import BEYOND, HEAD, LOADED
 from mixes import KEPT_DOWN, MIXES
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
@@ -190,18 +190,20 @@ def mixed_cases(workshop: Workshop) -> list[Case]:
 
 
 def beyond_cases(workshop: Workshop) -> list[Case]:
-    """Every family with recipes for more than its layers; a DFlash draft has a head of its own.
+    """Every family with recipes for more than its layers.
 
-    vLLM takes the head of DFlash for its own where config.json says so.
+    A DFlash draft has a head of its own where that is quantized, which vLLM takes for such a one
+    where config.json says so.
     """
-    recipes = [BEYOND[name] for name in LOADED]
-    cases = [
-        _quantized(workshop, "beyond", family, recipe, head=True)
-        for family in FAMILIES
-        for recipe in recipes
-    ]
-    for recipe in recipes:
-        if any("lm_head.weight" in rule.tensor for rule in recipe.rules):
+    cases = []
+    for recipe in (BEYOND[name] for name in LOADED):
+        of_head = any(rule.tensor == HEAD for rule in recipe.rules)
+        own = {"dflash": {"head": of_head}}
+        cases += [
+            _quantized(workshop, "beyond", family, recipe, **own.get(family, {}))
+            for family in FAMILIES
+        ]
+        if of_head:
             named = dataclasses.replace(recipe, name=f"{recipe.name}-said")
             said = {"has_own_lm_head": True}
             cases.append(_quantized(workshop, "beyond", "dflash", named, head=True, config=said))
