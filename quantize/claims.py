@@ -117,6 +117,13 @@ def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
             " the head of a draft from its target, and nothing else",
             fix="keep it",
         )
+    if recipe.algorithm.rounding == "retuned":
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} cannot be dropped: 'draftquant retune' writes the BF16 draft beside"
+            " the quantized one, with all its tensors",
+            fix="keep it",
+        )
     geometry = draft.geometry
     if row.role == "head" and geometry.draft_vocab_size != geometry.vocab_size:
         raise PlanError(

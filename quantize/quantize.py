@@ -104,8 +104,7 @@ def quantize_draft(
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     checkpoint = plan.draft.checkpoint
     side_files = check_source(plan)
-    check_untied(plan)
-    dropped = prove_dropped(plan.draft, [step.row for step in plan.dropped], target)
+    dropped = check_tables(plan, target)
     documents = _documents(plan, changes)
     if retuning is not None:
         documents = {CARD_FILE: marked_card(checkpoint.folder, retuning)} | documents
@@ -202,12 +201,23 @@ def check_retuning(plan: Plan, retuning: Retuning | None) -> None:
         )
 
 
-def check_untied(plan: Plan) -> None:
-    """A head that is to be quantized is not the embedding, in whatever name it is stored.
+def check_tables(plan: Plan, target: Path | None) -> dict[str, str]:
+    """What is dropped is the target's, and a head that is quantized is not the embedding.
+
+    Reads these tables, and so may be asked before anything that takes long.
+
+    Returns:
+        Name of each dropped tensor -> name of the target's.
 
     Raises:
-        PlanError: it is, byte for byte.
+        PlanError: nothing shows it, or embedding and head are equal byte for byte.
+        CheckpointError: it is not so.
     """
+    _check_untied(plan)
+    return prove_dropped(plan.draft, [step.row for step in plan.dropped], target)
+
+
+def _check_untied(plan: Plan) -> None:
     embedding = plan.draft.row(EMBEDDING)
     for step in plan.quantized:
         if step.row.role != "head" or embedding is None:

@@ -60,11 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...quantize.quantize import check_retuning, quantize_draft
+    from ...quantize.quantize import check_retuning, check_tables, quantize_draft
 
     source, draft = open_draft(options.draft)
     plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
     check_retuning(plan, None)
+    check_tables(plan, options.target)
     verdicts = verdicts_of(plan, fix_config=options.fix_config)
     warn_if_nothing_loads(plan, verdicts)
     seconds = _Stopwatch()
