@@ -287,8 +287,8 @@ def module_problem(
             "keep kv_b_proj in BF16, and exclude it",
         )
     if module.leaf == "lm_head" and (scheme.signature, question.arch) in _NVFP4_HEADS:
-        text = "AttributeError: 'CompressedTensorsConfig' object has no attribute 'group_size'"
-        return Finding("after load", text, "quantize the head to FP8, or keep it")
+        error = "AttributeError: 'CompressedTensorsConfig' object has no attribute 'group_size'"
+        return Finding("after load", error, "quantize the head to FP8, or keep it")
     if module.leaf == MLA_DOWN.sglang and scheme.first_stage:
         what = "use FP8 per channel with dynamic tokens"
         return Finding("init", "TypeError: unhashable type: 'dict'", what)

@@ -90,13 +90,13 @@ def recipe_of(base: Recipe, mixture: Mixture, name: str) -> Recipe:
             "has rules for single tensors: they would meet those that are found here",
             fix="start from a recipe whose rules name roles",
         )
-    beyond = (r for rule in base.rules if rule.action != "keep" for r in rule.role)
-    if others := [role for role in beyond if role not in LAYER_ROLES]:
+    changed = (r for rule in base.rules if rule.action != "keep" for r in rule.role)
+    if beyond := [role for role in changed if role not in LAYER_ROLES]:
         raise TuneError(
             f"recipe {base.name}",
-            f"does not keep the {others[0]}: units are linears of layers, and candidates are"
+            f"does not keep the {beyond[0]}: units are linears of layers, and candidates are"
             " compared under one head",
-            fix=f"start from a recipe that keeps the {others[0]}, and quantize it afterwards",
+            fix=f"start from a recipe that keeps the {beyond[0]}, and quantize it afterwards",
         )
     counts = Counter[Format]()
     for unit, option in mixture.items():
