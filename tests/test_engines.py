@@ -52,7 +52,11 @@ from results import (  # noqa: E402
 )
 
 WITHOUT_ALIAS = ("broken--qkv-kept-without-alias", "broken--qkv-kept-quark-without-alias")
-OTHER_TEXT = {"broken--mla-quark-exclude-bare"}
+OTHER_TEXT = {
+    "broken--mla-quark-exclude-bare",
+    "eagle3-mla--modelopt-nvfp4-head",
+    "dflash--modelopt-nvfp4-head",
+}
 """Several things are wrong: which of them an engine meets first follows the order of tensors."""
 FORMATS_OF = "eagle3-mla"  # the family in which the engines differ most
 
