@@ -7,6 +7,7 @@ number of layers.
 from collections.abc import Collection
 from typing import Any
 
+from ...recipes.schema import QUANTIZABLE
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from .family import Draft, Row
@@ -34,7 +35,8 @@ def excluded_modules(
         target_layers: number the layers as vLLM does, for layouts whose excludes are whole names.
     """
     names = {row.module for row in kept}
-    as_codes = {row.canonical.removesuffix(".weight") for row in quantized}
+    may_be = (row for row in quantized if row.role in QUANTIZABLE)
+    as_codes = {row.canonical.removesuffix(".weight") for row in may_be}
     unnamed = set(draft.family.served_unquantized) - as_codes
     unnamed -= {name.rpartition(".")[2] for name in names}
     if target_layers is not None:

@@ -91,7 +91,7 @@ def _misread(
     try:
         excluded = engine.is_excluded(question, module)
         if not excluded and scheme_of(engine, question, module) is None:
-            excluded = True  # no target means it
+            return  # no target means it: whatever is excluded
     except UnsureError:
         yield Misread(engine.name, module.name, None)
         return
