@@ -141,10 +141,17 @@ def test_without_its_head_config_json_says_so_to_sglang(
     assert json.loads((out / "config.json").read_text())["draft_vocab_size"] is None
     assert verify(out, source).ok
     for engine in ("vllm", "sglang"):
-        assert check_draft(out, engine=engine, arch="sm90").verdict == "LOADS"
+        answer = check_draft(out, engine=engine, arch="sm90")  # type: ignore[arg-type]
+        assert answer.verdict == "LOADS"
+        embedding, head = answer.notes[-2:]
+        assert embedding.startswith("embed_tokens is not stored: the target's is served")
+        assert head == "lm_head is not stored: the target's is served"
     edit_json(out / "config.json", draft_vocab_size=96)
     assert "draft_vocab_size: expected null, got 96" in faults_of(verify(out, source))
-    assert check_draft(out, engine="sglang", arch="sm90").verdict == "LOADS BUT WRONG"
+    answer = check_draft(out, engine="sglang", arch="sm90")
+    assert answer.verdict == "LOADS BUT WRONG"
+    assert str(answer.error).startswith("never written: lm_head, for it is not stored")
+    assert not any("lm_head" in note for note in answer.notes)
 
 
 def test_all_lints_and_what_dropping_asks_for(source: Path, target: Path, tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ class Engine:
             "" = not executed.
         uneven_heads: family -> its error for attention heads that are not whole in each shard, with
             {heads} and {tp}; a family that is not there was not executed.
+        absent_tables: canonical name of a table -> what it does where the draft has none.
         unshared_head: why a head that is not stored is not the target's either, but never written;
             None = it is the target's.
         absent_head: signature -> its error where there is no head, and it is not excluded.
@@ -245,6 +246,7 @@ class Engine:
     later_norm: str = ""
     embedding_rows: str = ""
     uneven_heads: Mapping[str, str] = field(default_factory=dict)
+    absent_tables: Mapping[str, str] = field(default_factory=dict)
     unshared_head: Callable[[Question], Finding | None] = lambda _question: None
     absent_head: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False
@@ -322,7 +324,8 @@ class EngineCheck:
         launch: the command that serves the draft.
         findings: everything that was found, the deciding one first.
         captures: the target's layers that it hands to the draft, by its default runner first.
-        notes: what another runner of it makes of the draft; the verdict is the default one's.
+        notes: what another runner of it makes of the draft, as the verdict is the default one's;
+            then what stands for tables that the draft has not.
     """
 
     engine: EngineName
