@@ -26,7 +26,7 @@ def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
         rule = recipe.rules[index]
         if rule.action == "quantize":
             _check_quantizable(recipe, draft, row)
-            _check_algorithm(recipe.of(rule), row)
+            _check_algorithm(recipe, rule, row)
         elif rule.action == "drop":
             _check_droppable(recipe, draft, row)
         found.append(index)
@@ -89,10 +89,10 @@ def _check_quantizable(recipe: Recipe, draft: Draft, row: Row) -> None:
         )
 
 
-def _check_algorithm(recipe: Recipe, row: Row) -> None:
+def _check_algorithm(recipe: Recipe, rule: Rule, row: Row) -> None:
     """Fc and the head stand before and behind what algorithms look at."""
     rounding = recipe.algorithm.rounding
-    if row.role == "fusion" and rounding == "gptq":
+    if row.role == "fusion" and recipe.of(rule).algorithm.rounding == "gptq":
         width = row.tensor.shape[1]
         raise PlanError(
             f"recipe {recipe.name}",

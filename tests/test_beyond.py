@@ -347,7 +347,10 @@ def test_codes_that_are_learned(part: str, rounding: Any, source: Path) -> None:
     recipe = beyond("learned", INT4, **{part: INT4})  # type: ignore[arg-type]
     algorithm = dataclasses.replace(recipe.algorithm, scale="mse", rounding=rounding)
     recipe = dataclasses.replace(recipe, algorithm=algorithm)
-    refused(source, recipe, f"rounding {rounding} compares drafts between fc and the head", "keep")
+    said = f"rounding {rounding} compares drafts between fc and the head"
+    refused(source, recipe, said, "keep")
+    fp8 = beyond("learned", INT4, **{part: FP8})  # type: ignore[arg-type]
+    refused(source, dataclasses.replace(fp8, algorithm=algorithm), said, "keep")
 
 
 def test_gptq_of_fc(source: Path) -> None:
