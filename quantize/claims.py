@@ -1,13 +1,14 @@
-"""Claims: which rule of a recipe claims which tensor of a draft.
+"""Claims: which rule of a recipe claims which tensor of a draft, and whether it may.
 
-Every tensor is claimed once, and every rule that is not `optional` claims one.
+Every tensor is claimed once, and every rule that is not `optional` claims one. A linear may be
+quantized where an engine multiplies by codes, a table dropped where engines take the target's.
 """
 
 import difflib
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ..recipes.schema import Recipe, Rule
+from ..recipes.schema import QUANTIZABLE, SHARED_ROLES, Recipe, Role, Rule
 from .drafts.family import Draft, Row
 from .errors import PlanError
 
@@ -22,8 +23,12 @@ def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
     found = []
     for row in draft.rows:
         index = _claim(recipe, draft, row)
-        if recipe.rules[index].action == "quantize":
+        rule = recipe.rules[index]
+        if rule.action == "quantize":
             _check_quantizable(recipe, draft, row)
+            _check_algorithm(recipe, rule, row)
+        elif rule.action == "drop":
+            _check_droppable(recipe, draft, row)
         found.append(index)
     _check_rules_used(recipe, draft, frozenset(found))
     return tuple(found)
@@ -59,14 +64,79 @@ def _names(rule: Rule, row: Row) -> bool:
     )
 
 
+_NEVER_CODES: Mapping[Role, str] = {
+    "kv_up": "engines absorb kv_b_proj into the attention and want floats",
+    "embedding": "its rows are looked up, never multiplied; 'action: drop' leaves it to the target",
+}
+"""Why a matrix is no linear that an engine multiplies by codes."""
+
+
 def _check_quantizable(recipe: Recipe, draft: Draft, row: Row) -> None:
-    if row.role not in ("attention", "mlp") or len(row.tensor.shape) != 2:
+    if row.role not in QUANTIZABLE or len(row.tensor.shape) != 2:
+        reason = _NEVER_CODES.get(row.role, "it is no linear")
         raise PlanError(
             f"recipe {recipe.name}",
             f"{row.tensor.name} (role {row.role}, shape {list(row.tensor.shape)}) cannot be"
-            f" quantized: engines serve {draft.family.name} with it in floating point",
-            fix="quantize roles attention and mlp only",
+            f" quantized: {reason}",
+            fix=f"quantize roles {', '.join(QUANTIZABLE)} only",
         )
+    if row.role == "head" and is_tied(draft):
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} cannot be quantized: config.json ties it to the embedding"
+            " (tie_word_embeddings), so that engines take the embedding for it",
+            fix="keep the head, or train the draft with one of its own",
+        )
+
+
+def _check_algorithm(recipe: Recipe, rule: Rule, row: Row) -> None:
+    """Fc and the head stand before and behind what algorithms look at."""
+    rounding = recipe.algorithm.rounding
+    if row.role == "fusion" and recipe.of(rule).algorithm.rounding == "gptq":
+        width = row.tensor.shape[1]
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name}: rounding gptq would need second moments of all {width} features,"
+            f" {4 * width**2 / 1e9:.1f} GB, and a factorization of them",
+            fix="give fc a format of eight bits, round it to nearest, or keep it",
+        )
+    if row.role in ("fusion", "head") and rounding in ("learned", "retuned"):
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name}: rounding {rounding} compares drafts between fc and the head, which"
+            " both have in common, so it says nothing of this one",
+            fix="keep fc and the head, or use 'rounding: nearest' or, without fc, 'gptq'",
+        )
+
+
+def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
+    if row.role not in SHARED_ROLES:
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} (role {row.role}) cannot be dropped: engines take the embedding and"
+            " the head of a draft from its target, and nothing else",
+            fix="keep it",
+        )
+    if recipe.algorithm.rounding == "retuned":
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} cannot be dropped: 'draftquant retune' writes the BF16 draft beside"
+            " the quantized one, with all its tensors",
+            fix="keep it",
+        )
+    geometry = draft.geometry
+    if row.role == "head" and geometry.draft_vocab_size != geometry.vocab_size:
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} cannot be dropped: it has {geometry.draft_vocab_size} of"
+            f" {geometry.vocab_size} rows, and no engine takes some rows of the target's head",
+            fix="keep the pruned head; it may be quantized",
+        )
+
+
+def is_tied(draft: Draft) -> bool:
+    """True if config.json says that the head is the embedding."""
+    return draft.checkpoint.config.get("tie_word_embeddings") is True
 
 
 def _check_rules_used(recipe: Recipe, draft: Draft, used: frozenset[int]) -> None:
@@ -75,6 +145,8 @@ def _check_rules_used(recipe: Recipe, draft: Draft, used: frozenset[int]) -> Non
         if index in used or rule.optional or (without_fc and rule.role == ("fusion",)):
             continue
         hint = f"roles here: {sorted({row.role for row in draft.rows})}"
+        if rule.role == ("head",) and rule.action != "keep":
+            hint = "without an lm_head of its own the draft has the target's"
         if rule.tensor:
             hint = f"nearest: {', '.join(_nearest(rule.tensor, draft))}"
         raise PlanError(

@@ -97,8 +97,9 @@ class _Execution:
         self._allow_zero_rows = allow_zero_rows
         source = plan.draft.checkpoint
         stored = {
-            file: [t for step in plan.steps if step.row.tensor.file == file for t in step.stored]
+            file: found
             for file in source.headers
+            if (found := [t for s in plan.steps if s.row.tensor.file == file for t in s.stored])
         }
         self._inputs, self._outputs = open_files(stack, source, folder, stored)
         self._pool = stack.enter_context(
@@ -158,6 +159,8 @@ class _Execution:
                 future.cancel()
 
     def _step(self, step: Step, moments: InputMoments | None) -> None:
+        if step.action == "drop":
+            return
         source, output = self._inputs[step.row.tensor.file], self._outputs[step.row.tensor.file]
         exponent = self._measured.exponents.get(step.row.module, 0)
         if step.action == "transform" and exponent:

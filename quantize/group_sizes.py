@@ -3,21 +3,23 @@
 from collections.abc import Sequence
 
 from ..recipes.formats import NUMBER_FORMATS
-from ..recipes.schema import Recipe, WeightFormat
+from ..recipes.schema import Recipe
+from .drafts.family import Row
 from .errors import LayoutError
-from .files.safetensors_header import TensorInfo
 
 
-def check_groups(recipe: Recipe, quantized: Sequence[tuple[TensorInfo, WeightFormat]]) -> None:
-    """Fail if a row of a linear is no whole groups.
+def check_groups(recipe: Recipe, claimed: Sequence[tuple[Row, int]]) -> None:
+    """Fail if a row of a linear that is to be quantized is no whole groups.
 
     Args:
-        recipe: named in the error.
-        quantized: every linear that is to be quantized, and in which format.
+        recipe: with the rules, and named in the error.
+        claimed: every tensor, and the number of the rule that claims it.
 
     Raises:
         LayoutError: names the linear, and the group sizes that fit all linears of its format.
     """
+    rules = [(row.tensor, recipe.rules[index]) for row, index in claimed]
+    quantized = [(t, recipe.of(rule).weights) for t, rule in rules if rule.action == "quantize"]
     for tensor, weights in quantized:
         size = weights.group_size
         if weights.granularity != "group" or size is None or tensor.shape[1] % size == 0:

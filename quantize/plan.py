@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..recipes.decode import encode
-from ..recipes.schema import Format, Recipe
+from ..recipes.schema import LAYER_ROLES, Format, Recipe
 from .claims import claims
 from .drafts.family import Draft, Row
 from .drafts.fused import fused_names
@@ -18,10 +18,10 @@ from .drafts.runtime_names import excluded_modules, known_target_layers, modules
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
 from .group_sizes import check_groups
-from .layouts import OwnFormat, check_layout, get_layout
+from .layouts import OwnFormat, check_head, check_layout, get_layout, named_heads
 from .lints.concat import concat_linears
 
-StepAction = Literal["quantize", "keep", "transform"]
+StepAction = Literal["quantize", "keep", "transform", "drop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Step:
         action: "transform" is a kept tensor that changes in a known, exact way: the norm before the
             concat input, divided by the power of two that balances the halves (1 where they are).
         rule: index into the recipe's rules.
-        stored: what the tensor becomes in the output.
+        stored: what the tensor becomes in the output; nothing where it is dropped.
     """
 
     row: Row
@@ -68,6 +68,17 @@ class Plan:
     def quantized(self) -> tuple[Step, ...]:
         """The steps that quantize."""
         return tuple(step for step in self.steps if step.action == "quantize")
+
+    @property
+    def dropped(self) -> tuple[Step, ...]:
+        """The steps that leave a table to the target."""
+        return tuple(step for step in self.steps if step.action == "drop")
+
+    @property
+    def remaining(self) -> Draft:
+        """The draft without what is dropped: what the output stands for."""
+        rows = tuple(step.row for step in self.steps if step.action != "drop")
+        return dataclasses.replace(self.draft, rows=rows)
 
     @property
     def balanced(self) -> tuple[Step, tuple[Step, ...]] | None:
@@ -123,8 +134,13 @@ class Plan:
         return form
 
     def own_formats(self) -> tuple[OwnFormat, ...]:
-        """The linears of other formats than the recipe's own, by the names that engines have."""
-        found = []
+        """The linears of other formats than the recipe's own, by the names that engines have.
+
+        A head of the recipe's own as well where engines find a head by its name alone.
+        """
+        own = self.recipe.formats[0]
+        rows = [step.row for step in self.quantized if self.format_of(step) == own]
+        found = list(named_heads(self.recipe.in_format(own), rows))
         for form in self.recipe.formats[1:]:
             steps = [step for step in self.quantized if self.format_of(step) == form]
             names = {name for s in steps for name in (s.row.module, *fused_names(s.row.module))}
@@ -135,22 +151,22 @@ class Plan:
 
     def declared(self) -> dict[str, Any]:
         """The `quantization_config` of the output."""
-        own = self.recipe.in_format(self.recipe.formats[0]).stored
-        return get_layout(self.recipe.layout).declare(own, self.kept_modules(), self.own_formats())
+        own, layout = self.recipe.in_format(self.recipe.formats[0]), get_layout(self.recipe.layout)
+        return layout.declare(own.stored, self.kept_modules(), self.own_formats())
 
     def kept_modules(self) -> tuple[str, ...]:
         """Names of the 2-D modules that stay floating-point, for the exclude list."""
         exact = get_layout(self.recipe.layout).exact_excludes
-        return excluded_modules(
-            self.draft, self._kept_matrices(), target_layers=self.target_layers if exact else None
-        )
+        sides = self._kept_matrices(), [step.row for step in self.quantized]
+        layers = self.target_layers if exact else None
+        return excluded_modules(self.draft, *sides, target_layers=layers)
 
     def kept_in_layers(self) -> tuple[str, ...]:
         """Canonical names of the kept linears of decoder layers."""
         return modules_in_layers(self._kept_matrices())
 
     def _kept_matrices(self) -> list[Row]:
-        kept = [step.row for step in self.steps if step.action != "quantize"]
+        kept = [step.row for step in self.steps if step.action in ("keep", "transform")]
         return [row for row in kept if len(row.tensor.shape) == 2]
 
     def to_mapping(self) -> dict[str, Any]:
@@ -182,19 +198,23 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
         PlanError: a tensor is unclaimed or claimed twice, a rule matches nothing or something that
             cannot be quantized, the count differs from the recipe's `expect`, or linears that are
             fused, or of one name, differ in what becomes of them.
-        LayoutError: the layout cannot express the formats, or cannot store one of the shapes.
+        LayoutError: the layout cannot express the formats, or a head in one of them, or cannot
+            store one of the shapes.
     """
     check_layout(recipe)
     layout = get_layout(recipe.layout)
     steps = []
     claimed = list(zip(draft.rows, claims(recipe, draft), strict=True))
-    _check_groups(recipe, claimed)
+    check_groups(recipe, claimed)
     for row, index in claimed:
         rule = recipe.rules[index]
         action: StepAction = rule.action
+        stored: tuple[StoredTensor, ...] = ()
         if action == "quantize":
-            stored = layout.stored(row.tensor, recipe.of(rule).stored)
-        else:
+            as_stored = recipe.of(rule).stored
+            check_head(as_stored, row)
+            stored = layout.stored(row.tensor, as_stored)
+        elif action == "keep":
             tensor = row.tensor
             stored = (StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),)
         steps.append(Step(row=row, action=action, rule=index, stored=stored))
@@ -206,12 +226,6 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     _check_excludable(plan)
     _check_names(plan)
     return plan
-
-
-def _check_groups(recipe: Recipe, claimed: Sequence[tuple[Row, int]]) -> None:
-    rules = [(row.tensor, recipe.rules[index]) for row, index in claimed]
-    quantized = [(t, recipe.of(rule).weights) for t, rule in rules if rule.action == "quantize"]
-    check_groups(recipe, quantized)
 
 
 def _balanced(plan: Plan) -> Plan:
@@ -232,11 +246,12 @@ def _balanced(plan: Plan) -> Plan:
 def _check_count(plan: Plan) -> None:
     layers = plan.draft.geometry.num_layers
     expected = plan.recipe.expect.quantized_per_layer * layers
-    if len(plan.quantized) != expected:
+    found = sum(step.row.role in LAYER_ROLES for step in plan.quantized)
+    if found != expected:
         raise PlanError(
             f"recipe {plan.recipe.name}",
             f"expect: {plan.recipe.expect.quantized_per_layer} quantized linears in each of"
-            f" {layers} layer(s) = {expected}, the rules quantize {len(plan.quantized)}",
+            f" {layers} layer(s) = {expected}, the rules quantize {found}",
             fix="correct the rules or 'expect'",
         )
 
@@ -283,8 +298,7 @@ def _check_excludable(plan: Plan) -> None:
     """Excludes name the last part of a module (engines number layers in their own way)."""
     kept = {name.rpartition(".")[2]: name for name in plan.kept_modules()}
     for step in plan.quantized:
-        module = step.row.module
-        leaf = module.rpartition(".")[2]
+        module, leaf = step.row.module, step.row.module.rpartition(".")[2]
         if leaf in kept:
             raise PlanError(
                 f"recipe {plan.recipe.name}",

@@ -10,7 +10,7 @@ from ..recipes.schema import Recipe, recipe_sha256
 from .algorithms import FoundCodes, Statistics
 from .algorithms.balance import balance_exponent
 from .backends import get_backend
-from .errors import BackendError, CheckpointError
+from .errors import BackendError, CheckpointError, PlanError
 from .execute import Measured, execute
 from .files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
@@ -26,9 +26,11 @@ from .files.publish import check_faults, publish
 from .files.retuning import CARD_FILE, Retuning, marked_card
 from .files.side_files import check_no_other_weights, check_not_made, config_and_index
 from .layouts import get_layout
-from .lints import config_changes, find_lints, fixed_config
+from .lints import fixed_config, output_changes
 from .lints.concat import half_ratios
 from .plan import Plan, Step
+from .stored.target import EMBEDDING, first_differing_row
+from .verify.dropped import prove_dropped
 from .verify.folder import VerifyReport, verify
 
 
@@ -38,6 +40,7 @@ class QuantizeReport:
 
     Attributes:
         config_changes: dotted config.json key -> the value that a lint asked for.
+        dropped: table of the draft -> the target's that it equals.
         balanced: see `balanced_norms`.
     """
 
@@ -45,6 +48,7 @@ class QuantizeReport:
     plan: Plan
     verification: VerifyReport
     config_changes: Mapping[str, Any]
+    dropped: Mapping[str, str]
     balanced: Mapping[str, int]
 
 
@@ -62,6 +66,7 @@ def quantize_draft(
     retuning: Retuning | None = None,
     allow_zero_rows: bool = False,
     fix_config: bool = False,
+    target: Path | None = None,
     on_progress: Callable[[Step], None] = lambda _step: None,
     on_stage: Callable[[str], None] = lambda _stage: None,
 ) -> QuantizeReport:
@@ -82,6 +87,8 @@ def quantize_draft(
             README.md then says it too.
         allow_zero_rows: store all-zero rows instead of refusing them.
         fix_config: change the output's config.json as the lints of the draft ask for.
+        target: folder of the target, needed exactly where the recipe drops a table: that the target
+            has the very same is shown first.
         on_progress: called after each tensor written.
         on_stage: called with "write" and "verify" when they begin.
 
@@ -94,9 +101,10 @@ def quantize_draft(
     scales = _checked_scales(plan, input_scales)
     balanced = balanced_norms(plan)
     method = Method(recipe=plan.recipe, input_scales=scales, balanced=balanced)
-    changes = config_changes(find_lints(plan.draft)) if fix_config else {}
+    changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     checkpoint = plan.draft.checkpoint
     side_files = check_source(plan)
+    dropped = check_tables(plan, target)
     documents = _documents(plan, changes)
     if retuning is not None:
         documents = {CARD_FILE: marked_card(checkpoint.folder, retuning)} | documents
@@ -138,6 +146,7 @@ def quantize_draft(
             tensor_sha256=report.output_sha256,
             tensor_bytes=TensorBytes(before=plan.bytes_before, after=plan.bytes_after),
             config_changes=changes,
+            dropped=dropped,
             balanced=balanced,
             input_scales=scales,
             input_scale_origin=input_scale_origin if scales else "",
@@ -158,7 +167,12 @@ def quantize_draft(
         on_stage=on_stage,
     )
     return QuantizeReport(
-        out=out, plan=plan, verification=report, config_changes=changes, balanced=balanced
+        out=out,
+        plan=plan,
+        verification=report,
+        config_changes=changes,
+        dropped=dropped,
+        balanced=balanced,
     )
 
 
@@ -185,6 +199,39 @@ def check_retuning(plan: Plan, retuning: Retuning | None) -> None:
             "rounding: retuned trains the draft, and the unquantized draft alike beside it",
             fix="'draftquant retune' makes both; --algorithm learned stays with the BF16 draft",
         )
+
+
+def check_tables(plan: Plan, target: Path | None) -> dict[str, str]:
+    """What is dropped is the target's, and a head that is quantized is not the embedding.
+
+    Reads these tables, and so may be asked before anything that takes long.
+
+    Returns:
+        Name of each dropped tensor -> name of the target's.
+
+    Raises:
+        PlanError: nothing shows it, or embedding and head are equal byte for byte.
+        CheckpointError: it is not so.
+    """
+    _check_untied(plan)
+    return prove_dropped(plan.draft, [step.row for step in plan.dropped], target)
+
+
+def _check_untied(plan: Plan) -> None:
+    embedding = plan.draft.row(EMBEDDING)
+    for step in plan.quantized:
+        if step.row.role != "head" or embedding is None:
+            continue
+        ours, other = step.row.tensor, embedding.tensor
+        alike = (ours.dtype, ours.shape) == (other.dtype, other.shape)
+        source = plan.draft.checkpoint
+        if alike and first_differing_row(source, ours, source, other) is None:
+            raise PlanError(
+                f"{source.folder}: {ours.name}",
+                f"would be quantized, but is {other.name} byte for byte: the two are tied, and"
+                " codes would stand for the one and not for the other",
+                fix="keep the head, or drop both where the target has them (action: drop)",
+            )
 
 
 def balanced_norms(plan: Plan) -> dict[str, int]:

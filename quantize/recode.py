@@ -1,6 +1,7 @@
 """Stored codes and scales as the blocks that layouts encode: read, never computed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,7 +28,9 @@ def check_one_format(source: StoredDraft) -> None:
     Raises:
         LayoutError: it has several.
     """
-    if source.scheme is not None and source.scheme.others:
+    scheme = source.scheme
+    groups = (scheme, *scheme.others) if scheme is not None else ()
+    if len({replace(each, targets=(), others=(), excludes=()) for each in groups}) > 1:
         raise LayoutError(
             source.checkpoint.folder,
             "expected one format for all linears, got several, which no other layout holds:"

@@ -1,7 +1,6 @@
 """`transcode_draft`: the same codes and scales in another layout or carrier, bit for bit.
 
-No weight is rounded anew and no source is needed: what was quantized once, and judged, is written
-as another engine wants it.
+No weight is rounded anew and no source is needed: what was judged is written for another engine.
 """
 
 import json
@@ -38,7 +37,7 @@ from .files.publish import check_faults, publish
 from .files.safetensors_file import open_files
 from .files.safetensors_header import StoredTensor
 from .files.side_files import check_no_other_weights, config_and_index
-from .layouts import check_layout, get_layout
+from .layouts import check_head, check_layout, get_layout, named_heads
 from .recode import check_one_format, recoded_blocks, stored_input_scale
 from .stored.declarations import raw_declaration
 from .stored.draft import StoredDraft
@@ -144,7 +143,8 @@ def plan_transcoding(
     recipe = _wanted(found, origin, layout or found.layout, carrier)
     check_layout(recipe)
     rows = stored.draft.rows
-    kept = [row for row in stored.draft.linears() if row.module not in stored.modules]
+    codes = [row for row in rows if stored.is_quantized(row)]
+    kept = [row for row in stored.draft.linears() if row not in codes]
     exact = get_layout(recipe.layout).exact_excludes
     layers = known_target_layers(checkpoint, target_layers) if exact else None
     return TranscodePlan(
@@ -152,7 +152,7 @@ def plan_transcoding(
         recipe=recipe,
         origin=origin,
         outputs=tuple(_output(stored, recipe, row, origin.scale_dtype) for row in rows),
-        excludes=excluded_modules(stored.draft, kept, target_layers=layers),
+        excludes=excluded_modules(stored.draft, kept, codes, target_layers=layers),
         record=record,
     )
 
@@ -240,6 +240,7 @@ def _output(stored: StoredDraft, recipe: Recipe, row: Row, scale_dtype: str) -> 
         same = StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape)
         return OutputTensors(row=row, stored=(same,), quantized=False)
     row = replace(row, tensor=replace(tensor, dtype=scale_dtype))
+    check_head(recipe.stored, row)
     tensors = get_layout(recipe.layout).stored(row.tensor, recipe.stored)
     return OutputTensors(row=row, stored=tensors, quantized=True)
 
@@ -338,7 +339,8 @@ def _write(plan: TranscodePlan, staging: Path, on_progress: Callable[[int], None
 def _documents(plan: TranscodePlan) -> dict[str, str]:
     """The layout's own files, the index, and config.json with the new declaration."""
     checkpoint, layout = plan.source.checkpoint, get_layout(plan.recipe.layout)
-    declared = layout.declare(plan.recipe.stored, plan.excludes)
+    heads = named_heads(plan.recipe, (o.row for o in plan.outputs if o.quantized))
+    declared = layout.declare(plan.recipe.stored, plan.excludes, heads)
     own = {
         file: json.dumps(content, indent=2) + "\n"
         for file, content in layout.side_files(declared).items()

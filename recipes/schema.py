@@ -25,9 +25,15 @@ Role = Literal[
     "vocabulary_map",
     "mask",
 ]
+LAYER_ROLES: tuple[Role, ...] = ("attention", "mlp")
+"""Linears of decoder layers: what `expect` counts."""
+QUANTIZABLE: tuple[Role, ...] = (*LAYER_ROLES, "fusion", "head")
+"""What a rule may quantize; the last two by explicit choice, which no recipe makes unasked."""
+SHARED_ROLES: tuple[Role, ...] = ("embedding", "head")
+"""What a rule may drop: tables that engines take from the target where the draft has none."""
 BackendName = Literal["torch", "quark", "modelopt"]
 LayoutName = Literal["quark", "modelopt", "compressed-tensors", "fp8", "awq"]
-Action = Literal["quantize", "keep"]
+Action = Literal["quantize", "keep", "drop"]
 ScaleChoice = Literal["absmax", "mse"]
 RoundingChoice = Literal["nearest", "gptq", "learned", "retuned"]
 
@@ -201,6 +207,8 @@ class Rule:
     """What happens to the tensors of some roles, or of some tensor-name patterns.
 
     Attributes:
+        action: drop: not stored, because the target has the very same tensor, byte for byte; that
+            is proven before anything is written.
         format: in which they are quantized; None = as the recipe's `weights` and `activations` say.
     """
 
@@ -219,6 +227,16 @@ class Rule:
             return "format: a kept tensor is not quantized: leave it out, or quantize"
         if self.action == "keep" and not self.why:
             return "why: a kept tensor costs bytes: say why it is kept"
+        return self._drop_problem() if self.action == "drop" else None
+
+    def _drop_problem(self) -> str | None:
+        others = [role for role in self.role if role not in SHARED_ROLES]
+        if others:
+            return f"role: no engine takes the {others[0]} of a draft from its target: keep it"
+        if self.format is not None:
+            return "format: a dropped tensor is not stored: leave it out"
+        if not self.why:
+            return "why: a dropped tensor must come from elsewhere: say from where"
         return None
 
     def __str__(self) -> str:

@@ -403,8 +403,8 @@ def test_zero_points_of_awq(draft: Path, tmp_path: Path) -> None:
     assert_only_fault(out, f"{Q}.qzeros: expected 8 in every nibble (symmetric)")
 
 
-@pytest.mark.parametrize(("suffix", "role"), [("fc", "fusion"), ("lm_head", "head")])
-def test_a_module_that_engines_hold_as_a_plain_layer(copy_of: Copy, suffix: str, role: str) -> None:
+@pytest.mark.parametrize("suffix", ["fc", "lm_head"])
+def test_a_head_and_an_fc_are_looked_at_as_declared(copy_of: Copy, suffix: str) -> None:
     out = copy_of("quark-int4")
 
     def quantize_it(tensors: Tensors) -> None:
@@ -412,11 +412,26 @@ def test_a_module_that_engines_hold_as_a_plain_layer(copy_of: Copy, suffix: str,
         tensors.update(encode(suffix, weight, MADE["quark-int4"], 0.05))
 
     edit(out, quantize_it)
+    assert_only_fault(out, f"{suffix}: expected not excluded: it is quantized")
     edit_declaration(
         out, lambda d: d.__setitem__("exclude", [n for n in d["exclude"] if suffix not in n])
     )
-    assert_only_fault(out, f"{suffix}: expected BF16", f"{role} is never quantized")
+    assert audited(out).faults == ()
     assert linear_of(audited(out), suffix).codes is not None
+
+
+def test_a_module_whose_rows_are_looked_up(copy_of: Copy) -> None:
+    out = copy_of("quark-int4")
+
+    def quantize_it(tensors: Tensors) -> None:
+        weight = tensors.pop("embed_tokens.weight")
+        tensors.update(encode("embed_tokens", weight, MADE["quark-int4"], 0.05))
+
+    edit(out, quantize_it)
+    edit_declaration(
+        out, lambda d: d.__setitem__("exclude", [n for n in d["exclude"] if "embed" not in n])
+    )
+    assert_only_fault(out, "embed_tokens: expected BF16", "embedding is never quantized")
 
 
 # ---- faults of the declaration

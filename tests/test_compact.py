@@ -153,11 +153,11 @@ def test_one_bit_makes_another_tensor(tmp_path: Path) -> None:
     assert all(weight is other.weights[name] for name, weight in again.weights.items())
 
 
-def test_a_quantized_head_is_refused_before_it_is_read(
+def test_a_quantized_embedding_is_refused_before_it_is_read(
     folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_weights.StoredDraft, "is_quantized", lambda *_: True)
-    with pytest.raises(CheckpointError, match=r"is quantized; engines keep the .* in floating"):
+    with pytest.raises(CheckpointError, match=r"is quantized; engines take the .* as floats only"):
         loaded(folders["eagle3-llama", ""], "eagle3-llama")
 
 

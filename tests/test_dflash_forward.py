@@ -185,7 +185,7 @@ def test_on_input_sees_context_and_block_and_its_result_is_used() -> None:
         mlp = [(f"layers.{i}.mlp.{x}_proj", (1, 4, 48 if x == "down" else 32))
                for x in ("gate", "up", "down")]  # fmt: skip
         expected += [*block, *context, (f"layers.{i}.self_attn.o_proj", (1, 4, 64)), *mlp]
-    assert seen == expected
+    assert seen == [("fc", (1, 7, features.shape[-1])), *expected, ("lm_head", (1, 3, 32))]
     reference = ReferenceDFlash(geometry, weights, halve_values)
     reference.extend(features)
     assert_close(got, reference.propose(17, 3))

@@ -168,7 +168,8 @@ def test_on_input_sees_each_linear_once_and_its_result_is_used() -> None:
     got = changed.logits(changed.step(tokens, hidden, positions, CachedAttention()))
     suffixes = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
                 "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
-    assert [name for name, _ in seen] == [f"layers.{i}.{s}" for i in range(2) for s in suffixes]
+    layers = [f"layers.{i}.{s}" for i in range(2) for s in suffixes]
+    assert [name for name, _ in seen] == [*layers, "lm_head"]
     widths = dict(seen)
     assert widths["layers.0.self_attn.q_proj"] == (1, 3, 64)
     assert widths["layers.1.self_attn.q_proj"] == (1, 3, 32)

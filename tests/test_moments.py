@@ -104,7 +104,7 @@ def test_moments_are_the_mean_over_all_inputs(
         spool=tmp_path,
         rounding=lambda _name, x: rounding(x),
     )
-    statistics.measure(draft.linears)
+    statistics.measure([*draft.linears, "fc", "lm_head"])
     for name, x in written_down(draft, traces, K[kind], rounding).items():
         exact = x.T @ x / len(x)
         found = statistics.second_moments([name])[name].mean.double()

@@ -284,7 +284,7 @@ def test_no_rows_give_no_pass_and_run_nothing(case: Case) -> None:
         raise AssertionError(name)
 
     forward = case.forward(on_input=never)
-    hidden = forward.fuse(case.features)
+    hidden = case.forward().fuse(case.features)
     rows = whole_rows(NUM_TOKENS, K, first_row=40)
     assert not list(draft_passes(forward, hidden, case.token_ids, rows=rows, num_draft_tokens=K))
 

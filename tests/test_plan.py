@@ -103,21 +103,21 @@ def test_tensor_that_two_patterns_claim(draft: Draft) -> None:
     refused(recipe(*rules), draft, what, "narrow one of the two patterns")
 
 
-@pytest.mark.parametrize("role", ["fusion", "embedding", "head", "norm"])
+@pytest.mark.parametrize("role", ["embedding", "norm"])
 def test_role_that_engines_serve_in_floats(role: Any, draft: Draft) -> None:
     others = tuple(r for r in OTHERS.role if r != role)
     rules = (
         Rule(role=("attention", "mlp", role), action="quantize"),
         Rule(role=others, why="x", action="keep"),
     )
-    refused(recipe(*rules), draft, f"(role {role}, shape", "attention and mlp only")
+    refused(recipe(*rules), draft, f"(role {role}, shape", "attention, mlp, fusion, head only")
 
 
-@pytest.mark.parametrize("name", ["fc", "lm_head", "embed_tokens", "norm", "midlayer.hidden_norm"])
+@pytest.mark.parametrize("name", ["embed_tokens", "norm", "midlayer.hidden_norm"])
 def test_tensor_that_engines_serve_in_floats(name: str, draft: Draft) -> None:
     rules = (QUANTIZE, OTHERS, Rule(tensor=(f"{name}.weight",), action="quantize"))
     what = f"{name}.weight (role "
-    refused(recipe(*rules), draft, what, "quantize roles attention and mlp only")
+    refused(recipe(*rules), draft, what, "quantize roles attention, mlp, fusion, head only")
 
 
 def test_catch_all_that_quantizes_everything(draft: Draft) -> None:

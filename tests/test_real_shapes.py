@@ -4,6 +4,7 @@ Files are sparse: real headers, no data. Shapes come from `scripts.real_shapes.d
 are written by hand; what the families expect follows from config.json.
 """
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.errors import CheckpointError, LayoutError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import Plan, make_plan
-from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.recipes import Rule, built_in_recipes, load_recipe
 from draftquant.scripts.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.real_shapes.generate import stored_tensors
 
@@ -175,6 +176,22 @@ def test_the_byte_budget_of_every_recipe(drafts: dict[str, Draft], name: str, re
     assert plan.overhead() == overhead
     assert plan.bytes_after == BYTES_AFTER[name][RECIPES.index(counted)]
     assert plan.bytes_after == kept + published.weights * bits // 8 + sum(overhead.values())
+
+
+@pytest.mark.parametrize("name", ["kimi-k2.5-eagle3", "kimi-k2.5-eagle3-mla"])
+def test_embedding_and_head_are_the_largest_saving(drafts: dict[str, Draft], name: str) -> None:
+    """Of a Kimi head 2.35 GB each: dropped, or 163,840 rows of one byte with a scale in float32."""
+    base, table = load_recipe("fp8-ptpc"), 163_840 * 7_168
+    rules = [rule for rule in base.rules if rule.role not in (("embedding",), ("head",))]
+    rules += [
+        Rule(role=("embedding",), action="drop", why="the target has it"),
+        Rule(role=("head",), action="quantize"),
+    ]
+    plan = make_plan(dataclasses.replace(base, rules=tuple(rules)), drafts[name])
+    (dropped,) = plan.dropped
+    assert (dropped.bytes_before, dropped.bytes_after) == (2 * table, 0) == (2_348_810_240, 0)
+    saved = make_plan(base, drafts[name]).bytes_after - plan.bytes_after
+    assert saved == 2 * table + (2 * table - (table + 4 * 163_840))
 
 
 def test_kept_linears_are_those_that_engines_want_in_floating_point(

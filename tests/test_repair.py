@@ -83,6 +83,8 @@ RIGHT = {
     "vocabulary-padded",
 }
 """Their JSON says what their tensors are: an engine may still have no use for them."""
+WITHOUT_EMBEDDING = "mla-ignore-default-all"
+"""Its list lacks the embedding, which no engine asks for; fc, quantized, stays out of it."""
 LEFT = {
     "architecture-qwen3-eagle3": "is no draft family",
     "awq-per-channel": "the declaration is not understood",
@@ -102,7 +104,6 @@ LEFT = {
     "int4-without-config": "nothing declares how",
     "linear-missing": "the tensors are not those of a draft",
     "mla-architecture-eagle3": "is no draft family",
-    "mla-ignore-default-all": "no list is right for every engine",
     "mla-kv-b-quantized": None,
     "mla-q-a-alone-kept": "no list is right for every engine",
     "model-type-missing": None,
@@ -204,6 +205,9 @@ def test_broken_folders(workshop: Workshop, tmp_path: Path, broken: Broken) -> N
         assert [repair.name for repair in plan.repairs] == ["aux-layer-ids"]
         assert "LOADS BUT WRONG" in before
         assert set(after) == {"LOADS"}
+    elif broken.name == WITHOUT_EMBEDDING:
+        assert names(plan) == ["excludes"]
+        assert after == before
     elif broken.name in LEFT:
         note = LEFT[broken.name]
         assert names(plan) == []

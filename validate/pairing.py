@@ -43,6 +43,7 @@ _UNRELATED = (
     " nothing ties the candidate to the baseline"
 )
 _COPIED = ("embed_tokens.weight", "lm_head.weight", "fc.weight", "d2t", "t2d")
+"""Tensors that a candidate has from the baseline, unless it stores them as codes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +207,10 @@ def _check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
         ours, theirs = baseline.weights.get(name), candidate.weights.get(name)
         if ours is None or theirs is None or ours.shape != theirs.shape:
             raise _other_draft(candidate, f"{name} has another shape or is not in both")
-        if name in _COPIED and not _equal(ours, theirs):
+        as_codes = name.removesuffix(".weight") in candidate.quantized
+        if name in _COPIED and not as_codes and not _equal(ours, theirs):
             raise _other_draft(candidate, f"{name} differs")
-    for module in baseline.linears:
+    for module in dict.fromkeys((*baseline.linears, *candidate.quantized)):
         name = f"{module}.weight"
         cosine = _cosine(baseline.weights[name], candidate.weights[name])
         if not cosine >= MIN_COSINE:

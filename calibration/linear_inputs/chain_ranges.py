@@ -67,7 +67,7 @@ def measure_ranges(
     )
     for name in draft.linears:
         if not any(key.module == name for key in seen.ranges):
-            raise never_run(f"{traces.folder}: {name}", num_draft_tokens)
+            raise never_run(traces, name, num_draft_tokens)
     return dict(sorted(seen.ranges.items()))
 
 
@@ -94,15 +94,18 @@ def _sums(items: Iterable[tuple[K, InputRange]]) -> dict[K, InputRange]:
 
 
 class _Seen:
-    """`OnInput` that sketches every input; the pass that it belongs to is known when it ends."""
+    """`OnInput` that sketches inputs in layers; their pass is known when it ends."""
 
     def __init__(self, draft: LoadedDraft) -> None:
+        self._linears = frozenset(draft.linears)
         concat = draft.family.concat(draft.geometry)
         self._concat = {name.removesuffix(".weight") for name in concat.linears} if concat else ()
         self._pending: list[tuple[str, Half, InputRange]] = []
         self.ranges: dict[RangeKey, InputRange] = {}
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
+        if name not in self._linears:
+            return x
         if name in self._concat:
             embedding, hidden = x.chunk(2, dim=-1)
             self._pending.append((name, "embedding", InputRange.of(embedding)))

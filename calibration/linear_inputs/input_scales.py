@@ -6,7 +6,7 @@ fused features of the context and the normed rows of the block, two distribution
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +73,7 @@ def measure_input_scales(
     *,
     num_draft_tokens: int,
     activations: ActivationFormat = FP8_PER_TENSOR,
+    others: Sequence[str] = (),
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Mapping[str, InputScale]:
     """Take the absmax of every attention and MLP input over all that K draft tokens need.
@@ -85,10 +86,11 @@ def measure_input_scales(
         traces: recorded for calibration, not the ones that the gate judges on.
         num_draft_tokens: K, as it will be served.
         activations: the format that the scales are stored for.
+        others: "fc" or "lm_head", where they store a scale too.
         on_progress: called with (prompts done, prompts).
 
     Returns:
-        Canonical module name -> scale, for every linear of `draft.linears`.
+        Canonical module name -> scale, for every linear of `draft.linears` and `others`.
 
     Raises:
         TraceError: the traces do not fit the draft.
@@ -100,10 +102,10 @@ def measure_input_scales(
     run_over_traces(
         forward, draft, traces, num_draft_tokens=num_draft_tokens, on_progress=on_progress
     )
-    absmax = {name: observer.absmax.get(name) for name in draft.linears}
+    absmax = {name: observer.absmax.get(name) for name in (*draft.linears, *others)}
     for name, value in absmax.items():
         if value is None:
-            raise never_run(f"{traces.folder}: {name}", num_draft_tokens)
+            raise never_run(traces, name, num_draft_tokens)
         if not math.isfinite(value):
             raise CalibrationError(draft.name, f"{name}: an input is NaN or infinite",
                                    fix="inspect the draft's weights")  # fmt: skip

@@ -79,7 +79,9 @@ class MomentsAlongTraces:
             on_progress=self._on_progress,
         )
         for leader, found in sums.items():
-            np.save(self._file(leader), self._mean(leader, found))
+            if found.total is None:
+                raise never_run(self._traces, leader, self._num_draft_tokens)
+            np.save(self._file(leader), self._mean(leader, found.total / found.count))
 
     def second_moments(self, modules: Sequence[str]) -> Mapping[str, InputMoments]:
         """See `Statistics.second_moments`."""
@@ -94,10 +96,7 @@ class MomentsAlongTraces:
         mean = np.load(self._file(leader), mmap_mode="c")  # copy on write: torch wants writable
         return InputMoments(torch.from_numpy(mean), self._draft.device)
 
-    def _mean(self, leader: str, found: "_Sum") -> NDArray[np.float32]:
-        if found.total is None:
-            raise never_run(f"{self._traces.folder}: {leader}", self._num_draft_tokens)
-        mean = found.total / found.count
+    def _mean(self, leader: str, mean: Tensor) -> NDArray[np.float32]:
         if not bool(mean.isfinite().all()):
             raise CalibrationError(
                 f"{self._draft.name}: {leader}",

@@ -26,7 +26,8 @@ def run_over_traces(
     """Draft K tokens from every position of the continuations, teacher-forced as replay does it.
 
     Args:
-        forward: maths of `draft`, over its weights or others; its `OnInput` sees every input.
+        forward: maths of `draft`, over its weights or others; its `OnInput` sees every input: that
+            of fc where the traces hold the target's features, that of the head after each pass.
         draft: what reads the traces.
         traces: recorded for calibration, not the ones that the gate judges on.
         num_draft_tokens: K, as it will be served.
@@ -48,18 +49,26 @@ def run_over_traces(
         with torch.inference_mode():
             passes = draft_passes(
                 forward,
-                first_hidden(draft, traces, trace)[None],
+                first_hidden(draft, traces, trace, forward)[None],
                 trace.token_ids[None],
                 rows=rows,
                 num_draft_tokens=num_draft_tokens,
             )
             for one in passes:
+                forward.head_input(one.hidden)
                 on_pass(one)
         on_progress(done, len(traces))
 
 
-def never_run(where: object, num_draft_tokens: int) -> CalibrationError:
+def never_run(traces: TraceFolder, name: str, num_draft_tokens: int) -> CalibrationError:
     """The error for a linear that nothing has run through."""
+    where = f"{traces.folder}: {name}"
+    if name == "fc" and traces.manifest.features.kind == "fused":
+        return CalibrationError(
+            where,
+            "was run when the traces were recorded: they hold fused features, not what it read",
+            fix="record aux features, or keep fc",
+        )
     return CalibrationError(
         where,
         f"was never run: no continuation is longer than {num_draft_tokens} tokens",

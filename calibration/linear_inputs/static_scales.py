@@ -85,15 +85,17 @@ def calibrated_scales(
     if not steps:
         static_activations(plan.recipe)
     forms = {step.row.module: static_activations(plan.recipe_of(step)) for step in steps}
+    names = {step.row.module: step.row.canonical.removesuffix(".weight") for step in steps}
     found = measure_input_scales(
         balanced_draft(draft, plan),
         traces,
         num_draft_tokens=num_draft_tokens,
+        others=[name for name in names.values() if name not in draft.linears],
         on_progress=on_progress,
     )
-    absmax = {s.row.module: found[s.row.canonical.removesuffix(".weight")].absmax for s in steps}
+    scales = {module: stored_scale(found[names[module]].absmax, forms[module]) for module in names}
     return StaticScales(
-        scales={module: stored_scale(largest, forms[module]) for module, largest in absmax.items()},
+        scales=scales,
         origin=f"traces sha256 {traces.sha256}, num_draft_tokens {num_draft_tokens}",
         prompts=frozenset(prompt for _, prompt in traces.prompt_sha256s()),
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...quantize.drafts.forward import DraftForward
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
 from ..traces.folder import TraceFolder
@@ -104,8 +105,19 @@ def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
         _check_embedded(draft, masks, traces)
 
 
-def first_hidden(draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace) -> Tensor:
+def first_hidden(
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    trace: PromptTrace,
+    forward: DraftForward | None = None,
+) -> Tensor:
     """The draft's hidden state before its first step, for every position with a feature.
+
+    Args:
+        draft: that reads the trace.
+        traces: the folder.
+        trace: one of its prompts.
+        forward: maths of the draft whose `OnInput` is to see the features; None = the draft's own.
 
     Returns:
         [N - 1, W] in the dtype and on the device of the draft, a constant to autograd.
@@ -113,11 +125,14 @@ def first_hidden(draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace) ->
     Raises:
         TraceError: the draft has no embedding of one of the trace's tokens.
     """
-    return first_hidden_of_batch(draft, traces, [trace])[0]
+    return first_hidden_of_batch(draft, traces, [trace], forward)[0]
 
 
 def first_hidden_of_batch(
-    draft: LoadedDraft, traces: TraceFolder, batch: Sequence[PromptTrace]
+    draft: LoadedDraft,
+    traces: TraceFolder,
+    batch: Sequence[PromptTrace],
+    forward: DraftForward | None = None,
 ) -> Tensor:
     """`first_hidden` of several prompts, the shorter ones filled up with their last row.
 
@@ -135,7 +150,7 @@ def first_hidden_of_batch(
     if traces.manifest.features.kind == "fused":
         return features
     with torch.no_grad():
-        return draft.forward.fuse(features)
+        return (forward or draft.forward).fuse(features)
 
 
 def filled_up(rows: Tensor, length: int) -> Tensor:
@@ -178,7 +193,9 @@ def _misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
         )
     if features.kind == "fused" and features.fusion_sha256 != draft.fusion_sha256:
         return (
-            "the features were fused with the fc of another draft (fusion_sha256 differs)",
+            "its fc is quantized, and the features were fused with another one"
+            if "fc" in draft.quantized
+            else "the features were fused with the fc of another draft (fusion_sha256 differs)",
             "record aux features, which fit every draft of this target, or fuse with this draft",
         )
     if geometry.vocab_size != target.vocab_size:

@@ -12,14 +12,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.safetensors_header import TensorInfo
 from ...quantize.stored.loading import CPU
 from ...quantize.stored.parts import FLOAT_DTYPES
+from ...quantize.stored.target import EMBEDDING, HEAD, StoredTables
 
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-"""The names that drafts use."""
+__all__ = ["EMBEDDING", "FINAL_NORM", "HEAD", "SharedTables", "TargetTables"]
+
 FINAL_NORM = "target_norm.weight"
 """The target's last norm, [W]; not the name of any draft's tensor."""
 
@@ -66,10 +66,7 @@ class TargetTables:
 
     @classmethod
     def find(cls, target: Path) -> "TargetTables":
-        """Find the tables by name, reading headers only.
-
-        Names may have any prefix, as in multimodal targets (`language_model.model.embed_tokens`),
-        except those of a layer: DeepSeek-V3's multi-token layer repeats the embedding.
+        """Find the tables by name, reading headers only: see `StoredTables.find`.
 
         Args:
             target: folder with config.json and safetensors weights.
@@ -77,31 +74,13 @@ class TargetTables:
         Raises:
             CheckpointError: a table is absent, there are several, or they are no pair of tables.
         """
-        if not target.is_dir():
-            raise CheckpointError(target, "no such folder", fix="give the target's local folder")
-        checkpoint = Checkpoint.open(target)
-        embedding, head = _find(checkpoint, EMBEDDING), _find(checkpoint, HEAD)
-        if embedding is None:
-            raise CheckpointError(
-                target,
-                f"no tensor is called {EMBEDDING}, with or without a prefix",
-                fix="give the folder of the target, with the shard that holds its embedding",
-            )
-        if head is None and not _tied(checkpoint):
-            raise CheckpointError(
-                target,
-                f"no tensor is called {HEAD}, and config.json does not say that the target ties it"
-                " to the embedding",
-                fix="give the shard that holds the head, or tie_word_embeddings: true if it is so",
-            )
-        tables = cls(
-            checkpoint=checkpoint,
-            embed_tokens=embedding,
-            lm_head=head or embedding,
-            norm=_final_norm(checkpoint, embedding),
+        tables = StoredTables.find(target)
+        return cls(
+            checkpoint=tables.checkpoint,
+            embed_tokens=tables.embed_tokens,
+            lm_head=tables.lm_head,
+            norm=_final_norm(tables.checkpoint, tables.embed_tokens),
         )
-        tables._check()
-        return tables
 
     @property
     def vocab_size(self) -> int:
@@ -136,47 +115,9 @@ class TargetTables:
             table: Tensor = file.get_tensor(tensor.name)
         return table.to(device, dtype)
 
-    def _check(self) -> None:
-        for tensor in (self.embed_tokens, self.lm_head):
-            if tensor.dtype not in FLOAT_DTYPES or len(tensor.shape) != 2 or 0 in tensor.shape:
-                raise CheckpointError(
-                    self.checkpoint.folder / tensor.file,
-                    f"{tensor.name}: expected {' or '.join(FLOAT_DTYPES)} [vocabulary, width], got"
-                    f" {tensor.dtype} {list(tensor.shape)}",
-                    fix="give a target whose embedding and head are not quantized",
-                )
-        if self.embed_tokens.shape != self.lm_head.shape:
-            raise CheckpointError(
-                self.checkpoint.folder,
-                f"{self.embed_tokens.name} is {list(self.embed_tokens.shape)}, {self.lm_head.name}"
-                f" {list(self.lm_head.shape)}: expected equal shapes",
-                fix="give the target that the draft was trained for",
-            )
-
-
-def _find(checkpoint: Checkpoint, table: str) -> TensorInfo | None:
-    found = [
-        tensor
-        for name, tensor in checkpoint.tensors.items()
-        if f".{name}".endswith(f".{table}") and ".layers." not in f".{name}"
-    ]
-    if len(found) > 1:
-        raise CheckpointError(
-            checkpoint.folder,
-            f"several tensors are called {table}: {', '.join(tensor.name for tensor in found)}",
-            fix="give a folder with the language model that the draft was trained for alone",
-        )
-    return found[0] if found else None
-
 
 def _final_norm(checkpoint: Checkpoint, embedding: TensorInfo) -> TensorInfo | None:
     """The tensor `norm.weight` that stands beside the embedding, if it is a vector of its width."""
     norm = checkpoint.tensors.get(embedding.name.removesuffix(EMBEDDING) + "norm.weight")
     fits = norm is not None and norm.dtype in FLOAT_DTYPES and norm.shape == embedding.shape[1:]
     return norm if fits else None
-
-
-def _tied(checkpoint: Checkpoint) -> bool:
-    """What config.json says, in a multimodal target its section on the text model."""
-    sections = (checkpoint.config, checkpoint.config.get("text_config"))
-    return any(isinstance(s, Mapping) and s.get("tie_word_embeddings") is True for s in sections)

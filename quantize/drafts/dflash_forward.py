@@ -47,7 +47,7 @@ class DFlashForward(BlockForward):
 
     def fuse(self, features: Tensor) -> Tensor:
         """c_t = hidden_norm(fc(features))."""
-        return self._norm("hidden_norm", linear(features, self.weights["fc.weight"]))
+        return self._norm("hidden_norm", self._linear("fc", features))
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """See `DraftForward.to_target`."""
@@ -72,7 +72,11 @@ class DFlashForward(BlockForward):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DraftForward.logits`."""
-        return linear(self._norm("norm", hidden), self.weights["lm_head.weight"])
+        return linear(self.head_input(hidden), self.weights["lm_head.weight"])
+
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """See `DraftForward.head_input`."""
+        return self.on_input("lm_head", self._norm("norm", hidden))
 
     def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
         """See `BlockForward.visible`; a window counts the query's own position.

@@ -31,7 +31,7 @@ class Modules(Protocol):
         """[..., in_features] -> [..., out_features]; `OnInput` sees the input first."""
 
     def kept_linear(self, name: str, x: Tensor) -> Tensor:
-        """A linear that is never quantized: nothing observes or rounds its input."""
+        """Its product alone: nothing observes or rounds the input."""
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """RMS norm over the last axis, with the draft's own epsilon."""
@@ -115,7 +115,7 @@ class Eagle3Forward(ChainForward):
             chunks = features.chunk(self.geometry.num_aux_layers, dim=-1)
             normed = [self.norm(f"fc_norm.{i}", chunk) for i, chunk in enumerate(chunks)]
             features = torch.cat(normed, dim=-1)
-        return self.kept_linear("fc", features)
+        return self.linear("fc", features)
 
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `ChainForward.step`."""
@@ -133,8 +133,12 @@ class Eagle3Forward(ChainForward):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DraftForward.logits`."""
+        return self.kept_linear("lm_head", self.head_input(hidden))
+
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """See `DraftForward.head_input`."""
         normed = hidden if self.geometry.norm_output else self.norm("norm", hidden)
-        return self.kept_linear("lm_head", normed)
+        return self.on_input("lm_head", normed)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """See `ChainForward.to_target`."""

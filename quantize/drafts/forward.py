@@ -17,9 +17,9 @@ from torch import Tensor
 from .rope import RopeConfig, rope_frequencies
 
 OnInput = Callable[[str, Tensor], Tensor]
-"""Called with (canonical module name, input [..., in_features]) before every attention and MLP
-linear; what it returns, in that dtype or a wider one, is multiplied by the weight. Rounds
-activations, or observes them."""
+"""Called with (canonical module name, input [..., in_features]) before every linear that may be
+quantized: of attention and MLP, fc, the head; what it returns, in that dtype or a wider one, is
+multiplied by the weight. Rounds activations, or observes them."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """Attention over whatever keys the caller keeps: (layer, q [B,H,T,D], k [B,KV,T,D], v [B,KV,T,D'],
@@ -44,6 +44,10 @@ class DraftForward(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states of drafted positions [..., W] -> logits [..., draft vocabulary]."""
+
+    @abstractmethod
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """What the head multiplies: hidden states [..., W], normed, as `OnInput` returns them."""
 
     @abstractmethod
     def to_target(self, draft_ids: Tensor) -> Tensor:

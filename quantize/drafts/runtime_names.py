@@ -7,6 +7,7 @@ number of layers.
 from collections.abc import Collection
 from typing import Any
 
+from ...recipes.schema import QUANTIZABLE
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from .family import Draft, Row
@@ -20,23 +21,28 @@ def numbered_name(canonical: str, target_layers: int) -> str:
 
 
 def excluded_modules(
-    draft: Draft, kept: Collection[Row], *, target_layers: int | None
+    draft: Draft, kept: Collection[Row], quantized: Collection[Row], *, target_layers: int | None
 ) -> tuple[str, ...]:
     """Names of the 2-D modules that stay floating-point, for the list of excludes.
 
-    They are those on disk and, of decoder layers, the linears into which engines fuse them.
+    They are those on disk, of decoder layers the linears into which engines fuse them, and what
+    engines build whether the draft has it or not.
 
     Args:
         draft: whose modules they are.
-        kept: the rows of its matrices that are not quantized.
+        kept: the rows of its matrices that are stored, and not quantized.
+        quantized: the rows that are.
         target_layers: number the layers as vLLM does, for layouts whose excludes are whole names.
     """
     names = {row.module for row in kept}
-    missing = set(draft.family.served_unquantized) - {n.rpartition(".")[2] for n in names}
+    may_be = (row for row in quantized if row.role in QUANTIZABLE)
+    as_codes = {row.canonical.removesuffix(".weight") for row in may_be}
+    unnamed = set(draft.family.served_unquantized) - as_codes
+    unnamed -= {name.rpartition(".")[2] for name in names}
     if target_layers is not None:
         names |= {numbered_name(module, target_layers) for module in modules_in_layers(kept)}
     names |= {fused for name in names for fused in fused_names(name)}
-    return tuple(sorted(names | missing))
+    return tuple(sorted(names | unnamed))
 
 
 def modules_in_layers(rows: Collection[Row]) -> tuple[str, ...]:

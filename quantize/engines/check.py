@@ -175,8 +175,18 @@ def _check(
     launch = engine.launch(question, count, str(checkpoint.folder))
     findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
     answer = _answer(engine, arch, tp, findings, layers, launch or None)
-    notes = tuple(f"{text}: {REMEDY}" for text in misread[1:] if text is not None)
-    return replace(answer, captures=captures, notes=notes)
+    notes = [f"{text}: {REMEDY}" for text in misread[1:] if text is not None]
+    notes += _absent_tables(engine, question, family)
+    return replace(answer, captures=captures, notes=tuple(notes))
+
+
+def _absent_tables(engine: Engine, question: Question, family: Family) -> list[str]:
+    """What stands for the tables that the draft has not."""
+    names = question.tensor_names
+    stored = {family.canonical_name(name).rpartition(".")[0] for name in names}
+    tied = question.config.get("tie_word_embeddings") is True
+    own = {"lm_head"} if tied or engine.unshared_head(question) is not None else set()
+    return [said for table, said in engine.absent_tables.items() if table not in stored | own]
 
 
 def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:

@@ -178,6 +178,7 @@ class Engine:
             as it understands it, None as if there were none, or why it refuses it.
         schemes: signature of a declaration -> arch, or "*" -> what becomes of it.
         modules: the linears of the draft. plain: leaves of modules that it never quantizes.
+        plain_remedies: (family, leaf) -> what makes it take such a module for quantized after all.
         exclude_rules: layout of the declaration -> its rule for excludes.
         config_problem: its rules for config.json, None = nothing to say.
         captures: the target's layers that it hands to a draft with this config.json.
@@ -202,6 +203,9 @@ class Engine:
         null_base: its error for a rope_theta that is null; "" = not executed.
         uneven_heads: family -> its error for attention heads that are not whole in each shard, with
             {heads} and {tp}; a family that is not there was not executed.
+        absent_tables: canonical name of a table -> what it does where the draft has none.
+        unshared_head: why a head that is not stored is not the target's either, but never written;
+            None = it is the target's.
         absent_head: signature -> its error where there is no head, and it is not excluded.
         checks_shapes: it refuses a tensor that does not fit into its parameter.
         scale_shape: its error for scales [out] where it has [out, 1], or the other way round;
@@ -225,6 +229,7 @@ class Engine:
     schemes: Mapping[str, Mapping[str, Scheme]]
     modules: Callable[[Question], tuple[Module, ...]]
     plain: Callable[[Question], frozenset[str]]
+    plain_remedies: Mapping[tuple[str, str], str] = field(default_factory=dict)
     exclude_rules: Mapping[LayoutName, ExcludeRule]
     config_problem: Callable[[Question], Finding | None]
     captures: Callable[[Mapping[str, Any]], Captures] = lambda _config: ()
@@ -247,6 +252,8 @@ class Engine:
     embedding_rows: str = ""
     null_base: str = ""
     uneven_heads: Mapping[str, str] = field(default_factory=dict)
+    absent_tables: Mapping[str, str] = field(default_factory=dict)
+    unshared_head: Callable[[Question], Finding | None] = lambda _question: None
     absent_head: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False
     scale_shape: str = ""
@@ -323,7 +330,8 @@ class EngineCheck:
         launch: the command that serves the draft.
         findings: everything that was found, the deciding one first.
         captures: the target's layers that it hands to the draft, by its default runner first.
-        notes: what another runner of it makes of the draft; the verdict is the default one's.
+        notes: what another runner of it makes of the draft, as the verdict is the default one's;
+            then what stands for tables that the draft has not.
     """
 
     engine: EngineName

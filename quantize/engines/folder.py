@@ -66,9 +66,14 @@ def folder_findings(
             text = "dropped: d2t and lm_head: tokens of the whole vocabulary are proposed"
             yield Finding("wrong", text, "train the draft with the whole vocabulary")
         for module in SHARED:
-            if module in stored and not pruned:
+            if module in stored and COMPANIONS & stored[module].keys():
+                text = f"dropped: {module}, which is quantized: the target's is served"
+                yield Finding("wrong", text, f"keep {module}, or drop it where the target has it")
+            elif module in stored and not pruned:
                 text = f"{module}: the target's is served, not the draft's own"
                 yield Finding("unknown", text, f"compare {module} with the target's")
+    if "lm_head" not in stored and (unshared := engine.unshared_head(question)) is not None:
+        yield unshared
     yield from _uneven_shards(engine, question)
 
 

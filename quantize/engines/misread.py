@@ -14,6 +14,7 @@ from ..stored.declarations import HF_QUANT_CONFIG
 from .contract import Engine, Finding, Module, Question, UnsureError, shown
 from .declaration import read_declaration
 from .registry import newest_engines
+from .targets import scheme_of
 
 
 class Misread(NamedTuple):
@@ -90,6 +91,8 @@ def _misread(
         return
     try:
         excluded = engine.is_excluded(question, module)
+        if not excluded and scheme_of(engine, question, module) is None:
+            return  # no target means it: whatever is excluded
     except UnsureError:
         yield Misread(engine.name, module.name, None)
         return

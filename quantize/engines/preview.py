@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..layouts import get_layout
-from ..lints import config_changes, find_lints, fixed_config
+from ..lints import fixed_config, output_changes
 from ..plan import Plan
 from .check import check_checkpoint
 from .contract import EngineCheck
@@ -23,6 +23,8 @@ def planned_checkpoint(plan: Plan, *, fix_config: bool = False) -> Checkpoint:
     source = plan.draft.checkpoint
     tensors: dict[str, TensorInfo] = {}
     for step in plan.steps:
+        if step.action == "drop":
+            continue
         if step.action != "quantize":
             tensors[step.row.tensor.name] = step.row.tensor
             continue
@@ -35,7 +37,7 @@ def planned_checkpoint(plan: Plan, *, fix_config: bool = False) -> Checkpoint:
                 start=0,
                 stop=part.nbytes,
             )
-    changes = config_changes(find_lints(plan.draft)) if fix_config else {}
+    changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     return replace(
         source,
         config={**fixed_config(source.config, changes), "quantization_config": plan.declared()},

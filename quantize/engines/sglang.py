@@ -53,8 +53,15 @@ METHODS = frozenset(
         "mxfp4",
     ]
 )
-_QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
-"""(quant_method, family) of drafts whose head is quantized."""
+_QUANTIZED_HEADS = frozenset({"modelopt", "compressed-tensors"})
+"""Each quant_method that has something for a head: `compressed_tensors.py:202`, and in
+`modelopt_quant.py:341`."""
+_NVFP4_HEADS = frozenset(
+    (f"compressed-tensors nvfp4 {inputs}", arch)
+    for inputs in ("nvfp4", "none")
+    for arch in ("sm90", "gfx942", "gfx950")
+)
+"""(signature, GPU) of heads that Marlin asks for a size of groups: `marlin_utils_fp4.py:142`."""
 _ROCM = ("gfx942", "gfx950")
 _CT_SPLIT = dict.fromkeys(
     ("compressed-tensors int4", "compressed-tensors int8"),
@@ -117,12 +124,11 @@ def modules(question: Question) -> tuple[Module, ...]:
     root = "" if question.family == "dflash" else "model."
     sharding = "column" if question.family == "eagle3-mla" else "replicated"
     # It builds fc for a draft without one as well, and does not use it: `llama_eagle3.py`, forward.
-    fusion = (Module(f"{root}fc", f"{root}fc", ("fc",), sharding),) if question.fuses else ()
-    return (
-        *found,
-        *fusion,
-        Module("lm_head", "lm_head", ("lm_head",), "column"),
-    )
+    if question.fuses:
+        found.append(Module(f"{root}fc", f"{root}fc", ("fc",), sharding))
+    if question.family != "dflash":  # which borrows the target's: `dflash_worker_v2.py:138`
+        found.append(Module("lm_head", "lm_head", ("lm_head",), "column"))
+    return tuple(found)
 
 
 def _names(family: str, layer: int, path: str) -> tuple[str, str]:
@@ -137,8 +143,11 @@ def _names(family: str, layer: int, path: str) -> tuple[str, str]:
 
 
 def plain(question: Question) -> frozenset[str]:
-    """Plain torch: fc of the Llama draft and of DFlash; the head, with few exceptions."""
-    head_too = (question.method, question.family) in _QUANTIZED_HEADS
+    """Plain torch: fc of the Llama draft (`llama_eagle3.py:163`) and of DFlash (`dflash.py:772`).
+
+    And the head where nothing hands it the config; that of DFlash is the target's.
+    """
+    head_too = question.family != "dflash" and question.method in _QUANTIZED_HEADS
     leaves = set() if head_too else {"lm_head"}
     return frozenset(leaves if question.family == "eagle3-mla" else leaves | {"fc"})
 
@@ -259,6 +268,18 @@ def config_problem(question: Question) -> Finding | None:
     return None
 
 
+def unshared_head(question: Question) -> Finding | None:
+    """`init_lm_head` of `eagle_worker_v2.py:357` asks `load_lm_head_from_target`: a null key."""
+    config = question.config
+    if question.family == "dflash" or config.get("tie_word_embeddings"):
+        return None
+    if config.get("draft_vocab_size") is None:
+        return None
+    text = "never written: lm_head, for it is not stored, and draft_vocab_size is not null"
+    remedy = "write draft_vocab_size: null, which makes SGLang take the target's head"
+    return Finding("wrong", text, remedy)
+
+
 def module_problem(
     question: Question, module: Module, scheme: LinearScheme, shapes: list[tuple[int, int]]
 ) -> Finding | None:
@@ -271,6 +292,9 @@ def module_problem(
             " got torch.float8_e4m3fn",
             "keep kv_b_proj in BF16, and exclude it",
         )
+    if module.leaf == "lm_head" and (scheme.signature, question.arch) in _NVFP4_HEADS:
+        error = "AttributeError: 'CompressedTensorsConfig' object has no attribute 'group_size'"
+        return Finding("after load", error, "quantize the head to FP8, or keep it")
     if module.leaf == MLA_DOWN.sglang and scheme.first_stage:
         what = "use FP8 per channel with dynamic tokens"
         return Finding("init", "TypeError: unhashable type: 'dict'", what)

@@ -9,6 +9,13 @@ from .contract import Engine, Module, Question
 from .excludes import exact_or_regex
 from .linear_scheme import LinearScheme
 
+NAMED_HEADS = frozenset({"compressed-tensors"})
+"""Each quant_method whose heads are quantized only where a target names them.
+
+vLLM's ParallelLMHead has no "Linear" in its name (`utils.py:73`), SGLang asks no class for it
+(`get_lm_head_scheme`).
+"""
+
 
 def scheme_of(engine: Engine, question: Question, module: Module) -> LinearScheme | None:
     """How a module is stored if it is not excluded; None where no group is meant for it.
@@ -25,5 +32,7 @@ def scheme_of(engine: Engine, question: Question, module: Module) -> LinearSchem
             return group.scheme
         if any(exact_or_regex(target, module.prefix) for target in group.targets):
             return group.scheme
+    if module.leaf == "lm_head" and question.method in NAMED_HEADS:
+        return None
     every = (group.scheme for group in groups if set(EVERY_LINEAR) & set(group.targets))
     return next(every, None)

@@ -27,6 +27,7 @@ from .excludes import exact_or_regex, substring_or_wildcard
 from .linear_scheme import LinearScheme
 from .linears import layer_linears
 from .vllm_config import INVALID
+from .vllm_heads import head_problem
 
 METHODS = frozenset(
     [
@@ -74,8 +75,6 @@ _ALGORITHMS = (
     "MIXED_PRECISION",
 )
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
-_QUANTIZED_HEADS = frozenset({("modelopt", "eagle3-llama")})
-"""(quant_method, family): only the Llama draft hands its head its config, only ModelOpt uses it."""
 _PARTS_OF_BLOCKS = frozenset({"fp8"})
 """Each quant_method whose fused linears are built although their parts are no whole blocks."""
 _PADDED_BLOCKS = frozenset({"modelopt fp8 block none"})
@@ -154,12 +153,6 @@ def _excluded_as(question: Question, path: str) -> str:
     """`qwen3_eagle3.py` builds qkv_proj again, and forgets that it is part of self_attn."""
     forgets = question.family == "eagle3-llama" and question.normed_heads
     return QKV.vllm if forgets and path.endswith(QKV.vllm) else path
-
-
-def plain(question: Question) -> frozenset[str]:
-    """The head, with few exceptions."""
-    head_too = (question.method, question.family) in _QUANTIZED_HEADS
-    return frozenset() if head_too else frozenset({"lm_head"})
 
 
 # No list of fused parts reaches the draft: q_proj says nothing about qkv_proj.
@@ -257,7 +250,7 @@ def module_problem(
         )
     if scheme.signature in _PADDED_BLOCKS:
         return _modelopt_block_problem(module, [count for count, _ in shapes], columns)
-    problem = _mxfp4_problem(module, scheme)
+    problem = head_problem(question, module, scheme) or _mxfp4_problem(module, scheme)
     if problem is not None:
         return problem
     if scheme.granularity == "block":

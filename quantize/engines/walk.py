@@ -20,7 +20,7 @@ from .folder import SHARED, Stored, folder_findings, no_such_name, stranger
 from .linear_scheme import LinearScheme
 from .parameters import parameters
 from .shapes import holds, never_fits, other_shape, refused_shape, without_ones
-from .targets import scheme_of
+from .targets import NAMED_HEADS, scheme_of
 
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 _REQUANTIZE = "quantize the draft again"
@@ -120,10 +120,14 @@ class Walk:
             findings.append(excluded)
         elif excluded:
             return None
-        elif scheme is None and (text := self.engine.no_target.get(self.question.method or "")):
+        elif scheme is None and module.leaf not in SHARED and (text := self._no_target):
             said = text.format(prefix=module.prefix)
             findings.append(Finding("init", said, f"target {module.leaf}, or exclude it"))
         return scheme
+
+    @property
+    def _no_target(self) -> str | None:
+        return self.engine.no_target.get(self.question.method or "")
 
     def _absent(self, module: Module) -> Iterator[Finding]:
         """A head that is the target's, and whose scales are looked for before it is."""
@@ -324,7 +328,10 @@ def _why_plain(walk: Walk, module: Module) -> str:
     if walk.question.declaration is None:
         return "there is no quantization_config that is read"
     if module.leaf in walk.engine.plain(walk.question):
-        return f"{walk.engine.name} never quantizes it, so keep it in BF16"
+        never = f"{walk.engine.name} never quantizes it, so keep it in BF16"
+        return walk.engine.plain_remedies.get((walk.question.family, module.leaf), never)
+    if module.leaf == "lm_head" and walk.question.method in NAMED_HEADS:
+        return "no target names it, such as 're:.*lm_head$'"
     return f"an exclude matches {module.prefix!r}"
 
 

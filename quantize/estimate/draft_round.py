@@ -55,7 +55,10 @@ def plain_weights(draft: Draft) -> tuple[Weight, ...]:
 
 
 def planned_weights(plan: Plan) -> tuple[Weight, ...]:
-    """The tensors as a plan stores them; scales and zero points count to their linear."""
+    """The tensors as a plan stores them; scales and zero points count to their linear.
+
+    What it drops is the target's, as in a draft that never had it.
+    """
     return tuple(
         Weight(
             step.row,
@@ -63,6 +66,7 @@ def planned_weights(plan: Plan) -> tuple[Weight, ...]:
             multiplied_as(plan.recipe_of(step)) if step.action == "quantize" else "bf16",
         )
         for step in plan.steps
+        if step.action != "drop"
     )
 
 
@@ -72,6 +76,11 @@ def multiplied_as(recipe: Recipe) -> Precision:
     Weights alone in fewer bits are widened on the way into a 16-bit multiplication.
     """
     return _INPUTS[recipe.activations.dtype] if recipe.activations else "bf16"
+
+
+def has_plain_head(weights: Iterable[Weight]) -> bool:
+    """Whether the draft has a head of its own, in floats."""
+    return any(w.row.role == "head" and w.nbytes == w.row.tensor.nbytes for w in weights)
 
 
 def with_fp8_head(weights: Iterable[Weight]) -> tuple[Weight, ...]:

@@ -9,6 +9,7 @@ from ..plan import Plan
 from .draft_round import (
     Weight,
     draft_round,
+    has_plain_head,
     part_of,
     plain_weights,
     planned_weights,
@@ -162,7 +163,7 @@ def make_estimate(
     candidates = [candidate(name, weights) for name, weights in forms.items()]
     if any(row.role == "head" for row in draft.rows):
         least = min(candidates, key=lambda one: one.round.nbytes(1))
-        names = dict.fromkeys((as_it_is, least.name))
+        names = [n for n in dict.fromkeys((as_it_is, least.name)) if has_plain_head(forms[n])]
         candidates += [candidate(name, forms[name], fp8_head=True) for name in names]
     embedding = (row.tensor.nbytes for row in draft.rows if row.role == "embedding")
     return Estimate(

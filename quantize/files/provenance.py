@@ -166,6 +166,8 @@ class QuantizedProvenance:
         backend_versions: packages that the codes depend on.
         tensor_sha256: of every tensor of the folder.
         config_changes: dotted config.json key -> the value that a lint asked for.
+        dropped: table of the source that is not stored -> the target's tensor that equals it, byte
+            for byte, so that its sha256 is that in `source`.
         balanced, input_scales: see `Method`.
         input_scale_origin: where they came from; None = not said, "" = there are none.
         calibration_prompts: identities of the prompts that the run looked at, ascending: sha256 of
@@ -191,6 +193,7 @@ class QuantizedProvenance:
     tensor_sha256: Mapping[str, str]
     tensor_bytes: TensorBytes
     config_changes: Mapping[str, object] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
     balanced: Mapping[str, int] = field(default_factory=dict)
     input_scales: Mapping[str, float] = field(default_factory=dict)
     input_scale_origin: str | None = ""
@@ -213,6 +216,9 @@ class QuantizedProvenance:
             return f"recipe_sha256: not that of the recipe: {self.recipe_sha256!r}"
         if bool(self.input_scales) != (self.input_scale_origin != ""):
             return "input_scales and input_scale_origin: expected both or none"
+        stored = self.dropped.keys() & self.tensor_sha256.keys()
+        if stored or self.dropped.keys() - self.source.tensor_sha256.keys():
+            return "dropped: expected tensors of source.tensor_sha256 that are not stored"
         if (self.retuning is not None) != (self.recipe.algorithm.rounding == "retuned"):
             return "retuning: expected exactly where the recipe says rounding: retuned"
         return None

@@ -1,6 +1,9 @@
 """Layouts: how quantized weights are named, packed and declared on disk."""
 
+from collections.abc import Iterable
+
 from ...recipes.schema import LayoutName, Recipe
+from ..drafts.family import Row
 from ..errors import LayoutError
 from .awq import AwqLayout
 from .base import Columns, Layout, OwnFormat
@@ -43,6 +46,40 @@ def check_layout(recipe: Recipe) -> None:
         )
 
 
+def check_head(recipe: Recipe, row: Row) -> None:
+    """Fail if a row is a head, and no engine would read it as a recipe of one format stores it.
+
+    Sources: `get_quant_method` of each layout in vLLM 0.33 and SGLang 0.5.23, and SGLang's
+    `get_lm_head_scheme` (`compressed_tensors.py:1093`), which refuses scales of blocks.
+
+    Raises:
+        LayoutError: names the layouts that have one.
+    """
+    if row.role != "head":
+        return
+    named = f"layout {recipe.layout}: {row.tensor.name}"
+    if get_layout(recipe.layout).heads == "never":
+        able = [name for name, layout in _LAYOUTS.items() if layout.heads != "never"]
+        raise LayoutError(
+            named,
+            "no engine takes the head of a draft as quantized in this layout",
+            fix=f"keep the head, or use layout {' or '.join(able)}",
+        )
+    if recipe.weights.granularity == "block":
+        raise LayoutError(
+            named,
+            "engines split a head by rows of the vocabulary, which scales of blocks cannot follow",
+            fix="give the head a format of its own with scales per channel, or keep it",
+        )
+
+
+def named_heads(recipe: Recipe, rows: Iterable[Row]) -> tuple[OwnFormat, ...]:
+    """The heads among quantized rows of a recipe of one format, where a target must name them."""
+    heads = {row.module.rpartition(".")[2] for row in rows if row.role == "head"}
+    named = heads and get_layout(recipe.layout).heads == "named"
+    return (OwnFormat(recipe.stored, tuple(sorted(heads))),) if named else ()
+
+
 def _use(recipe: Recipe) -> str:
     """The layouts that hold all formats of a recipe."""
     each = [recipe.in_format(form).stored for form in recipe.formats]
@@ -56,4 +93,12 @@ def _use(recipe: Recipe) -> str:
     return "no layout has a name for these two" if len(each) == 1 else "no layout holds all of them"
 
 
-__all__ = ["Columns", "Layout", "OwnFormat", "check_layout", "get_layout"]
+__all__ = [
+    "Columns",
+    "Layout",
+    "OwnFormat",
+    "check_head",
+    "check_layout",
+    "get_layout",
+    "named_heads",
+]

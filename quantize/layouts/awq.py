@@ -12,6 +12,7 @@ from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     ONE_FORMAT,
     Columns,
+    Heads,
     OwnFormat,
     check_divides,
     last_parts,
@@ -33,6 +34,7 @@ class AwqLayout:
     mix_problem: str | None = ONE_FORMAT
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("modules_to_not_convert",)
+    heads: Heads = "never"
     int4_scale_dtype: Literal["float16"] | None = "float16"
 
     def problem(self, recipe: Recipe) -> str | None:

@@ -29,6 +29,8 @@ class Columns(NamedTuple):
     tensor: "Tensor"
 
 
+Heads = Literal["as linears", "named", "never"]
+"""How engines find a quantized head: as any linear, by a target that names it, or not at all."""
 ONE_FORMAT = "declares one format for all linears"
 
 
@@ -51,6 +53,7 @@ class Layout(Protocol):
         mix_problem: why it cannot declare several formats for one draft; None = it can.
         exact_excludes: whether engines compare its excludes with whole names, layer number and all.
         exclude_keys: of a declaration, each with the same list of excludes.
+        heads: whether engines take a head as quantized in this layout.
         int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
     """
 
@@ -58,6 +61,7 @@ class Layout(Protocol):
     mix_problem: str | None
     exact_excludes: bool
     exclude_keys: tuple[str, ...]
+    heads: Heads
     int4_scale_dtype: Literal["float16"] | None
 
     def problem(self, recipe: Recipe) -> str | None:

@@ -8,6 +8,7 @@ from ...recipes.schema import ActivationFormat, LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     Columns,
+    Heads,
     OwnFormat,
     check_divides,
     codes_tensor,
@@ -56,6 +57,7 @@ class CompressedTensorsLayout:
     mix_problem: str | None = None
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("ignore",)
+    heads: Heads = "named"
     int4_scale_dtype: Literal["float16"] | None = None
 
     def problem(self, recipe: Recipe) -> str | None:
@@ -143,7 +145,8 @@ class CompressedTensorsLayout:
         """See `Layout.declare`.
 
         Both engines look for the name of a linear first, in the order of the groups, then for its
-        class, so `Linear` is every other one.
+        class, so `Linear` is every other one. A head is found by its name alone: its class,
+        ParallelLMHead, has no "Linear" in it.
         """
         groups = {"group_0": _group(recipe, ["Linear"])}
         for index, each in enumerate(own, start=1):

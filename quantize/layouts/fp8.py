@@ -11,6 +11,7 @@ from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     ONE_FORMAT,
     Columns,
+    Heads,
     OwnFormat,
     last_parts,
     scalars,
@@ -32,6 +33,7 @@ class Fp8Layout:
     mix_problem: str | None = ONE_FORMAT
     exact_excludes = True
     exclude_keys: tuple[str, ...] = ("ignored_layers", "modules_to_not_convert")
+    heads: Heads = "never"
     int4_scale_dtype: Literal["float16"] | None = None
 
     def problem(self, recipe: Recipe) -> str | None:

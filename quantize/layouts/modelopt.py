@@ -8,6 +8,7 @@ from ...recipes.schema import LayoutName, Recipe, WeightFormat
 from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     Columns,
+    Heads,
     OwnFormat,
     check_divides,
     codes_tensor,
@@ -40,6 +41,7 @@ class ModelOptLayout:
     )
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("exclude_modules", "ignore")
+    heads: Heads = "as linears"
     int4_scale_dtype: Literal["float16"] | None = None
 
     def problem(self, recipe: Recipe) -> str | None:

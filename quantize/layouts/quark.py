@@ -10,6 +10,7 @@ from ..files.safetensors_header import StoredTensor, TensorInfo
 from .base import (
     ONE_FORMAT,
     Columns,
+    Heads,
     OwnFormat,
     check_divides,
     codes_tensor,
@@ -42,6 +43,7 @@ class QuarkLayout:
     mix_problem: str | None = ONE_FORMAT
     exact_excludes = False
     exclude_keys: tuple[str, ...] = ("exclude",)
+    heads: Heads = "never"
     int4_scale_dtype: Literal["float16"] | None = None
 
     def problem(self, recipe: Recipe) -> str | None:

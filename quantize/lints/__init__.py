@@ -1,6 +1,6 @@
 """Lints: what trainers and engines read differently in a draft that is otherwise well-formed."""
 
-from .catalogue import find_lints
+from .catalogue import find_lints, output_changes
 from .lint import Level, Lint, config_changes, fixed_config
 from .vocabulary import check_vocabulary_map
 
@@ -11,4 +11,5 @@ __all__ = [
     "config_changes",
     "find_lints",
     "fixed_config",
+    "output_changes",
 ]

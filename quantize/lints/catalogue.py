@@ -1,8 +1,10 @@
 """Every lint there is, in the order in which they are reported."""
 
+from typing import Any
+
 from ..drafts import Draft
 from . import dflash, layers, norms, rope, storage, vocabulary
-from .lint import Check, Lint
+from .lint import Check, Lint, config_changes
 
 CHECKS: tuple[Check, ...] = (
     rope.rope_base,
@@ -42,3 +44,20 @@ def find_lints(draft: Draft) -> tuple[Lint, ...]:
     """
     vocabulary.check_vocabulary_map(draft)
     return tuple(lint for check in CHECKS for lint in check(draft))
+
+
+def output_changes(before: Draft, after: Draft, *, fix_config: bool) -> dict[str, Any]:
+    """What config.json must say otherwise once tables of a draft are left to the target.
+
+    Args:
+        before: the draft.
+        after: the draft without them, which may be the very same.
+        fix_config: all that lints ask for, not only what is asked for anew.
+
+    Returns:
+        Dotted key -> value.
+    """
+    if before.rows == after.rows and not fix_config:
+        return {}
+    known = set() if fix_config else {lint.name for lint in find_lints(before)}
+    return config_changes(lint for lint in find_lints(after) if lint.name not in known)

@@ -144,5 +144,6 @@ def embedding(draft: Draft) -> Iterator[Lint]:
             level="note",
             cause="embed_tokens is stored: SGLang 0.5.23 takes the target's in its place, vLLM 0.33"
             " does where both are equal or the draft has none",
-            remedy=f"drop it if it equals the target's: {row.tensor.nbytes:,} bytes less to ship",
+            remedy="drop it if it equals the target's (a rule with 'action: drop'):"
+            f" {row.tensor.nbytes:,} bytes less to ship",
         )

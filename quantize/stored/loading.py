@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...recipes.schema import LAYER_ROLES
 from ..drafts import Draft, Family, Row
 from ..drafts.forward import DraftForward, OnInput
 from ..errors import CheckpointError
@@ -35,7 +36,7 @@ class LoadedDraft:
         name: of the folder.
         weights: by canonical name, dequantized; d2t and t2d keep their dtype. All on one device.
         quantized: canonical module names of the linears stored quantized; empty for BF16.
-        linears: canonical module names of every attention and MLP linear.
+        linears: canonical module names of every attention and MLP linear: fc and the head are none.
         activations: how the input of each quantized linear is rounded.
         forward: the maths over `weights`, rounding activations as the folder declares.
         fusion_sha256: over fc and the norms around it, which fused features depend on.
@@ -89,8 +90,8 @@ def load_draft(
         compact: hold matrices as narrow as they are stored: the same results in half the memory,
             for the time that widening them at each use takes.
         like: a draft loaded alike; tensors that equal its own bit for bit are its own.
-        on_input: sees the input of every attention and MLP linear before it is rounded; what it
-            returns goes on.
+        on_input: sees the input of every linear that may be quantized before it is rounded; what
+            it returns goes on.
         shared: the target's "embed_tokens.weight" [vocabulary, W] and "lm_head.weight"
             [draft vocabulary, W], for drafts stored without them.
         rope_theta: base of the rotary frequencies instead of the config's, which engines use: some
@@ -121,7 +122,7 @@ def load_draft(
         weights[name] = table.to(device, table.dtype if compact and fits else dtype)
     beside = draft.family.side_weights(draft.geometry, folder)
     weights |= {name: weight.to(device, dtype) for name, weight in beside.items()}
-    linears = tuple(_module(r.canonical) for r in draft.rows if r.role in ("attention", "mlp"))
+    linears = tuple(_module(r.canonical) for r in draft.rows if r.role in LAYER_ROLES)
     quantized = {_module(row.canonical): row for row in draft.rows if stored.is_quantized(row)}
     activations = {
         name: scheme.activations
@@ -142,7 +143,7 @@ def load_draft(
         linears=linears,
         activations=activations,
         forward=draft.family.forward(geometry, weights, rounding),
-        fusion_sha256=_fusion_sha256(checkpoint, draft),
+        fusion_sha256=_fusion_sha256(stored),
     )
 
 
@@ -197,12 +198,16 @@ def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor
     return found
 
 
-def _fusion_sha256(checkpoint: Checkpoint, draft: Draft) -> str:
+def _fusion_sha256(stored: StoredDraft) -> str:
+    """Over the names and bytes of what is stored, so that a quantized fc is another one."""
     digest = hashlib.sha256()
-    for row in sorted(draft.rows, key=lambda row: row.canonical):
-        if row.canonical.startswith(draft.family.makes_features):
-            digest.update(row.canonical.encode())
-            for _, block in blocks_of_bytes(checkpoint, row.tensor):
+    for row in sorted(stored.draft.rows, key=lambda row: row.canonical):
+        if not row.canonical.startswith(stored.draft.family.makes_features):
+            continue
+        parts = stored.parts(row) if stored.is_quantized(row) else {row.canonical: row.tensor}
+        for name, tensor in sorted(parts.items()):
+            digest.update(name.encode())
+            for _, block in blocks_of_bytes(stored.checkpoint, tensor):
                 digest.update(block.data)
     return digest.hexdigest()
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ...recipes.schema import QUANTIZABLE
 from ..drafts import Row
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
@@ -64,14 +65,14 @@ def read_weight(
             of it is the same.
 
     Raises:
-        CheckpointError: something other than an attention or MLP linear is quantized, or the
-            folder changed.
+        CheckpointError: something is quantized that no engine multiplies by codes, or the folder
+            changed.
     """
-    if stored.is_quantized(row) and row.role not in ("attention", "mlp"):
+    if stored.is_quantized(row) and row.role not in QUANTIZABLE:
         raise CheckpointError(
             stored.checkpoint.folder,
-            f"{row.module} is quantized; engines keep the {row.role} in floating point",
-            fix="quantize attention and MLP linears only",
+            f"{row.module} is quantized; engines take the {row.role} as floats only",
+            fix=f"quantize {', '.join(QUANTIZABLE)} only",
         )
     shape = row.tensor.shape
     if twin is not None and (twin.dtype, twin.shape, twin.device.type) == (

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from ...recipes.schema import QUANTIZABLE
 from ..drafts import Draft, Row
 from ..drafts.speculators import is_speculators
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
@@ -24,7 +25,6 @@ from ..stored.parts import BESIDE_CODES, INPUT_SCALES, quantized_looking, stored
 from .companions import companion_faults, stored_scalar
 from .excludes import exclude_faults
 from .headers import (
-    QUANTIZABLE,
     form,
     fused_faults,
     index_faults,

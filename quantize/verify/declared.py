@@ -23,7 +23,8 @@ def complete_faults(
     """
     layout = scheme.layout
     own = recipe.in_format(recipe.formats[0]).stored
-    wanted = layout.complete(own, list(scheme.excludes), own_formats(recipe, draft))
+    others = own_formats(recipe, draft, named_heads=layout.names_heads)
+    wanted = layout.complete(own, list(scheme.excludes), others)
     found = output.config.get(_DECLARATION)
     faults = list(_differences(f"{CONFIG_FILE}: {_DECLARATION}", wanted, found))
     if layout.side_file and (output.folder / layout.side_file.name).is_file():

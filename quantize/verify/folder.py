@@ -16,13 +16,14 @@ from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from ..files.provenance import Method, QuantizedProvenance, TunedProvenance
 from ..files.safetensors_header import TensorInfo
-from ..lints import config_changes, find_lints
+from ..lints import output_changes
 from ..stored.declarations import DeclaredScheme, declared_scheme
 from .codes import Expected, compare_linear
 from .companions import companion_faults
 from .compared import Compared
 from .declared import complete_faults
 from .demands import demands_of, expected_codes
+from .dropped import dropped_faults, dropped_rows, remaining
 from .excludes import exclude_faults
 from .foreign_scales import about_matrix_scale_faults
 from .headers import (
@@ -59,14 +60,15 @@ def verify(
     *,
     method: Method | None = None,
     foreign: bool = False,
+    target: Path | None = None,
     config_file: str = CONFIG_FILE,
 ) -> VerifyReport:
     """Check every byte of a quantized folder against the draft that it was made from.
 
-    Every source tensor must be in the output, either with the same bytes or, for attention and MLP
-    linears, as codes and scales stored exactly as the output declares; nothing else may be in the
-    output, tensor or file. Its config.json is the source's, or the source's with what its lints ask
-    for.
+    Every source tensor must be in the output, either with the same bytes or, for linears, as codes
+    and scales stored exactly as the output declares, or the recipe drops it; nothing else may be in
+    the output, tensor or file. Its config.json is the source's, or the source's with what its lints
+    ask for.
 
     Codes and scales, input scales and what balancing changed are held against the method: bit for
     bit where the recipe's algorithm says what they are. Of a folder that another tool made there is
@@ -80,6 +82,7 @@ def verify(
         method: of the run that wrote the folder and has recorded nothing yet; None = what its
             draftquant.json says.
         foreign: another tool made the folder, so that it needs no draftquant.json.
+        target: whose tables stand for those that the recipe drops; they are compared again.
         config_file: its name in a staging folder, see `Checkpoint.open`.
 
     Returns:
@@ -87,7 +90,7 @@ def verify(
 
     Raises:
         CheckpointError: `source` is not an unquantized draft, or holds what must not travel;
-            `output` is no checkpoint at all, or not quantized.
+            `output` is no checkpoint at all, or not quantized; `target` has no such tables.
     """
     draft = read_draft(Checkpoint.open(source))
     _check_is_checkpoint(output, config_file)
@@ -105,7 +108,7 @@ def verify(
         fault = Fault(where=exc.where, expected="readable headers and declaration", got=exc.what)
         return unreadable(output, source, fault)
     verification = _Verification(
-        draft, checkpoint, scheme, recorded, run, rule, config_file, on_progress
+        draft, checkpoint, scheme, recorded, run, rule, target, config_file, on_progress
     )
     report = verification.report()
     if recorded is None and method is None and not foreign:
@@ -147,6 +150,7 @@ class _Verification:
         recorded: Record | None,
         method: Method | None,
         rule: Rule,
+        target: Path | None,
         config_file: str,
         on_progress: OnProgress | None,
     ) -> None:
@@ -159,9 +163,13 @@ class _Verification:
         self._method = method
         self._rule = rule
         self._config_file = config_file
-        self._changes = config_changes(find_lints(draft))
+        self._target = target
+        self._dropped = dropped_rows(method.recipe, draft) if method else ()
+        left = remaining(draft, self._dropped)
+        self._changes = output_changes(draft, left, fix_config=True)
+        self._needed_changes = output_changes(draft, left, fix_config=False)
         self._demands = demands_of(draft, scheme, method, recorded)
-        self._sorting = sort_tensors(draft, output, self._demands)
+        self._sorting = sort_tensors(left, output, self._demands)
         if method is None and scheme is None and not self._sorting.quantized:
             raise CheckpointError(
                 output.folder,
@@ -203,6 +211,8 @@ class _Verification:
             source_sha256=dict(sorted(source_sha256.items())),
             output_sha256=dict(sorted(output_sha256.items())),
             faults=tuple(faults),
+            dropped=tuple(row.tensor.name for row in self._dropped),
+            dropped_shown=bool(self._dropped) and self._target is not None,
             retuned=self._rule.codes == "retuned",
         )
 
@@ -214,12 +224,20 @@ class _Verification:
 
     def _header_faults(self) -> list[Fault]:
         sorting, scheme = self._sorting, self._scheme
-        excludes = exclude_faults(self._draft, scheme, sorting.quantized) if scheme else []
+        left = remaining(self._draft, self._dropped)
+        excludes = exclude_faults(left, scheme, sorting.quantized) if scheme else []
         return [
             *sorting.faults,
             *excludes,
             *fused_faults(self._draft, self._output, scheme, sorting.quantized, sorting.complete),
-            *config_faults(self._source, self._output, scheme, self._changes, self._provenance),
+            *config_faults(
+                self._source,
+                self._output,
+                scheme,
+                self._changes,
+                self._provenance,
+                self._needed_changes,
+            ),
             *index_faults(self._output),
             *metadata_faults(self._source, self._output, foreign=self._method is None),
             *side_file_faults(self._source, self._output),
@@ -246,6 +264,7 @@ class _Verification:
             *declared_faults(method.recipe, self._scheme, self._draft),
             *complete,
             *action_faults(method.recipe, self._draft, sorting.quantized),
+            *dropped_faults(self._draft, self._dropped, self._provenance, self._target),
             *input_scale_faults(method, self._draft, self._output, sorting.complete),
             *self._balance_faults,
         ]

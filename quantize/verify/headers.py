@@ -3,7 +3,9 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from ...recipes.schema import QUANTIZABLE
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.provenance import QuantizedProvenance
@@ -16,7 +18,6 @@ from .demands import Demand
 from .method import own_parts
 from .report import Fault
 
-QUANTIZABLE = ("attention", "mlp")
 _PYTORCH = repr("pt")  # what transformers demands as "format", and most exporters write
 _ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
 
@@ -43,7 +44,7 @@ def sort_tensors(draft: Draft, output: Checkpoint, demands: Mapping[str, Demand]
     """Hold every tensor of the source against the header of the output, and the other way round.
 
     Args:
-        draft: the source.
+        draft: the source, without what the recipe drops.
         output: the quantized folder.
         demands: of the matrices of the source. Where there is no recipe, something else may have
             stored INT4 scales in another dtype.
@@ -140,6 +141,7 @@ def config_faults(
     scheme: DeclaredScheme | None,
     changes: Mapping[str, object],
     provenance: QuantizedProvenance | None,
+    needed: Mapping[str, object] = MappingProxyType({}),
 ) -> list[Fault]:
     """config.json is the source's, as it is or with all `changes`, plus `quantization_config`.
 
@@ -150,12 +152,14 @@ def config_faults(
         changes: what the lints of the source ask for.
         provenance: draftquant.json, which says whether there are changes, never which; a folder
             that was repaired later may have them or not.
+        needed: those of the changes that the output has in any case: without a table that it drops
+            engines would read config.json otherwise.
     """
-    as_it_was = _key_faults(source.config, output.config)
+    as_it_was = _key_faults(fixed_config(source.config, needed), output.config)
     fixed = _key_faults(fixed_config(source.config, changes), output.config)
     if provenance is None:
         faults = min(as_it_was, fixed, key=len)
-    elif recorded := provenance.config_changes:
+    elif (recorded := provenance.config_changes) != needed:
         faults = fixed
         if recorded != changes:
             where, got = f"{PROVENANCE_FILE}: config_changes", json.dumps(recorded)

@@ -37,15 +37,24 @@ def recorded_faults(run: Method, recorded: Method) -> list[Fault]:
 
 def recipe_of(recipe: Recipe, row: Row) -> Recipe:
     """The recipe as it holds for a row: with format and algorithm of the rule that claims it."""
-    rule = _claiming(recipe, row)
+    rule = claiming(recipe, row)
     return recipe.of(rule) if rule is not None else recipe.in_format(recipe.formats[0])
 
 
-def own_formats(recipe: Recipe, draft: Draft) -> tuple[OwnFormat, ...]:
-    """The linears of other formats than the recipe's own, for the complete declaration."""
+def own_formats(recipe: Recipe, draft: Draft, *, named_heads: bool) -> tuple[OwnFormat, ...]:
+    """The linears of other formats than the recipe's own, for the complete declaration.
+
+    Args:
+        recipe: of the run.
+        draft: the source.
+        named_heads: engines find a head by its name alone: one of the recipe's own format as well.
+    """
     found = []
-    for form in recipe.formats[1:]:
-        modules = [row.module for row in draft.rows if _format(recipe, row) == form]
+    for form in recipe.formats:
+        rows = [row for row in draft.rows if _format(recipe, row) == form]
+        if form == recipe.formats[0]:
+            rows = [row for row in rows if named_heads and row.role == "head"]
+        modules = [row.module for row in rows]
         names = {name for module in modules for name in (module, *fused_names(module))}
         if names:
             leaves = tuple(sorted({name.rpartition(".")[2] for name in names}))
@@ -108,7 +117,7 @@ def action_faults(recipe: Recipe, draft: Draft, quantized: Collection[str]) -> l
 
 def _quantizes(recipe: Recipe, row: Row) -> bool:
     """What no rule claims is kept."""
-    rule = _claiming(recipe, row)
+    rule = claiming(recipe, row)
     return rule is not None and rule.action == "quantize"
 
 
@@ -117,8 +126,8 @@ def _format(recipe: Recipe, row: Row) -> Format | None:
     return recipe_of(recipe, row).formats[0] if _quantizes(recipe, row) else None
 
 
-def _claiming(recipe: Recipe, row: Row) -> Rule | None:
-    """By name first, then by role."""
+def claiming(recipe: Recipe, row: Row) -> Rule | None:
+    """The rule that claims a row, by name first, then by role; None = none does."""
     names = (row.tensor.name, row.canonical)
     by_name = [
         rule

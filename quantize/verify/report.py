@@ -48,6 +48,8 @@ class VerifyReport:
         bytes_compared: of the source and of the output together.
         source_sha256: per source tensor. output_sha256: per output tensor.
         faults: all of them; empty means that every byte is accounted for.
+        dropped: source tensors that the recipe leaves to the target.
+        dropped_shown: they were compared with the target's, byte for byte, in this verification.
         retuned: the target taught the draft: that its linears are those of the source is not shown,
             only that they are those recorded.
     """
@@ -63,6 +65,8 @@ class VerifyReport:
     source_sha256: Mapping[str, str]
     output_sha256: Mapping[str, str]
     faults: tuple[Fault, ...]
+    dropped: tuple[str, ...] = ()
+    dropped_shown: bool = False
     retuned: bool = False
 
     @property

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from ...recipes.schema import LAYER_ROLES
 from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance import TunedProvenance
 from ..stored.declarations import declared_scheme
 from ..stored.decode import floats, read_rows
 from .compared import Compared, blocks_of
-from .headers import QUANTIZABLE, config_faults, form, index_faults, metadata_faults
+from .headers import config_faults, form, index_faults, metadata_faults
 from .kept import compare_kept, hash_tensor
 from .owned import own_files, side_file_faults, unowned_faults
 from .recorded import record_faults
@@ -99,7 +100,7 @@ def _header_faults(
         got = form(found) if found else "none"
         if expected != got:
             faults.append(Fault(where=name, expected=expected, got=got))
-    linears = {row.module for row in draft.linears() if row.role in QUANTIZABLE}
+    linears = {row.module for row in draft.linears() if row.role in LAYER_ROLES}
     for module in sorted(learned - linears):
         expected, got = "no such linear to learn", "retuning.linears names it"
         faults.append(Fault(where=module, expected=expected, got=got))
@@ -120,7 +121,7 @@ def _same_form(row: Row, output: Checkpoint) -> bool:
 
 def _compare(source: Checkpoint, output: Checkpoint, learned: frozenset[str], row: Row) -> Compared:
     """A tensor on both sides, of one dtype and shape."""
-    if row.module not in learned or row.role not in QUANTIZABLE:
+    if row.module not in learned or row.role not in LAYER_ROLES:
         return compare_kept(source, output, row.tensor, lambda _count: None)
     tensor, stored = row.tensor, output.tensors[row.tensor.name]
     digests = hashlib.sha256(), hashlib.sha256()

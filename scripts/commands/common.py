@@ -144,7 +144,8 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         "--target",
         type=Path,
         metavar="M",
-        help="target folder, for drafts without embedding or head where the traces carry neither",
+        help="target folder, for drafts without embedding or head where the traces carry neither,"
+        " and for recipes that drop what equals the target's",
     )
 
 

@@ -92,8 +92,8 @@ def _shares(estimate: Estimate) -> Iterator[str]:
     fp8 = next(one for one in estimate.candidates if one.hypothetical).round.step
     yield (
         f"an FP8 head (a scale per row) would save {step.nbytes(1) - fp8.nbytes(1):,} bytes of a"
-        " step; recipes keep the head, as engines serve it in floating point: rows with FP8 head"
-        " say what it would bring"
+        " step; recipes keep the head unless a rule for it says otherwise (role: head): rows with"
+        " FP8 head say what it would bring"
     )
 
 

@@ -76,6 +76,12 @@ def print_plan(plan: Plan) -> None:
             f"{norm.row.tensor.name} is divided by a power of two where the halves of the concat"
             " input differ by 4 or more (balance_concat: auto); else it is kept byte for byte"
         )
+    if plan.dropped:
+        names = ", ".join(f"{s.row.tensor.name} {s.bytes_before:,}" for s in plan.dropped)
+        out.line(
+            f"dropped, bytes saved: {names}; engines take the target's, and 'quantize --target M'"
+            " must show first that they are equal byte for byte"
+        )
     added = ", ".join(f"{kind} {nbytes:,}" for kind, nbytes in plan.overhead().items())
     out.line(
         f"of these, bytes added by the layout: {added};"

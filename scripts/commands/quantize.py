@@ -60,11 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...quantize.quantize import check_retuning, quantize_draft
+    from ...quantize.quantize import check_retuning, check_tables, quantize_draft
 
     source, draft = open_draft(options.draft)
     plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
     check_retuning(plan, None)
+    check_tables(plan, options.target)
     verdicts = verdicts_of(plan, fix_config=options.fix_config)
     warn_if_nothing_loads(plan, verdicts)
     seconds = _Stopwatch()
@@ -88,6 +89,7 @@ def run(options: argparse.Namespace) -> int:
             calibration_prompts=inputs.prompts,
             allow_zero_rows=options.allow_zero_rows,
             fix_config=options.fix_config,
+            target=options.target,
             on_progress=advance,
             on_stage=seconds.start,
         )
@@ -106,13 +108,19 @@ def print_report(report: "QuantizeReport", seconds: dict[str, float]) -> None:
     """Print what was written and what verification found."""
     plan = report.plan
     times = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items())
-    kept = len(plan.steps) - len(plan.quantized) - len(report.balanced)
+    kept = len(plan.remaining.rows) - len(plan.quantized) - len(report.balanced)
     stdout().line(
         (str(report.out), "bold"),
         f": {len(plan.quantized)} linears quantized, "
         f"{kept} tensors kept byte for byte, "
         f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}, verified ({times})",
     )
+    for step in plan.dropped:
+        name = step.row.tensor.name
+        stdout().line(
+            f"{name}: dropped, {megabytes(step.bytes_before)}: byte for byte the target's"
+            f" {report.dropped[name]}, which engines take where the draft has none"
+        )
     for norm, exponent in report.balanced.items():
         stdout().line(
             f"{norm}: divided by 2^{exponent}, the embedding columns behind it multiplied by it"
@@ -226,6 +234,7 @@ def _mapping(report: "QuantizeReport", seconds: dict[str, float]) -> dict[str, A
         "bytes_after": report.plan.bytes_after,
         "quantized": [step.row.tensor.name for step in report.plan.quantized],
         "config_changes": dict(report.config_changes),
+        "dropped": dict(report.dropped),
         "balanced": dict(report.balanced),
         "seconds": seconds,
         "verification": report.verification.to_mapping(),

@@ -1,6 +1,7 @@
 """`draftquant verify`: re-read a quantized draft and compare it with its source."""
 
 import argparse
+from pathlib import Path
 
 from ...quantize.files.hub import resolve_draft
 from ...quantize.verify.folder import VerifyReport, verify
@@ -8,7 +9,7 @@ from ..console import print_json, print_table, stdout, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`verify O --against DRAFT [--foreign]`."""
+    """`verify O --against DRAFT [--foreign] [--target M]`."""
     parser.add_argument("output", metavar="O", help="quantized draft folder or Hub id")
     parser.add_argument("--against", required=True, metavar="DRAFT", help="its BF16 source")
     parser.add_argument(
@@ -17,13 +18,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another tool made O: no draftquant.json is expected, and codes and scales may have"
         " the roundings of such tools",
     )
+    parser.add_argument(
+        "--target",
+        type=Path,
+        metavar="M",
+        help="target folder: compare its tables again with those that O leaves to it",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     output, source = resolve_draft(options.output), resolve_draft(options.against)
-    report = verify(output.folder, source.folder, foreign=options.foreign)
+    report = verify(output.folder, source.folder, foreign=options.foreign, target=options.target)
     if options.json:
         print_json(report.to_mapping())
     else:
@@ -55,6 +62,14 @@ def print_verification(report: VerifyReport) -> None:
             " training gave these is not shown: only that they are those whose sha256"
             " draftquant.json records under its seal",
         )
+    if report.dropped:
+        names = ", ".join(report.dropped)
+        shown = (
+            "compared with the target's again, byte for byte"
+            if report.dropped_shown
+            else "recorded as equal to the target's, not compared again (--target M)"
+        )
+        out.line(f"{names}: dropped, {shown}")
     if report.ok:
         out.line(
             ("GOOD", "bold green"),

@@ -23,13 +23,14 @@ from draftquant.quantize.quantize import quantize_draft
 from draftquant.recipes import DraftQuantError, Recipe, load_recipe
 from edits import Broken, Edit, Folder
 from formats import FamilyName, all_formats, format_recipe
+from heads import BEYOND, HEAD, LOADED
 from mixes import KEPT_DOWN, MIXES
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
 
 INPUT_SCALE = 0.01
-Kind = Literal["recipe", "format", "mixed", "broken"]
+Kind = Literal["recipe", "format", "mixed", "beyond", "broken"]
 DTYPES = {"BF16": "bfloat16", "F16": "float16"}
 INDEX_FILE = "cases.json"
 TARGET_FOLDER = "target"
@@ -69,7 +70,8 @@ class Case:
     Attributes:
         name: of the folder.
         kind: "recipe": what draftquant ships; "format": what its layouts can store besides;
-            "mixed": several formats in one draft; "broken": what other tools and hands make, and
+            "mixed": several formats in one draft; "beyond": the head or fc quantized as well, or
+            left to the target; "broken": what other tools and hands make, and
             what looks broken but is not.
         what: one line; of a broken folder, what was done to it.
         recipe: what it was quantized with; None = not quantized.
@@ -101,6 +103,7 @@ def write_cases(out: Path) -> list[Case]:
         *recipe_cases(workshop),
         *format_cases(workshop),
         *mixed_cases(workshop),
+        *beyond_cases(workshop),
         *broken_cases(workshop),
     ]
     index = [dataclasses.asdict(case) for case in cases]
@@ -186,7 +189,36 @@ def mixed_cases(workshop: Workshop) -> list[Case]:
     ]
 
 
-def _quantized(workshop: Workshop, kind: Kind, family: FamilyName, recipe: Recipe) -> Case:
+def beyond_cases(workshop: Workshop) -> list[Case]:
+    """Every family with recipes for more than its layers.
+
+    A DFlash draft has a head of its own where that is quantized, which vLLM takes for such a one
+    where config.json says so.
+    """
+    cases = []
+    for recipe in (BEYOND[name] for name in LOADED):
+        of_head = any(rule.tensor == HEAD for rule in recipe.rules)
+        own = {"dflash": {"head": of_head}}
+        cases += [
+            _quantized(workshop, "beyond", family, recipe, **own.get(family, {}))
+            for family in FAMILIES
+        ]
+        if of_head:
+            named = dataclasses.replace(recipe, name=f"{recipe.name}-said")
+            said = {"has_own_lm_head": True}
+            cases.append(_quantized(workshop, "beyond", "dflash", named, head=True, config=said))
+    split = ("fp8-head", "int4-group128-head", "int4-fc")
+    return [case if case.recipe in split else dataclasses.replace(case, tp=(1,)) for case in cases]
+
+
+def _quantized(
+    workshop: Workshop,
+    kind: Kind,
+    family: FamilyName,
+    recipe: Recipe,
+    config: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Case:
     name = f"{family}--{recipe.name}"
     case = Case(
         name=name,
@@ -198,7 +230,8 @@ def _quantized(workshop: Workshop, kind: Kind, family: FamilyName, recipe: Recip
     )
     # AWQ stores float16: its drafts are made from float16 ones, and served in float16.
     dtype = "F16" if recipe.layout == "awq" else "BF16"
-    source = workshop.source(family, dtype=dtype, config={"torch_dtype": DTYPES[dtype]})
+    keys = {"torch_dtype": DTYPES[dtype], **(config or {})}
+    source = workshop.source(family, dtype=dtype, config=keys, **changes)
     try:
         workshop.quantize(source, recipe, name)
     except DraftQuantError as exc:

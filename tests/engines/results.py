@@ -179,6 +179,7 @@ def _as_markdown(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> str:
         ("recipe", "Built-in recipes", "family and recipe"),
         ("format", "What else the layouts can store (one shard)", "family and formats"),
         ("mixed", "Several formats in one draft", "family and formats"),
+        ("beyond", "The head and fc quantized as well", "family and formats"),
         ("broken", "Folders that are wrong, or look so", "what was done to the folder"),
     ):
         parts.append(f"\n## {title}\n\n| {column} | {header} |\n|{'---|' * 6}\n")

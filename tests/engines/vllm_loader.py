@@ -3,12 +3,15 @@
 Usage: `VENV/bin/python vllm_loader.py --arch sm90 --target TARGET DRAFT...`.
 """
 
+import ast
 import json
 import os
 import re
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.update(
@@ -25,6 +28,7 @@ from loader import Engine, main
 from torch import nn
 from verdict import Steps, Subject, read_tensors
 
+_SHARING = "v1/worker/gpu/spec_decode/eagle/utils.py"
 _UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]hidden_norm[.]")
 """Layers after the first of `llama_eagle3.py` and `deepseek_eagle3.py` build and skip it."""
 
@@ -37,6 +41,7 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     config = _config(draft, target)
+    served = config.model_config
     vllm_platform.become_rank(tp, rank)
     draft_config = config.speculative_config.draft_model_config
 
@@ -57,7 +62,10 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         first=rank == 0,
         captures=lambda: vllm_captures(config.speculative_config),
         context=set_current_vllm_config(config),
-        last_steps=lambda model: _attention_steps(model, draft_config.dtype),
+        last_steps=lambda model: {
+            **_attention_steps(model, draft_config.dtype),
+            **_head_step(model, served.dtype),
+        },
     )
 
 
@@ -70,6 +78,33 @@ def _attention_steps(model: nn.Module, dtype: torch.dtype) -> Steps:
         for name, module in model.named_modules()
         if is_deferred_attention_layer(module)
     }
+
+
+def _head_step(model: nn.Module, dtype: torch.dtype) -> Steps:
+    """The V2 model runner, which is the default, compares a head of the draft with the target's.
+
+    Source: `load_eagle_model` and `load_dflash_model` of `v1/worker/gpu/spec_decode`.
+    """
+    if getattr(model.config, "has_own_lm_head", False):
+        return {}
+    table = torch.empty(model.config.vocab_size, model.config.hidden_size, dtype=dtype)
+    targets = SimpleNamespace(weight=table)
+    should_share = _function(_SHARING, "_should_share")
+    return {"lm_head": partial(should_share, model, "has_own_lm_head", model.lm_head, targets)}
+
+
+def _function(file: str, name: str) -> Callable[..., Any]:
+    """A function of vLLM's own source, of a module that needs Triton to be imported."""
+    import vllm
+
+    tree = ast.parse((Path(vllm.__file__).parent / file).read_text())
+    tree.body = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    found: dict[str, Any] = {"torch": torch, "nn": nn}
+    exec(compile(tree, file, "exec"), found)  # what the engine runs
+    function: Callable[..., Any] = found[name]
+    return function
 
 
 def _config(draft: Path, target: Path) -> Any:

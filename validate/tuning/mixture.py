@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...quantize.plan import Plan, Step
 from ...recipes.expectations import Expectation
-from ...recipes.schema import Format, Recipe, Rule
+from ...recipes.schema import LAYER_ROLES, Format, Recipe, Rule
 from ..errors import TuneError
 
 KEPT = "kept"
@@ -82,13 +82,21 @@ def recipe_of(base: Recipe, mixture: Mixture, name: str) -> Recipe:
         name: of the recipe.
 
     Raises:
-        TuneError: `base` has rules for single linears itself.
+        TuneError: `base` has rules for single linears itself, or for more than layers.
     """
     if any(rule.tensor for rule in base.rules):
         raise TuneError(
             f"recipe {base.name}",
             "has rules for single tensors: they would meet those that are found here",
             fix="start from a recipe whose rules name roles",
+        )
+    changed = (r for rule in base.rules if rule.action != "keep" for r in rule.role)
+    if beyond := [role for role in changed if role not in LAYER_ROLES]:
+        raise TuneError(
+            f"recipe {base.name}",
+            f"does not keep the {beyond[0]}: units are linears of layers, and candidates are"
+            " compared under one head",
+            fix=f"start from a recipe that keeps the {beyond[0]}, and quantize it afterwards",
         )
     counts = Counter[Format]()
     for unit, option in mixture.items():

@@ -38,7 +38,8 @@ def repair_excludes(
     if not wrong:
         return Outcome(checkpoint=checkpoint)
     layers = target_layers if layout.exact_excludes else None
-    excludes = layout.excludes(excluded_modules(stored.draft, kept, target_layers=layers))
+    codes = [row for row in stored.draft.linears() if stored.is_quantized(row)]
+    excludes = layout.excludes(excluded_modules(stored.draft, kept, codes, target_layers=layers))
     lists = dict.fromkeys(layout.exclude_keys, excludes)
     repaired = with_declaration(checkpoint, {**found.value, **lists})
     left = _wrong(repaired, stored, target_layers)

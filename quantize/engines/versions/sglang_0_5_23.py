@@ -27,6 +27,11 @@ ENGINE = Engine(
     config_problem=sglang.config_problem,
     captures=sglang_captures,
     module_problem=sglang.module_problem,
+    absent_tables={
+        table: f"{table} is not stored: the target's is served"
+        for table in ("embed_tokens", "lm_head")
+    },
+    unshared_head=sglang.unshared_head,
     no_target={
         "compressed-tensors": "ValueError: Unable to find matching target for {prefix} in the"
         " compressed-tensors config."

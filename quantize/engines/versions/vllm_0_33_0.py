@@ -1,6 +1,6 @@
 """vLLM 0.33.0."""
 
-from .. import vllm, vllm_config, vllm_speculators
+from .. import vllm, vllm_config, vllm_heads, vllm_speculators
 from ..captured import vllm_captures
 from ..contract import Engine
 from ..vllm_schemes import SCHEMES
@@ -23,7 +23,8 @@ ENGINE = Engine(
     taken=vllm.taken,
     schemes=SCHEMES,
     modules=vllm.modules,
-    plain=vllm.plain,
+    plain=vllm_heads.plain,
+    plain_remedies={("dflash", "lm_head"): f"write {vllm_heads.OWN_HEAD}: true into config.json"},
     exclude_rules=vllm.EXCLUDE_RULES,
     config_problem=vllm_config.config_problem,
     captures=vllm_captures,
@@ -47,6 +48,10 @@ ENGINE = Engine(
     scale_shape="AssertionError: vllm/model_executor/parameter.py:92: assert self.data.shape =="
     " loaded_weight.shape or self._is_1d_and_scalar(",
     targets_on_disk=frozenset({("modelopt", "dflash")}),
+    absent_tables={
+        "embed_tokens": "embed_tokens is not stored: the target's is served, in one pipeline stage",
+        "lm_head": "lm_head is not stored: the target's is served",
+    },
     absent_head=dict.fromkeys(
         ("modelopt nvfp4 nvfp4", "modelopt nvfp4 none"),
         "RuntimeError: NVFP4 weight_scale for layer 'parallel_lm_head' was never loaded"

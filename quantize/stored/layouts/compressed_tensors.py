@@ -57,13 +57,14 @@ class StoredCompressedTensors(StoredLayout):
         }
     )
     nibble_offset = 8
+    names_heads = True
 
     def read(self, keys: ObjectReader) -> DeclaredScheme:
         """See `StoredLayout.read`."""
         form = keys.choice("format", *_FORMATS, _MIXED)
         keys.optional("quantization_status", "compressed")
         keys.absent("kv_cache_scheme", "sparsity_config", "moe_sparsity_config", "transform_config")
-        groups = _groups(keys) if form == _MIXED or _has_several(keys) else [only_group(keys)]
+        groups = _groups(keys) if form == _MIXED or _has_names(keys) else [only_group(keys)]
         first, *others = (self._scheme(group, form) for group in groups)
         return dataclasses.replace(first, others=tuple(others))
 
@@ -227,8 +228,14 @@ def only_group(keys: ObjectReader) -> ObjectReader:
     return group
 
 
-def _has_several(keys: ObjectReader) -> bool:
-    return len(keys.section("config_groups").names()) > 1
+def _has_names(keys: ObjectReader) -> bool:
+    """Several groups, or one for every linear that names a module besides: a head."""
+    groups = keys.section("config_groups")
+    names = groups.names()
+    if len(names) != 1:
+        return len(names) > 1
+    targets = groups.section(names[0]).strings("targets")
+    return len(targets) > 1 and set(EVERY_LINEAR) < set(targets)
 
 
 def _groups(keys: ObjectReader) -> list[ObjectReader]:

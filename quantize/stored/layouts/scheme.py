@@ -167,6 +167,7 @@ class StoredLayout(ABC):
         declares_pack_order: a declaration says it, and may be wrong; otherwise there is only one.
         foreign_scale_dtypes: of INT4 scales that other writers store, whatever the weight's is.
         side_file: None where config.json alone declares.
+        names_heads: engines take a head for a quantized one only where a target names it.
     """
 
     name: LayoutName
@@ -177,6 +178,7 @@ class StoredLayout(ABC):
     declares_pack_order: bool = False
     foreign_scale_dtypes: tuple[str, ...] = ()
     side_file: SideFile | None = None
+    names_heads: bool = False
 
     @abstractmethod
     def read(self, keys: ObjectReader) -> DeclaredScheme:

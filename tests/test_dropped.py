@@ -1,0 +1,362 @@
+"""Tables that are left to the target: shown to be equal, recorded, verified again, read from it."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.traces.target_tables import TargetTables
+from draftquant.quantize.dequantize import dequantize_draft
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.engines import check_draft
+from draftquant.quantize.errors import CheckpointError, PlanError
+from draftquant.quantize.estimate.draft_round import draft_round, planned_weights
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import QuantizeReport, quantize_draft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.transcode import plan_transcoding, transcode_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
+from draftquant.recipes.schema import Role
+from draftquant.scripts.cli import main
+from draftquant.validate.pairing import DraftFolder, check_folders
+from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_mla import tiny_eagle3_mla
+from verify_cases import edit, faults_of, flip_bit, reseal
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+WHY = "the target has it"
+TWO_BYTES = 2 * 64
+
+
+def dropping(*roles: Role) -> Recipe:
+    """FP8, and these tables left to the target."""
+    base = load_recipe("fp8-ptpc")
+    rules = (rule for rule in base.rules if not set(rule.role) & set(roles))
+    drops = (Rule(role=(role,), action="drop", why=WHY) for role in roles)
+    return dataclasses.replace(base, rules=(*rules, *drops))
+
+
+def target_of(draft: Path, folder: Path, *, prefix: str = "model.") -> Path:
+    """A target with the tables of a draft."""
+    tensors = read_tensors(draft)
+    folder.mkdir()
+    (folder / "config.json").write_text('{"tie_word_embeddings": false}\n')
+    tables = {f"{prefix}{EMBEDDING}": tensors[EMBEDDING], HEAD: tensors[HEAD]}
+    write_tensors(folder, tables, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tiny_eagle3_llama(tmp_path / "draft")
+
+
+@pytest.fixture
+def target(source: Path, tmp_path: Path) -> Path:
+    return target_of(source, tmp_path / "target")
+
+
+def quantized(
+    source: Path, recipe: Recipe, out: Path, target: Path | None, **arguments: Any
+) -> QuantizeReport:
+    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
+    where = DraftSource(folder=source)
+    return quantize_draft(plan, out, source=where, target=target, **arguments)
+
+
+def test_a_table_is_left_out_and_the_rest_is_as_ever(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    report = quantized(source, dropping("embedding"), tmp_path / "out", target)
+    quantized(source, load_recipe("fp8-ptpc"), tmp_path / "whole", None)
+    assert report.dropped == {EMBEDDING: f"model.{EMBEDDING}"}
+    assert report.verification.dropped == (EMBEDDING,)
+    whole = read_tensors(tmp_path / "whole")
+    del whole[EMBEDDING]
+    assert read_tensors(tmp_path / "out") == whole
+    for file in ("config.json", "tokenizer.json"):
+        assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    recorded = json.loads((tmp_path / "out" / "draftquant.json").read_text())
+    assert recorded["dropped"] == {EMBEDDING: f"model.{EMBEDDING}"}
+    assert EMBEDDING in recorded["source"]["tensor_sha256"]
+    assert recorded["tensor_bytes"]["before"] - recorded["tensor_bytes"]["after"] > 96 * TWO_BYTES
+    assert "dropped" not in json.loads((tmp_path / "whole" / "draftquant.json").read_text())
+
+
+@pytest.mark.parametrize("prefix", ["model.", "language_model.model.", ""])
+def test_a_target_may_call_it_otherwise(prefix: str, source: Path, tmp_path: Path) -> None:
+    target = target_of(source, tmp_path / "target", prefix=prefix)
+    report = quantized(source, dropping("embedding"), tmp_path / "out", target)
+    assert report.dropped == {EMBEDDING: f"{prefix}{EMBEDDING}"}
+
+
+def test_a_shard_of_dropped_tables_alone_is_not_written(target: Path, tmp_path: Path) -> None:
+    source = tiny_eagle3_llama(tmp_path / "sharded", sharded=True)
+    index = json.loads((source / "model.safetensors.index.json").read_text())
+    file = "model-00003-of-00003.safetensors"
+    names = {name: shard for name, shard in index["weight_map"].items() if name != EMBEDDING}
+    tensors = read_tensors(source)
+    write_alone(source / file, EMBEDDING, tensors[EMBEDDING])
+    for shard in set(names.values()):
+        write_some(source / shard, {n: tensors[n] for n, where in names.items() if where == shard})
+    index["weight_map"] = {**names, EMBEDDING: file}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    quantized(source, dropping("embedding"), tmp_path / "out", target)
+    assert not (tmp_path / "out" / file).exists()
+    assert verify(tmp_path / "out", source, target=target).ok
+
+
+def write_alone(path: Path, name: str, tensor: Stored) -> None:
+    write_some(path, {name: tensor})
+
+
+def write_some(path: Path, tensors: dict[str, Stored]) -> None:
+    folder = path.parent / "one"
+    folder.mkdir()
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+    (folder / "model.safetensors").rename(path)
+    folder.rmdir()
+
+
+@pytest.mark.parametrize("make", [tiny_eagle3_llama, tiny_eagle3_mla])
+def test_without_its_head_config_json_says_so_to_sglang(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
+    """SGLang takes the target's where draft_vocab_size is null, and leaves it unwritten else."""
+    arguments = {"embed": True, "head": True}
+    config = {"draft_vocab_size": 96}
+    source = make(tmp_path / "draft", config=config, **arguments)
+    target = target_of(source, tmp_path / "target")
+    report = quantized(source, dropping("embedding", "head"), tmp_path / "out", target)
+    assert report.config_changes == {"draft_vocab_size": None}
+    out = tmp_path / "out"
+    assert json.loads((out / "config.json").read_text())["draft_vocab_size"] is None
+    assert verify(out, source).ok
+    for engine in ("vllm", "sglang"):
+        answer = check_draft(out, engine=engine, arch="sm90")  # type: ignore[arg-type]
+        assert answer.verdict == "LOADS"
+        embedding, head = answer.notes[-2:]
+        assert embedding.startswith("embed_tokens is not stored: the target's is served")
+        assert head == "lm_head is not stored: the target's is served"
+    edit_json(out / "config.json", draft_vocab_size=96)
+    assert "draft_vocab_size: expected null, got 96" in faults_of(verify(out, source))
+    answer = check_draft(out, engine="sglang", arch="sm90")
+    assert answer.verdict == "LOADS BUT WRONG"
+    assert str(answer.error).startswith("never written: lm_head, for it is not stored")
+    assert not any("lm_head" in note for note in answer.notes)
+
+
+def test_all_lints_and_what_dropping_asks_for(source: Path, target: Path, tmp_path: Path) -> None:
+    edit_json(source / "config.json", rope_theta=None, rope_parameters={"rope_theta": 10000.0})
+    recipe, out = dropping("head"), tmp_path / "out"
+    report = quantized(source, recipe, out, target, fix_config=True)
+    assert report.config_changes["draft_vocab_size"] is None
+    assert verify(out, source).ok
+
+
+# Shown, or refused.
+
+
+@pytest.mark.parametrize("row", [0, 41, 95])
+def test_one_value_that_differs(row: int, source: Path, target: Path, tmp_path: Path) -> None:
+    def change(tensors: dict[str, Stored]) -> None:
+        name = f"model.{EMBEDDING}"
+        tensors[name] = flip_bit(tensors[name], 8 * (row * TWO_BYTES + 13))
+
+    edit(target, change)
+    with pytest.raises(
+        CheckpointError, match=f"row {row} differs from that of the target"
+    ) as caught:
+        quantized(source, dropping("embedding"), tmp_path / "out", target)
+    assert EMBEDDING in str(caught.value)
+    assert "keep it" in str(caught.value.fix)
+    assert not (tmp_path / "out").exists()
+
+
+def test_zeros_of_another_sign_are_other_bytes(source: Path, target: Path, tmp_path: Path) -> None:
+    zero = Stored("BF16", (96, 64), bytes(96 * TWO_BYTES))
+    edit(source, lambda tensors: tensors.update({EMBEDDING: zero}))
+    negative = flip_bit(zero, 15)
+    edit(target, lambda tensors: tensors.update({f"model.{EMBEDDING}": negative}))
+    with pytest.raises(CheckpointError, match="row 0 differs"):
+        quantized(source, dropping("embedding"), tmp_path / "out", target)
+
+
+def test_a_table_of_another_form(source: Path, target: Path, tmp_path: Path) -> None:
+    small = Stored("BF16", (80, 64), bytes(80 * TWO_BYTES))
+    edit(target, lambda tensors: tensors.update({f"model.{EMBEDDING}": small, HEAD: small}))
+    with pytest.raises(CheckpointError, match=r"\[96, 64\], the target's .* BF16 \[80, 64\]"):
+        quantized(source, dropping("embedding"), tmp_path / "out", target)
+
+
+def test_no_target(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        PlanError, match="nothing shows that the target has the very same"
+    ) as caught:
+        quantized(source, dropping("embedding"), tmp_path / "out", None)
+    assert "--target M" in str(caught.value.fix)
+    with pytest.raises(CheckpointError, match="no such folder"):
+        quantized(source, dropping("embedding"), tmp_path / "out", tmp_path / "nowhere")
+
+
+def test_a_pruned_head(tmp_path: Path) -> None:
+    """Rows of the target's head, which no engine picks for a draft without its own."""
+    source = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
+    with pytest.raises(PlanError, match="48 of 96 rows, and no engine takes some rows") as caught:
+        make_plan(dropping("head"), read_draft(Checkpoint.open(source)))
+    assert "may be quantized" in str(caught.value.fix)
+    assert make_plan(dropping("embedding"), read_draft(Checkpoint.open(source))).dropped
+
+
+@pytest.mark.parametrize("role", ["attention", "fusion", "norm", "vocabulary_map", "mask"])
+def test_a_role_that_no_engine_takes_from_the_target(role: Role, tmp_path: Path) -> None:
+    text = recipe_text(f"{{role: {role}, action: drop, why: x}}")
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=f"no engine takes the {role} of a draft from its target"):
+        load_recipe(str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "what"),
+    [
+        ("{role: embedding, action: drop}", "a dropped tensor must come from elsewhere"),
+        (
+            "{role: embedding, action: drop, why: x, format: {weights: {dtype: fp8_e4m3,"
+            " granularity: channel, symmetric: true}, activations: null}}",
+            "a dropped tensor is not stored",
+        ),
+    ],
+)
+def test_a_rule_that_says_too_little_or_too_much(rule: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(recipe_text(rule))
+    with pytest.raises(RecipeError, match=what):
+        load_recipe(str(tmp_path / "mine.yaml"))
+
+
+def recipe_text(rule: str) -> str:
+    from draftquant.recipes import library
+
+    text = (Path(library.__file__).parent / "fp8-ptpc.yaml").read_text()
+    lines = [line for line in text.splitlines() if "role: embedding" not in line]
+    at = next(i for i, line in enumerate(lines) if line.startswith("rules:"))
+    lines.insert(at + 1, f"  - {rule}")
+    return "\n".join(lines).replace("name: fp8-ptpc", "name: mine") + "\n"
+
+
+def test_a_draft_that_its_target_teaches(source: Path) -> None:
+    recipe = dropping("embedding")
+    algorithm = dataclasses.replace(recipe.algorithm, rounding="retuned")
+    with pytest.raises(PlanError, match="'draftquant retune' writes the BF16 draft beside"):
+        make_plan(
+            dataclasses.replace(recipe, algorithm=algorithm), read_draft(Checkpoint.open(source))
+        )
+
+
+def test_a_pattern_that_drops_a_linear(source: Path) -> None:
+    base = load_recipe("fp8-ptpc")
+    rules = (*base.rules, Rule(tensor=("*.o_proj.weight",), action="drop", why="x"))
+    with pytest.raises(PlanError, match=r"role attention\) cannot be dropped"):
+        make_plan(dataclasses.replace(base, rules=rules), read_draft(Checkpoint.open(source)))
+
+
+# Verified, read, written anew.
+
+
+@pytest.fixture
+def out(source: Path, target: Path, tmp_path: Path) -> Path:
+    quantized(source, dropping("embedding"), tmp_path / "out", target)
+    return tmp_path / "out"
+
+
+def test_verify_knows_it_from_the_record(source: Path, target: Path, out: Path) -> None:
+    report = verify(out, source)
+    assert report.ok
+    assert (report.dropped, report.dropped_shown) == ((EMBEDDING,), False)
+    assert verify(out, source, target=target).dropped_shown
+    edit(target, lambda t: t.update({f"model.{EMBEDDING}": flip_bit(t[f"model.{EMBEDDING}"], 9)}))
+    said = faults_of(verify(out, source, target=target))
+    assert f"{EMBEDDING}: expected the target's table" in said
+    assert "row 0 differs" in said
+
+
+def test_verify_sees_a_table_that_came_back(source: Path, out: Path) -> None:
+    table = read_tensors(source)[EMBEDDING]
+    edit(out, lambda tensors: tensors.update({EMBEDDING: table}))
+    assert f"{EMBEDDING}: expected no such tensor" in faults_of(verify(out, source))
+
+
+@pytest.mark.parametrize("recorded", [{}, {HEAD: HEAD}])
+def test_verify_sees_another_record(recorded: dict[str, str], source: Path, out: Path) -> None:
+    record = json.loads((out / "draftquant.json").read_text())
+    (out / "draftquant.json").write_text(json.dumps(record | {"dropped": recorded}))
+    reseal(out)
+    assert "draftquant.json" in faults_of(verify(out, source))
+
+
+def test_without_a_record_an_absent_table_is_a_fault(source: Path, out: Path) -> None:
+    (out / "draftquant.json").unlink()
+    assert f"{EMBEDDING}: expected BF16 [96, 64], got none" in faults_of(
+        verify(out, source, foreign=True)
+    )
+
+
+def test_replay_reads_the_targets_table(
+    source: Path, target: Path, out: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="the draft shares the target's"):
+        load_draft(out)
+    quantized(source, load_recipe("fp8-ptpc"), tmp_path / "whole", None)
+    loaded = load_draft(out, shared=TargetTables.find(target).shared())
+    whole = load_draft(tmp_path / "whole")
+    assert loaded.weights.keys() == whole.weights.keys()
+    assert all(torch.equal(loaded.weights[name], whole.weights[name]) for name in whole.weights)
+    assert check_folders(DraftFolder.read(source), DraftFolder.read(out)) == ()
+
+
+def test_dequantized_and_transcoded(source: Path, target: Path, out: Path, tmp_path: Path) -> None:
+    dequantize_draft(DraftSource(folder=out), tmp_path / "plain")
+    assert EMBEDDING not in read_tensors(tmp_path / "plain")
+    baseline = DraftFolder.read(source)
+    assert check_folders(baseline, DraftFolder.read(tmp_path / "plain")) == ()
+    transcode_draft(plan_transcoding(DraftSource(folder=out), "modelopt"), tmp_path / "other")
+    assert verify(tmp_path / "other", source, target=target).dropped_shown
+
+
+def test_the_head_that_is_read_is_the_targets(source: Path) -> None:
+    draft = read_draft(Checkpoint.open(source))
+    plan = make_plan(dropping("embedding", "head"), draft)
+    whole = make_plan(load_recipe("fp8-ptpc"), draft)
+    steps = [
+        draft_round(draft, planned_weights(each), num_draft_tokens=3, context=8, tp=1).step
+        for each in (plan, whole)
+    ]
+    assert steps[0].nbytes(1) == steps[1].nbytes(1)
+    assert whole.bytes_after - plan.bytes_after == 2 * 96 * TWO_BYTES
+
+
+def test_the_commands(
+    source: Path, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        recipe_text(f"{{role: embedding, action: drop, why: {WHY}}}")
+    )
+    chosen = ["--recipe", str(tmp_path / "mine.yaml")]
+    assert main(["plan", str(source), *chosen]) == 0
+    assert f"dropped, bytes saved: {EMBEDDING} 12,288" in " ".join(capsys.readouterr().out.split())
+    out = str(tmp_path / "made")
+    assert main(["quantize", str(source), *chosen, "--out", out]) == 2
+    assert "--target M" in capsys.readouterr().err
+    assert main(["quantize", str(source), *chosen, "--out", out, "--target", str(target)]) == 0
+    assert f"{EMBEDDING}: dropped, 0.01 MB" in capsys.readouterr().out
+    assert main(["verify", out, "--against", str(source)]) == 0
+    assert "not compared again (--target M)" in " ".join(capsys.readouterr().out.split())
+    assert main(["verify", out, "--against", str(source), "--target", str(target)]) == 0
+    assert "compared with the target's again" in " ".join(capsys.readouterr().out.split())
