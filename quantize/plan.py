@@ -5,7 +5,6 @@ quantized linears must be what the recipe expects; anything else stops here.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -202,8 +201,7 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
             store one of the shapes.
     """
     check_layout(recipe)
-    layout = get_layout(recipe.layout)
-    steps = []
+    layout, steps = get_layout(recipe.layout), []
     claimed = list(zip(draft.rows, claims(recipe, draft), strict=True))
     check_groups(recipe, claimed)
     for row, index in claimed:
