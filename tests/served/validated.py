@@ -32,9 +32,8 @@ from served.recording import PORT  # noqa: E402
 from served.serve import ENVIRONMENT  # noqa: E402
 
 RESULTS = HERE / "MEASURED.md"
-RECIPES = ("int4-channel", "int4-channel-gptq", "fp8-ptpc")
-FP8 = "fp8-ptpc"
-"""Not of DFlash with its 35 linears: vLLM on a CPU takes 10 ms per token for each in FP8."""
+RECIPES = ("int4-channel", "int4-channel-gptq")
+"""Not FP8: vLLM's product on a CPU takes 10 ms per token and linear."""
 NUM_PROMPTS, MAX_NEW_TOKENS = 48, 64
 CONCURRENCIES = (1, 8)
 PLAIN, BF16 = "none", "bf16"
@@ -60,11 +59,6 @@ class Validation:
     python: Path
 
     @property
-    def recipes(self) -> tuple[str, ...]:
-        """By which the draft is quantized."""
-        return tuple(r for r in RECIPES if r != FP8 or self.pair.family != "dflash")
-
-    @property
     def traces(self) -> Path:
         """Of the plain engine."""
         return self.work / "traces"
@@ -85,7 +79,7 @@ class Validation:
         prompts.write_text("".join(lines[:NUM_PROMPTS]))
         if not self.traces.exists():
             record_by_engine(self.python, self.pair, prompts, self.traces)
-        for recipe in self.recipes:
+        for recipe in RECIPES:
             if not self.draft(recipe).exists():
                 self._quantize(recipe)
         matrix = self.work / "matrix.yaml"
@@ -112,7 +106,7 @@ class Validation:
         arguments = (
             f"--per-request-spec-decode-metrics detailed --speculative-config '{speculative}'"
         )
-        drafts = {name: str(self.draft(name).resolve()) for name in (BF16, *self.recipes)}
+        drafts = {name: str(self.draft(name).resolve()) for name in (BF16, *RECIPES)}
         return {
             "schema_version": 1,
             "engine": "vllm",
@@ -157,7 +151,7 @@ COLUMNS = (
 def rows(validation: Validation, speed: dict[str, Any]) -> Iterator[Row]:
     """A row for each draft."""
     path, judged = validation.measurement, (0, 1, 3)
-    for variant in (BF16, *validation.recipes):
+    for variant in (BF16, *RECIPES):
         held = _asked(
             *("reconcile", str(validation.traces), str(path(variant)), "--json"),
             *("--draft", str(validation.draft(variant))),
