@@ -1,4 +1,4 @@
-"""The rooms of quantize and calibration: which may import which. Only downward: there is no circle.
+"""The rooms of quantize, calibration and validate: which may import which. Only downward: there is no circle.
 
 And that what verifies imports nothing of what writes: an error must not hide in a common helper.
 """
@@ -27,7 +27,19 @@ CALIBRATION = (
     ("recording", "linear_inputs"),
     ("dumps", "vllm", "rounding"),
 )
-HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION}
+VALIDATE = (
+    ("errors", "estimand", "statistics"),
+    ("draft_counts", "draft_replay", "expectation", "held_out", "looks", "measure", "paired",
+     "pairing", "policy"),
+    ("clusters", "doubts", "launch", "rounds", "served_figures"),
+    ("categories", "replay"),
+    ("alignment", "decision", "tuning"),
+    ("caveats", "parity"),
+    ("gate",),
+    ("retuned",),
+    ("served",),
+)  # fmt: skip
+HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""
 FLOOR = {
     (house, room): floor

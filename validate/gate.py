@@ -19,7 +19,7 @@ from .estimand import CONVENTION, DraftSampling, estimand
 from .looks import Look
 from .paired import PairedChange, RequiredPrompts
 from .policy import Policy, looser_than_release
-from .served.figures import ServedFigures
+from .served_figures import ServedFigures
 
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3, "ANOMALOUS": 3}
 

@@ -8,7 +8,7 @@ from ..errors import GateError
 from ..measure.measurement import Measurement
 from ..paired import PairedChange
 from ..policy import Policy
-from .figures import ServedFigures
+from ..served_figures import ServedFigures
 from .judged import draft_sha256
 from .pair import pair_measurements
 

@@ -10,9 +10,9 @@ from ..clusters import distinct_prompts
 from ..errors import GateError
 from ..measure.measurement import Measurement, RequestRecord, differences
 from ..paired import PairedChange
+from ..served_figures import ServedFigures
 from ..statistics import AcceptanceCounts, pooled, repeated_ngram_share
 from .estimator import PairedOutputs, pair_outputs, whole_counts
-from .figures import ServedFigures
 
 CountsPair = tuple[AcceptanceCounts, AcceptanceCounts]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..paired import PairedChange
+from .paired import PairedChange
 
 EstimatorName = Literal["weighted rounds", "whole outputs"]
 """See `estimator`."""
