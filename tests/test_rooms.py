@@ -1,4 +1,4 @@
-"""The rooms of quantize, calibration and validate: which may import which. Only downward: there is no circle.
+"""The rooms of quantize, calibration and validate: which may import which. There is no circle.
 
 And that what verifies imports nothing of what writes: an error must not hide in a common helper.
 """
