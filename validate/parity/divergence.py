@@ -23,6 +23,9 @@ TYPICAL_NOISE, LARGEST_NOISE = 0.25, 0.5
 two of them that move by one step each change their distance by 0.25, or 0.5. The logits of small
 targets are smaller, and so is their noise: 0.03 in the shipped pair served by vLLM 0.32."""
 
+LEAST_NOISE = 0.0625
+"""Nats: one step of a BF16 logit in [8, 16). Plain runs that part at exact ties show less."""
+
 ENOUGH_NOISE = 5
 """Divergences of two plain runs that show how large noise is; twice their largest gap is allowed,
 as a few do not show the largest."""
@@ -67,7 +70,7 @@ def divergence_findings(
     if max_gap is None:
         max_gap = TYPICAL_NOISE
         if again is not None and len(again.divergences) >= ENOUGH_NOISE:
-            max_gap = min(LARGEST_NOISE, 2 * again.largest_gap)
+            max_gap = min(LARGEST_NOISE, max(LEAST_NOISE, 2 * again.largest_gap))
     findings = []
     for measured in speculative:
         found = audit(plain, measured, max_gap=max_gap)
