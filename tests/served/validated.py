@@ -42,12 +42,11 @@ HEAD = f"""# Drafts validated on real servers
 
 Written by `tests/served/validated.py`: vLLM on a CPU serves each pair without a draft, with the
 BF16 draft and with quantized ones; {NUM_PROMPTS} prompts of {MAX_NEW_TOKENS} tokens, greedy, two
-small cores (so a draft saves nothing: a pass of these targets takes as long as one of the draft).
-Replay is on what the same engine records without a draft; rounds in common text are compared,
-each at its own place, and a prompt is equal, explained, or neither (`draftquant reconcile`;
-DFlash: rounds in which vLLM's own BF16 kernels move the draft's logits by up to 0.4, the same
-ones at 1 and 8 in flight). Texts as plain: outputs equal to those without a draft (`draftquant
-parity divergence`).
+busy cores, so that speeds say little. Replay is on what the same engine records without a draft;
+rounds in common text are compared, each at its own place, and a prompt is equal, explained, or
+neither (`draftquant reconcile`; of DFlash some rounds differ where the draft's logits are 0.1 to
+0.4 apart, the same ones at 1 and 8 in flight: why is open). Texts as plain: outputs equal to
+those without a draft (`draftquant parity divergence`).
 
 """
 
