@@ -5,6 +5,7 @@ has ended, its exit code. So the imports, which take longer than all the rest, a
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def run(url: str, out: str) -> int:
 
 def main() -> None:
     """See the module."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which nohup and & take away
     for _ in sys.stdin:
         child = os.fork()
         if not child:

@@ -112,9 +112,10 @@ def test_an_error_in_the_block_ends_the_server(tmp_path: Path) -> None:
 
 
 LAUNCHER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from draftquant.validate.launch.server_process import running_server
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which nohup and & take away
 log, words = Path(sys.argv[1]), sys.argv[2:]
 with running_server("a", words, environment={}, log=log, stop_seconds=0.3) as server:
     print(server.process.pid, flush=True)

@@ -162,7 +162,12 @@ def test_features_may_be_stored_as_the_drafts_fc_makes_them(
         fusion_sha256="0" * 64,
         device=torch.device("cpu"),
         dtype=torch.bfloat16,
-        geometry=SimpleNamespace(aux_layer_ids=LAYERS),
+        geometry=SimpleNamespace(
+            aux_layer_ids=LAYERS,
+            num_aux_layers=len(LAYERS),
+            target_hidden_size=WIDTH,
+            hidden_size=4,
+        ),
         forward=SimpleNamespace(fuse=lambda features: features @ fc.T),
     )
     fused = plan(target, aux_layer_ids=None, fuse_with=draft)
