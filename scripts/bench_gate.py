@@ -13,7 +13,7 @@ import math
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -253,7 +253,7 @@ def _generator(name: str, seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
-def print_figures(figures: Figures) -> None:
+def _print(figures: Figures) -> None:
     """Print one table."""
     found = table(figures.title, "scenario", *figures.columns, right=figures.columns)
     for name, shares in figures.rows.items():
@@ -261,26 +261,50 @@ def print_figures(figures: Figures) -> None:
     print_table(found)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 0."""
-    parser = argparse.ArgumentParser(
-        prog="bench_gate", description="Simulated error rates of 'draftquant gate'."
-    )
-    parser.add_argument("--runs", type=int, default=2000, help="simulated gates per scenario")
+def simulate(
+    arguments: Sequence[str] | None,
+    *,
+    prog: str,
+    description: str,
+    tables: Mapping[str, Callable[[int, int], Figures]],
+    runs: int,
+) -> int:
+    """The command line of a simulation; returns 0.
+
+    Args:
+        arguments: None = those of the process.
+        prog: name of the program.
+        description: of it.
+        tables: what can be asked for: of a number of runs and a seed.
+        runs: per scenario, if not said.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("--runs", type=int, default=runs, help="simulated gates per scenario")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--tables", nargs="+", choices=tables, default=list(tables))
     parser.add_argument("--json", action="store_true", help="print the shares as JSON")
     chosen = parser.parse_args(arguments)
     found = {}
     for name in chosen.tables:
         stderr().line(f"{name}: {chosen.runs} runs per row")
-        found[name] = TABLES[name](chosen.runs, chosen.seed)
+        found[name] = tables[name](chosen.runs, chosen.seed)
         if not chosen.json:
-            print_figures(found[name])
+            _print(found[name])
     if chosen.json:
-        tables = {name: asdict(figures) for name, figures in found.items()}
-        print_json({"runs": chosen.runs, "seed": chosen.seed, "tables": tables})
+        printed = {name: asdict(figures) for name, figures in found.items()}
+        print_json({"runs": chosen.runs, "seed": chosen.seed, "tables": printed})
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 0."""
+    return simulate(
+        arguments,
+        prog="bench_gate",
+        description="Simulated error rates of 'draftquant gate'.",
+        tables=TABLES,
+        runs=2000,
+    )
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ alone; and verdicts under `release`, with the prompts that a draft like its base
 Rates are shares of the runs.
 """
 
-import argparse
 import math
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 import numpy as np
 
@@ -21,8 +19,7 @@ from ..validate.gate import GateReport
 from ..validate.paired import PairedChange, required_prompts
 from ..validate.policy import POLICIES
 from ..validate.served.judged import judge_measured
-from .bench_gate import Figures, print_figures
-from .console import print_json, stderr
+from .bench_gate import Figures, simulate
 from .simulated_servers import Parting, measure
 
 RELEASE = POLICIES["release"]
@@ -113,24 +110,13 @@ def _needed(change: PairedChange | None) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0."""
-    parser = argparse.ArgumentParser(
-        prog="bench_measured", description="Simulated error rates of 'draftquant gate --measured'."
+    return simulate(
+        arguments,
+        prog="bench_measured",
+        description="Simulated error rates of 'draftquant gate --measured'.",
+        tables=TABLES,
+        runs=1000,
     )
-    parser.add_argument("--runs", type=int, default=1000, help="simulated gates per scenario")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--json", action="store_true", help="print the shares as JSON")
-    chosen = parser.parse_args(arguments)
-    found = {}
-    for name in chosen.tables:
-        stderr().line(f"{name}: {chosen.runs} runs per row")
-        found[name] = TABLES[name](chosen.runs, chosen.seed)
-        if not chosen.json:
-            print_figures(found[name])
-    if chosen.json:
-        tables = {name: asdict(figures) for name, figures in found.items()}
-        print_json({"runs": chosen.runs, "seed": chosen.seed, "tables": tables})
-    return 0
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ QUANTIZE = (
     ("drafts", "numerics"),
     ("stored", "layouts"),
     ("lints",),
-    ("verify", "algorithms", "claims", "group_sizes"),
+    ("verify", "algorithms", "claims"),
     ("backends", "plan", "recode"),
     ("execute", "engines", "estimate"),
-    ("quantize", "dequantize", "transcode", "tuned", "unpickle"),
+    ("quantize", "dequantize", "transcode", "tuned"),
 )
 CALIBRATION = (
     ("errors",),

@@ -11,7 +11,7 @@ import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError, OutputError
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.unpickle import unpickle_draft
+from draftquant.quantize.files.unpickle import unpickle_draft
 from draftquant.scripts.cli import main
 from tiny import Stored, read_tensors, tiny_eagle3_llama
 

@@ -128,6 +128,16 @@ def add_num_draft_tokens(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """`--temperature`, `--top-p`, `--top-k` and `--seed`: how text is continued."""
+    parser.add_argument(
+        "--temperature", type=float, default=0, metavar="T", help="draw tokens (default 0: greedy)"
+    )
+    parser.add_argument("--top-p", type=float, default=1, metavar="P", help="default 1: all tokens")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="default 0: all tokens")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draws (default 0)")
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     """`--device`."""
     parser.add_argument(

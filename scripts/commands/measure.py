@@ -11,7 +11,7 @@ from ...quantize.files.staging import check_output
 from ...validate.errors import MeasureError
 from ...validate.measure.measurement import EngineName
 from ..console import Bar, print_json, print_table, progress_bar, stderr, stdout, table
-from .common import draft_identity
+from .common import add_sampling, draft_identity
 from .measure_launch import add_launch_arguments, run_launch
 
 if TYPE_CHECKING:
@@ -57,12 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore-eos", action="store_true", help="continue each prompt to --max-new-tokens"
     )
-    parser.add_argument(
-        "--temperature", type=float, default=0, metavar="T", help="draw tokens (default 0: greedy)"
-    )
-    parser.add_argument("--top-p", type=float, default=1, metavar="P", help="default 1: all tokens")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="default 0: all tokens")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draws (default 0)")
+    add_sampling(parser)
     parser.add_argument(
         "--top-logprobs",
         type=int,

@@ -10,7 +10,7 @@ from ...quantize.drafts import read_config
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
 from ..console import megabytes, progress_bar, stderr, stdout
-from .common import add_device, comma_numbers
+from .common import add_device, add_sampling, comma_numbers
 from .record_engine import (
     HowToRecord,
     add_engine_arguments,
@@ -80,12 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens whose embedding is carried beside those of the traces and DRAFT's mask token",
     )
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    parser.add_argument(
-        "--temperature", type=float, default=0, metavar="T", help="draw tokens (default 0: greedy)"
-    )
-    parser.add_argument("--top-p", type=float, default=1, metavar="P", help="default 1: all tokens")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="default 0: all tokens")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draws (default 0)")
+    add_sampling(parser)
     parser.add_argument(
         "--logprobs",
         action="store_true",

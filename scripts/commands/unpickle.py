@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...quantize.unpickle import unpickle_draft
+    from ...quantize.files.unpickle import unpickle_draft
 
     done = unpickle_draft(resolve_draft(options.draft).folder, options.out)
     if options.json:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import CheckpointError
-from .files.checkpoint import CONFIG_FILE, HIDDEN, read_json_object
-from .files.entries import MASK_EMBEDDING_FILE, entries, looks_like_weights
-from .files.safetensors_file import SafetensorsFile
-from .files.safetensors_header import StoredTensor
-from .files.side_files import copy_side_files
-from .files.staging import UNVERIFIED, check_output, staged_output
-from .files.torch_file import TorchFileProblem, load_plain
+from ..errors import CheckpointError
+from .checkpoint import CONFIG_FILE, HIDDEN, read_json_object
+from .entries import MASK_EMBEDDING_FILE, entries, looks_like_weights
+from .safetensors_file import SafetensorsFile
+from .safetensors_header import StoredTensor
+from .side_files import copy_side_files
+from .staging import UNVERIFIED, check_output, staged_output
+from .torch_file import TorchFileProblem, load_plain
 
 WEIGHTS_FILE = "model.safetensors"
 _DTYPES = {

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from ..recipes.formats import NUMBER_FORMATS
-from ..recipes.schema import Recipe
-from .drafts.family import Row
-from .errors import LayoutError
+from ...recipes.formats import NUMBER_FORMATS
+from ...recipes.schema import Recipe
+from ..drafts.family import Row
+from ..errors import LayoutError
 
 
 def check_groups(recipe: Recipe, claimed: Sequence[tuple[Row, int]]) -> None:

@@ -1,0 +1,26 @@
+"""Commands of several verbs: each verb is a module beside this one, imported when it is needed."""
+
+import argparse
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+
+Verbs = Mapping[str, tuple[str, str]]
+"""Verb -> its module, and what it does."""
+
+
+def add_verbs(parser: argparse.ArgumentParser, verbs: Verbs) -> None:
+    """A parser for each verb, with the arguments of its module."""
+    parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, (module, summary) in verbs.items():
+        sub = parsers.add_parser(verb, help=summary, description=summary.capitalize())
+        _module(module).add_arguments(sub)
+
+
+def run_verb(options: argparse.Namespace, verbs: Verbs) -> int:
+    """Run the verb that was given; its exit code."""
+    return int(_module(verbs[options.verb][0]).run(options))
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f".{name}", __package__)
