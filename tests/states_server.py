@@ -4,17 +4,17 @@ Its target adds one to a token; its hidden states say which token, layer and ele
 """
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import torch
 from draftquant.calibration.vllm.pages import Pages, write_states
 from draftquant.calibration.vllm.states_file import STATES_KEY, StatesHead
+from local_http import listening
 from torch import Tensor
 
 VOCAB, WIDTH, NUM_LAYERS, MAX_MODEL_LEN = 64, 8, 4, 48
@@ -141,13 +141,5 @@ def served(server: StatesServer) -> Iterator[StatesServer]:
         def log_message(self, *_: Any) -> None:
             """Quietly."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    server.url = f"http://127.0.0.1:{http.server_port}"
-    try:
+    with listening(Handler) as server.url:
         yield server
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()

@@ -1,11 +1,10 @@
 """Drawn output scored by its target: the real one, servers that answer well and badly, verdicts."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from draftquant.validate.parity.limits import limits
 from draftquant.validate.parity.sampled import check_sampled, sampled_finding, texts_of
 from draftquant.validate.parity.scored import Text, score_by_server, score_by_target
 from handmade_runs import SPECULATION, record, run
+from local_http import listening
 from scipy import stats
 from transformers import AutoModelForCausalLM
 from vllm_server import VLLMServer
@@ -119,17 +119,8 @@ def serving(server: ScoringServer) -> Iterator[ScoringServer]:
         def log_message(self, *_: Any) -> None:
             """Quietly."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    server.url = f"http://127.0.0.1:{http.server_port}"
-    try:
+    with listening(Handler) as server.url:
         yield server
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
 
 
 HASTY = Patience(attempts=1, seconds=5)

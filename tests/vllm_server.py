@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Literal
+
+from local_http import listening
 
 VOCAB, END = 64, 63
 MODEL = "the-target"
@@ -233,14 +235,5 @@ def served(server: VLLMServer) -> Iterator[VLLMServer]:
         def log_message(self, *_: Any) -> None:
             """Quietly."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    server.url = f"http://127.0.0.1:{http.server_port}"
-    try:
+    with listening(Handler) as server.url:
         yield server
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()

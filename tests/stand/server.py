@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from local_http import listening
 
 Object = dict[str, Any]
 
@@ -121,13 +123,5 @@ def served(stand: Stand, port: int = 0) -> Iterator[Stand]:
         def log_message(self, *_: Any) -> None:
             """Quietly."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    stand.url = f"http://127.0.0.1:{http.server_port}"
-    try:
+    with listening(Handler, port) as stand.url:
         yield stand
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
