@@ -21,3 +21,7 @@ class CalibrationError(DraftQuantError):
 
 class DeviceError(DraftQuantError):
     """There is no such device, or it has too little memory."""
+
+
+class ServerError(DraftQuantError):
+    """A server does not answer, refuses, or is none of an engine."""

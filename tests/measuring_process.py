@@ -11,7 +11,7 @@ from pathlib import Path
 
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY
-from draftquant.validate.measure.client import Patience
+from draftquant.calibration.server_client import Patience
 from draftquant.validate.measure.plan import Plan, ServerAddress
 from draftquant.validate.measure.protocols.protocol import Ask
 from draftquant.validate.measure.protocols.vllm import VLLMProtocol

@@ -142,7 +142,7 @@ def test_what_a_user_has_to_know(
 ) -> None:
     running.status = lambda number: 200 if number < 5 else 500
     assert measured(running, prompts, "r", "--concurrency", "1") == 2
-    assert "what was measured is kept" in capsys.readouterr().err
+    assert "what is answered is kept" in capsys.readouterr().err
     running.status = lambda number: 500 if number == 9 else 200
     assert measured(running, prompts, "r", "--concurrency", "1", "--attempts", "2") == 0
     said = capsys.readouterr()

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from draftquant.calibration.server_client import ServerClient
 from draftquant.scripts.cli import main
 from draftquant.scripts.commands.measure_launch import CellMeasurer, print_speed
 from draftquant.validate.errors import MeasureError
 from draftquant.validate.launch.matrix import load_matrix
 from draftquant.validate.launch.speed import speed_report
 from draftquant.validate.measure import protocols
-from draftquant.validate.measure.client import ServerClient
 from draftquant.validate.measure.measurement import ServerIdentity
 from draftquant.validate.measure.measurement_file import read_measurement
 from stand.decoder import PAIRS

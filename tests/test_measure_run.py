@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.calibration.errors import ServerError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY, Decoding, prompt_seed
+from draftquant.calibration.server_client import Patience
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
 from draftquant.quantize.errors import OutputError
 from draftquant.validate.errors import MeasureError
-from draftquant.validate.measure.client import Patience
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.measure.plan import DraftIdentity, Plan, ServerAddress
@@ -206,9 +207,9 @@ def stops_at(number: int) -> Any:
 
 def test_a_second_run_goes_on_where_the_server_died(running: VLLMServer, tmp_path: Path) -> None:
     running.status = stops_at(7)
-    with pytest.raises(MeasureError, match="no answer after 3 attempt") as caught:
+    with pytest.raises(ServerError, match="no answer after 3 attempt") as caught:
         measured(running, tmp_path / "r", SINGLE)
-    assert "what was measured is kept" in str(caught.value)
+    assert "what is answered is kept" in str(caught.value)
     assert not (tmp_path / "r").exists()
     lines = (tmp_path / "r.measuring").read_text().splitlines()
     kept = [json.loads(line) for line in lines[1:]]
@@ -229,7 +230,7 @@ def test_a_second_run_goes_on_where_the_server_died(running: VLLMServer, tmp_pat
 
 def test_what_is_cut_off_is_asked_for_again(running: VLLMServer, tmp_path: Path) -> None:
     running.status = stops_at(7)
-    with pytest.raises(MeasureError):
+    with pytest.raises(ServerError):
         measured(running, tmp_path / "r", SINGLE)
     path = tmp_path / "r.measuring"
     path.write_bytes(path.read_bytes()[:-10])
@@ -250,7 +251,7 @@ def test_a_file_that_was_cut_off_in_its_first_line_is_begun_anew(
 
 def interrupted(running: VLLMServer, out: Path) -> Path:
     running.status = stops_at(7)
-    with pytest.raises(MeasureError):
+    with pytest.raises(ServerError):
         measured(running, out, SINGLE)
     running.status = stops_at(1000)
     return out.with_name(f"{out.name}.measuring")
@@ -330,7 +331,7 @@ def test_two_processes_do_not_share_a_file(running: VLLMServer, tmp_path: Path) 
 
 def test_a_run_without_an_answer_leaves_nothing(running: VLLMServer, tmp_path: Path) -> None:
     running.status = stops_at(2)
-    with pytest.raises(MeasureError):
+    with pytest.raises(ServerError):
         measured(running, tmp_path / "r")
     assert [*tmp_path.iterdir()] == []
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
+from draftquant.calibration.server_client import Patience, ServerClient
 from draftquant.validate.errors import MeasureError
-from draftquant.validate.measure.client import Patience, ServerClient
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.protocols import counted
 from draftquant.validate.measure.protocols.counters import Counters

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
+from draftquant.calibration.errors import ServerError, TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.server_client import Patience
 from draftquant.scripts.cli import main
-from draftquant.validate.errors import MeasureError, ParityError
-from draftquant.validate.measure.client import Patience
+from draftquant.validate.errors import ParityError
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.measure.protocols.vllm import VLLMProtocol
@@ -210,7 +210,7 @@ def test_answers_that_are_no_scores(case: str) -> None:
 
 
 def test_nobody_answers() -> None:
-    with pytest.raises(MeasureError, match="no answer after 1 attempt"):
+    with pytest.raises(ServerError, match="no answer after 1 attempt"):
         score_by_server("http://127.0.0.1:9", "vllm", TEXTS, patience=HASTY)
 
 

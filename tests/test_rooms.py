@@ -22,7 +22,7 @@ QUANTIZE = (
 )
 CALIBRATION = (
     ("errors",),
-    ("traces", "plot_file"),
+    ("plot_file", "server_client", "traces"),
     ("prompts", "passes"),
     ("recording", "linear_inputs"),
     ("dumps", "vllm", "rounding"),

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.errors import TraceError
+from draftquant.calibration.errors import ServerError, TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding, prompt_seed
 from draftquant.calibration.recording.target_shape import TargetShape
+from draftquant.calibration.server_client import Patience
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.vllm import kept, server
 from draftquant.calibration.vllm.plan import RecordingPlan
@@ -39,7 +40,7 @@ LAYERS = (0, 2)
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(server, "_PATIENCE", Patience(attempts=5, first_pause=0.01))
     monkeypatch.setattr(kept, "_WAIT", 0.2)
 
 
@@ -187,10 +188,10 @@ def test_a_second_call_goes_on_where_the_server_died(
 ) -> None:
     running.status = lambda number: 200 if number <= 4 else 0
     with pytest.raises(
-        TraceError, match=r"no answer after 5 attempt\(s\): RemoteProtocolError"
+        ServerError, match=r"no answer after 5 attempt\(s\): RemoteProtocolError"
     ) as got:
         record(running, tmp_path / "out", plan(target))
-    assert "run the same command: what was recorded is kept" in str(got.value)
+    assert "run the same command again: what is answered is kept" in str(got.value)
     assert not (tmp_path / "out").exists()
     kept_ones = {int(path.stem) for path in (tmp_path / "out.recording").glob("0*.json")}
     done = len(kept_ones)
@@ -245,7 +246,7 @@ def test_another_command_is_refused_with_the_difference(
     running: StatesServer, target: Path, tmp_path: Path, changes: dict[str, Any], difference: str
 ) -> None:
     running.status = lambda number: 200 if number <= 2 else 400
-    with pytest.raises(TraceError, match=r"400: .*the server says no"):
+    with pytest.raises(ServerError, match=r"400 from .*the server says no"):
         record(running, tmp_path / "out", plan(target, most_in_flight=1))
     running.status = lambda _number: 200
     with pytest.raises(OutputError, match="holds another recording that was begun") as caught:
@@ -260,7 +261,7 @@ def test_another_number_of_requests_at_a_time_is_the_same_recording(
     running: StatesServer, target: Path, tmp_path: Path
 ) -> None:
     running.status = lambda number: 200 if number <= 2 else 400
-    with pytest.raises(TraceError, match="400"):
+    with pytest.raises(ServerError, match="400"):
         record(running, tmp_path / "out", plan(target, most_in_flight=1))
     running.status = lambda _number: 200
     running.asked.clear()
@@ -280,7 +281,7 @@ def test_two_processes_cannot_record_the_same(tmp_path: Path) -> None:
 
 def test_what_was_kept_is_hostile_too(running: StatesServer, target: Path, tmp_path: Path) -> None:
     running.status = lambda number: 200 if number <= 4 else 400
-    with pytest.raises(TraceError, match="400"):
+    with pytest.raises(ServerError, match="400"):
         record(running, tmp_path / "out", plan(target, most_in_flight=1))
     running.status = lambda _number: 200
     folder = tmp_path / "out.recording"
@@ -363,8 +364,8 @@ def _unwritten(answer: dict[str, Any]) -> dict[str, Any]:
         (_unwritten, r"did not appear within 0 seconds", "--shared"),
         (lambda answer: answer | {"kv_transfer_params": None}, "is not vLLM's: TypeError", "0.32"),
         (lambda _answer: {"choices": []}, "is not vLLM's: IndexError", "0.32"),
-        (lambda _answer: [], r"expected a JSON object, got \[\]", "address of a vLLM server"),
-        (lambda _answer: b"<html>", "its answer is not JSON", "address of a vLLM server"),
+        (lambda _answer: [], r"expected a JSON object, got \[\]", "address of an engine's server"),
+        (lambda _answer: b"<html>", "its answer is not JSON", "the server's own messages"),
     ],
 )
 def test_answers_that_are_none(
@@ -376,7 +377,7 @@ def test_answers_that_are_none(
     fix: str,
 ) -> None:
     running.change = change
-    with pytest.raises(TraceError, match=message) as caught:
+    with pytest.raises((TraceError, ServerError), match=message) as caught:
         record(running, tmp_path / "out", plan(target))
     assert fix in caught.value.fix
     assert not (tmp_path / "out").exists()
@@ -472,10 +473,13 @@ def test_no_server_and_no_folder(target: Path, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"--shared: .* is no folder"):
         record_with_vllm(plan(target), source, tmp_path / "out")
     shared.mkdir()
-    with pytest.raises(TraceError, match=r"no answer after 1 attempt\(s\): ConnectError"):
+    with pytest.raises(ServerError, match=r"no answer after 5 attempt\(s\): ConnectError"):
         record_with_vllm(plan(target), source, tmp_path / "out")
-    for url, what in (("http://a:b", "--server: 'http://a:b': Invalid port"), ("x", "Unsupported")):
-        with pytest.raises(TraceError, match=what):
+    for url, what in (
+        ("http://a:b", "--server: 'http://a:b': Invalid port"),
+        ("x", "an address, got 'x'"),
+    ):
+        with pytest.raises(ServerError, match=what):
             record_with_vllm(plan(target), Served(url=url, folder=shared), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shared", "target"]
 

@@ -10,22 +10,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import httpx2
-
-from ...recipes.errors import short
-from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import Decoding, prompt_seed
+from ..server_client import KEY_VARIABLE, Patience, ServerClient
 from .answers import Answer, most_likely
 from .states_file import STATES_KEY
 
-_ATTEMPTS = 5
-_FIRST_PAUSE = 1.0  # seconds, doubled before each further attempt
-_TIMEOUT = httpx2.Timeout(connect=10, write=60, pool=None, read=3600)
+_PATIENCE = Patience(seconds=3600)
 _TOKEN = "token_id:"  # how `return_tokens_as_token_ids` spells a token
-_KEY = "VLLM_API_KEY"
-_AGAIN = "start the server again and run the same command: what was recorded is kept"
 
 
 @contextmanager
@@ -42,7 +35,7 @@ def server_engine(
 
     Args:
         url: such as http://host:8000, with or without /v1. The key of the server, if it asks for
-            one, is read from VLLM_API_KEY.
+            one, is read from the environment: `server_client.KEY_VARIABLE`.
         decoding: how tokens are chosen.
         session: see `states_file.STATES_KEY`.
         max_new_tokens: per prompt.
@@ -50,22 +43,14 @@ def server_engine(
         most_in_flight: requests at a time.
 
     Raises:
-        TraceError: nothing answers there, or its context is shorter.
+        ServerError: nothing answers there.
+        TraceError: it serves no model, or its context is shorter.
     """
-    key = os.environ.get(_KEY)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    base = url.rstrip("/").removesuffix("/v1")
-    try:
-        client = httpx2.AsyncClient(
-            base_url=f"{base}/v1/",
-            headers=headers,
-            timeout=_TIMEOUT,
-            limits=httpx2.Limits(max_connections=most_in_flight),
-        )
-    except httpx2.InvalidURL as exc:
-        raise TraceError("--server", f"{short(url)}: {exc}", fix="give http://HOST:PORT") from exc
+    client = ServerClient(
+        url, key=os.environ.get(KEY_VARIABLE), most_in_flight=most_in_flight, patience=_PATIENCE
+    )
     with asyncio.Runner() as runner:
-        engine = ServerEngine(client, url, runner, decoding, session, max_new_tokens)
+        engine = ServerEngine(client, runner, decoding, session, max_new_tokens)
         try:
             engine.check_context(max_model_len)
             yield engine
@@ -78,8 +63,7 @@ class ServerEngine:
 
     def __init__(
         self,
-        client: httpx2.AsyncClient,
-        url: str,
+        client: ServerClient,
         runner: asyncio.Runner,
         decoding: Decoding,
         session: str,
@@ -87,7 +71,7 @@ class ServerEngine:
     ) -> None:
         self._session = session
         self._client = client
-        self._url = url
+        self._url = client.url
         self._runner = runner
         self._decoding = decoding
         self._max_new_tokens = max_new_tokens
@@ -98,9 +82,9 @@ class ServerEngine:
         """Ask which model is served, and hold its context against what is needed.
 
         Raises:
-            TraceError: see `server_engine`.
+            TraceError, ServerError: see `server_engine`.
         """
-        served = self._runner.run(self._ask("GET", "models", None, attempts=1)).get("data")
+        served = self._runner.run(self._client.get_object("/v1/models")).get("data")
         if not isinstance(served, list) or not served or not isinstance(served[0], Mapping):
             raise TraceError(self._url, "serves no model", fix="give the address of a vLLM server")
         self._model = str(served[0].get("id"))
@@ -128,7 +112,7 @@ class ServerEngine:
         for task in self._asked:
             task.cancel()
         await asyncio.gather(*self._asked, return_exceptions=True)
-        await self._client.aclose()
+        await self._client.close()
 
     async def _first_done(self) -> asyncio.Task[Answer]:
         done, _ = await asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED)
@@ -157,50 +141,15 @@ class ServerEngine:
             asked["seed"] = prompt_seed(decoding.seed, prompt.token_ids)
         if spec:
             asked["logprobs"] = spec.num_top
-        answer = await self._ask("POST", "completions", asked)
+        reply = await self._client.post("/v1/completions", asked)
         try:
-            return _read(answer, spec.num_top if spec else None)
+            return _read(reply.events[0].data, spec.num_top if spec else None)
         except (LookupError, TypeError, ValueError) as exc:
             raise TraceError(
                 f"{self._url}: prompt {prompt.id}",
                 f"its answer is not vLLM's: {type(exc).__name__}: {exc}",
                 fix="give a vLLM server of 0.32 or later, not a proxy that rewrites answers",
             ) from exc
-
-    async def _ask(
-        self, method: str, path: str, body: object, *, attempts: int = _ATTEMPTS
-    ) -> Mapping[str, Any]:
-        """One request; a server that does not answer, or is overloaded, is asked again."""
-        for attempt in range(attempts):
-            if attempt:
-                await asyncio.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
-            try:
-                answer = await self._client.request(method, path, json=body)
-            except httpx2.HTTPError as exc:
-                problem = f"{type(exc).__name__}: {exc}"
-                continue
-            if answer.status_code >= 500:
-                problem = f"{answer.status_code}: {short(answer.text)}"
-                continue
-            return self._object(answer)
-        raise TraceError(self._url, f"no answer after {attempts} attempt(s): {problem}", fix=_AGAIN)
-
-    def _object(self, answer: httpx2.Response) -> Mapping[str, Any]:
-        if answer.status_code != 200:
-            raise TraceError(
-                self._url,
-                f"{answer.status_code}: {short(answer.text)}",
-                fix=f"mend the request, or set {_KEY} where the server asks for a key",
-            )
-        try:
-            value = parse_json(answer.text)
-        except JsonProblem as exc:
-            raise TraceError(self._url, f"its answer is {exc}",
-                             fix="give the address of a vLLM server") from exc  # fmt: skip
-        if not isinstance(value, Mapping):
-            raise TraceError(self._url, f"expected a JSON object, got {short(value)}",
-                             fix="give the address of a vLLM server")  # fmt: skip
-        return value
 
 
 def _read(answer: Mapping[str, Any], num_top: int | None) -> Answer:

@@ -127,7 +127,7 @@ def _measured(options: argparse.Namespace) -> "Measurement":
 
 
 def _server(options: argparse.Namespace) -> "ServerAddress":
-    from ...validate.measure.client import KEY_VARIABLE, Patience
+    from ...calibration.server_client import KEY_VARIABLE, Patience
     from ...validate.measure.plan import ServerAddress
 
     return ServerAddress(

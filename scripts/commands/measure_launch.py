@@ -103,7 +103,7 @@ class CellMeasurer:
 
     async def first_answer(self, variant: "Variant") -> None:
         """Get the server's first answer, and see that it can be measured at all."""
-        from ...validate.measure.client import ServerClient
+        from ...calibration.server_client import ServerClient
         from ...validate.measure.protocols import get_protocol
 
         server, plan = self._server(), self._plan(1, variant)
@@ -138,7 +138,7 @@ class CellMeasurer:
             measure(out, self._server(), get_protocol(self._matrix.engine), plan, on_progress=tell)
 
     def _server(self) -> "ServerAddress":
-        from ...validate.measure.client import KEY_VARIABLE, Patience
+        from ...calibration.server_client import KEY_VARIABLE, Patience
         from ...validate.measure.plan import ServerAddress
 
         return ServerAddress(

@@ -111,8 +111,8 @@ def _scorer(options: argparse.Namespace, engine: str, bar: Bar) -> "Scorer":
     import torch
 
     from ...calibration.passes.devices import resolve_device
+    from ...calibration.server_client import KEY_VARIABLE
     from ...validate.errors import ParityError
-    from ...validate.measure.client import KEY_VARIABLE
     from ...validate.parity.scored import ScoringEngine, score_by_server, score_by_target
 
     if options.target is not None:

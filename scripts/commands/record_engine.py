@@ -62,7 +62,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--server",
         metavar="URL",
         help="a running vLLM server, started with what --print-server-args prints; its key is read"
-        " from VLLM_API_KEY",
+        " from DRAFTQUANT_SERVER_KEY",
     )
     parser.add_argument(
         "--shared",

@@ -11,10 +11,7 @@ plain one where no near tie explains it.
 """
 
 import argparse
-import json
 import math
-import os
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -26,112 +23,30 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import yaml  # noqa: E402
-from served.drafts import SERVED_PAIRS, Pair, record, record_by_engine  # noqa: E402
-from served.recording import PORT  # noqa: E402
-from served.serve import ENVIRONMENT  # noqa: E402
+from served import context_norms  # noqa: E402
+from served.drafts import SERVED_PAIRS  # noqa: E402
+from served.validation import (  # noqa: E402
+    BF16,
+    JUDGED_AT,
+    MATRICES,
+    MAX_NEW_TOKENS,
+    PLAIN,
+    Validation,
+    asked,
+)
 
 RESULTS = HERE / "MEASURED.md"
-RECIPES = ("int4-channel", "int4-channel-gptq")
-"""Not FP8: vLLM's product on a CPU takes 10 ms per token and linear."""
-NUM_PROMPTS, MAX_NEW_TOKENS = 48, 64
-CONCURRENCIES = (1, 8)
-PLAIN, BF16 = "none", "bf16"
-JUDGED_AT = 8  # requests in flight
 HEAD = f"""# Drafts validated on real servers
 
 Written by `tests/served/validated.py`: vLLM on a CPU serves each pair without a draft, with the
-BF16 draft and with quantized ones; {NUM_PROMPTS} prompts of {MAX_NEW_TOKENS} tokens, greedy, two
-busy cores, so that speeds say little. Replay is on what the same engine records without a draft;
-rounds in common text are compared, each at its own place, and a prompt is equal, explained, or
-neither (`draftquant reconcile`; of DFlash some rounds differ where the draft's logits are 0.1 to
-0.4 apart, the same ones at 1 and 8 in flight: why is open). Texts as plain: outputs equal to
-those without a draft (`draftquant parity divergence`).
+BF16 draft and with quantized ones; {MATRICES[0].num_prompts} prompts of {MAX_NEW_TOKENS} tokens
+({MATRICES[1].num_prompts} where FP8 is served), greedy, two busy cores, so that speeds say little.
+Replay is on what the same engine records without a draft; rounds in common text are compared, each
+at its own place, and a prompt is equal, explained, or neither (`draftquant reconcile`). Texts as
+plain: outputs equal to those without a draft (`draftquant parity divergence`).
 
+{context_norms.__doc__}
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """One pair in a folder of work."""
-
-    pair: Pair
-    work: Path
-    python: Path
-
-    @property
-    def traces(self) -> Path:
-        """Of the plain engine."""
-        return self.work / "traces"
-
-    def measurement(self, variant: str, concurrency: int = JUDGED_AT) -> Path:
-        """A cell of the matrix."""
-        return self.work / f"matrix/measurements/{variant}.c{concurrency}.r1.jsonl"
-
-    def draft(self, variant: str) -> Path:
-        """The folder that was served."""
-        return self.pair.folder / "draft" if variant == BF16 else self.work / variant
-
-    def make(self) -> dict[str, Any]:
-        """Everything that is compared, and how fast it was."""
-        self.work.mkdir(parents=True, exist_ok=True)
-        lines = (self.pair.folder / "prompts.jsonl").read_text().splitlines(keepends=True)
-        prompts = self.work / "prompts.jsonl"
-        prompts.write_text("".join(lines[:NUM_PROMPTS]))
-        if not self.traces.exists():
-            record_by_engine(self.python, self.pair, prompts, self.traces)
-        for recipe in RECIPES:
-            if not self.draft(recipe).exists():
-                self._quantize(recipe)
-        matrix = self.work / "matrix.yaml"
-        matrix.write_text(yaml.safe_dump(self._matrix(prompts), sort_keys=False))
-        launch = ("--launch", str(matrix), "--out", str(self.work / "matrix"), "--json")
-        return _asked("measure", *launch)
-
-    def _quantize(self, recipe: str) -> None:
-        given: tuple[str, ...] = ()
-        if recipe.endswith("-gptq"):
-            calibration = self.work / "calibration"
-            if not calibration.exists():
-                record(self.pair, self.pair.folder / "calibration.jsonl", calibration)
-            given = ("--traces", str(calibration))
-        out = ("--out", str(self.draft(recipe)))
-        _asked("quantize", str(self.draft(BF16)), "--recipe", recipe, *given, *out, "--json")
-
-    def _matrix(self, prompts: Path) -> dict[str, Any]:
-        speculative = json.dumps({
-            "method": self.pair.method,
-            "model": "DRAFT",
-            "num_speculative_tokens": self.pair.num_draft_tokens,
-        })  # fmt: skip
-        arguments = (
-            f"--per-request-spec-decode-metrics detailed --speculative-config '{speculative}'"
-        )
-        drafts = {name: str(self.draft(name).resolve()) for name in (BF16, *RECIPES)}
-        return {
-            "schema_version": 1,
-            "engine": "vllm",
-            "target": str(self.pair.folder / "target"),
-            "prompts": str(prompts),
-            "max_new_tokens": MAX_NEW_TOKENS,
-            "ignore_eos": True,
-            "num_top_logprobs": 2,
-            "command": f"{self.python} -m vllm.entrypoints.openai.api_server --model {{target}}"
-            " --port {port} --enforce-eager --max-model-len 512 --max-num-seqs 16"
-            " --no-enable-prefix-caching",
-            "environment": ENVIRONMENT | {"VLLM_PLUGINS": ""},
-            "port": PORT,
-            "concurrencies": list(CONCURRENCIES),
-            "repeats": 1,
-            "variants": [
-                {"name": PLAIN},
-                *(
-                    {"name": name, "draft": folder,
-                     "arguments": arguments.replace("DRAFT", "{draft}")}
-                    for name, folder in drafts.items()
-                ),
-            ],
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,68 +64,85 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def rows(validation: Validation, speed: dict[str, Any]) -> Iterator[Row]:
-    """A row for each draft."""
+def rows(validation: Validation, speed: dict[str, Any], *, first_row: bool) -> Iterator[Row]:
+    """A row for each draft, and one more where the engine serves it as `context_norms` says."""
     path, judged = validation.measurement, (0, 1, 3)
-    for variant in (BF16, *RECIPES):
-        held = _asked(
-            *("reconcile", str(validation.traces), str(path(variant)), "--json"),
-            *("--draft", str(validation.draft(variant))),
-            expected=judged,
-        )
-        audit = _asked(
+    for variant in validation.drafts:
+        audit = asked(
             *("parity", "divergence", str(path(PLAIN)), str(path(variant)), "--json"),
-            *("--plain-again", str(path(PLAIN, 1))),
+            *validation.again("--plain-again", PLAIN),
             expected=judged,
         )
         gate = None
         if variant != BF16:
-            gate = _asked(
+            gate = asked(
                 *("gate", "--measured", str(path(BF16)), str(path(variant)), "--json"),
-                *("--baseline-again", str(path(BF16, 1))),
+                *validation.again("--baseline-again", BF16),
                 expected=judged,
             )
-        yield _row(validation.pair.family, variant, held, audit, gate, speed)
+        reconciled = (
+            *("reconcile", str(validation.traces), str(path(variant)), "--json"),
+            *("--draft", str(validation.draft(variant))),
+        )
+        family = validation.pair.family
+        held = asked(*reconciled, expected=judged)
+        problems = list(_problems(family, variant, held, audit, named=first_row))
+        held_cells, rest = _held(held), _rest(variant, audit, gate, speed)
+        yield Row((family, variant, *held_cells, *rest), tuple(problems))
+        if first_row:
+            held = asked(*reconciled, expected=judged, module="served.context_norms")
+            name = f"{variant}, context normed as the engine does"
+            problems = list(_problems(family, name, held))
+            yield Row((family, name, *_held(held), *("",) * len(rest)), tuple(problems))
 
 
-def _row(
-    family: str,
-    variant: str,
-    held: dict[str, Any],
-    audit: dict[str, Any],
-    gate: dict[str, Any] | None,
-    speed: dict[str, Any],
-) -> Row:
+def _held(held: dict[str, Any]) -> tuple[str, ...]:
     prompts = held["prompts"]
     outcomes = Counter(prompt["outcome"] for prompt in prompts)
     compared = sum(prompt["num_compared"] for prompt in prompts)
     equal = sum(prompt["num_equal"] for prompt in prompts)
-    divergence = next(one for one in audit["findings"] if one["check"] == "divergence")
-    served = gate and gate["served"]
-    alone, together = (_speed(speed, variant, one) for one in CONCURRENCIES)
-    cells = (
-        family,
-        variant,
+    return (
         f"{_length(prompts, 'served'):.3f}",
         f"{_length(prompts, 'replayed_there'):.3f} ({_length(prompts, 'served_there'):.3f})",
-        f"{equal} of {compared}",
+        f"{equal:,} of {compared:,}",
         f"{outcomes['equal']} + {outcomes['explained']} of {len(prompts)}",
+    )
+
+
+def _rest(
+    variant: str, audit: dict[str, Any], gate: dict[str, Any] | None, speed: dict[str, Any]
+) -> tuple[str, ...]:
+    divergence = next(one for one in audit["findings"] if one["check"] == "divergence")
+    served = gate and gate["served"]
+    alone, together = (_speed(speed, variant, one) for one in (1, JUDGED_AT))
+    assert together is not None
+    return (
         f"{divergence['details'][0]['identity_rate']:.0%}",
         f"{divergence['estimate']:g}",
         "" if served is None else f"{_change(served)} {served['verdict']}",
-        f"{alone['tokens_per_second']['value']:,.0f}",
+        "" if alone is None else f"{alone['tokens_per_second']['value']:,.0f}",
         f"{together['tokens_per_second']['value']:,.0f}",
         _interval(together["speed_up"]),
         f"{1000 * together['time_per_output_token']['value']:.1f}",
     )
+
+
+def _problems(
+    family: str,
+    variant: str,
+    held: dict[str, Any],
+    audit: dict[str, Any] | None = None,
+    *,
+    named: bool = False,
+) -> Iterator[str]:
+    """What is wrong; differences of rounds are left to the next row where their cause is named."""
+    outcomes = Counter(prompt["outcome"] for prompt in held["prompts"])
     unexplained = outcomes["unexplained"] + outcomes["not known"]
-    problems = [f"{family} {variant}: {unexplained} prompts are not explained"] * bool(unexplained)
-    problems += [
-        f"{family} {variant}: {one['reason']}"
-        for one in audit["findings"]
-        if one["verdict"] == "FAIL"
-    ]
-    return Row(cells, tuple(problems))
+    if unexplained and not named:
+        yield f"{family} {variant}: {unexplained} prompts are not explained"
+    for one in audit["findings"] if audit else ():
+        if one["verdict"] == "FAIL":
+            yield f"{family} {variant}: {one['reason']}"
 
 
 def _length(prompts: list[dict[str, Any]], what: str) -> float:
@@ -219,12 +151,12 @@ def _length(prompts: list[dict[str, Any]], what: str) -> float:
     return 1 + sum(i * count for i, count in enumerate(steps)) / sum(steps)
 
 
-def _speed(speed: dict[str, Any], variant: str, concurrency: int) -> dict[str, Any]:
-    found: dict[str, Any] = next(
+def _speed(speed: dict[str, Any], variant: str, concurrency: int) -> dict[str, Any] | None:
+    found = (
         one for one in speed["figures"]
         if (one["variant"], one["concurrency"]) == (variant, concurrency)
     )  # fmt: skip
-    return found
+    return next(found, None)
 
 
 def _change(report: dict[str, Any]) -> str:
@@ -247,22 +179,6 @@ def table(found: list[Row]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def _asked(*arguments: str, expected: tuple[int, ...] = (0,)) -> dict[str, Any]:
-    """The JSON of one `draftquant` command.
-
-    Raises:
-        RuntimeError: it ended otherwise; the message has what it said.
-    """
-    command = (sys.executable, "-m", "draftquant.scripts.cli", *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
-    if done.returncode not in expected:
-        raise RuntimeError(
-            f"draftquant {arguments[0]} ended with {done.returncode}:\n{done.stderr}"
-        )
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
 def main() -> int:
     """Run everything; see the module."""
     parser = argparse.ArgumentParser()
@@ -270,13 +186,16 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="folder to keep everything in")
     parser.add_argument("--only", nargs="*", help="families")
     options = parser.parse_args()
+    work, python = options.work and options.work.resolve(), options.python.absolute()
+    first_row = context_norms.engine_reads_first_row(python)
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         for pair in SERVED_PAIRS:
-            if not options.only or pair.family in options.only:
-                work = (options.work or Path(temporary)) / pair.family
-                validation = Validation(pair, work, options.python)
-                found += rows(validation, validation.make())
+            for matrix in MATRICES:
+                if not options.only or pair.family in options.only:
+                    own = Validation(pair, matrix, (work or Path(temporary)) / pair.family, python)
+                    wrong = first_row and pair.family == "dflash"
+                    found += rows(own, own.make(), first_row=wrong)
     print(table(found))
     if not options.only:
         RESULTS.write_text(HEAD + table(found))

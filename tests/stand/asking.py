@@ -14,8 +14,8 @@ import pytest
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.server_client import Event, Patience, ServerClient
 from draftquant.calibration.traces.folder import TraceFolder
-from draftquant.validate.measure.client import Event, Patience, ServerClient
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.protocols.protocol import Ask, Completion, EngineProtocol
 from replay_proof import replayed_steps
@@ -23,7 +23,7 @@ from stand.decoder import AUX_LAYER_IDS, PAIRS, Decoder, PairName, loaded_draft
 
 NUM_TOKENS = 32
 PROMPTS = read_prompts(PAIRS / "eagle3-llama" / "prompts.jsonl")[:6]
-IMPATIENT = Patience(attempts=3, first_pause=0.01, seconds=5)
+IMPATIENT = Patience(attempts=3, first_pause=0.01, seconds=60)
 
 
 def ask(

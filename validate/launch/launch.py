@@ -16,10 +16,11 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
+from ...calibration.errors import ServerError
+from ...calibration.server_client import Patience, ServerClient
 from ...quantize.files.resumable import resumable_folder
 from ...recipes.decode import encode
 from ..errors import MeasureError
-from ..measure.client import Patience, ServerClient
 from .matrix import Matrix, Variant
 from .server_process import Server, running_server, wait_for_free_port
 
@@ -118,7 +119,7 @@ def launch_matrix(
                     for cell in missing:
                         on_progress(f"{what}: concurrency {cell.concurrency}")
                         measure(cell, folder.measurement(cell))
-                except MeasureError:
+                except (MeasureError, ServerError):
                     # That it ends says more than that it does not answer.
                     server.check_alive(SECONDS_TO_END)
                     raise
@@ -179,6 +180,6 @@ async def _wait_until_ready(
 async def _is_healthy(client: ServerClient) -> bool:
     try:
         await client.get_text("/health")
-    except MeasureError:
+    except ServerError:
         return False
     return True

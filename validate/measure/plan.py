@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...calibration.prompts.prompt_file import Prompt
+from ...calibration.server_client import Patience
 from ...calibration.traces.prompt_trace import prompt_sha256
 from ...quantize.files.provenance import package_version
 from ...recipes.errors import short
 from ..errors import MeasureError
 from .checks import prompts_sha256
-from .client import Patience
 from .measurement import Asked, ServerIdentity, Setup, Speculation
 from .protocols.protocol import Ask, EngineProtocol
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...calibration.prompts.prompt_file import Prompt
+from ...calibration.server_client import ServerClient
 from ...calibration.traces.prompt_trace import prompt_sha256
 from ...quantize.files.staging import check_output
 from ..errors import MeasureError
 from ..statistics import AcceptanceCounts, pooled
-from .client import ServerClient
 from .kept import KeptRecords, kept_records, setup_differences
 from .measurement import Measurement, RequestRecord, Setup
 from .plan import Plan, ServerAddress
@@ -60,7 +60,8 @@ def measure(
 
     Raises:
         OutputError: `out` exists or cannot be written, or another plan was begun there.
-        MeasureError: the server does not answer, is not what is asked for, or was changed between
+        ServerError: the server does not answer.
+        MeasureError: it is not what is asked for, or was changed between
             two requests. What was measured is kept.
     """
     check_output(out)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...calibration.server_client import KEY_VARIABLE, Patience, ServerClient
 from ...quantize.errors import OutputError
 from ...quantize.files.resumable import resumable_folder
 from ...quantize.files.staging import check_output
 from ...recipes.strict_json import parse_object
 from ..errors import ParityError
-from ..measure.client import KEY_VARIABLE, Patience, ServerClient
 from ..measure.measurement import EngineName
 from ..measure.protocols import get_protocol
 from .samples import TaskSamples, missing_samples, read_samples
@@ -153,7 +153,8 @@ def run_tasks(
 
     Raises:
         ParityError: lm_eval is not installed, fails, or did not save every sample.
-        MeasureError: another server answers, or none.
+        MeasureError: another server answers.
+        ServerError: none does.
         OutputError: `out` exists, or another run was begun there.
     """
     asked.check()
@@ -191,7 +192,7 @@ def _served_model(asked: TaskRun, engine: EngineName) -> str:
     """The name of the target, once it is known that the engine serves it there.
 
     Raises:
-        MeasureError: no such server.
+        ServerError: no such server.
         ParityError: it serves another model.
     """
 

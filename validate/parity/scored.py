@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 
 from ...calibration.recording.target_model import Placement, input_device, loaded_target
+from ...calibration.server_client import Patience, ServerClient
 from ...recipes.errors import short
 from ..errors import ParityError
-from ..measure.client import Patience, ServerClient
 from ..measure.protocols import get_protocol
 
 ScoringEngine = Literal["vllm", "sglang"]
@@ -111,7 +111,7 @@ def score_by_server(
         on_progress: called with (texts done, texts).
 
     Raises:
-        MeasureError: no such server, or no answer.
+        ServerError: no such server, or no answer.
         ParityError: it drafts, or its answers are no scores of these tokens.
     """
     scoring = _by_server(url, engine, texts, key, concurrency, patience or Patience(), on_progress)

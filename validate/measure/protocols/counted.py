@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ....calibration.server_client import ServerClient
 from ...errors import MeasureError
-from ..client import ServerClient
 from .counters import Counters
 from .vllm_stream import Streamed
 
@@ -50,7 +50,8 @@ async def read_counters(client: ServerClient) -> ServerCounters:
     """Read them now.
 
     Raises:
-        MeasureError: no answer, or another server's.
+        ServerError: no answer.
+        MeasureError: another server's.
     """
     text = await client.find_text("/metrics") or ""
     found = Counters.parse(text, f"{client.url}/metrics")

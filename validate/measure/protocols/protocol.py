@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from ....calibration.prompts.prompt_file import Prompt
 from ....calibration.recording.decoding import Decoding
-from ..client import ServerClient
+from ....calibration.server_client import ServerClient
 from ..measurement import ServerIdentity, Speculation
 
 
@@ -64,7 +64,8 @@ class EngineProtocol(Protocol):
         """Continue a prompt.
 
         Raises:
-            MeasureError: no answer, or one that is not the engine's; the engine drafts but does
+            ServerError: no answer.
+            MeasureError: one that is not the engine's; the engine drafts but does
                 not say what it accepted.
         """
 

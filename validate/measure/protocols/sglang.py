@@ -18,9 +18,9 @@ from typing import Any
 
 from ....calibration.prompts.prompt_file import Prompt
 from ....calibration.recording.decoding import prompt_seed
+from ....calibration.server_client import ServerClient
 from ....recipes.errors import short
 from ...errors import MeasureError
-from ..client import ServerClient
 from ..measurement import ServerIdentity, Speculation
 from .fields import AnswerProblem, Fields, checked_draft_tokens, number, text, told, whole
 from .protocol import Ask, Completion

@@ -24,9 +24,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from ....calibration.server_client import Event, Reply
 from ....recipes.errors import short
 from ...errors import MeasureError
-from ..client import Event, Reply
 from .fields import AnswerProblem, Fields, gap, number, object_, whole, wholes
 from .protocol import Ask, Completion
 

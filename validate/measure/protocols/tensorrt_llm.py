@@ -29,10 +29,10 @@ from typing import Any
 
 from ....calibration.prompts.prompt_file import Prompt
 from ....calibration.recording.decoding import GREEDY, prompt_seed
+from ....calibration.server_client import ServerClient
 from ....recipes.errors import short
 from ....recipes.strict_json import JsonProblem, parse_json
 from ...errors import MeasureError
-from ..client import ServerClient
 from ..measurement import ServerIdentity, Speculation
 from .counters import Counters
 from .fields import AnswerProblem, Fields, checked_draft_tokens, objects, text, whole

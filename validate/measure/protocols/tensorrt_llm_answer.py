@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from ....calibration.server_client import Event, Reply
 from ....recipes.errors import short
 from ...errors import MeasureError
-from ..client import Event, Reply
 from .fields import (
     AnswerProblem,
     Fields,

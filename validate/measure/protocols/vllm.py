@@ -10,9 +10,9 @@ from typing import Any
 
 from ....calibration.prompts.prompt_file import Prompt
 from ....calibration.recording.decoding import GREEDY, Decoding, prompt_seed
+from ....calibration.server_client import ServerClient
 from ....recipes.errors import short
 from ...errors import MeasureError
-from ..client import ServerClient
 from ..measurement import ServerIdentity, Speculation
 from .counted import counted_rounds, read_counters
 from .protocol import Ask, Completion

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ....calibration.prompts.prompt_file import Prompt
+from ....calibration.server_client import Reply
 from ....recipes.errors import short
 from ....recipes.strict_json import JsonProblem, decode
 from ...errors import MeasureError
-from ..client import Reply
 from .protocol import Completion
 
 _LEAST_LOGPROB = -9999.0  # what it writes for the logarithm of 0, which JSON cannot say

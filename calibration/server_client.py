@@ -14,9 +14,9 @@ from typing import Any, Self, TypeVar
 
 import httpx2
 
-from ...recipes.errors import short
-from ...recipes.strict_json import JsonProblem, parse_json
-from ..errors import MeasureError
+from ..recipes.errors import short
+from ..recipes.strict_json import JsonProblem, parse_json
+from .errors import ServerError
 
 _MOST_BYTES = 64 * 2**20  # 100,000 tokens with 20 log-probabilities each have 40 MB
 _LONGEST_PAUSE = 60.0
@@ -46,14 +46,14 @@ class Patience:
         """Check the ranges.
 
         Raises:
-            MeasureError: no attempt, or no time for it.
+            ServerError: no attempt, or no time for it.
         """
         if self.attempts < 1:
-            raise MeasureError("--attempts", f"expected at least 1, got {self.attempts}",
+            raise ServerError("--attempts", f"expected at least 1, got {self.attempts}",
                                fix="give a whole number")  # fmt: skip
         if not 0 < self.seconds < math.inf:
             what = f"expected more than 0 seconds, got {self.seconds:g}"
-            raise MeasureError("--timeout", what, fix="give a number, such as 600")
+            raise ServerError("--timeout", what, fix="give a number, such as 600")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class _PassingError(Exception):
         self.pause = pause
 
 
-class _AbsentError(MeasureError):
+class _AbsentError(ServerError):
     """The server has nothing at an address."""
 
 
@@ -99,7 +99,7 @@ class ServerClient:
         patience: of every request.
 
     Raises:
-        MeasureError: the address is none, or the key cannot be sent.
+        ServerError: the address is none, or the key cannot be sent.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class ServerClient:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._patience = patience
         if not re.match(r"https?://[^/]", url):
-            raise MeasureError("--server", f"expected an address, got {short(url)}", fix=_ADDRESS)
+            raise ServerError("--server", f"expected an address, got {short(url)}", fix=_ADDRESS)
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise MeasureError(KEY_VARIABLE, "holds characters that no header can carry",
+            raise ServerError(KEY_VARIABLE, "holds characters that no header can carry",
                                fix="set it to the key of the server")  # fmt: skip
         try:
             self._http = httpx2.AsyncClient(
@@ -122,7 +122,7 @@ class ServerClient:
                 limits=httpx2.Limits(max_connections=most_in_flight, keepalive_expiry=2),
             )
         except httpx2.InvalidURL as exc:
-            raise MeasureError("--server", f"{short(url)}: {exc}", fix=_ADDRESS) from exc
+            raise ServerError("--server", f"{short(url)}: {exc}", fix=_ADDRESS) from exc
 
     async def __aenter__(self) -> Self:
         return self
@@ -133,13 +133,17 @@ class ServerClient:
         _exc: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End its connections."""
         await self._http.aclose()
 
     async def get_text(self, path: str) -> str:
         """A text, such as /metrics.
 
         Raises:
-            MeasureError: no answer after all attempts, or the server refuses.
+            ServerError: no answer after all attempts, or the server refuses.
         """
         text, _ = await self._patiently(lambda: self._text("GET", path, None))
         return text
@@ -148,7 +152,7 @@ class ServerClient:
         """A JSON object.
 
         Raises:
-            MeasureError: as of `get_text`, or it is none.
+            ServerError: as of `get_text`, or it is none.
         """
 
         async def attempt() -> Mapping[str, Any]:
@@ -161,7 +165,7 @@ class ServerClient:
         """A text that not every server has; None where this one has nothing there (404).
 
         Raises:
-            MeasureError: as of `get_text`, for anything else.
+            ServerError: as of `get_text`, for anything else.
         """
         try:
             return await self.get_text(path)
@@ -172,7 +176,7 @@ class ServerClient:
         """A JSON object that not every server has; None where this one has nothing there (404).
 
         Raises:
-            MeasureError: as of `get_object`, for anything else.
+            ServerError: as of `get_object`, for anything else.
         """
         try:
             return await self.get_object(path)
@@ -183,7 +187,7 @@ class ServerClient:
         """The JSON object that answers a request.
 
         Raises:
-            MeasureError: as of `get_object`.
+            ServerError: as of `get_object`.
         """
 
         async def attempt() -> Event:
@@ -213,7 +217,7 @@ class ServerClient:
                 some tell in a stream of status 200 that they are overloaded; else None.
 
         Raises:
-            MeasureError: as of `get_object`.
+            ServerError: as of `get_object`.
         """
         events, attempts = await self._patiently(lambda: self._events(path, body, failed))
         return Reply(events=events, num_attempts=attempts)
@@ -234,10 +238,10 @@ class ServerClient:
             if number < patience.attempts:
                 await asyncio.sleep(min(wait or pause, _LONGEST_PAUSE))
                 pause *= 2
-        raise MeasureError(
+        raise ServerError(
             self.url,
             f"no answer after {patience.attempts} attempt(s): {problem}",
-            fix="see the server's own messages, then run the same command again: what was measured"
+            fix="see the server's own messages, then run the same command again: what is answered"
             " is kept",
         )
 
@@ -298,7 +302,7 @@ class ServerClient:
         what = f"{status} from {path}: {short(text)}"
         if status in _PASSING:
             raise _PassingError(what, _seconds(answer.headers.get("retry-after")))
-        kind = _AbsentError if status == 404 else MeasureError
+        kind = _AbsentError if status == 404 else ServerError
         raise kind(self.url, what, fix=_FIXES.get(status, _FIX))
 
     def _check_error(self, error: object, path: str) -> None:
@@ -306,12 +310,12 @@ class ServerClient:
         status = error.get("code") if isinstance(error, Mapping) else None
         what = f"its answer to {path} ends with {short(error)}"
         if type(status) is int and 400 <= status < 500 and status not in _PASSING:
-            raise MeasureError(self.url, what, fix=_FIXES.get(status, _FIX))
+            raise ServerError(self.url, what, fix=_FIXES.get(status, _FIX))
         raise _PassingError(what)
 
     def _check_size(self, size: int) -> None:
         if size > _MOST_BYTES:
-            raise MeasureError(self.url, f"its answer has more than {_MOST_BYTES:,} bytes",
+            raise ServerError(self.url, f"its answer has more than {_MOST_BYTES:,} bytes",
                                fix="give the address of an engine's server")  # fmt: skip
 
     def _object(self, text: str) -> Mapping[str, Any]:
@@ -320,7 +324,7 @@ class ServerClient:
         except JsonProblem as exc:
             raise _PassingError(f"its answer is {exc}") from exc
         if not isinstance(value, Mapping):
-            raise MeasureError(self.url, f"expected a JSON object, got {short(value)}",
+            raise ServerError(self.url, f"expected a JSON object, got {short(value)}",
                                fix="give the address of an engine's server")  # fmt: skip
         return value
 

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
 import pytest
-from draftquant.validate.errors import MeasureError
-from draftquant.validate.measure import client as client_module
-from draftquant.validate.measure.client import Patience, ServerClient
+from draftquant.calibration import server_client as client_module
+from draftquant.calibration.errors import ServerError
+from draftquant.calibration.server_client import Patience, ServerClient
 
 T = TypeVar("T")
 Answers = Callable[[BaseHTTPRequestHandler, int], None]
@@ -110,7 +110,7 @@ def test_what_is_not_there(site: Site) -> None:
     site.answer = says(b"{}", 404)
     assert ask(site.url, lambda c: c.find_text("/x")) is None
     assert ask(site.url, lambda c: c.find_object("/x")) is None
-    with pytest.raises(MeasureError, match="404 from /x") as found:
+    with pytest.raises(ServerError, match="404 from /x") as found:
         ask(site.url, get)
     assert "the root of the server" in found.value.fix
     site.answer = says(b'{"a": 1}')
@@ -121,7 +121,7 @@ def test_what_is_not_there(site: Site) -> None:
     "url", ["localhost:8000", "", "ftp://x", "http://", "http:///v1", "http://x:y"]
 )
 def test_addresses_that_are_none(url: str) -> None:
-    with pytest.raises(MeasureError, match="--server: ") as found:
+    with pytest.raises(ServerError, match="--server: ") as found:
         ask(url, get)
     assert found.value.fix == "give http://HOST:PORT"
 
@@ -134,13 +134,13 @@ def test_keys_are_sent_and_never_shown(site: Site) -> None:
         says(b"no", 401)(handler, number)
 
     site.answer = answer
-    with pytest.raises(MeasureError, match="401 from /x") as found:
+    with pytest.raises(ServerError, match="401 from /x") as found:
         ask(site.url, get, key="secret")
     assert seen == ["Bearer secret"]
     assert "secret" not in str(found.value)
     assert "DRAFTQUANT_SERVER_KEY" in found.value.fix
     for key in ("a\nb", "\u00e9"):
-        with pytest.raises(MeasureError, match="DRAFTQUANT_SERVER_KEY: holds characters"):
+        with pytest.raises(ServerError, match="DRAFTQUANT_SERVER_KEY: holds characters"):
             ask(site.url, get, key=key)
 
 
@@ -148,11 +148,9 @@ def test_nothing_listens() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(
-        MeasureError, match=r"no answer after 3 attempt\(s\): ConnectError"
-    ) as found:
+    with pytest.raises(ServerError, match=r"no answer after 3 attempt\(s\): ConnectError") as found:
         ask(url, get)
-    assert "what was measured is kept" in found.value.fix
+    assert "what is answered is kept" in found.value.fix
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
@@ -160,14 +158,14 @@ def test_storms_pass(site: Site, status: int) -> None:
     site.answer = first_then(2, says(b"busy", status), says(b'{"a": 1}'))
     assert ask(site.url, lambda c: c.post("/x", {})).num_attempts == 3
     site.times.clear()
-    with pytest.raises(MeasureError, match=rf"after 2 attempt\(s\): {status} from /x: 'busy'"):
+    with pytest.raises(ServerError, match=rf"after 2 attempt\(s\): {status} from /x: 'busy'"):
         ask(site.url, get, attempts=2)
 
 
 @pytest.mark.parametrize("status", [301, 400, 403, 422])
 def test_a_refusal_is_final(site: Site, status: int) -> None:
     site.answer = says(b"no", status, {"Location": "/y"})
-    with pytest.raises(MeasureError, match=f"{status} from /x: 'no'"):
+    with pytest.raises(ServerError, match=f"{status} from /x: 'no'"):
         ask(site.url, get)
     assert len(site.times) == 1
 
@@ -187,7 +185,7 @@ def test_the_server_says_how_long_to_wait(site: Site, monkeypatch: pytest.Monkey
     ):
         slept.clear()
         site.answer = says(b"", 429, {"Retry-After": after})
-        with pytest.raises(MeasureError):
+        with pytest.raises(ServerError):
             ask(site.url, get)
         assert slept == expected
 
@@ -204,7 +202,7 @@ def test_answers_that_never_end_do(site: Site) -> None:
     site.answer = drips
     began = time.monotonic()
     for what in (get, stream):
-        with pytest.raises(MeasureError, match=r"no whole answer within 0\.2 seconds"):
+        with pytest.raises(ServerError, match=r"no whole answer within 0\.2 seconds"):
             ask(site.url, what, attempts=2, seconds=0.2)
     assert time.monotonic() - began < 2
 
@@ -214,10 +212,10 @@ def test_answers_are_of_bounded_size(site: Site, monkeypatch: pytest.MonkeyPatch
     for body in (b"x" * 2000, b"data: " + b"x" * 2000, b"data: {}\n\n" * 200):
         site.answer = says(body)
         for what in (get, stream):
-            with pytest.raises(MeasureError, match="more than 1,000 bytes"):
+            with pytest.raises(ServerError, match="more than 1,000 bytes"):
                 ask(site.url, what)
     site.answer = says(b"x" * 2000, 500)
-    with pytest.raises(MeasureError, match="more than 1,000 bytes"):
+    with pytest.raises(ServerError, match="more than 1,000 bytes"):
         ask(site.url, stream)
 
 
@@ -227,13 +225,13 @@ def test_what_is_no_json_is_asked_for_again(site: Site, body: bytes) -> None:
     assert ask(site.url, get) == {"a": 1}
     site.times.clear()
     site.answer = says(body)
-    with pytest.raises(MeasureError, match="its answer is not JSON"):
+    with pytest.raises(ServerError, match="its answer is not JSON"):
         ask(site.url, get)
 
 
 def test_json_of_another_kind(site: Site) -> None:
     site.answer = says(b"[1]")
-    with pytest.raises(MeasureError, match=r"expected a JSON object, got \[1\]"):
+    with pytest.raises(ServerError, match=r"expected a JSON object, got \[1\]"):
         ask(site.url, get)
 
 
@@ -266,7 +264,7 @@ def test_streams_that_break_off_are_asked_for_again(site: Site, bad: Answers, pr
     assert (len(reply.events), reply.num_attempts) == (2, 3)
     site.times.clear()
     site.answer = bad
-    with pytest.raises(MeasureError, match=problem):
+    with pytest.raises(ServerError, match=problem):
         ask(site.url, stream)
 
 
