@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from draftquant.scripts.cli import COMMANDS, main
+from draftquant.scripts.commands.common import share
 from tiny import tiny_eagle3_llama
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
@@ -94,6 +95,18 @@ def test_bad_input_exits_with_2_and_says_how_to_fix_it(
     for part in parts:
         assert part in output.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.01", 0.01), ("1%", 0.01), ("1.5%", 0.015)])
+def test_a_share_is_written_as_people_do(text: str, value: float) -> None:
+    assert share(text) == value
+
+
+@pytest.mark.parametrize("text", ["one", "%", "1%%", ""])
+def test_what_is_no_share(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["gate", DRAFT, DRAFT, "--traces", "t", "--max-relative-drop", text])
+    assert f"expected a share such as 0.01 or 1%, got {text!r}" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback() -> None:

@@ -92,7 +92,8 @@ def test_check_uses_the_version_that_is_asked_for(
 
 def test_without_the_files_the_versions_are_not_known(draft: Path) -> None:
     answer = check_draft(draft, engine="vllm", version="0.34.0", arch="sm90")
-    assert (answer.verdict, answer.version) == ("UNKNOWN", "0.33.0")
+    assert (answer.verdict, answer.version) == ("UNKNOWN", "0.34.0")
+    assert answer.evidence == "this version was never executed"
     assert answer.error == "version 0.34.0: known is 0.33.0 only"
     assert answer.remedy == "known: vllm 0.33.0 on sm90, sm100, sm80, gfx942"
 

@@ -19,6 +19,7 @@ from draftquant.quantize.drafts.speculators import plain_config
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import Lint, check_vocabulary_map, find_lints, fixed_config
+from draftquant.quantize.lints.spelling import near_key
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
@@ -276,6 +277,11 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
         ),
         lambda to: renamed(dflash(to), lambda name: name.replace("fc.", "context_proj.")),
     ],
+    "misspelt-key": [
+        lambda to: set_keys(
+            llama(to), norm_before_residual=False, norm_output=ABSENT, norm_outputs=True
+        )
+    ],
     "embed-tokens": [lambda to: llama(to, embed=True), lambda to: mla(to, embed=True)],
 }
 NOTES = (
@@ -422,3 +428,29 @@ def test_d2t_of_either_width_up_to_the_last_id(tmp_path: Path) -> None:
     outside = narrow._replace(data=np.array([1, 1, 10], "<i4").tobytes())
     with pytest.raises(CheckpointError, match="outside the vocabulary of 12"):
         check_vocabulary_map(draft_of(pruned(tmp_path / "outside", outside)))
+
+
+@pytest.mark.parametrize("key", ["norm_before_residul", "norm_before_residuals"])
+def test_a_key_that_is_nearly_one(tmp_path: Path, key: str) -> None:
+    folder = set_keys(tiny_eagle3_llama(tmp_path / "d"), norm_before_residual=ABSENT, **{key: True})
+    lint = found_in(folder)["misspelt-key"]
+    assert key in lint.cause
+    assert lint.remedy.endswith(f"rename {key!r} to 'norm_before_residual'")
+    set_keys(folder, norm_before_residual=True)
+    assert "misspelt-key" not in found_in(folder), "where the right one is there it is what counts"
+
+
+def test_keys_of_published_drafts_are_no_misspellings() -> None:
+    """Over a hundred configs that trainers wrote."""
+    wild = json.loads((Path(__file__).parent / "wild/drafts.json").read_text())
+    configs = [draft["config"] for draft in wild]
+    assert len(configs) > 60
+    for config in configs:
+        assert [near_key(key, config) for key in config if near_key(key, config)] == []
+
+
+def test_a_required_key_that_is_nearly_there(tmp_path: Path) -> None:
+    folder = set_keys(tiny_eagle3_llama(tmp_path / "d"), hidden_size=ABSENT, hiden_size=64)
+    with pytest.raises(CheckpointError, match="hidden_size: missing key") as caught:
+        draft_of(folder)
+    assert caught.value.fix == "rename 'hiden_size' to 'hidden_size'"

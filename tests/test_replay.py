@@ -301,6 +301,11 @@ def test_what_cannot_be_replayed(folder: Path, tmp_path: Path) -> None:
     shifted = load_draft(save_draft(tmp_path / "shifted", folder / "target", eagle_config=other))
     with pytest.raises(TraceError, match="does not fit the draft shifted"):
         replay_drafts([draft, shifted], traces, num_draft_tokens=3)
+    default = {"eagle_aux_hidden_state_layer_ids": None}
+    other_pair = load_draft(save_draft(tmp_path / "deep", folder / "target", eagle_config=default))
+    with pytest.raises(TraceError, match="of a deep target, the recorded one has 6") as caught:
+        replay_drafts([draft, other_pair], traces, num_draft_tokens=3)
+    assert "traces of the target that this draft was trained for" in caught.value.fix
     weights = dict(draft.weights)
     weights["layers.0.mlp.down_proj.weight"] = weights["layers.0.mlp.down_proj.weight"] * torch.inf
     with pytest.raises(CalibrationError, match="draft step 1: hidden states are NaN"):

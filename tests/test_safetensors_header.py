@@ -132,6 +132,10 @@ LIES = {
     "metadata as list": (file_of({"__metadata__": []}, b""), "__metadata__ is not a mapping"),
     "metadata of numbers": (file_of({"__metadata__": {"a": 1}}, b""), "__metadata__ is not"),
     "null metadata": (file_of({"__metadata__": None}, b""), "__metadata__ is not a mapping"),
+    "a pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+        "is a pointer of Git LFS",
+    ),
     "a pickle": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80", "does not fit a file"),
 }
 

@@ -192,7 +192,7 @@ def test_existing_output(kind: str, tmp_path: Path) -> None:
         out.write_text("")
     else:
         out.symlink_to(tmp_path / ("absent" if kind == "broken link" else ""))
-    refused(out, "nothing existing is ever overwritten", "give another output folder")
+    refused(out, "nothing existing is ever overwritten", "give another name")
 
 
 def test_missing_parent(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_output_inside_the_source(spelling: str, tmp_path: Path) -> None:
 def test_output_that_holds_the_source(tmp_path: Path) -> None:
     (tmp_path / "out" / "draft").mkdir(parents=True)
     source = tmp_path / "out" / "draft"
-    refused(tmp_path / "out", "already exists", "another output folder", source=source)
+    refused(tmp_path / "out", "already exists", "another name", source=source)
 
 
 @pytest.mark.parametrize("linked", ["source", "parent"])

@@ -170,10 +170,30 @@ def _check_embedded(draft: LoadedDraft, token_ids: Tensor, traces: TraceFolder) 
         )
 
 
+def _default_ids(num_layers: int) -> tuple[int, ...]:
+    """None at all where the target is too shallow for them."""
+    try:
+        return default_aux_layer_ids(num_layers)
+    except TraceError:
+        return ()
+
+
 def _misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
     features, target, geometry = traces.manifest.features, traces.manifest.target, draft.geometry
+    if geometry.vocab_size != target.vocab_size:
+        return (
+            f"its vocabulary has {geometry.vocab_size} tokens, the target's {target.vocab_size}",
+            "record traces of the target that this draft was trained for",
+        )
     if reads_layers(draft):
-        ids = tuple(geometry.aux_layer_ids or default_aux_layer_ids(target.num_layers))
+        ids = tuple(geometry.aux_layer_ids or _default_ids(target.num_layers))
+        if not ids:
+            return (
+                f"it reads the layers that EAGLE-3 drafts read of a deep target, the recorded one"
+                f" has {target.num_layers}",
+                "use traces of the target that this draft was trained for, or name its layers:"
+                " eagle_aux_hidden_state_layer_ids in its config.json",
+            )
     elif features.kind == "fused":
         ids = (target.num_layers - 1,)
     else:
@@ -197,10 +217,5 @@ def _misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
             if "fc" in draft.quantized
             else "the features were fused with the fc of another draft (fusion_sha256 differs)",
             "record aux features, which fit every draft of this target, or fuse with this draft",
-        )
-    if geometry.vocab_size != target.vocab_size:
-        return (
-            f"its vocabulary has {geometry.vocab_size} tokens, the target's {target.vocab_size}",
-            "record traces of the target that this draft was trained for",
         )
     return None

@@ -1,5 +1,6 @@
 """Typed reading of a draft's config.json: each key checked once, errors that name file and key."""
 
+import difflib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,10 +62,12 @@ class ConfigReader:
         if value is not None:
             return value
         if default is _REQUIRED:
+            near = difflib.get_close_matches(key, self.config, n=1, cutoff=0.88)
+            add = f"add {key!r} as the draft was trained with it"
             raise CheckpointError(
                 self.where,
                 f"{key}: missing key",
-                fix=f"add {key!r} as the draft was trained with it",
+                fix=f"rename {near[0]!r} to {key!r}" if near else add,
             )
         return default
 

@@ -91,7 +91,8 @@ def check_checkpoint(
     first = known_target_layers(checkpoint, target_layers)
     if version not in (None, known.version):
         versions = ", ".join(each.version for each in known_versions(engine))
-        return _unknown(known, arch, tp, f"version {version}: known is {versions} only")
+        answer = _unknown(known, arch, tp, f"version {version}: known is {versions} only")
+        return replace(answer, version=version, evidence="this version was never executed")
     if arch is None:
         answers = [
             _check(checkpoint, known, each, tp, first, has_side_file) for each in known.archs

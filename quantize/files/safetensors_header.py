@@ -18,6 +18,7 @@ from ..errors import CheckpointError
 
 FloatDtype = Literal["BF16", "F16", "F32"]
 """What the weights of a draft are stored in where they are not quantized."""
+LFS_POINTER = b"version https://git-lfs.github.com/"
 MAX_HEADER_BYTES = 32 * 2**20
 """A file of 100,000 tensors has 15 MB. The safetensors library takes 100 MB, which need 2.6 GB."""
 MAX_NAME = 1000  # characters; patterns are held against names
@@ -90,7 +91,14 @@ def read_header(folder: Path, file: str) -> Header:
     try:
         with open_stream(path) as stream:
             size = os.fstat(stream.fileno()).st_size
-            length = int.from_bytes(stream.read(8), "little")
+            begin = stream.read(8)
+            if begin == LFS_POINTER[:8]:
+                raise CheckpointError(
+                    path,
+                    f"is a pointer of Git LFS ({size} bytes), not the tensors that it stands for",
+                    fix=f"git -C {folder} lfs pull, or download the file from the Hub",
+                )
+            length = int.from_bytes(begin, "little")
             if size < 8 or length > size - 8:
                 raise CheckpointError(
                     path,

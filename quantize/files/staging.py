@@ -17,7 +17,7 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
     """Refuse an output that cannot or must not be written, before any work.
 
     Args:
-        out: folder to create; its parent must exist.
+        out: folder or file to create; its parent must exist.
         source: folder that is read; neither may contain the other.
         needed_bytes: what will be written.
 
@@ -28,7 +28,7 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
         raise OutputError(
             out,
             "already exists, and nothing existing is ever overwritten",
-            fix="give another output folder, or move this one away",
+            fix="give another name, or move this one away",
         )
     parent = out.absolute().parent
     if not parent.is_dir():

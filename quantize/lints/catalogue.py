@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..drafts import Draft
-from . import dflash, layers, norms, rope, storage, vocabulary
+from . import dflash, layers, norms, rope, spelling, storage, vocabulary
 from .lint import Check, Lint, config_changes
 
 CHECKS: tuple[Check, ...] = (
@@ -33,6 +33,7 @@ CHECKS: tuple[Check, ...] = (
     storage.dtype,
     storage.names,
     storage.embedding,
+    spelling.misspelt_keys,
 )
 
 

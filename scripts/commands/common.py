@@ -11,7 +11,7 @@ from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
 from ...recipes import Recipe, load_recipe
-from ...recipes.errors import RecipeError
+from ...recipes.errors import RecipeError, short
 from ...recipes.refused import named_algorithm, refusal
 from ...recipes.schema import ALGORITHMS, BackendName
 from ...validate.estimand import DraftSampling
@@ -115,6 +115,21 @@ def add_draft_sampling(parser: argparse.ArgumentParser) -> None:
         help="how drafts choose their proposals for traces with a temperature, as served: their"
         " most likely token (default), or drawn at that temperature",
     )
+
+
+def share(text: str) -> float:
+    """A share as people write it: 0.01 or 1%.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither.
+    """
+    number, percent = text.removesuffix("%"), text.endswith("%")
+    try:
+        return float(number) / (100 if percent else 1)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(
+            f"expected a share such as 0.01 or 1%, got {short(text)}"
+        ) from exc
 
 
 def add_num_draft_tokens(parser: argparse.ArgumentParser) -> None:

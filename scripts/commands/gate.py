@@ -19,6 +19,7 @@ from ...quantize.files.staging import check_output, write_text
 from ...recipes.expectations import PolicyName
 from ...validate.looks import Spending, parse_look
 from ..console import print_json
+from .common import share
 from .gate_measured import (
     add_measured_arguments,
     check_given,
@@ -68,11 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-relative-drop",
-        type=float,
+        type=share,
         metavar="X",
-        help="margin instead of the policy's, 1 %% = 0.01",
+        help="margin instead of the policy's, such as 0.01 or 1%%",
     )
-    parser.add_argument("--confidence", type=float, metavar="C", help="instead of the policy's")
+    parser.add_argument("--confidence", type=share, metavar="C", help="instead of the policy's")
     parser.add_argument("--min-prompts", type=int, metavar="N", help="instead of the policy's")
     parser.add_argument(
         "--every-category-passes",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...quantize.files.staging import check_output
 from ..console import print_json, print_table, stdout, table
+from .common import share
 from .gate_report import COLOURS
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def add_confidence(parser: argparse.ArgumentParser) -> None:
     """`--confidence`."""
     parser.add_argument(
         "--confidence",
-        type=float,
+        type=share,
         default=0.95,
         metavar="C",
         help="of each one-sided bound (default 0.95)",

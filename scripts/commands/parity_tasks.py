@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..console import stdout
+from .common import share
 from .parity_report import (
     add_confidence,
     add_report_arguments,
@@ -23,9 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("second", type=Path, metavar="B_SAMPLES", help="of the other server")
     parser.add_argument(
         "--max-score-drop",
-        type=float,
+        type=share,
         metavar="X",
-        help="margin in the metric's own unit: of right answers 1 %% = 0.01",
+        help="margin in the metric's own unit: of right answers 0.01 or 1%%",
     )
     add_confidence(parser)
     add_report_arguments(parser)

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..console import print_table, stdout, table
+from .common import share
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folders to create, for example calibration and gate",
     )
     size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--fraction", type=float, metavar="F", help="share of the prompts in A")
+    size.add_argument("--fraction", type=share, metavar="F", help="share of the prompts in A")
     size.add_argument("--count", type=int, metavar="N", help="prompts in A")
     size.add_argument(
         "--category", nargs="+", default=(), metavar="C", help="the categories of A, whole"

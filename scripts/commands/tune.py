@@ -27,6 +27,7 @@ from .common import (
     add_target_layers,
     draft_on_traces,
     open_draft,
+    share,
     with_algorithm,
 )
 from .tune_report import MAX_DROP, print_choice, print_report, recipe_document
@@ -86,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     limit.add_argument(
         "--max-drop",
-        type=float,
+        type=share,
         metavar="X",
         help="largest relative loss of acceptance length, ruled out at 95 %%"
         f" (default: {MAX_DROP:g})",

@@ -113,7 +113,7 @@ def _rest(
     variant: str, audit: dict[str, Any], gate: dict[str, Any] | None, speed: dict[str, Any]
 ) -> tuple[str, ...]:
     divergence = next(one for one in audit["findings"] if one["check"] == "divergence")
-    served = gate and gate["served"]
+    served = gate and (gate if "change" in gate else gate["served"])  # or of all that it judged
     alone, together = (_speed(speed, variant, one) for one in (1, JUDGED_AT))
     assert together is not None
     return (
