@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError, TraceError
+from draftquant.calibration.passes.draft_inputs import check_trace_fits
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
@@ -301,12 +302,19 @@ def test_what_cannot_be_replayed(folder: Path, tmp_path: Path) -> None:
     shifted = load_draft(save_draft(tmp_path / "shifted", folder / "target", eagle_config=other))
     with pytest.raises(TraceError, match="does not fit the draft shifted"):
         replay_drafts([draft, shifted], traces, num_draft_tokens=3)
-    default = {"eagle_aux_hidden_state_layer_ids": None}
-    other_pair = load_draft(save_draft(tmp_path / "deep", folder / "target", eagle_config=default))
-    with pytest.raises(TraceError, match="of a deep target, the recorded one has 6") as caught:
-        replay_drafts([draft, other_pair], traces, num_draft_tokens=3)
-    assert "traces of the target that this draft was trained for" in caught.value.fix
     weights = dict(draft.weights)
     weights["layers.0.mlp.down_proj.weight"] = weights["layers.0.mlp.down_proj.weight"] * torch.inf
     with pytest.raises(CalibrationError, match="draft step 1: hidden states are NaN"):
         replay_drafts([with_weights(draft, weights, unrounded)], traces, num_draft_tokens=3)
+
+
+def test_traces_of_another_target_are_called_so(folder: Path, tmp_path: Path) -> None:
+    """A draft that reads the default layers, and a target that is too shallow to have them."""
+    manifest = TraceFolder.open(folder / "traces").manifest
+    shallow = dataclasses.replace(manifest.target, num_layers=4)
+    traces = TraceFolder(folder / "traces", dataclasses.replace(manifest, target=shallow))
+    default = {"eagle_aux_hidden_state_layer_ids": None}
+    draft = load_draft(save_draft(tmp_path / "deep", folder / "target", eagle_config=default))
+    with pytest.raises(TraceError, match="of a deep target, the recorded one has 4") as caught:
+        check_trace_fits(draft, traces)
+    assert "traces of the target that this draft was trained for" in caught.value.fix
