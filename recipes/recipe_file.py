@@ -29,6 +29,7 @@ _LONGEST_NUMBER = 40  # digits and signs
 _SCALARS: dict[type, tuple[str, str]] = {
     str: ("tag:yaml.org,2002:str", "text"),
     int: ("tag:yaml.org,2002:int", "a whole number"),
+    float: ("tag:yaml.org,2002:float", "a number"),
     bool: ("tag:yaml.org,2002:bool", "true or false"),
 }
 
@@ -217,6 +218,8 @@ class _YamlTree:
 
     def _scalar(self, kind: type) -> object | None:
         """The value of a scalar of this type, None where it is something else."""
+        if kind is float and (whole := self._scalar(int)) is not None:
+            return whole
         if not isinstance(self.node, ScalarNode) or self.node.tag != _SCALARS[kind][0]:
             return None
         if kind is not str and len(self.node.value) > _LONGEST_NUMBER:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from draftquant.calibration.recording.decoding import Decoding
 from draftquant.recipes.errors import RecipeError
 from draftquant.recipes.recipe_file import RecipeFileError
 from draftquant.validate.launch.matrix import Matrix, load_matrix
@@ -55,6 +56,13 @@ def test_commands_and_environments_of_variants(tmp_path: Path) -> None:
     assert (matrix.concurrencies, matrix.repeats, matrix.num_warm_up) == ((1, 4), 3, 8)
 
 
+def test_drawn_text_is_asked_for_with_its_seed(tmp_path: Path) -> None:
+    assert load(tmp_path, WHOLE).decoding == Decoding()
+    drawn = "temperature: 0.7\ntop_p: 1\ntop_k: 20\nseed: 3\nport: 8123"
+    decoding = load(tmp_path, WHOLE.replace("port: 8123", drawn)).decoding
+    assert decoding == Decoding(temperature=0.7, top_p=1, top_k=20, seed=3)
+
+
 def test_braces_in_a_path_are_no_placeholders(tmp_path: Path) -> None:
     matrix = load(tmp_path, WHOLE.replace("/drafts/b", "/drafts/{port}"))
     assert '"model":"/drafts/{port}"' in matrix.command_of(matrix.variants[1])[-1]
@@ -72,6 +80,10 @@ def test_braces_in_a_path_are_no_placeholders(tmp_path: Path) -> None:
         ("[1, 4]", "[4, 1, 4]", 11, "concurrencies: 4 stands twice", "keep one"),
         ("[1, 4]", "[]", 11, "concurrencies: empty list", "fill the list"),
         ("port: 8123", "num_top_logprobs: 21", 10, "num_top_logprobs: expected 0 to 20", "number"),
+        ("port: 8123", "temperature: hot", 10, "temperature: expected a number", "a number"),
+        ("port: 8123", "temperature: -1", 10, "temperature: expected at least 0", "greedy"),
+        ("port: 8123", "temperature: .inf", 10, "temperature: expected at least 0", "greedy"),
+        ("port: 8123", "top_p: 0.5", 1, "decoding is greedy", "above 0"),
         ("port: 8123", "repeats: 0", 10, "repeats: expected 1", "number"),
         ("port: 8123", "host: a b", 10, "host: expected a name", "127.0.0.1"),
         ('A: "1"', "A: 1", 9, "environment.A: expected text, got '1'", 'quote it: "1"'),

@@ -148,14 +148,13 @@ class CellMeasurer:
         )
 
     def _plan(self, concurrency: int, variant: "Variant") -> "Plan":
-        from ...calibration.recording.decoding import Decoding
         from ...validate.measure.plan import Plan
         from ...validate.measure.protocols.protocol import Ask
 
         return Plan(
             prompts=self._prompts,
             ask=Ask(
-                decoding=Decoding(num_top_logprobs=self._matrix.num_top_logprobs),
+                decoding=self._matrix.decoding,
                 max_new_tokens=self._matrix.max_new_tokens,
                 ignore_eos=self._matrix.ignore_eos,
             ),

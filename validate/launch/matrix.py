@@ -24,13 +24,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from yaml.nodes import MappingNode, Node, SequenceNode
 
+from ...calibration.errors import TraceError
 from ...recipes.decode import nearest
 from ...recipes.recipe_file import Problem, RecipeFileError, compose, decode
 from ..measure.measurement import EngineName
+
+if TYPE_CHECKING:
+    from ...calibration.recording.decoding import Decoding
 
 PLACEHOLDERS = ("target", "draft", "host", "port")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -64,6 +68,7 @@ class Matrix:
         target: folder or Hub id that "{target}" stands for.
         prompts: file, see `read_prompts`; of text or messages `target` has the tokenizer.
         max_new_tokens: per prompt at most; exactly, if `ignore_eos`.
+        temperature: 0 = greedy. top_p, top_k, seed: of the draws, see `Decoding`.
         num_top_logprobs: most likely tokens asked for at each place, for `parity`; they cost speed.
         command: starts a server, in words as a shell splits them.
         environment: variables that every server gets beside those of this process.
@@ -80,6 +85,10 @@ class Matrix:
     prompts: str
     max_new_tokens: int
     ignore_eos: bool = False
+    temperature: float = 0
+    top_p: float = 1
+    top_k: int = 0
+    seed: int = 0
     num_top_logprobs: int = 0
     command: str
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -96,6 +105,23 @@ class Matrix:
     def url(self) -> str:
         """Where each server answers in its turn."""
         return f"http://{self.host}:{self.port}"
+
+    @property
+    def decoding(self) -> "Decoding":
+        """How every server is asked to choose tokens.
+
+        Raises:
+            TraceError: a value is out of range, or says how to draw where nothing is drawn.
+        """
+        from ...calibration.recording.decoding import Decoding
+
+        return Decoding(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            num_top_logprobs=self.num_top_logprobs,
+        )
 
     def command_of(self, variant: Variant) -> tuple[str, ...]:
         """The words that start a server."""
@@ -161,6 +187,12 @@ def _problems(matrix: Matrix, node: MappingNode) -> Iterator[_Found]:
                 yield _value(node, key), what, "correct the number"
     for doubled in sorted({c for c in matrix.concurrencies if matrix.concurrencies.count(c) > 1}):
         yield _value(node, "concurrencies"), f"concurrencies: {doubled} stands twice", "keep one"
+    try:
+        matrix.decoding  # noqa: B018 - checked by being made
+    except TraceError as exc:
+        key = str(exc.where).removeprefix("--").replace("-", "_")
+        if key in ("temperature", "top_p", "top_k"):
+            yield _value(node, key), f"{key}: {exc.what}", exc.fix
     if not re.fullmatch(r"[\w.:-]+", matrix.host, re.ASCII):
         what = f"host: expected a name or an address, got {matrix.host!r}"
         yield _value(node, "host"), what, "for example 127.0.0.1"
