@@ -26,7 +26,8 @@ from .rope import check_replayed
 class DFlashForward(BlockForward):
     """One DFlash draft over weights given by canonical name.
 
-    A block is [anchor, mask x K] at positions n .. n + K; the context are the positions before n.
+    A block is [anchor, mask x K] at positions n .. n + K, without its last mask where the anchor's
+    slot proposes the first token; the context are the positions before n.
     Every layer projects the same fused rows to its context keys and values, without its
     input_layernorm, with the very linears that project the block: quantized ones read both.
     """
@@ -57,18 +58,27 @@ class DFlashForward(BlockForward):
         """See `BlockForward.context`."""
         return self._keys_values(f"layers.{layer}.self_attn.", rows, positions)
 
-    def block(
-        self, anchor_ids: Tensor, positions: Tensor, num_draft_tokens: int, attend: Attend
-    ) -> Tensor:
+    def block(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `BlockForward.block`."""
-        masks = anchor_ids.new_full(
-            (len(anchor_ids), num_draft_tokens), self.geometry.mask_token_id
-        )
-        slots = positions[:, None] + torch.arange(1 + num_draft_tokens, device=positions.device)
-        x = self._embed(torch.cat((anchor_ids[:, None], masks), dim=1))
+        given = token_ids[:, int(self.geometry.proposes_from_anchor) :]  # of the anchor and masks
+        masks = torch.full_like(given[:, 1:], self.geometry.mask_token_id)
+        slots = positions[:, None] + torch.arange(given.shape[1], device=positions.device)
+        x = self._embed(torch.cat((token_ids[:, :1], masks), dim=1))
         for layer in range(self.geometry.num_layers):
             x = self._layer(layer, x, slots, attend)
-        return x[:, 1:]
+        return self.proposing(x, token_ids)
+
+    def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
+        """Of all slots of the blocks, what `logits` predicts from; others than DFlash replace it.
+
+        Args:
+            x: [A, 1 + K or K, W], hidden states before the last norm.
+            token_ids: [A, 1 + K], see `block`.
+
+        Returns:
+            [A, K, W'].
+        """
+        return x[:, 1 - token_ids.shape[1] :]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DraftForward.logits`."""
