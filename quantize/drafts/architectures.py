@@ -17,6 +17,7 @@ _OF_DRAFTS: Mapping[str, str] = {
     "Eagle3DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
     "CosyVoice3Eagle3LlamaForCausalLM": "LlamaForCausalLMEagle3",  # AngelSlim, as it trains
     "QwenDFlashDraftModel": "DFlashDraftModel",  # likewise
+    "MiniMaxDFlash2DraftModel": "DFlash2DraftModel",  # SGLang
 }
 _OF_MODELS: Mapping[str, str] = {
     "LlamaForCausalLM": "LlamaForCausalLMEagle3",

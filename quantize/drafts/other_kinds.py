@@ -10,7 +10,7 @@ from collections.abc import Collection
 _BY_NAME = (
     (r"P-?Eagle", "P-EAGLE"),
     (r"DSpark", "DSpark"),
-    (r"DFlash2", "DFlash2"),
+    (r"DFlash2Beam", "DFlash2 with layers of Beam"),
     (r"Domino", "Domino"),
     (r"LiLiCorr", "LiLiCorr"),
     (r"XPress", "XPress"),
@@ -27,7 +27,6 @@ _BY_NAME = (
 _BY_TENSORS = (
     (r"markov_", "DSpark"),
     (r"prefix_gru\.", "Domino"),
-    (r"candidate_selector|base_kernel", "DFlash2"),
     (r"mask_hidden", "P-EAGLE"),
     (r"medusa|^\d+\.\d+\.linear\.", "Medusa"),
     (r"\b(eh_proj|enorm)\b|^mtp\.", "an MTP layer"),
