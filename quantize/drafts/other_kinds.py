@@ -11,7 +11,6 @@ _BY_NAME = (
     (r"P-?Eagle", "P-EAGLE"),
     (r"DSpark", "DSpark"),
     (r"DFlash2Beam", "DFlash2 with layers of Beam"),
-    (r"Domino", "Domino"),
     (r"LiLiCorr", "LiLiCorr"),
     (r"XPress", "XPress"),
     (r"MuseGlimmer", "Muse Glimmer's DFlash"),
@@ -26,7 +25,6 @@ _BY_NAME = (
 """Part of an architecture, in any case -> the kind; the first that fits."""
 _BY_TENSORS = (
     (r"markov_", "DSpark"),
-    (r"prefix_gru\.", "Domino"),
     (r"mask_hidden", "P-EAGLE"),
     (r"medusa|^\d+\.\d+\.linear\.", "Medusa"),
     (r"\b(eh_proj|enorm)\b|^mtp\.", "an MTP layer"),

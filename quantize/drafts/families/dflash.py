@@ -45,6 +45,7 @@ _SERVED: Mapping[str, tuple[Any, str]] = {
     "conv_kernel_size": (0, "a DFlash2 draft"),
     "selector_rank": (0, "a DFlash2 draft"),
     "markov_rank": (0, "a DSpark draft"),
+    "kv_lora_rank": (None, "layers of latent attention"),
 }
 """Config key -> the value that this family's maths is for (also where it is absent), and what
 another value means."""
@@ -88,7 +89,7 @@ class DFlash(Family):
     }
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
-        """Fc over features, a norm behind it outside the layers, normed queries; no other's marks."""
+        """Fc over features, a norm behind it outside the layers, normed queries, its own marks."""
         kinds = {kind for mark, kind in KIN.items() if any(mark in n for n in canonical_names)}
         return kinds == {self.name} - {DFlash.name} and {
             "fc.weight",
@@ -100,6 +101,11 @@ class DFlash(Family):
         """See `Family.read_geometry`."""
         return DFlashGeometry(**self.common_keys(config, where))
 
+    def options(self, config: Mapping[str, Any], where: object) -> ConfigReader:
+        """Config.json with the keys of `dflash_config` over those of the top level."""
+        keys = ConfigReader(config, where)
+        return _over(keys.section("dflash_config"), keys)
+
     def common_keys(self, config: Mapping[str, Any], where: object) -> dict[str, Any]:
         """The fields of `DFlashGeometry`; `dflash_config` goes before the top level, as in engines.
 
@@ -107,8 +113,7 @@ class DFlash(Family):
             CheckpointError: see `Family.read_geometry`.
         """
         keys = ConfigReader(config, where)
-        nested = keys.section("dflash_config")
-        options = _over(nested, keys)
+        nested, options = keys.section("dflash_config"), self.options(config, where)
         _check_served(options, self.served)
         hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
         vocab, layers = keys.positive("vocab_size"), keys.positive("num_hidden_layers")
