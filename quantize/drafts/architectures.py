@@ -17,6 +17,7 @@ _OF_DRAFTS: Mapping[str, str] = {
     "Eagle3DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
     "CosyVoice3Eagle3LlamaForCausalLM": "LlamaForCausalLMEagle3",  # AngelSlim, as it trains
     "QwenDFlashDraftModel": "DFlashDraftModel",  # likewise
+    "LingDSparkModel": "Qwen3DSparkModel",  # SGLang, of the target's family
 }
 _OF_MODELS: Mapping[str, str] = {
     "LlamaForCausalLM": "LlamaForCausalLMEagle3",
@@ -24,6 +25,9 @@ _OF_MODELS: Mapping[str, str] = {
     "DeepseekV2ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
 }
+_OF_PROJECTORS: Mapping[str, str] = {"dspark": "DSparkDraftModel"}
+"""`dflash_config.projector_type` of a DFlashDraftModel, as ModelOpt names all of its block drafts
+-> the name that the families read."""
 KNOWN_TO_BOTH = frozenset(
     {"LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM", "DFlashDraftModel"}
 )
@@ -47,6 +51,10 @@ def with_family_name(config: Mapping[str, Any], tensors: Collection[str]) -> Map
         tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own.
     """
     name = declared_architecture(config)
+    section = config.get("dflash_config")
+    projector = section.get("projector_type") if isinstance(section, Mapping) else None
+    if name == "DFlashDraftModel" and projector in tuple(_OF_PROJECTORS):  # of any JSON type
+        return {**config, "architectures": [_OF_PROJECTORS[projector]]}
     ordinary = name in _OF_MODELS and not any(t.endswith("hidden_norm.weight") for t in tensors)
     if name not in OTHER_NAMES or ordinary:
         return config

@@ -107,6 +107,11 @@ def _function(file: str, name: str) -> Callable[..., Any]:
     return function
 
 
+def _method(architecture: str) -> str:
+    kinds = (("DSpark", "dspark"), ("DFlash", "dflash"))
+    return next((method for part, method in kinds if part in architecture), "eagle3")
+
+
 def _config(draft: Path, target: Path) -> Any:
     """The engine's config for this target and draft, in BF16 as the target is served."""
     from vllm.config import (
@@ -131,7 +136,7 @@ def _config(draft: Path, target: Path) -> Any:
     parallel = ParallelConfig()
     speculative = SpeculativeConfig(
         model=str(draft),
-        method="dflash" if "DFlash" in architecture else "eagle3",
+        method=_method(architecture),
         num_speculative_tokens=3,
         target_model_config=served,
         target_parallel_config=parallel,

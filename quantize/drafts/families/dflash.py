@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 DEFAULT_BLOCK_SIZE = 16
 """Where config.json has none: SGLang's (`dflash.py:703`); vLLM drafts as many as it is told to."""
+SECTION = "dflash_config"
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_SERVED: Mapping[str, tuple[Any, str]] = {
+SERVED: Mapping[str, tuple[Any, str]] = {
     "attention_bias": (False, "engines add biases that no quantized layout stores"),
     "mlp_bias": (False, "no engine reads them"),
     "hidden_act": ("silu", "another activation"),
@@ -54,6 +55,7 @@ class DFlash(Family):
     """The DFlash family with all its name variants."""
 
     name = "dflash"
+    called = "DFlash"
     architectures = ("DFlashDraftModel",)
     prefixes = (
         ("draft_model.", ""),
@@ -67,6 +69,7 @@ class DFlash(Family):
     )
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "hidden_norm.")
+    served: Mapping[str, tuple[Any, str]] = SERVED
     relatives: Mapping[str, str] = {
         "prefix_gru.": "Domino",
         "embed_proj.": "Domino",
@@ -76,8 +79,6 @@ class DFlash(Family):
         "aux_hidden_norms.": "Laguna DFlash",
         "g_proj": "Laguna DFlash",
         "qkv_proj": "Laguna DFlash",
-        "markov": "DSpark",
-        "confidence_head": "DSpark",
         "attention_sink": "DFlash with attention sinks",
         "mask_hidden": "P-EAGLE",
     }
@@ -93,9 +94,9 @@ class DFlash(Family):
     def read_geometry(self, config: Mapping[str, Any], where: object) -> DFlashGeometry:
         """See `Family.read_geometry`; `dflash_config` goes before the top level, as in engines."""
         keys = ConfigReader(config, where)
-        nested = keys.section("dflash_config")
-        options = _over(nested, keys)
-        _check_served(options)
+        nested = keys.section(SECTION)
+        options = nested_first(keys)
+        self._check_served(options)
         hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
         vocab, layers = keys.positive("vocab_size"), keys.positive("num_hidden_layers")
         block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)
@@ -126,6 +127,20 @@ class DFlash(Family):
             sliding_window=_window(options) if slides else None,
             causal=_causal(keys, nested),
         )
+
+    def _check_served(self, options: ConfigReader) -> None:
+        """Refuse what would be other maths than that of the family."""
+        for section in ("rope_scaling", "rope_parameters"):
+            options = _over(options, options.section(section))
+        for key, (served, meaning) in self.served.items():
+            value = options.config.get(key)
+            if value is not None and value != served:
+                raise CheckpointError(
+                    options.where,
+                    f"{key}: expected {served!r}, got {value!r}: {meaning}",
+                    fix=f"this draft cannot be quantized or replayed: only plain {self.called} is"
+                    " supported",
+                )
 
     def tensor_specs(self, geometry: DFlashGeometry) -> Mapping[str, TensorSpec]:
         """See `Family.tensor_specs`."""
@@ -198,24 +213,15 @@ def _layer_specs(g: DFlashGeometry) -> Mapping[str, TensorSpec]:
     }
 
 
+def nested_first(keys: ConfigReader) -> ConfigReader:
+    """The keys of the top level, those of `dflash_config` over them."""
+    return _over(keys.section(SECTION), keys)
+
+
 def _over(nested: ConfigReader, keys: ConfigReader) -> ConfigReader:
     """One object in which a nested key stands over the same key of the top level."""
     given = {key: value for key, value in nested.config.items() if value is not None}
     return ConfigReader({**keys.config, **given}, keys.where)
-
-
-def _check_served(options: ConfigReader) -> None:
-    """Refuse what would be other maths than that of `DFlashForward`."""
-    for section in ("rope_scaling", "rope_parameters"):
-        options = _over(options, options.section(section))
-    for key, (served, meaning) in _SERVED.items():
-        value = options.config.get(key)
-        if value is not None and value != served:
-            raise CheckpointError(
-                options.where,
-                f"{key}: expected {served!r}, got {value!r}: {meaning}",
-                fix="this draft cannot be quantized or replayed: only plain DFlash is supported",
-            )
 
 
 def _layer_types(keys: ConfigReader, num_layers: int) -> tuple[str, ...] | None:
