@@ -247,5 +247,5 @@ def _logits(forward: DraftForward, hidden: Tensor) -> Tensor:
     Rounded to BF16, logits would move by more than what codes change in them.
     """
     with torch.autocast(hidden.device.type, enabled=False):
-        logits = forward.logits(hidden)
+        logits = forward.scores(hidden)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -18,6 +18,7 @@ _OF_DRAFTS: Mapping[str, str] = {
     "CosyVoice3Eagle3LlamaForCausalLM": "LlamaForCausalLMEagle3",  # AngelSlim, as it trains
     "QwenDFlashDraftModel": "DFlashDraftModel",  # likewise
     "LingDSparkModel": "Qwen3DSparkModel",  # SGLang, of the target's family
+    "MiniMaxDFlash2DraftModel": "DFlash2DraftModel",  # SGLang
 }
 _OF_MODELS: Mapping[str, str] = {
     "LlamaForCausalLM": "LlamaForCausalLMEagle3",

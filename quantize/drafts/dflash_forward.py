@@ -109,18 +109,23 @@ class DFlashForward(BlockForward):
         return torch.where(is_mask, self.weights["mask_embedding"], embedded)
 
     def _layer(self, layer: int, x: Tensor, slots: Tensor, attend: Attend) -> Tensor:
-        """With r = x + o(attention(norm(x))): r + down(silu(gate norm(r)) * up norm(r))."""
+        """With r = x + attention(norm(x)): r + mlp(norm(r))."""
         prefix = f"layers.{layer}."
-        attention = prefix + "self_attn."
-        y = self._norm(prefix + "input_layernorm", x)
-        q = self._normed_heads(attention, "q", y, slots)
-        k, v = self._keys_values(attention, y, slots)
+        r = x + self._attention(layer, self._norm(prefix + "input_layernorm", x), slots, attend)
+        return r + self._mlp(layer, self._norm(prefix + "post_attention_layernorm", r))
+
+    def _attention(self, layer: int, y: Tensor, slots: Tensor, attend: Attend) -> Tensor:
+        prefix = f"layers.{layer}.self_attn."
+        q = self._normed_heads(prefix, "q", y, slots)
+        k, v = self._keys_values(prefix, y, slots)
         mixed = attend(layer, q, k, v, self.geometry.head_dim**-0.5).transpose(1, 2).flatten(2)
-        r = x + self._linear(attention + "o_proj", mixed)
-        z = self._norm(prefix + "post_attention_layernorm", r)
-        gate = self._linear(prefix + "mlp.gate_proj", z)
-        up = self._linear(prefix + "mlp.up_proj", z)
-        return r + self._linear(prefix + "mlp.down_proj", F.silu(gate) * up)
+        return self._linear(prefix + "o_proj", mixed)
+
+    def _mlp(self, layer: int, z: Tensor) -> Tensor:
+        """Down(silu(gate z) * up z)."""
+        prefix = f"layers.{layer}.mlp."
+        gate, up = self._linear(prefix + "gate_proj", z), self._linear(prefix + "up_proj", z)
+        return self._linear(prefix + "down_proj", F.silu(gate) * up)
 
     def _keys_values(self, attention: str, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T, W] -> rotate(k_norm(k_proj x)) and v_proj x, each [B, KV, T, D]."""

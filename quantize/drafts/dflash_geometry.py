@@ -1,7 +1,6 @@
 """What the maths and the shapes of a DFlash draft follow from."""
 
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 from .rope import RopeConfig
 
@@ -56,12 +55,3 @@ class DFlashGeometry:
         is the same but for `dflash_config.causal`, which it does not read.
         """
         return self.is_sliding(layer) if self.causal is None else self.causal
-
-
-_Kind = TypeVar("_Kind", bound=DFlashGeometry)
-
-
-def extended(geometry: DFlashGeometry, kind: type[_Kind], **own: Any) -> _Kind:
-    """The geometry of a draft that adds to DFlash: the same fields, and its own."""
-    same = {field.name: getattr(geometry, field.name) for field in fields(geometry)}
-    return kind(**{**same, **own})

@@ -45,6 +45,10 @@ class DraftForward(ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states of drafted positions [..., W] -> logits [..., draft vocabulary]."""
 
+    def scores(self, hidden: Tensor) -> Tensor:
+        """The logits before any token is ruled out, finite everywhere: what may be learned."""
+        return self.logits(hidden)
+
     @abstractmethod
     def head_input(self, hidden: Tensor) -> Tensor:
         """What the head multiplies: hidden states [..., W], normed, as `OnInput` returns them."""

@@ -118,8 +118,6 @@ def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
         for family in FAMILIES
         if family.recognises({family.canonical_name(name) for name in checkpoint.tensors})
     ]
-    # What adds to the tensors of another family has the marks of both.
-    marked = [f for f in marked if not any(isinstance(g, type(f)) and g is not f for g in marked)]
     if marked and marked != [declared]:
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,

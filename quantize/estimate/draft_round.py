@@ -21,6 +21,8 @@ CHAIN_LENGTH = 3
 """Draft tokens of a chain where nobody says how many: what is usually served."""
 _REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa")
 """Latent projections, which every shard computes whole."""
+_LOOKED_UP = ("markov_w1", "predecessor_codebook", "successor_codebook")
+"""Tables of which a block reads a few rows."""
 _PARTS: dict[str, Part] = {
     "attention": "attention",
     "kv_up": "attention",
@@ -173,7 +175,7 @@ class _Passes:
             if self._makes_features(weight.row) or weight.row.canonical == "t2d":
                 continue
             role = weight.row.role
-            if role in ("embedding", "mask") or _leaf(weight.row) == "markov_w1":
+            if role in ("embedding", "mask") or _leaf(weight.row) in _LOOKED_UP:
                 continue
             if role == "vocabulary_map":
                 nbytes = DTYPE_BYTES[weight.row.tensor.dtype] * proposals

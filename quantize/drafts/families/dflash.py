@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 DEFAULT_BLOCK_SIZE = 16
 """Where config.json has none: SGLang's (`dflash.py:703`); vLLM drafts as many as it is told to."""
-SECTION = "dflash_config"
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-SERVED: Mapping[str, tuple[Any, str]] = {
+_SERVED: Mapping[str, tuple[Any, str]] = {
     "attention_bias": (False, "engines add biases that no quantized layout stores"),
     "mlp_bias": (False, "no engine reads them"),
     "hidden_act": ("silu", "another activation"),
@@ -49,13 +48,21 @@ SERVED: Mapping[str, tuple[Any, str]] = {
 }
 """Config key -> the value that this family's maths is for (also where it is absent), and what
 another value means."""
+KIN: Mapping[str, str] = {
+    "prefix_gru.": "domino",
+    "embed_proj.": "domino",
+    "base_kernel": "dflash2",
+    "kernel_projection": "dflash2",
+    "candidate_selector": "dflash2",
+    "markov_": "dspark",
+}
+"""Part of a tensor name -> the family that has it, besides all that DFlash has."""
 
 
 class DFlash(Family):
     """The DFlash family with all its name variants."""
 
     name = "dflash"
-    called = "DFlash"
     architectures = ("DFlashDraftModel",)
     prefixes = (
         ("draft_model.", ""),
@@ -69,13 +76,8 @@ class DFlash(Family):
     )
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "hidden_norm.")
-    served: Mapping[str, tuple[Any, str]] = SERVED
+    served: Mapping[str, tuple[Any, str]] = _SERVED
     relatives: Mapping[str, str] = {
-        "prefix_gru.": "Domino",
-        "embed_proj.": "Domino",
-        "base_kernel": "DFlash2",
-        "kernel_projection": "DFlash2",
-        "candidate_selector": "DFlash2",
         "aux_hidden_norms.": "Laguna DFlash",
         "g_proj": "Laguna DFlash",
         "qkv_proj": "Laguna DFlash",
@@ -84,19 +86,32 @@ class DFlash(Family):
     }
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
-        """Fc over features, a norm behind it outside the layers, and normed queries."""
-        return {
+        """Fc over features, a norm behind it outside the layers, normed queries; no other's marks."""
+        kinds = {kind for mark, kind in KIN.items() if any(mark in n for n in canonical_names)}
+        return kinds == {self.name} - {DFlash.name} and {
             "fc.weight",
             "hidden_norm.weight",
             "layers.0.self_attn.q_norm.weight",
         } <= set(canonical_names)
 
     def read_geometry(self, config: Mapping[str, Any], where: object) -> DFlashGeometry:
-        """See `Family.read_geometry`; `dflash_config` goes before the top level, as in engines."""
+        """See `Family.read_geometry`."""
+        return DFlashGeometry(**self.common_keys(config, where))
+
+    def options(self, config: Mapping[str, Any], where: object) -> ConfigReader:
+        """Config.json with the keys of `dflash_config` over those of the top level."""
         keys = ConfigReader(config, where)
-        nested = keys.section(SECTION)
-        options = nested_first(keys)
-        self._check_served(options)
+        return _over(keys.section("dflash_config"), keys)
+
+    def common_keys(self, config: Mapping[str, Any], where: object) -> dict[str, Any]:
+        """The fields of `DFlashGeometry`; `dflash_config` goes before the top level, as in engines.
+
+        Raises:
+            CheckpointError: see `Family.read_geometry`.
+        """
+        keys = ConfigReader(config, where)
+        nested, options = keys.section("dflash_config"), self.options(config, where)
+        _check_served(options, self.served)
         hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
         vocab, layers = keys.positive("vocab_size"), keys.positive("num_hidden_layers")
         block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)
@@ -108,7 +123,7 @@ class DFlash(Family):
             )
         layer_types = _layer_types(keys, layers)
         slides = layer_types is not None and "sliding_attention" in layer_types
-        return DFlashGeometry(
+        return dict(
             hidden_size=hidden,
             intermediate_size=keys.positive("intermediate_size"),
             num_layers=layers,
@@ -127,20 +142,6 @@ class DFlash(Family):
             sliding_window=_window(options) if slides else None,
             causal=_causal(keys, nested),
         )
-
-    def _check_served(self, options: ConfigReader) -> None:
-        """Refuse what would be other maths than that of the family."""
-        for section in ("rope_scaling", "rope_parameters"):
-            options = _over(options, options.section(section))
-        for key, (served, meaning) in self.served.items():
-            value = options.config.get(key)
-            if value is not None and value != served:
-                raise CheckpointError(
-                    options.where,
-                    f"{key}: expected {served!r}, got {value!r}: {meaning}",
-                    fix=f"this draft cannot be quantized or replayed: only plain {self.called} is"
-                    " supported",
-                )
 
     def tensor_specs(self, geometry: DFlashGeometry) -> Mapping[str, TensorSpec]:
         """See `Family.tensor_specs`."""
@@ -213,15 +214,24 @@ def _layer_specs(g: DFlashGeometry) -> Mapping[str, TensorSpec]:
     }
 
 
-def nested_first(keys: ConfigReader) -> ConfigReader:
-    """The keys of the top level, those of `dflash_config` over them."""
-    return _over(keys.section(SECTION), keys)
-
-
 def _over(nested: ConfigReader, keys: ConfigReader) -> ConfigReader:
     """One object in which a nested key stands over the same key of the top level."""
     given = {key: value for key, value in nested.config.items() if value is not None}
     return ConfigReader({**keys.config, **given}, keys.where)
+
+
+def _check_served(options: ConfigReader, all_served: Mapping[str, tuple[Any, str]]) -> None:
+    """Refuse what would be other maths than that of the family."""
+    for section in ("rope_scaling", "rope_parameters"):
+        options = _over(options, options.section(section))
+    for key, (served, meaning) in all_served.items():
+        value = options.config.get(key)
+        if value is not None and value != served:
+            raise CheckpointError(
+                options.where,
+                f"{key}: expected {served!r}, got {value!r}: {meaning}",
+                fix="this draft cannot be quantized or replayed: no family has these maths",
+            )
 
 
 def _layer_types(keys: ConfigReader, num_layers: int) -> tuple[str, ...] | None:

@@ -6,23 +6,23 @@ name with other bodies (DeepSeek-V4, Gemma 4, Kimi K3's latent attention, MiniMa
 others, which `other_kinds` names.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
 from ...files.entries import MASK_EMBEDDING_FILE
 from ..config_reader import ConfigReader
-from ..dflash_geometry import DFlashGeometry, extended
 from ..dspark_geometry import MARKOV_HEADS, DSparkGeometry
 from ..family import Dim, TensorSpec
-from .dflash import SECTION, SERVED, DFlash, nested_first
+from .dflash import DFlash
 
 if TYPE_CHECKING:
     import torch
 
     from ..forward import BlockForward, OnInput
 
+_SECTION = "dflash_config"
 _OF_OTHERS = ("sample_from_anchor", "shift_label", "projector_type", "markov_rank")
 """Keys of which DFlash refuses what DSpark has."""
 _OWN_KEYS = ("markov_rank", "markov_head_type", "enable_confidence_head")
@@ -33,7 +33,6 @@ class DSpark(DFlash):
     """The DSpark family with all its name variants."""
 
     name = "dspark"
-    called = "DSpark"
     architectures = ("Qwen3DSparkModel", "DSparkDraftModel", "Qwen3OmniDSparkModel")
     prefixes = (
         *DFlash.prefixes,
@@ -45,26 +44,20 @@ class DSpark(DFlash):
         ("confidence_proj.", "confidence_head.proj."),
     )
     served: Mapping[str, tuple[Any, str]] = {
-        **{key: value for key, value in SERVED.items() if key not in _OF_OTHERS},
+        **{key: value for key, value in DFlash.served.items() if key not in _OF_OTHERS},
         "projector_type": ("dspark", "a draft of another kind"),
         "dspark_config": (None, "SGLang alone reads it, not the keys beside it"),
         "dspark_draft_topk": (None, "vLLM corrects that many tokens and rules all others out"),
         "logit_scale": (1, "vLLM alone multiplies the logits by it"),
     }
 
-    def recognises(self, canonical_names: Collection[str]) -> bool:
-        """A DFlash draft with a Markov head."""
-        return super().recognises(canonical_names) and (
-            "markov_head.markov_w1.weight" in canonical_names
-        )
-
     def read_geometry(self, config: Mapping[str, Any], where: object) -> DSparkGeometry:
         """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
-        options = nested_first(keys)
+        options = self.options(config, where)
         _check_agreement(keys, options)
         options.positive("block_size")  # SGLang drafts 7 tokens without it, vLLM refuses
-        body = super().read_geometry(config, where)
+        common = self.common_keys(config, where)
         rank = options.positive("markov_rank")
         kind = options.config.get("markov_head_type")
         kind = "vanilla" if kind is None else kind
@@ -75,28 +68,26 @@ class DSpark(DFlash):
                 fix="correct 'markov_head_type'; a draft with another head is not supported",
             )
         with_markov = options.flag("confidence_head_with_markov", True)
-        return extended(
-            body,
-            DSparkGeometry,
+        return DSparkGeometry(
+            **common,
             proposes_from_anchor=_proposes_from_anchor(keys, options),
             markov_rank=rank,
             markov_head_type=kind,
-            confidence_width=body.hidden_size + (rank if with_markov else 0),
+            confidence_width=common["hidden_size"] + (rank if with_markov else 0),
         )
 
-    def tensor_specs(self, geometry: DFlashGeometry) -> Mapping[str, TensorSpec]:
+    def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
         """See `Family.tensor_specs`."""
-        assert isinstance(geometry, DSparkGeometry)
-        rank = Dim(geometry.markov_rank, "markov_rank")
-        vocab = Dim(geometry.vocab_size, "vocab_size")
-        draft_vocab = Dim(geometry.draft_vocab_size, "draft_vocab_size")
-        confidence = Dim(geometry.confidence_width, "hidden_size, confidence_head_with_markov")
+        g: DSparkGeometry = geometry
+        rank, vocab = Dim(g.markov_rank, "markov_rank"), Dim(g.vocab_size, "vocab_size")
+        draft_vocab = Dim(g.draft_vocab_size, "draft_vocab_size")
+        confidence = Dim(g.confidence_width, "hidden_size, confidence_head_with_markov")
         one = Dim(1, "the confidence head")
         return {
-            **super().tensor_specs(geometry),
+            **super().tensor_specs(g),
             "markov_head.markov_w1.weight": TensorSpec(role="proposal", shape=(vocab, rank)),
             "markov_head.markov_w2.weight": TensorSpec(role="proposal", shape=(draft_vocab, rank)),
-            **_gates(geometry),
+            **_gates(g),
             "confidence_head.proj.weight": TensorSpec(
                 role="proposal", shape=(one, confidence), optional=True
             ),
@@ -111,7 +102,7 @@ class DSpark(DFlash):
 
         return DSparkForward(geometry, weights, on_input)
 
-    def side_weights(self, _geometry: DFlashGeometry, folder: Path) -> "Mapping[str, torch.Tensor]":
+    def side_weights(self, _geometry: Any, folder: Path) -> "Mapping[str, torch.Tensor]":
         """See `Family.side_weights`: none, for engines look for the file beside DFlash alone.
 
         Source: vLLM 0.33 `qwen3_dspark.py` `load_weights`; SGLang 0.5.23 `dflash_worker_v2.py:543`.
@@ -152,7 +143,7 @@ def _proposes_from_anchor(keys: ConfigReader, options: ConfigReader) -> bool:
     """
     anchor = keys.flag("sample_from_anchor", True)
     said = {
-        f"{SECTION}.sample_from_anchor": options.flag("sample_from_anchor", anchor),
+        "dflash_config.sample_from_anchor": options.flag("sample_from_anchor", anchor),
         "shift_label": options.flag("shift_label", anchor),  # ModelOpt's word for it
         "dspark_bonus_anchor": not keys.flag("dspark_bonus_anchor", not anchor),  # vLLM's
     }
@@ -170,12 +161,12 @@ def _proposes_from_anchor(keys: ConfigReader, options: ConfigReader) -> bool:
 def _check_agreement(keys: ConfigReader, options: ConfigReader) -> None:
     """What stands in two places says the same in both: engines differ in which they read."""
     pairs = [
-        *((key, f"{SECTION}.{key}", keys.section(SECTION).config.get(key)) for key in _OWN_KEYS),
+        *((key, f"{_SECTION}.{key}", keys.section(_SECTION).config.get(key)) for key in _OWN_KEYS),
         *((key, f"dspark_{key}", keys.config.get(f"dspark_{key}")) for key in _PREFIXED),
         ("mask_token_id", "dspark_noise_token_id", keys.config.get("dspark_noise_token_id")),
     ]
     for key, other, value in pairs:
-        own = keys.config.get(key) if other.startswith(SECTION) else options.config.get(key)
+        own = keys.config.get(key) if other.startswith(_SECTION) else options.config.get(key)
         if value is not None and own is not None and own != value:
             raise CheckpointError(
                 keys.where,
