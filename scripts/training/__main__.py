@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .corpus import standard_library
-from .draft_kinds import DFLASH, EAGLE3_LLAMA, EAGLE3_MLA
+from .draft_kinds import DFLASH, DSPARK, EAGLE3_LLAMA, EAGLE3_MLA
 from .optimisation import Schedule
 from .pair import Family, PairPlan, train_pair
 from .target import TargetSize
@@ -43,6 +43,17 @@ FAMILIES = {
                 depth_decay=0.7,
             ),
         ),
+        Family(
+            target_kind=QWEN3,
+            draft_kind=DSPARK,
+            plan=PairPlan(
+                num_candidates_per_prompt=8,
+                draft_schedule=Schedule(num_steps=700, batch_size=32, max_learning_rate=4e-3),
+                num_draft_tokens=6,
+                row_stride=16,
+                depth_decay=0.7,
+            ),
+        ),
     )
 }
 
@@ -59,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", choices=sorted(FAMILIES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder to create")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--over", type=Path, metavar="PAIR", help="a pair whose target and prompts are taken"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.out.exists():
         print(
@@ -67,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     family = FAMILIES[chosen.family]
-    report = train_pair(family, family.plan, standard_library(), chosen.out, seed=chosen.seed)
+    report = train_pair(
+        family, family.plan, standard_library(), chosen.out, seed=chosen.seed, over=chosen.over
+    )
     print(json.dumps({name: report[name] for name in ("figures", "sizes", "seconds")}, indent=2))
     return 0
 
