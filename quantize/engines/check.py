@@ -191,7 +191,7 @@ def _absent_tables(engine: Engine, question: Question, family: Family) -> list[s
 
 def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
     """The norms before fc, of EAGLE-3.1, as an engine asks for them."""
-    if family.name == "dflash" or not geometry.fuses:
+    if not getattr(geometry, "fuses", False):
         return geometry
     nested = config.get("eagle_config")
     before = config.get("norm_before_fc", False)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..drafts.architectures import OTHER_NAMES, declared_architecture
-from .contract import Finding, Question, Stage
+from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
+from .contract import DFLASH_FAMILIES, Finding, Question, Stage
 from .misnamed import own_type, strip_root
 
 _ORDINARY = frozenset(
@@ -19,12 +19,17 @@ _ORDINARY = frozenset(
 _CONFIGS = {"kimi_k2": "_KimiK2ConfigAlias", "deepseek_v3": "DeepseekV3Config"}
 """model_type -> the class of its config."""
 ARCHITECTURES = frozenset(
-    {"LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM", "DFlashDraftModel", *_ORDINARY}
+    {
+        "LlamaForCausalLMEagle3",
+        "Eagle3DeepseekV2ForCausalLM",
+        "DFlashDraftModel",
+        "DFlash2DraftModel",
+        *_ORDINARY,
+    }
 )
 _NOT_EXECUTED = frozenset(
     {
         "DFlashLagunaForCausalLM",
-        "DFlash2DraftModel",
         "DFlash2BeamDraftModel",
         "MiniMaxDFlash2DraftModel",
         "LiLiCorrDraftModel",
@@ -50,7 +55,7 @@ def _dropped(*roots: str) -> dict[str, Finding]:
 ROOTED: Mapping[str, Mapping[str, Finding | None]] = {
     "eagle3-llama": {"model.": None, **_dropped("draft_model.", "eagle_module.")},
     "eagle3-mla": _dropped("model."),
-    "dflash": _dropped("draft_model.", "dflash_module."),
+    **dict.fromkeys(DFLASH_FAMILIES, _dropped("draft_model.", "dflash_module.")),
 }
 """Of the Llama draft `load_weights` tries a name as it is first."""
 
@@ -71,7 +76,7 @@ def architecture_problem(name: str) -> Finding | None:
     """The error for a name that is not registered, if it is one of drafts."""
     if name in ARCHITECTURES or name in _NOT_EXECUTED or not _OF_DRAFTS.match(name):
         return None
-    wanted = OTHER_NAMES.get(name)
+    wanted = "DFlashDraftModel" if name == DOMINO else OTHER_NAMES.get(name)
     return Finding(
         "config",
         f"ValueError: Cannot find model module. {name!r} is not a registered"

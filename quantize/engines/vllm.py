@@ -25,7 +25,7 @@ from .contract import (
 from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
 from .linear_scheme import LinearScheme
-from .linears import layer_linears
+from .linears import SELECTOR, layer_linears
 from .vllm_config import INVALID
 from .vllm_heads import head_problem
 
@@ -142,9 +142,11 @@ def modules(question: Question) -> tuple[Module, ...]:
         )
     ]
     fusion = (Module("model.fc", "model.fc", ("fc",), "replicated"),) if question.fuses else ()
+    selector = (SELECTOR._replace(name=f"model.{SELECTOR.name}"),)
     return (
         *layers,
         *fusion,
+        *(selector if question.family == "dflash2" else ()),
         Module("lm_head", "lm_head", ("lm_head",), "column"),
     )
 
@@ -176,7 +178,7 @@ def _substring(question: Question, module: Module, patterns: tuple[str, ...]) ->
 
 
 def _substring_or_wildcard(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
-    if question.family == "dflash":
+    if question.is_dflash:
         patterns = _mapped(question, patterns)
     else:
         _check_numbers(question, patterns)
@@ -306,7 +308,7 @@ def _parts_problem(module: Module, parts: list[int]) -> Finding | None:
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line."""
     config = {
-        "method": "dflash" if question.family == "dflash" else "eagle3",
+        "method": "dflash" if question.is_dflash else "eagle3",
         "model": draft,
         "num_speculative_tokens": num_draft_tokens,
     }

@@ -6,6 +6,7 @@ and `qwen3_dflash.py:755` give ParallelLMHead a config, `deepseek_eagle3.py:225`
 
 from .contract import Finding, Module, Question
 from .linear_scheme import LinearScheme
+from .linears import SELECTOR
 
 OWN_HEAD = "has_own_lm_head"
 """The key of config.json by which DFlash hands its head the declaration: `qwen3_dflash.py:760`."""
@@ -15,9 +16,8 @@ _METHODS = frozenset({"modelopt", "compressed-tensors"})
 
 def plain(question: Question) -> frozenset[str]:
     """The head, where the class hands it no config or the method knows no heads."""
-    return (
-        frozenset() if _hands(question) and question.method in _METHODS else frozenset({"lm_head"})
-    )
+    head_too = _hands(question) and question.method in _METHODS
+    return frozenset({SELECTOR.leaf} if head_too else {SELECTOR.leaf, "lm_head"})
 
 
 def head_problem(question: Question, module: Module, scheme: LinearScheme) -> Finding | None:
@@ -37,6 +37,6 @@ def head_problem(question: Question, module: Module, scheme: LinearScheme) -> Fi
 
 
 def _hands(question: Question) -> bool:
-    if question.family == "dflash":
+    if question.is_dflash:
         return bool(question.config.get(OWN_HEAD))
     return question.family == "eagle3-llama"

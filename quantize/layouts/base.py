@@ -129,8 +129,16 @@ def name_patterns(leaves: Sequence[str]) -> list[str]:
 
 
 def last_parts(kept: Sequence[str]) -> list[str]:
-    """The last part of every kept module name: engines number layers in their own way."""
-    return sorted({module.rpartition(".")[2] for module in kept})
+    """The last part of every kept module name: engines number layers in their own way.
+
+    A number says nothing alone, so what it counts goes before it: "embed_proj.0".
+    """
+    return sorted({_last_part(module) for module in kept})
+
+
+def _last_part(module: str) -> str:
+    parent, _, leaf = module.rpartition(".")
+    return f"{parent.rpartition('.')[2]}.{leaf}" if leaf.isdecimal() else leaf
 
 
 def check_divides(layout: LayoutName, weight: TensorInfo, axis: int, divisor: int) -> None:

@@ -53,12 +53,16 @@ _SOURCES: dict[FamilyName, tuple[Callable[..., Path], dict[str, Any]]] = {
     "eagle3-llama": (tiny_eagle3_llama, _SHAPE | _HEADS | {"pruned_vocabulary": True}),
     "eagle3-mla": (tiny_eagle3_mla, _SHAPE | _MLA),
     "dflash": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2}),
+    "dflash2": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2, "kind": "dflash2"}),
+    "domino": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2, "kind": "domino"}),
 }
 FAMILIES = tuple(_SOURCES)
 READS: dict[FamilyName, tuple[int, ...]] = {
     "eagle3-llama": (2, 4, 5),
     "eagle3-mla": (2, 4, 5),
     "dflash": (2, 4, 6),
+    "dflash2": (2, 4, 6),
+    "domino": (2, 4, 6),
 }
 """The target's layers whose inputs the drafts read; of EAGLE-3 the default for 8 layers."""
 

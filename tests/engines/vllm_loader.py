@@ -133,6 +133,10 @@ def _config(draft: Path, target: Path) -> Any:
         enforce_eager=True,
         max_model_len=1024,
     )
+    # The default where Triton is, without which V1 is taken, which refuses candidate selectors.
+    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
+    if architecture == "DFlash2DraftModel":
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     parallel = ParallelConfig()
     speculative = SpeculativeConfig(
         model=str(draft),

@@ -45,6 +45,7 @@ _SERVED: Mapping[str, tuple[Any, str]] = {
     "conv_kernel_size": (0, "a DFlash2 draft"),
     "selector_rank": (0, "a DFlash2 draft"),
     "markov_rank": (0, "a DSpark draft"),
+    "kv_lora_rank": (None, "layers of latent attention"),
 }
 """Config key -> the value that this family's maths is for (also where it is absent), and what
 another value means."""
@@ -86,7 +87,7 @@ class DFlash(Family):
     }
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
-        """Fc over features, a norm behind it outside the layers, normed queries; no other's marks."""
+        """Fc over features, a norm behind it outside the layers, normed queries, its own marks."""
         kinds = {kind for mark, kind in KIN.items() if any(mark in n for n in canonical_names)}
         return kinds == {self.name} - {DFlash.name} and {
             "fc.weight",

@@ -27,7 +27,7 @@ class DFlash2(DFlash):
 
     name = "dflash2"
     architectures = ("DFlash2DraftModel",)
-    served = {
+    served: Mapping[str, tuple[Any, str]] = {
         key: value
         for key, value in DFlash.served.items()
         if key not in ("conv_kernel_size", "selector_rank")
