@@ -32,6 +32,7 @@ KNOWN_TO_BOTH = frozenset(
         "Eagle3DeepseekV2ForCausalLM",
         "DFlashDraftModel",
         "DFlash2DraftModel",
+        "Qwen3DSparkModel",
     }
 )
 """Names that vLLM and SGLang both have, for a draft and nothing else."""

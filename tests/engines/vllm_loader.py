@@ -133,14 +133,16 @@ def _config(draft: Path, target: Path) -> Any:
         enforce_eager=True,
         max_model_len=1024,
     )
-    # The default where Triton is, without which V1 is taken, which refuses candidate selectors.
+    # The default where Triton is, without which V1 is taken, which refuses candidate selectors and
+    # DSpark.
     os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
-    if architecture == "DFlash2DraftModel":
+    method = _method(architecture)
+    if architecture == "DFlash2DraftModel" or method == "dspark":
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     parallel = ParallelConfig()
     speculative = SpeculativeConfig(
         model=str(draft),
-        method=_method(architecture),
+        method=method,
         num_speculative_tokens=3,
         target_model_config=served,
         target_parallel_config=parallel,
