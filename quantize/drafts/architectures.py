@@ -17,6 +17,7 @@ _OF_DRAFTS: Mapping[str, str] = {
     "Eagle3DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
     "CosyVoice3Eagle3LlamaForCausalLM": "LlamaForCausalLMEagle3",  # AngelSlim, as it trains
     "QwenDFlashDraftModel": "DFlashDraftModel",  # likewise
+    "LingDSparkModel": "Qwen3DSparkModel",  # SGLang, of the target's family
     "MiniMaxDFlash2DraftModel": "DFlash2DraftModel",  # SGLang
 }
 _OF_MODELS: Mapping[str, str] = {
@@ -31,11 +32,15 @@ KNOWN_TO_BOTH = frozenset(
         "Eagle3DeepseekV2ForCausalLM",
         "DFlashDraftModel",
         "DFlash2DraftModel",
+        "Qwen3DSparkModel",
     }
 )
 """Names that vLLM and SGLang both have, for a draft and nothing else."""
 DOMINO = "DominoDraftModel"
 """As which it is trained. SGLang serves it as DFlashDraftModel, by its projector_type."""
+_OF_PROJECTORS: Mapping[str, str] = {"domino": DOMINO, "dspark": "DSparkDraftModel"}
+"""projector_type of a DFlashDraftModel, as ModelOpt names all of its block drafts -> the name that
+the families read."""
 OTHER_NAMES: Mapping[str, str] = {**_OF_DRAFTS, **_OF_MODELS}
 """Of drafts -> the one that the families read, and that most engines have."""
 
@@ -55,8 +60,9 @@ def with_family_name(config: Mapping[str, Any], tensors: Collection[str]) -> Map
         tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own.
     """
     name = declared_architecture(config)
-    if name == "DFlashDraftModel" and _projector_type(config) == "domino":
-        return {**config, "architectures": [DOMINO]}
+    projector = _projector_type(config)
+    if name == "DFlashDraftModel" and projector in tuple(_OF_PROJECTORS):  # of any JSON type
+        return {**config, "architectures": [_OF_PROJECTORS[projector]]}
     ordinary = name in _OF_MODELS and not any(t.endswith("hidden_norm.weight") for t in tensors)
     if name not in OTHER_NAMES or ordinary:
         return config

@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 _BY_NAME = (
     (r"P-?Eagle", "P-EAGLE"),
+    (r"(Lfm2|K3|Gemma4|MuseSpark)DSpark|DSpark(MiniMax|V41)", "DSpark with another body"),
     (r"DSpark", "DSpark"),
     (r"DFlash2Beam", "DFlash2 with layers of Beam"),
     (r"LiLiCorr", "LiLiCorr"),

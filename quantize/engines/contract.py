@@ -34,7 +34,7 @@ VERDICTS: Mapping[Stage, Verdict] = {
     "after load": "REFUSED",
 }
 
-DFLASH_FAMILIES = frozenset({"dflash", "dflash2", "domino"})
+DFLASH_FAMILIES = frozenset({"dflash", "dflash2", "domino", "dspark"})
 """What engines load by their classes of DFlash, or by heirs of them."""
 UNKNOWN_FIRST_LAYER = 10**6
 """Stands for the number of the target's layers in names, where it is not known."""

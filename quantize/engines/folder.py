@@ -13,6 +13,7 @@ from .contract import Engine, Finding, Question
 _SPELLINGS = re.compile(
     r"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens"
     r"|candidate_selector|prefix_gru|embed_proj"
+    r"|markov_head|confidence_head|markov_w\d|gate_proj|joint_proj|confidence_proj"
     r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$"
 )
 """Names on disk with which loading was executed; other spellings of the families were not."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ...recipes.schema import LayoutName
 from ..drafts.fused import GATE_UP, MLA_DOWN, QKV
+from . import dspark
 from .blocks import block_problem, group_problem
 from .contract import DFLASH_FAMILIES, ExcludeRule, Finding, Module, Question
 from .declaration import Declaration
@@ -261,6 +262,8 @@ def config_problem(question: Question) -> Finding | None:
             "ValueError: EAGLE3 currently only supports 1 layer",
             "serve it with vLLM, or train a draft of one layer",
         )
+    if question.family == "dspark":
+        return dspark.sglang_problem(question)
     nested = config.get("dflash_config") or {}
     if question.family == "domino" and nested.get("pure_draft_prefix_len") != 1:
         # A key at the top would do as well, but is written by no trainer: `dflash_utils.py:738`.
@@ -339,6 +342,7 @@ def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     its place where both are called compatible, and would quantize a BF16 draft while loading.
     """
     algorithm = "DFLASH" if question.is_dflash else "EAGLE3"
+    algorithm = "DSPARK" if question.family == "dspark" else algorithm
     parts = [
         f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
         f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(draft)}",
@@ -348,6 +352,8 @@ def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
             f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1"
             f" --speculative-num-draft-tokens {num_draft_tokens + 1}"
         )
+    if algorithm == "DSPARK":  # which counts the anchor: `dspark_config.py:49`
+        parts.append(f"--speculative-num-draft-tokens {num_draft_tokens + 1}")
     parts.append("--speculative-draft-model-quantization unquant")
     if is_float16_only(question):
         parts.append("--dtype float16")

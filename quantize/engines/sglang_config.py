@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
+from . import dspark
 from .contract import DFLASH_FAMILIES, Finding, Question, Stage
 from .misnamed import own_type, strip_root
 
@@ -24,6 +25,8 @@ ARCHITECTURES = frozenset(
         "Eagle3DeepseekV2ForCausalLM",
         "DFlashDraftModel",
         "DFlash2DraftModel",
+        *dspark.ARCHITECTURES,
+        "LingDSparkModel",
         *_ORDINARY,
     }
 )
@@ -33,7 +36,6 @@ _NOT_EXECUTED = frozenset(
         "DFlash2BeamDraftModel",
         "MiniMaxDFlash2DraftModel",
         "LiLiCorrDraftModel",
-        "DSparkDraftModel",
         "DSparkMiniMaxDraftModel",
         "Lfm2DSparkDraftModel",
         "LlamaForCausalLMEagle",
@@ -43,7 +45,7 @@ _NOT_EXECUTED = frozenset(
 )
 """Other names of drafts that are registered."""
 _PLAIN = "write an ordinary config.json, or serve a draft of speculators with vLLM"
-_OF_DRAFTS = re.compile(r"(?!Mistral).*(eagle|dflash|speculator|draft)", re.IGNORECASE)
+_OF_DRAFTS = re.compile(r"(?!Mistral).*(eagle|dflash|dspark|speculator|draft)", re.IGNORECASE)
 """Names that only drafts have; another one may be a model of Transformers."""
 
 
@@ -56,6 +58,7 @@ ROOTED: Mapping[str, Mapping[str, Finding | None]] = {
     "eagle3-llama": {"model.": None, **_dropped("draft_model.", "eagle_module.")},
     "eagle3-mla": _dropped("model."),
     **dict.fromkeys(DFLASH_FAMILIES, _dropped("draft_model.", "dflash_module.")),
+    "dspark": _dropped("draft_model.", "dflash_module.", "logit_head."),
 }
 """Of the Llama draft `load_weights` tries a name as it is first."""
 

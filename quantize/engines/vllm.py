@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ...recipes.schema import LayoutName
 from ..drafts.fused import QKV
+from . import dspark
 from .blocks import BLOCK, block_problem, group_problem
 from .contract import (
     UNKNOWN_FIRST_LAYER,
@@ -64,6 +65,8 @@ METHODS = frozenset(
     ]
 )
 UNKNOWN_METHOD = INVALID.format("Unknown quantization method: {}.")
+_METHOD_OF = {"dspark": "dspark"}
+"""Family -> speculative method, where that is no other family's."""
 _NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
 _ALGORITHMS = (
     "FP8",
@@ -147,6 +150,7 @@ def modules(question: Question) -> tuple[Module, ...]:
         *layers,
         *fusion,
         *(selector if question.family == "dflash2" else ()),
+        *((dspark.MARKOV,) if question.family == "dspark" else ()),
         Module("lm_head", "lm_head", ("lm_head",), "column"),
     )
 
@@ -308,7 +312,7 @@ def _parts_problem(module: Module, parts: list[int]) -> Finding | None:
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line."""
     config = {
-        "method": "dflash" if question.is_dflash else "eagle3",
+        "method": _METHOD_OF.get(question.family, "dflash" if question.is_dflash else "eagle3"),
         "model": draft,
         "num_speculative_tokens": num_draft_tokens,
     }

@@ -7,6 +7,7 @@ executed (`tests/engines/RESULTS.md`), whose error texts these are.
 import re
 
 from ..drafts.architectures import DOMINO, OTHER_NAMES
+from . import dspark
 from .contract import Finding, Question
 from .misnamed import strip_root
 
@@ -29,6 +30,7 @@ ARCHITECTURES = frozenset(
         "DeepseekV3ForCausalLM",
         "DFlashDraftModel",
         "DFlash2DraftModel",
+        *dspark.ARCHITECTURES,
     }
 )
 _NOT_EXECUTED = frozenset(
@@ -44,9 +46,7 @@ _NOT_EXECUTED = frozenset(
         "DFlashMuseGlimmerAssistantModel",
         "Qwen3XPressModel",
         "DFlashQwen3XPressModel",
-        "Qwen3DSparkModel",
         "Qwen3OmniDSparkModel",
-        "DSparkDraftModel",
         "DSparkV41DraftModel",
         "K3DSparkModel",
         "MuseSparkDSparkModel",
@@ -72,6 +72,7 @@ ROOTED = {
     "dflash": _roots("DFlashQwen3Model", "draft_model", "dflash_module"),
     "domino": _roots("DFlashQwen3Model", "draft_model", "dflash_module"),
     "dflash2": _roots("DFlash2Qwen3Model", "draft_model", "dflash_module"),
+    "dspark": _roots("Qwen3DSparkModel", "draft_model", "dflash_module", "model", "logit_head"),
 }
 
 
@@ -88,6 +89,8 @@ def architecture_problem(name: str) -> Finding | None:
 
 def config_problem(question: Question) -> Finding | None:
     """Rules of `SpeculativeConfig`, of the Llama draft's loader and of DFlash's."""
+    if question.family == "dspark":
+        return dspark.vllm_problem(question)
     if question.family == "domino":
         return Finding(
             "load",

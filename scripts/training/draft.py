@@ -130,7 +130,8 @@ def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSiz
     weights: dict[str, Tensor] = {}
     for name, spec in kind.family.tensor_specs(geometry).items():
         shape = tuple(dim.size for dim in spec.shape)
-        if spec.role == "vocabulary_map":
+        # A confidence head is optional, and changes no proposal.
+        if spec.role == "vocabulary_map" or (spec.role == "proposal" and spec.optional):
             continue
         if spec.role == "embedding":
             weights[name] = input_embedding(target).weight.detach().clone()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...quantize.drafts.families import dflash, dflash2, domino, eagle3_llama, eagle3_mla
+from ...quantize.drafts.families import dflash, dflash2, domino, dspark, eagle3_llama, eagle3_mla
 from .corpus import END_OF_TEXT_ID
 from .draft import DraftKind
 from .target import INITIALIZER_RANGE, TargetSize
@@ -161,6 +161,31 @@ def _domino(target: TargetSize) -> dict[str, Any]:
     return {**config, "dflash_config": {**config["dflash_config"], **own}}
 
 
+def _dspark(target: TargetSize) -> dict[str, Any]:
+    """One layer over two of the target's, keys at the top level as vLLM reads them.
+
+    No engine asks the confidence head for a fixed number of tokens: there is none.
+    """
+    num_layers = 1
+    body = _dflash(target)
+    del body["dflash_config"]
+    return {
+        **body,
+        "architectures": ["Qwen3DSparkModel"],
+        "block_size": 6,
+        "mask_token_id": END_OF_TEXT_ID,
+        "target_layer_ids": [0, 2],
+        "num_hidden_layers": num_layers,
+        "layer_types": ["full_attention"] * num_layers,
+        "max_window_layers": num_layers,
+        "intermediate_size": 384,
+        "markov_rank": 32,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": False,
+        "sample_from_anchor": True,
+    }
+
+
 EAGLE3_LLAMA = DraftKind(
     family=eagle3_llama.FAMILY,
     config=_eagle3_llama,
@@ -188,6 +213,12 @@ DFLASH2 = DraftKind(
 DOMINO = DraftKind(
     family=domino.FAMILY,
     config=_domino,
+    first_layer="layers.0.",
+    ships_tables=False,
+)
+DSPARK = DraftKind(
+    family=dspark.FAMILY,
+    config=_dspark,
     first_layer="layers.0.",
     ships_tables=False,
 )

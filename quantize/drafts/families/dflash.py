@@ -82,8 +82,6 @@ class DFlash(Family):
         "aux_hidden_norms.": "Laguna DFlash",
         "g_proj": "Laguna DFlash",
         "qkv_proj": "Laguna DFlash",
-        "markov": "DSpark",
-        "confidence_head": "DSpark",
         "attention_sink": "DFlash with attention sinks",
         "mask_hidden": "P-EAGLE",
     }
