@@ -16,6 +16,7 @@ from draftquant.quantize.drafts.dflash2_forward import grouped_conv
 from draftquant.quantize.drafts.dflash2_geometry import DFlash2Geometry
 from draftquant.quantize.drafts.domino_geometry import DominoGeometry
 from draftquant.quantize.drafts.forward import BlockForward
+from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
@@ -171,6 +172,46 @@ def test_a_config_of_another_kind_is_refused_by_both_names(kind: Kind, tmp_path:
     refused(folder, f"config.json says dflash, the tensors are those of {kind}", "use the config")
     (plain / "config.json").write_text(own)
     refused(plain, f"config.json says {kind}, the tensors are those of dflash", "use the config")
+
+
+def in_speculators_layout(folder: Path) -> dict[str, Any]:
+    """Spell a DFlash2 draft's config.json as vLLM's `update_dflash2` reads it; the plain one."""
+    plain: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    nested = plain["dflash_config"]
+    own = {key: value for key, value in nested.items() if key in OWN_KEYS["dflash2"]}
+    layers = {key: plain[key] for key in plain if key not in ("architectures", "dflash_config")}
+    method = {"proposal_type": "greedy", "speculative_tokens": 7}
+    config = {
+        "architectures": ["DFlash2Speculator"],
+        "speculators_model_type": "dflash2",
+        "speculators_config": {
+            "proposal_methods": [method],
+            "verifier": {"name_or_path": "owner/target"},
+        },
+        "aux_hidden_state_layer_ids": [i + 1 for i in nested["target_layer_ids"]],
+        "mask_token_id": nested["mask_token_id"],
+        "block_size": plain["block_size"],
+        "sliding_window_non_causal": True,
+        "transformer_layer_config": {"hidden_act": "silu", "max_position_embeddings": 512, **layers},
+        **own,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return plain
+
+
+def test_dflash2_of_speculators_is_the_same_as_its_plain_twin(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
+    edit_json(folder / "config.json", is_causal=False)
+    expected = read_draft(Checkpoint.open(folder))
+    in_speculators_layout(folder)
+    found = read_draft(Checkpoint.open(folder))
+    assert found.family is expected.family
+    assert found.geometry == expected.geometry
+    answer = check_draft(folder, engine="vllm", arch="sm90", target_layers=8)
+    assert answer.verdict == "LOADS"  # executed
+    edit_json(folder / "config.json", selector_rank=None)
+    assert "KeyError: 'selector_rank'" in str(check_draft(folder, engine="vllm", arch="sm90").error)
+    refused(folder, "selector_rank: missing key", "add 'selector_rank'")
 
 
 def test_tensors_of_both_are_refused(tmp_path: Path) -> None:
