@@ -192,7 +192,11 @@ def in_speculators_layout(folder: Path) -> dict[str, Any]:
         "mask_token_id": nested["mask_token_id"],
         "block_size": plain["block_size"],
         "sliding_window_non_causal": True,
-        "transformer_layer_config": {"hidden_act": "silu", "max_position_embeddings": 512, **layers},
+        "transformer_layer_config": {
+            "hidden_act": "silu",
+            "max_position_embeddings": 512,
+            **layers,
+        },
         **own,
     }
     (folder / "config.json").write_text(json.dumps(config))
