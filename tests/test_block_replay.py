@@ -7,8 +7,6 @@ decide.
 """
 
 import dataclasses
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from block_pair import (
     save_draft,
     save_target,
     shared_tables,
+    with_own_tensors,
 )
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
@@ -33,7 +32,7 @@ from draftquant.calibration.passes.predictions import draft_passes, draft_predic
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
-from draftquant.quantize.drafts import read_config, read_draft
+from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
@@ -51,8 +50,7 @@ from reference_dflash_kin import ReferenceDFlash2, ReferenceDomino
 from reference_draft import transformers_in_float64
 from replay_proof import RoundInput, fp8_per_token, unrounded
 from safetensors.torch import load_file, save_file
-from tiny import edit_json
-from tiny_dflash import OWN_KEYS, Kind
+from tiny_dflash import Kind
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -378,29 +376,6 @@ def test_a_draft_of_a_third_kind_is_our_own_mistake() -> None:
 
 
 # ---- drafts that choose their tokens one after the other
-
-
-def with_own_tensors(plain: Path, out: Path, kind: Kind, **own: Any) -> Path:
-    """The fitted draft with what its kin has besides, small enough that it goes on fitting."""
-    shutil.copytree(plain, out)
-    config = json.loads((out / "config.json").read_text())
-    nested = {**config["dflash_config"], **OWN_KEYS[kind], **own}
-    name = "DFlash2DraftModel" if kind == "dflash2" else "DFlashDraftModel"
-    edit_json(out / "config.json", architectures=[name], dflash_config=nested)
-    family, geometry = read_config(Checkpoint.open(out))
-    weights, generator = load_file(out / "model.safetensors"), torch.manual_seed(3)
-    for tensor, spec in family.tensor_specs(geometry).items():
-        if spec.role == "proposal":
-            shape = tuple(dim.size for dim in spec.shape)
-            weights[tensor] = 0.2 * torch.randn(shape, generator=generator)
-            if tensor.endswith("_codebook"):
-                weights[tensor] *= 3
-            if "_conv." in tensor:
-                weights[tensor] /= 20
-            if tensor.endswith("base_kernel"):
-                weights[tensor] += torch.tensor([1.0, 0.0])[:, None]
-    save_file({n: w.bfloat16().contiguous() for n, w in weights.items()}, out / "model.safetensors")
-    return out
 
 
 @pytest.mark.parametrize(
