@@ -7,6 +7,8 @@ decide.
 """
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from draftquant.calibration.passes.predictions import draft_passes, draft_predic
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
-from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts import read_config, read_draft
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
@@ -45,9 +47,12 @@ from draftquant.validate.replay import replay_drafts
 from draftquant.validate.rounds import accepted_by_row, rounds
 from draftquant.validate.statistics import AcceptanceCounts
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
+from reference_dflash_kin import ReferenceDFlash2, ReferenceDomino
 from reference_draft import transformers_in_float64
 from replay_proof import RoundInput, fp8_per_token, unrounded
 from safetensors.torch import load_file, save_file
+from tiny import edit_json
+from tiny_dflash import OWN_KEYS, Kind
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -104,13 +109,14 @@ def assert_replay_is_the_engine(
     *,
     num_draft_tokens: int,
     num_prompts: int | None = None,
+    kind: type[ReferenceDFlash] = ReferenceDFlash,
 ) -> AcceptanceCounts:
     """Decode prompts online and compare step by step with replay."""
     histogram = [0] * (num_draft_tokens + 1)
     for trace in list(traces)[:num_prompts]:
         run = speculative_block_decode(
             model,
-            ReferenceDFlash(draft.geometry, draft.weights, round_input),
+            kind(draft.geometry, draft.weights, round_input),
             trace.token_ids[: trace.prompt_length].tolist(),
             aux_layer_ids=traces.manifest.features.aux_layer_ids,
             num_draft_tokens=num_draft_tokens,
@@ -369,3 +375,57 @@ def test_a_draft_of_a_third_kind_is_our_own_mistake() -> None:
     tokens = torch.zeros(3, dtype=torch.int64)
     with pytest.raises(TypeError, match="object proposes neither a chain nor a block"):
         draft_predictions(object(), tokens, tokens, first_row=0, num_draft_tokens=1)  # type: ignore[arg-type]
+
+
+# ---- drafts that choose their tokens one after the other
+
+
+def with_own_tensors(plain: Path, out: Path, kind: Kind, **own: Any) -> Path:
+    """The fitted draft with what its kin has besides, small enough that it goes on fitting."""
+    shutil.copytree(plain, out)
+    config = json.loads((out / "config.json").read_text())
+    nested = {**config["dflash_config"], **OWN_KEYS[kind], **own}
+    name = "DFlash2DraftModel" if kind == "dflash2" else "DFlashDraftModel"
+    edit_json(out / "config.json", architectures=[name], dflash_config=nested)
+    family, geometry = read_config(Checkpoint.open(out))
+    weights, generator = load_file(out / "model.safetensors"), torch.manual_seed(3)
+    for tensor, spec in family.tensor_specs(geometry).items():
+        if spec.role == "proposal":
+            shape = tuple(dim.size for dim in spec.shape)
+            weights[tensor] = 0.2 * torch.randn(shape, generator=generator)
+            if tensor.endswith("_codebook"):
+                weights[tensor] *= 3
+            if "_conv." in tensor:
+                weights[tensor] /= 20
+            if tensor.endswith("base_kernel"):
+                weights[tensor] += torch.tensor([1.0, 0.0])[:, None]
+    save_file({n: w.bfloat16().contiguous() for n, w in weights.items()}, out / "model.safetensors")
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "reference"),
+    [
+        ("dflash2", {}, ReferenceDFlash2),
+        ("domino", {}, ReferenceDomino),
+        ("domino", {"shift_label": False, "pure_draft_prefix_len": 0}, ReferenceDomino),
+    ],
+)
+@pytest.mark.parametrize("num_draft_tokens", [K, 3])
+def test_kin_of_dflash_replays_as_it_decodes(
+    kind: Kind,
+    own: dict[str, Any],
+    reference: type[ReferenceDFlash],
+    num_draft_tokens: int,
+    folder: Path,
+    traces: TraceFolder,
+    target: Qwen3ForCausalLM,
+    tmp_path: Path,
+) -> None:
+    """Online each token is chosen behind those that were chosen before it, not behind recorded."""
+    made = with_own_tensors(folder / "draft", tmp_path / "draft", kind, **own)
+    draft = loaded(made, folder / "target")
+    counts = assert_replay_is_the_engine(
+        draft, unrounded, target, traces, num_draft_tokens=num_draft_tokens, kind=reference
+    )
+    assert counts.mean_acceptance_length > 1.15

@@ -63,6 +63,7 @@ def tiny_dflash(
     mask_embedding: bool = False,
     dtype: str = "BF16",
     config: Mapping[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a tiny DFlash draft: config.json, weights and side files.
 
@@ -77,11 +78,16 @@ def tiny_dflash(
         pruned_vocabulary: half of the vocabulary, with a head, d2t and t2d.
         mask_embedding: with mask_embedding.pt.
         dtype: "BF16", "F16" or "F32", of every weight.
-        config: overrides of config.json.
+        config: overrides of config.json. own: of its dflash_config.
     """
     rng = np.random.default_rng(seed)
     draft_vocab = vocab // 2 if pruned_vocabulary else vocab
-    own = {"mask_token_id": MASK_TOKEN_ID, "target_layer_ids": [1, 3, 5], **OWN_KEYS[kind]}
+    nested = {
+        "mask_token_id": MASK_TOKEN_ID,
+        "target_layer_ids": [1, 3, 5],
+        **OWN_KEYS[kind],
+        **(own or {}),
+    }
     keys = {
         "architectures": [_ARCHITECTURES[kind]],
         "block_size": block_size,
@@ -100,7 +106,7 @@ def tiny_dflash(
         "tie_word_embeddings": False,
         "vocab_size": vocab,
         **({"draft_vocab_size": draft_vocab} if pruned_vocabulary else {}),
-        **({"dflash_config": own} if spelling != "torchspec" else own),
+        **({"dflash_config": nested} if spelling != "torchspec" else nested),
         **({"model_type": "dflash", "num_target_layers": 3} if spelling == "torchspec" else {}),
         **(config or {}),
     }

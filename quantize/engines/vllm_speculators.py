@@ -22,6 +22,7 @@ _BLOCK = 8
 """Tokens of a block where nothing says how many: vLLM asks the command that serves the draft."""
 _DFLASH_KEYS = ("aux_hidden_state_layer_ids", "mask_token_id")
 
+_DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 _DSPARK_KEYS = (
     "mask_token_id",
     "markov_rank",
@@ -50,7 +51,7 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     layers = config.get(LAYER_CONFIG)
     if not isinstance(layers, Mapping):
         return Finding("init", _ATTRIBUTE.format("vocab_size"), _SAVE)
-    qwen3 = kind in ("dflash", "dspark") or layers.get("model_type") == "qwen3"
+    qwen3 = kind in ("dflash", "dflash2", "dspark") or layers.get("model_type") == "qwen3"
     needed = (*(_NEEDED_BY_QWEN3 if qwen3 else ()), *_NEEDED)
     absent = next((key for key in needed if key not in layers), None)
     own = _OWN[kind](config, layers)
@@ -98,6 +99,21 @@ def _dflash(config: Mapping[str, Any], _layers: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def _dflash2(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any] | Finding:
+    plain = _dflash(config, layers)
+    if isinstance(plain, Finding):
+        return plain
+    absent = next((key for key in _DFLASH2_KEYS if config.get(key) is None), None)
+    if absent is not None:
+        return Finding("init", f"KeyError: {absent!r}", f"add {absent!r}, as it was trained")
+    own = {key: config[key] for key in _DFLASH2_KEYS}
+    return {
+        **plain,
+        "architectures": ["DFlash2DraftModel"],
+        "dflash_config": {**plain["dflash_config"], **own},
+    }
+
+
 def _dspark(config: Mapping[str, Any], _layers: Mapping[str, Any]) -> dict[str, Any] | Finding:
     ids = _block_ids(config, "aux_hidden_state_layer_ids")
     if isinstance(ids, Finding):
@@ -124,4 +140,4 @@ def _block_ids(config: Mapping[str, Any], *needed: str) -> list[int] | Finding:
     return [i - 1 for i in ids]
 
 
-_OWN = {"eagle3": _eagle3, "dflash": _dflash, "dspark": _dspark}
+_OWN = {"eagle3": _eagle3, "dflash": _dflash, "dflash2": _dflash2, "dspark": _dspark}

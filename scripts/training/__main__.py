@@ -13,12 +13,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .corpus import standard_library
-from .draft_kinds import DFLASH, DSPARK, EAGLE3_LLAMA, EAGLE3_MLA
+from .draft_kinds import DFLASH, DFLASH2, DOMINO, DSPARK, EAGLE3_LLAMA, EAGLE3_MLA
 from .optimisation import Schedule
 from .pair import Family, PairPlan, train_pair
 from .target import TargetSize
 from .target_kinds import DEEPSEEK_V3, LLAMA, QWEN3
 
+_BLOCKS = PairPlan(
+    num_training_prompts=3072,
+    num_candidates_per_prompt=8,
+    draft_schedule=Schedule(num_steps=800, batch_size=32, max_learning_rate=3e-3),
+    num_draft_tokens=7,
+    row_stride=16,
+    depth_decay=0.7,
+)
 FAMILIES = {
     family.name: family
     for family in (
@@ -31,18 +39,9 @@ FAMILIES = {
                 num_candidates_per_prompt=6,
             ),
         ),
-        Family(
-            target_kind=QWEN3,
-            draft_kind=DFLASH,
-            plan=PairPlan(
-                num_training_prompts=3072,
-                num_candidates_per_prompt=8,
-                draft_schedule=Schedule(num_steps=800, batch_size=32, max_learning_rate=3e-3),
-                num_draft_tokens=7,
-                row_stride=16,
-                depth_decay=0.7,
-            ),
-        ),
+        Family(target_kind=QWEN3, draft_kind=DFLASH, plan=_BLOCKS),
+        Family(target_kind=QWEN3, draft_kind=DFLASH2, plan=_BLOCKS),
+        Family(target_kind=QWEN3, draft_kind=DOMINO, plan=_BLOCKS),
         Family(
             target_kind=QWEN3,
             draft_kind=DSPARK,

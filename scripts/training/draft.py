@@ -123,8 +123,8 @@ class Draft:
 def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSize) -> Draft:
     """A draft over the target's whole vocabulary to begin training with; torch is seeded before.
 
-    Linears are normal, norms are one, but for that of a latent; embedding and head begin as the
-    target's, and the embedding stays so.
+    Linears are normal, norms are one, but for that of a latent; a convolution changes nothing.
+    Embedding and head begin as the target's, and the embedding stays so.
     """
     geometry = kind.geometry(target_size)
     weights: dict[str, Tensor] = {}
@@ -142,6 +142,9 @@ def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSiz
             weights[name] = torch.full(shape, LATENT_SCALE if latent else 1.0)
         else:
             weights[name] = torch.normal(0.0, INITIALIZER_RANGE, shape)
+            if name.endswith(".base_kernel"):  # a convolution that changes nothing
+                weights[name] = torch.zeros(shape)
+                weights[name][:, 0] = 1
         own = kind.ships_tables or spec.role != "head"
         weights[name].requires_grad_(own and spec.role != "embedding")
     return Draft(kind=kind, geometry=geometry, weights=weights)
@@ -202,7 +205,7 @@ def distillation_loss(
                 target_probabilities = target_head(final_hidden).softmax(dim=-1)
             share = len(one.rows) / len(rows)
             loss = loss + decay**depth * share * F.cross_entropy(
-                forward.logits(hidden).flatten(0, 1), target_probabilities.flatten(0, 1)
+                forward.scores(hidden).flatten(0, 1), target_probabilities.flatten(0, 1)
             )
     return loss / sum(decay**depth for depth in range(num_draft_tokens))
 

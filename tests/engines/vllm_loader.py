@@ -137,7 +137,7 @@ def _config(draft: Path, target: Path) -> Any:
     # DSpark.
     os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
     method = _method(architecture)
-    if architecture == "DFlash2DraftModel" or method == "dspark":
+    if "DFlash2" in architecture or method == "dspark":
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     parallel = ParallelConfig()
     speculative = SpeculativeConfig(
