@@ -131,14 +131,17 @@ def name_patterns(leaves: Sequence[str]) -> list[str]:
 def last_parts(kept: Sequence[str]) -> list[str]:
     """The last part of every kept module name: engines number layers in their own way.
 
-    A number says nothing alone, so what it counts goes before it: "embed_proj.0".
+    Where that says too little, what it belongs to goes before it: a number, "embed_proj.0", and the
+    parts of a head, "confidence_head.proj", whose names linears of layers end in as well.
     """
-    return sorted({_last_part(module) for module in kept})
+    return sorted({last_part(module) for module in kept})
 
 
-def _last_part(module: str) -> str:
+def last_part(module: str) -> str:
+    """What an exclude names a module by; see `last_parts`."""
     parent, _, leaf = module.rpartition(".")
-    return f"{parent.rpartition('.')[2]}.{leaf}" if leaf.isdecimal() else leaf
+    owner = parent.rpartition(".")[2]
+    return f"{owner}.{leaf}" if leaf.isdecimal() or owner.endswith("_head") else leaf
 
 
 def check_divides(layout: LayoutName, weight: TensorInfo, axis: int, divisor: int) -> None:

@@ -37,9 +37,9 @@ class DSpark(DFlash):
     prefixes = (
         *DFlash.prefixes,
         ("logit_head.", ""),  # SpecForge, in its early exports
-        ("markov_w1.", "markov_head.markov_w1."),  # ModelOpt, these and the next
+        # ModelOpt; its gate_proj no exclude could tell from those of layers.
+        ("markov_w1.", "markov_head.markov_w1."),
         ("markov_w2.", "markov_head.markov_w2."),
-        ("gate_proj.", "markov_head.gate_proj."),
         ("joint_proj.", "markov_head.joint_proj."),
         ("confidence_proj.", "confidence_head.proj."),
     )
