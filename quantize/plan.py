@@ -17,6 +17,7 @@ from .drafts.runtime_names import excluded_modules, known_target_layers, modules
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
 from .layouts import OwnFormat, check_head, check_layout, get_layout, named_heads
+from .layouts.base import last_part
 from .layouts.group_sizes import check_groups
 from .lints.concat import concat_linears
 
@@ -294,9 +295,9 @@ def _check_formats(plan: Plan) -> None:
 
 def _check_excludable(plan: Plan) -> None:
     """Excludes name the last part of a module (engines number layers in their own way)."""
-    kept = {name.rpartition(".")[2]: name for name in plan.kept_modules()}
+    kept = {last_part(name): name for name in plan.kept_modules()}
     for step in plan.quantized:
-        module, leaf = step.row.module, step.row.module.rpartition(".")[2]
+        module, leaf = step.row.module, last_part(step.row.module)
         if leaf in kept:
             raise PlanError(
                 f"recipe {plan.recipe.name}",

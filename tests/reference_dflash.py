@@ -8,6 +8,7 @@ It is fed like an engine feeds it: `extend` with the features of verified positi
 from collections.abc import Callable, Mapping
 
 import torch
+from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts.dflash_geometry import DFlashGeometry
 from draftquant.quantize.drafts.families.dflash import DFlash
 from reference_draft import common_config
@@ -27,6 +28,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
+_DFLASH = DFlash()
 RoundInput = Callable[[str, Tensor], Tensor]
 
 
@@ -86,7 +88,12 @@ class ReferenceDFlash(nn.Module):
 
     def propose(self, anchor: int, num_draft_tokens: int) -> Tensor:
         """Logits [K, draft vocabulary] of the slots behind an anchor that follows the context."""
-        ids = [anchor] + [self.geometry.mask_token_id] * num_draft_tokens
+        logits: Tensor = self.lm_head(self.slots(anchor, num_draft_tokens)[1:])
+        return logits
+
+    def slots(self, anchor: int, num_masks: int) -> Tensor:
+        """Normed states [1 + num_masks, W] of an anchor that follows the context, and of masks."""
+        ids = [anchor] + [self.geometry.mask_token_id] * num_masks
         start = self.cache.get_seq_length()
         slots = torch.arange(start, start + len(ids))
         x = self.embed_tokens(torch.tensor([ids]))
@@ -101,8 +108,8 @@ class ReferenceDFlash(nn.Module):
             x = x + attended
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         self.cache.crop(-len(ids))
-        logits: Tensor = self.lm_head(self.norm(x))[0, 1:]
-        return logits
+        hidden: Tensor = self.norm(x)[0]
+        return hidden
 
     def draft(self, anchor: int, num_draft_tokens: int) -> list[int]:
         """The proposed tokens, target vocabulary."""
@@ -128,11 +135,13 @@ class ReferenceDFlash(nn.Module):
         return blocked[None, None]
 
 
-def random_weights(geometry: DFlashGeometry, seed: int = 0) -> dict[str, Tensor]:
+def random_weights(
+    geometry: DFlashGeometry, seed: int = 0, family: Family = _DFLASH
+) -> dict[str, Tensor]:
     """Every tensor of the family's table, at magnitudes at which attention is far from uniform."""
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {}
-    for name, spec in DFlash().tensor_specs(geometry).items():
+    for name, spec in family.tensor_specs(geometry).items():
         shape = tuple(dim.size for dim in spec.shape)
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
         if spec.role == "norm":

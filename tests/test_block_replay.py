@@ -21,6 +21,7 @@ from block_pair import (
     save_draft,
     save_target,
     shared_tables,
+    with_own_tensors,
 )
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
@@ -45,9 +46,11 @@ from draftquant.validate.replay import replay_drafts
 from draftquant.validate.rounds import accepted_by_row, rounds
 from draftquant.validate.statistics import AcceptanceCounts
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
+from reference_dflash_kin import ReferenceDFlash2, ReferenceDomino
 from reference_draft import transformers_in_float64
 from replay_proof import RoundInput, fp8_per_token, unrounded
 from safetensors.torch import load_file, save_file
+from tiny_dflash import Kind
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -104,13 +107,14 @@ def assert_replay_is_the_engine(
     *,
     num_draft_tokens: int,
     num_prompts: int | None = None,
+    kind: type[ReferenceDFlash] = ReferenceDFlash,
 ) -> AcceptanceCounts:
     """Decode prompts online and compare step by step with replay."""
     histogram = [0] * (num_draft_tokens + 1)
     for trace in list(traces)[:num_prompts]:
         run = speculative_block_decode(
             model,
-            ReferenceDFlash(draft.geometry, draft.weights, round_input),
+            kind(draft.geometry, draft.weights, round_input),
             trace.token_ids[: trace.prompt_length].tolist(),
             aux_layer_ids=traces.manifest.features.aux_layer_ids,
             num_draft_tokens=num_draft_tokens,
@@ -369,3 +373,34 @@ def test_a_draft_of_a_third_kind_is_our_own_mistake() -> None:
     tokens = torch.zeros(3, dtype=torch.int64)
     with pytest.raises(TypeError, match="object proposes neither a chain nor a block"):
         draft_predictions(object(), tokens, tokens, first_row=0, num_draft_tokens=1)  # type: ignore[arg-type]
+
+
+# ---- drafts that choose their tokens one after the other
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "reference"),
+    [
+        ("dflash2", {}, ReferenceDFlash2),
+        ("domino", {}, ReferenceDomino),
+        ("domino", {"shift_label": False, "pure_draft_prefix_len": 0}, ReferenceDomino),
+    ],
+)
+@pytest.mark.parametrize("num_draft_tokens", [K, 3])
+def test_kin_of_dflash_replays_as_it_decodes(
+    kind: Kind,
+    own: dict[str, Any],
+    reference: type[ReferenceDFlash],
+    num_draft_tokens: int,
+    folder: Path,
+    traces: TraceFolder,
+    target: Qwen3ForCausalLM,
+    tmp_path: Path,
+) -> None:
+    """Online each token is chosen behind those that were chosen before it, not behind recorded."""
+    made = with_own_tensors(folder / "draft", tmp_path / "draft", kind, **own)
+    draft = loaded(made, folder / "target")
+    counts = assert_replay_is_the_engine(
+        draft, unrounded, target, traces, num_draft_tokens=num_draft_tokens, kind=reference
+    )
+    assert counts.mean_acceptance_length > 1.15

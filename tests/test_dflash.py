@@ -197,11 +197,6 @@ def test_pruned_vocabulary_needs_head_and_map(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("prefix_gru.weight_ih_l0", "Domino"),
-        ("embed_proj.0.weight", "Domino"),
-        ("layers.0.attention_conv.base_kernel", "DFlash2"),
-        ("layers.0.mlp_conv.kernel_projection.weight", "DFlash2"),
-        ("candidate_selector.predecessor_codebook", "DFlash2"),
         ("aux_hidden_norms.0.weight", "Laguna DFlash"),
         ("layers.0.self_attn.g_proj.weight", "Laguna DFlash"),
         ("layers.0.self_attn.qkv_proj.weight", "Laguna DFlash"),

@@ -86,9 +86,8 @@ def block_logits(
     position = features.shape[1]
     attention = BlockAttention(forward, forward.fuse(features))
     attention.begin(range(position, position + 1))
-    block = forward.block(
-        torch.tensor([anchor]), torch.tensor([position]), num_draft_tokens, attention
-    )
+    ids = torch.tensor([[anchor] + [0] * num_draft_tokens])  # what is recorded is not read
+    block = forward.block(ids, torch.tensor([position]), attention)
     return forward.logits(block)[0]
 
 
@@ -143,7 +142,9 @@ def test_positions_shift_the_rope() -> None:
             keys, values = keys.repeat_interleave(2, 1), values.repeat_interleave(2, 1)
             return (q @ keys.mT * scale).softmax(-1) @ values
 
-        return forward.logits(forward.block(torch.tensor([8]), torch.tensor([anchor]), 3, attend))
+        return forward.logits(
+            forward.block(torch.tensor([[8, 1, 2, 3]]), torch.tensor([anchor]), attend)
+        )
 
     assert_close(logits(0, 5), logits(40, 45))
     assert (logits(0, 5) - logits(0, 6)).abs().max() > 1e-4

@@ -103,8 +103,7 @@ def unlike_any_name(draft: Path, architecture: str, **tensors: Stored) -> None:
     [
         ("DSparkDraftModel", "DSpark"),
         ("K3DSparkModel", "DSpark"),
-        ("DFlash2DraftModel", "DFlash2"),
-        ("DominoDraftModel", "Domino"),
+        ("DFlash2BeamDraftModel", "DFlash2 with layers of Beam"),
         ("PEagleDraftModel", "P-EAGLE"),
         ("PeagleQwen3ForCausalLM", "P-EAGLE"),
         ("LiLiCorrDraftModel", "LiLiCorr"),
@@ -130,8 +129,6 @@ def test_what_is_refused_by_name_is_told_what_it_is(
     ("tensor", "kind"),
     [
         ("markov_head.markov_w1.weight", "DSpark"),
-        ("prefix_gru.weight_ih_l0", "Domino"),
-        ("candidate_selector.prev_embedding.weight", "DFlash2"),
         ("mask_hidden", "P-EAGLE"),
         ("0.0.linear.weight", "Medusa"),
         ("model.layers.61.eh_proj.weight", "an MTP layer"),

@@ -1,5 +1,6 @@
 """`check` of names, ropes and missing fc, held against what the engines' own loaders did."""
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_repairs_write_the_name_that_both_engines_have(name: str, tmp_path: Path
         "LlamaForCausalLMEagle3": tiny_eagle3_llama,
         "Eagle3DeepseekV2ForCausalLM": tiny_eagle3_mla,
         "DFlashDraftModel": tiny_dflash,
+        "DFlash2DraftModel": functools.partial(tiny_dflash, kind="dflash2"),
     }[wanted]
     folder = builder(tmp_path / "draft")
     edit_json(folder / "config.json", architectures=[name])

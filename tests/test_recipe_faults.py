@@ -36,7 +36,7 @@ class Fault(NamedTuple):
 
 
 FP8 = "{weights: {dtype: fp8_e4m3, granularity: channel, symmetric: true}, activations: null}"
-ROLES = "attention, mlp, kv_up, fusion, embedding, head, norm, vocabulary_map, mask"
+ROLES = "attention, mlp, kv_up, fusion, embedding, head, norm, vocabulary_map, mask, proposal"
 FAULTS = {
     "misspelled key": Fault("summary:", "sumary:", 3, "sumary: unknown key", "'summary'?"),
     "misspelled inner key": Fault("dtype:", "dtyp:", 7, "weights.dtyp: unknown key", "'dtype'?"),

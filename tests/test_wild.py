@@ -14,8 +14,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 DRAFTS = wild_drafts()
 KINDS = {
     "dspark": "DSpark",
-    "domino": "Domino",
-    "dflash2": "DFlash2",
     "peagle": "P-EAGLE",
     "mtp": "an MTP layer",
     "nextn": "an MTP layer",

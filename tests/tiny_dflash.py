@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from tiny import Stored, store, write_tensors
 
+Kind = Literal["dflash", "dflash2", "domino"]
 Spelling = Literal["z-lab", "model", "draft_model", "dflash_module", "encoder", "torchspec"]
 _OUTER = {"model": "model.", "draft_model": "draft_model.", "dflash_module": "dflash_module."}
 _RENAMED = {
@@ -16,12 +17,35 @@ _RENAMED = {
     "torchspec": {"fc": "context_proj", "hidden_norm": "context_norm", "norm": "final_norm"},
 }
 MASK_TOKEN_ID = 95
+OWN_KEYS: Mapping[Kind, Mapping[str, Any]] = {
+    "dflash": {},
+    "dflash2": {
+        "conv_kernel_size": 2,
+        "conv_group_size": 16,
+        "selector_rank": 24,
+        "selector_top_k": 8,
+    },
+    "domino": {
+        "projector_type": "domino",
+        "shift_label": True,
+        "pure_draft_prefix_len": 1,
+        "gru_hidden_dim": 40,
+        "emb_dim": 24,
+    },
+}
+"""What stands in dflash_config besides the keys of DFlash."""
+_ARCHITECTURES: Mapping[Kind, str] = {
+    "dflash": "DFlashDraftModel",
+    "dflash2": "DFlash2DraftModel",
+    "domino": "DFlashDraftModel",
+}
 README = "# A tiny draft\n\nCafé, 草稿: bytes that must travel unchanged.\r\n"
 
 
 def tiny_dflash(
     folder: Path,
     *,
+    kind: Kind = "dflash",
     seed: int = 0,
     spelling: Spelling = "z-lab",
     hidden: int = 64,
@@ -39,6 +63,7 @@ def tiny_dflash(
     mask_embedding: bool = False,
     dtype: str = "BF16",
     config: Mapping[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a tiny DFlash draft: config.json, weights and side files.
 
@@ -46,19 +71,25 @@ def tiny_dflash(
 
     Args:
         folder: created; its parent must exist.
+        kind: DFlash, or what has its layers and more.
         spelling: of tensor names; "torchspec" has a flat config.json as well.
         sharded: two shards and an index.
         embed: with embed_tokens. head: with lm_head, also where the vocabulary is pruned.
         pruned_vocabulary: half of the vocabulary, with a head, d2t and t2d.
         mask_embedding: with mask_embedding.pt.
         dtype: "BF16", "F16" or "F32", of every weight.
-        config: overrides of config.json.
+        config: overrides of config.json. own: of its dflash_config.
     """
     rng = np.random.default_rng(seed)
     draft_vocab = vocab // 2 if pruned_vocabulary else vocab
-    own = {"mask_token_id": MASK_TOKEN_ID, "target_layer_ids": [1, 3, 5]}
+    nested = {
+        "mask_token_id": MASK_TOKEN_ID,
+        "target_layer_ids": [1, 3, 5],
+        **OWN_KEYS[kind],
+        **(own or {}),
+    }
     keys = {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [_ARCHITECTURES[kind]],
         "block_size": block_size,
         "head_dim": head_dim,
         "hidden_size": hidden,
@@ -75,7 +106,7 @@ def tiny_dflash(
         "tie_word_embeddings": False,
         "vocab_size": vocab,
         **({"draft_vocab_size": draft_vocab} if pruned_vocabulary else {}),
-        **({"dflash_config": own} if spelling != "torchspec" else own),
+        **({"dflash_config": nested} if spelling != "torchspec" else nested),
         **({"model_type": "dflash", "num_target_layers": 3} if spelling == "torchspec" else {}),
         **(config or {}),
     }
@@ -111,6 +142,27 @@ def tiny_dflash(
             f"{layer}mlp.down_proj.weight": weight(hidden, intermediate),
             f"{layer}input_layernorm.weight": norm(),
             f"{layer}post_attention_layernorm.weight": norm(),
+        }
+        if kind == "dflash2":
+            for conv in ("attention_conv", "mlp_conv"):
+                tensors[f"{layer}{conv}.base_kernel"] = store(
+                    rng.standard_normal((2, 2, hidden), dtype=np.float32) / 4 + [[[1]], [[0]]],
+                    dtype,
+                )
+                added = weight(2 * 2 * hidden // 16, hidden)
+                tensors[f"{layer}{conv}.kernel_projection.weight"] = added
+    if kind == "dflash2":
+        tensors |= {
+            "candidate_selector.predecessor_codebook": weight(vocab, 24),
+            "candidate_selector.successor_codebook": weight(vocab, 24),
+            "candidate_selector.hidden_projection.weight": weight(24, hidden),
+        }
+    if kind == "domino":
+        tensors |= {
+            "prefix_gru.weight_ih_l0": weight(3 * 40, hidden),
+            "prefix_gru.weight_hh_l0": weight(3 * 40, 40),
+            "embed_proj.0.weight": weight(24, hidden + 40),
+            "embed_proj.2.weight": weight(vocab, 24),
         }
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")

@@ -244,11 +244,24 @@ def _domino(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
 
 
 def _dflash2(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
-    hidden = config["hidden_size"]
-    return _dflash(tensors, config) | {
-        "layers.0.conv.base_kernel": (2, 2, hidden),
-        "layers.0.conv.kernel_projection.weight": (2 * hidden // 16, hidden),
-        "candidate_selector.prev_embedding.weight": (config["vocab_size"], 256),
+    hidden, vocab, own = config["hidden_size"], config["vocab_size"], config["dflash_config"]
+    taps, rank = own["conv_kernel_size"], own["selector_rank"]
+    added = 2 * taps * hidden // own["conv_group_size"]
+    convolutions: Shapes = {
+        f"layers.{i}.{conv}.{name}": shape
+        for i in range(config["num_hidden_layers"])
+        for conv in ("attention_conv", "mlp_conv")
+        for name, shape in {
+            "base_kernel": (2, taps, hidden),
+            "kernel_projection.weight": (added, hidden),
+        }.items()
+    }
+    return {
+        **_dflash(tensors, config),
+        **convolutions,
+        "candidate_selector.predecessor_codebook": (vocab, rank),
+        "candidate_selector.successor_codebook": (vocab, rank),
+        "candidate_selector.hidden_projection.weight": (rank, hidden),
     }
 
 

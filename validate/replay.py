@@ -20,6 +20,7 @@ from ..calibration.traces.feature_evidence import FeatureTally
 from ..calibration.traces.folder import TraceFolder
 from ..calibration.traces.near_duplicates import PromptText, num_near_duplicates, prompt_text
 from ..calibration.traces.prompt_trace import PromptTrace
+from ..quantize.drafts.family import most_draft_tokens
 from ..quantize.stored.loading import LoadedDraft
 from .draft_replay import (
     DraftReplay,
@@ -36,16 +37,15 @@ from .statistics import repeated_ngram_share
 def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) -> int:
     """K: as asked, else what all the drafts are made for.
 
-    A block draft fills the block behind its anchor, `block_size` - 1 tokens; a chain has no length
-    of its own, 3 is what is usually served.
+    A block draft fills its whole block; a chain has no length of its own, 3 is what is usually
+    served.
 
     Raises:
         ReplayError: nothing is asked, and the drafts differ.
     """
     if asked is not None:
         return asked
-    sizes = [draft.geometry.block_size for draft in drafts]
-    defaults = [size - 1 if size else 3 for size in sizes]
+    defaults = [most_draft_tokens(draft.geometry) or 3 for draft in drafts]
     if len(set(defaults)) > 1:
         named = ", ".join(f"{d.name} {k}" for d, k in zip(drafts, defaults, strict=True))
         raise ReplayError(

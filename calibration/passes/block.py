@@ -51,14 +51,15 @@ def block_passes(
         chosen = rows[i : i + num_blocks]
         anchors = range(chosen.start + 1, chosen.stop + 1, chosen.step)
         attention.begin(anchors)
-        ids = token_ids[:, anchors.start : anchors.stop : anchors.step]
+        behind = token_ids.unfold(1, 1 + num_draft_tokens, 1)  # of every anchor: it, and K more
+        ids = behind[:, anchors.start : anchors.stop : anchors.step]
         repeated = positions(anchors, hidden.device).repeat(len(ids))
-        x = forward.block(ids.flatten(), repeated, num_draft_tokens, attention)
+        x = forward.block(ids.flatten(0, 1), repeated, attention)
         where = f"draft blocks at positions {anchors[0]} to {anchors[-1]}"
         yield DraftPass(
             rows=chosen,
             depths=range(num_draft_tokens),
-            hidden=finite(x, where, "hidden states").view(*ids.shape, *x.shape[1:]),
+            hidden=finite(x, where, "hidden states").view(*ids.shape[:2], *x.shape[1:]),
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.family import Geometry
+from ...quantize.drafts.family import Geometry, most_draft_tokens
 from ...quantize.drafts.forward import BlockForward, ChainForward, DraftForward
 from .block import block_passes
 from .chain import chain_passes
@@ -255,16 +255,18 @@ def _argmax(forward: DraftForward, logits: Tensor, one: DraftPass) -> Tensor:
 def num_draft_tokens_fault(geometry: Geometry, num_draft_tokens: int) -> tuple[str, str] | None:
     """What is wrong with a number of draft tokens for this draft, and how to put it right.
 
-    A block holds an anchor and at most `block_size` - 1 masks; fewer masks make a shorter block, as
-    vLLM 0.33 and SGLang 0.5.23 do when they are asked for fewer draft tokens.
+    A block holds an anchor and at most `block_size` - 1 masks, each of which proposes a token, and
+    of some drafts the anchor does; fewer masks make a shorter block, as vLLM 0.33 and SGLang 0.5.23
+    do when they are asked for fewer draft tokens.
     """
     if num_draft_tokens < 1:
         return f"expected at least 1, got {num_draft_tokens}", "give the number that will be served"
-    size = geometry.block_size
-    if size is not None and num_draft_tokens >= size:
+    most = most_draft_tokens(geometry)
+    if most is not None and num_draft_tokens > most:
+        given = "" if most == geometry.block_size else ", and the first of them is given"
         return (
-            f"expected at most {size - 1}, got {num_draft_tokens}: the draft fills blocks of {size}"
-            " tokens, and the first of them is given",
-            f"give {size - 1} or less, as it will be served",
+            f"expected at most {most}, got {num_draft_tokens}: the draft fills blocks of"
+            f" {geometry.block_size} tokens{given}",
+            f"give {most} or less, as it will be served",
         )
     return None

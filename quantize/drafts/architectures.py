@@ -17,6 +17,8 @@ _OF_DRAFTS: Mapping[str, str] = {
     "Eagle3DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
     "CosyVoice3Eagle3LlamaForCausalLM": "LlamaForCausalLMEagle3",  # AngelSlim, as it trains
     "QwenDFlashDraftModel": "DFlashDraftModel",  # likewise
+    "LingDSparkModel": "Qwen3DSparkModel",  # SGLang, of the target's family
+    "MiniMaxDFlash2DraftModel": "DFlash2DraftModel",  # SGLang
 }
 _OF_MODELS: Mapping[str, str] = {
     "LlamaForCausalLM": "LlamaForCausalLMEagle3",
@@ -25,9 +27,20 @@ _OF_MODELS: Mapping[str, str] = {
     "DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
 }
 KNOWN_TO_BOTH = frozenset(
-    {"LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM", "DFlashDraftModel"}
+    {
+        "LlamaForCausalLMEagle3",
+        "Eagle3DeepseekV2ForCausalLM",
+        "DFlashDraftModel",
+        "DFlash2DraftModel",
+        "Qwen3DSparkModel",
+    }
 )
 """Names that vLLM and SGLang both have, for a draft and nothing else."""
+DOMINO = "DominoDraftModel"
+"""As which it is trained. SGLang serves it as DFlashDraftModel, by its projector_type."""
+_OF_PROJECTORS: Mapping[str, str] = {"domino": DOMINO, "dspark": "DSparkDraftModel"}
+"""projector_type of a DFlashDraftModel, as ModelOpt names all of its block drafts -> the name that
+the families read."""
 OTHER_NAMES: Mapping[str, str] = {**_OF_DRAFTS, **_OF_MODELS}
 """Of drafts -> the one that the families read, and that most engines have."""
 
@@ -47,7 +60,16 @@ def with_family_name(config: Mapping[str, Any], tensors: Collection[str]) -> Map
         tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own.
     """
     name = declared_architecture(config)
+    projector = _projector_type(config)
+    if name == "DFlashDraftModel" and projector in tuple(_OF_PROJECTORS):  # of any JSON type
+        return {**config, "architectures": [_OF_PROJECTORS[projector]]}
     ordinary = name in _OF_MODELS and not any(t.endswith("hidden_norm.weight") for t in tensors)
     if name not in OTHER_NAMES or ordinary:
         return config
     return {**config, "architectures": [OTHER_NAMES[name]]}
+
+
+def _projector_type(config: Mapping[str, Any]) -> Any:
+    """Of a block draft; that of dflash_config goes first: SGLang 0.5.23 `dflash_utils.py:727`."""
+    nested = config.get("dflash_config")
+    return {**config, **(nested if isinstance(nested, Mapping) else {})}.get("projector_type")

@@ -26,7 +26,8 @@ from .rope import check_replayed
 class DFlashForward(BlockForward):
     """One DFlash draft over weights given by canonical name.
 
-    A block is [anchor, mask x K] at positions n .. n + K; the context are the positions before n.
+    A block is [anchor, mask x K] at positions n .. n + K, without its last mask where the anchor's
+    slot proposes the first token; the context are the positions before n.
     Every layer projects the same fused rows to its context keys and values, without its
     input_layernorm, with the very linears that project the block: quantized ones read both.
     """
@@ -57,18 +58,27 @@ class DFlashForward(BlockForward):
         """See `BlockForward.context`."""
         return self._keys_values(f"layers.{layer}.self_attn.", rows, positions)
 
-    def block(
-        self, anchor_ids: Tensor, positions: Tensor, num_draft_tokens: int, attend: Attend
-    ) -> Tensor:
+    def block(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `BlockForward.block`."""
-        masks = anchor_ids.new_full(
-            (len(anchor_ids), num_draft_tokens), self.geometry.mask_token_id
-        )
-        slots = positions[:, None] + torch.arange(1 + num_draft_tokens, device=positions.device)
-        x = self._embed(torch.cat((anchor_ids[:, None], masks), dim=1))
+        given = token_ids[:, int(self.geometry.proposes_from_anchor) :]  # of the anchor and masks
+        masks = torch.full_like(given[:, 1:], self.geometry.mask_token_id)
+        slots = positions[:, None] + torch.arange(given.shape[1], device=positions.device)
+        x = self._embed(torch.cat((token_ids[:, :1], masks), dim=1))
         for layer in range(self.geometry.num_layers):
             x = self._layer(layer, x, slots, attend)
-        return x[:, 1:]
+        return self.proposing(x, token_ids)
+
+    def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
+        """Of all slots of the blocks, what `logits` predicts from; others than DFlash replace it.
+
+        Args:
+            x: [A, 1 + K or K, W], hidden states before the last norm.
+            token_ids: [A, 1 + K], see `block`.
+
+        Returns:
+            [A, K, W'].
+        """
+        return x[:, 1 - token_ids.shape[1] :]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DraftForward.logits`."""
@@ -99,18 +109,23 @@ class DFlashForward(BlockForward):
         return torch.where(is_mask, self.weights["mask_embedding"], embedded)
 
     def _layer(self, layer: int, x: Tensor, slots: Tensor, attend: Attend) -> Tensor:
-        """With r = x + o(attention(norm(x))): r + down(silu(gate norm(r)) * up norm(r))."""
+        """With r = x + attention(norm(x)): r + mlp(norm(r))."""
         prefix = f"layers.{layer}."
-        attention = prefix + "self_attn."
-        y = self._norm(prefix + "input_layernorm", x)
-        q = self._normed_heads(attention, "q", y, slots)
-        k, v = self._keys_values(attention, y, slots)
+        r = x + self._attention(layer, self._norm(prefix + "input_layernorm", x), slots, attend)
+        return r + self._mlp(layer, self._norm(prefix + "post_attention_layernorm", r))
+
+    def _attention(self, layer: int, y: Tensor, slots: Tensor, attend: Attend) -> Tensor:
+        prefix = f"layers.{layer}.self_attn."
+        q = self._normed_heads(prefix, "q", y, slots)
+        k, v = self._keys_values(prefix, y, slots)
         mixed = attend(layer, q, k, v, self.geometry.head_dim**-0.5).transpose(1, 2).flatten(2)
-        r = x + self._linear(attention + "o_proj", mixed)
-        z = self._norm(prefix + "post_attention_layernorm", r)
-        gate = self._linear(prefix + "mlp.gate_proj", z)
-        up = self._linear(prefix + "mlp.up_proj", z)
-        return r + self._linear(prefix + "mlp.down_proj", F.silu(gate) * up)
+        return self._linear(prefix + "o_proj", mixed)
+
+    def _mlp(self, layer: int, z: Tensor) -> Tensor:
+        """Down(silu(gate z) * up z)."""
+        prefix = f"layers.{layer}.mlp."
+        gate, up = self._linear(prefix + "gate_proj", z), self._linear(prefix + "up_proj", z)
+        return self._linear(prefix + "down_proj", F.silu(gate) * up)
 
     def _keys_values(self, attention: str, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T, W] -> rotate(k_norm(k_proj x)) and v_proj x, each [B, KV, T, D]."""

@@ -16,6 +16,8 @@ class DFlashGeometry:
         layer_types: attention of every layer, None = all full.
         sliding_window: positions that a sliding layer sees, its own included.
         causal: inside the block; None = full layers in both directions, sliding layers causal.
+        proposes_from_anchor: a slot predicts the token behind it, so that the anchor's predicts the
+            first; else it predicts the one in its own place, and the anchor's predicts nothing.
     """
 
     hidden_size: int
@@ -35,6 +37,7 @@ class DFlashGeometry:
     layer_types: tuple[str, ...] | None
     sliding_window: int | None
     causal: bool | None
+    proposes_from_anchor: bool = False
 
     @property
     def num_aux_layers(self) -> int:

@@ -99,6 +99,13 @@ class Geometry(Protocol):
         """Anchor and mask tokens of one block; None for a draft that proposes a chain."""
 
 
+def most_draft_tokens(geometry: Geometry) -> int | None:
+    """Tokens that a whole block proposes; None for a draft that proposes a chain."""
+    if geometry.block_size is None:
+        return None
+    return geometry.block_size - (not getattr(geometry, "proposes_from_anchor", False))
+
+
 class Concat(NamedTuple):
     """The linears that read [norm(a); norm(b)], and the norm of a, whose output nothing else reads.
 

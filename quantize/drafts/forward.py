@@ -45,6 +45,10 @@ class DraftForward(ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states of drafted positions [..., W] -> logits [..., draft vocabulary]."""
 
+    def scores(self, hidden: Tensor) -> Tensor:
+        """The logits before any token is ruled out, finite everywhere: what may be learned."""
+        return self.logits(hidden)
+
     @abstractmethod
     def head_input(self, hidden: Tensor) -> Tensor:
         """What the head multiplies: hidden states [..., W], normed, as `OnInput` returns them."""
@@ -89,21 +93,22 @@ class BlockForward(DraftForward):
         """
 
     @abstractmethod
-    def block(
-        self, anchor_ids: Tensor, positions: Tensor, num_draft_tokens: int, attend: Attend
-    ) -> Tensor:
+    def block(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Draft the tokens behind A anchors, each in a block of its own.
 
         Args:
-            anchor_ids: [A] int64, the last committed token of each block, target vocabulary.
+            token_ids: [A, 1 + K] int64, target vocabulary: the last committed token of each block,
+                its anchor, and the K tokens recorded behind it. A draft that chooses its tokens one
+                after the other reads, for slot j, those before it: they are what it chose itself
+                wherever slot j counts. Others read the anchor alone.
             positions: [A] int64, where the anchors stand.
-            num_draft_tokens: K mask tokens behind every anchor.
-            attend: gets the queries and keys of the blocks, [A, H, 1 + K, D] and [A, KV, 1 + K, D];
+            attend: gets the queries and keys of the blocks, [A, H, S, D] and [A, KV, S, D], for S
+                slots: 1 + K, or K where the anchor's proposes the first token;
                 adds the context before each anchor, under the mask of `visible`.
 
         Returns:
-            Hidden states [A, K, W], for `logits`: entry j - 1 is slot j, which predicts the token
-            at its own position, anchor + j.
+            [A, K, W'], for `logits`: entry j - 1 predicts the token at position anchor + j, from
+            the hidden state of its slot and what else its proposal follows from.
         """
 
     @abstractmethod

@@ -9,9 +9,9 @@ from collections.abc import Collection
 
 _BY_NAME = (
     (r"P-?Eagle", "P-EAGLE"),
+    (r"(Lfm2|K3|Gemma4|MuseSpark)DSpark|DSpark(MiniMax|V41)", "DSpark with another body"),
     (r"DSpark", "DSpark"),
-    (r"DFlash2", "DFlash2"),
-    (r"Domino", "Domino"),
+    (r"DFlash2Beam", "DFlash2 with layers of Beam"),
     (r"LiLiCorr", "LiLiCorr"),
     (r"XPress", "XPress"),
     (r"MuseGlimmer", "Muse Glimmer's DFlash"),
@@ -26,8 +26,6 @@ _BY_NAME = (
 """Part of an architecture, in any case -> the kind; the first that fits."""
 _BY_TENSORS = (
     (r"markov_", "DSpark"),
-    (r"prefix_gru\.", "Domino"),
-    (r"candidate_selector|base_kernel", "DFlash2"),
     (r"mask_hidden", "P-EAGLE"),
     (r"medusa|^\d+\.\d+\.linear\.", "Medusa"),
     (r"\b(eh_proj|enorm)\b|^mtp\.", "an MTP layer"),

@@ -5,8 +5,8 @@ The draft's own keys stand at the top, those of its decoder layers in `transform
 
 Where a key is missing, the draft is what vLLM would serve. SGLang 0.5.23 does not read this layout.
 
-Sources: `eagle3/config.py` and `dflash/config.py` of speculators 0.9.0;
-`transformers_utils/configs/speculators/algos.py` of vLLM 0.33.
+Sources: `eagle3/config.py`, `dflash/config.py` and `dspark/config.py` of speculators 0.9.0, which
+has no dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,6 +21,8 @@ LAYER_CONFIG = "transformer_layer_config"
 _MARKS = ("speculators_model_type", "speculators_config", LAYER_CONFIG)
 _ARCHITECTURES = {  # as the package's config class names them, and as its `save_pretrained` does
     "dflash": ("DFlashSpeculator", "DFlashDraftModel"),
+    "dflash2": ("DFlash2Speculator", "DFlash2DraftModel"),
+    "dspark": ("DSparkSpeculator", "DSparkDraftModel"),
     "eagle3": ("Eagle3Speculator", "Eagle3DraftModel"),
 }
 _EAGLE3_ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
@@ -109,15 +111,7 @@ def _eagle3(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
 
 
 def _dflash(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
-    ids_key = "aux_hidden_state_layer_ids"
-    ids = _after_layer(keys, ids_key)
-    for key, value in ((ids_key, ids), ("mask_token_id", keys.config.get("mask_token_id"))):
-        if value is None:
-            raise CheckpointError(
-                keys.where,
-                f"{key}: missing key",
-                fix=f"add {key!r} as the draft was trained with it",
-            )
+    block = _block(keys)
     if keys.flag("sample_from_anchor", False):
         raise CheckpointError(
             keys.where,
@@ -127,13 +121,51 @@ def _dflash(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
     return {
         "architectures": ["DFlashDraftModel"],
         "dflash_config": {
-            "target_layer_ids": ids,
-            "mask_token_id": keys.config["mask_token_id"],
-            "block_size": keys.positive("block_size"),
+            **block,
             # vLLM applies this to every layer, full attention included, though the package trains
             # full layers in both directions. Executed: `update_dflash`, `_dflash_layer_causal`.
             "causal": not keys.flag("sliding_window_non_causal", True),
         },
+    }
+
+
+def _dflash2(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
+    """Source: `update_dflash2`, which hands on these keys and no others."""
+    plain = _dflash(keys, layers)
+    own = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    return {
+        "architectures": ["DFlash2DraftModel"],
+        "dflash_config": {**plain["dflash_config"], **_positive(keys, *own)},
+    }
+
+
+def _dspark(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
+    """Source: `update_dspark`; the package itself trains and saves `sample_from_anchor` true."""
+    names = ("markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        **_block(keys),
+        **_positive(keys, "markov_rank"),
+        **{name: keys.config[name] for name in names if keys.config.get(name) is not None},
+        "sample_from_anchor": keys.flag("sample_from_anchor", False),
+    }
+
+
+def _block(keys: ConfigReader) -> dict[str, Any]:
+    """What DFlash and what adds to it have in common."""
+    ids_key = "aux_hidden_state_layer_ids"
+    ids = _after_layer(keys, ids_key)
+    for key, value in ((ids_key, ids), ("mask_token_id", keys.config.get("mask_token_id"))):
+        if value is None:
+            raise CheckpointError(
+                keys.where,
+                f"{key}: missing key",
+                fix=f"add {key!r} as the draft was trained with it",
+            )
+    return {
+        "target_layer_ids": ids,
+        "mask_token_id": keys.config["mask_token_id"],
+        "block_size": keys.positive("block_size"),
     }
 
 
@@ -158,5 +190,7 @@ def _positive(keys: ConfigReader, *names: str) -> dict[str, int]:
 
 _SPELL: Mapping[str, Callable[[ConfigReader, ConfigReader], dict[str, Any]]] = {
     "dflash": _dflash,
+    "dflash2": _dflash2,
+    "dspark": _dspark,
     "eagle3": _eagle3,
 }

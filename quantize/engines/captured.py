@@ -39,6 +39,8 @@ def vllm_captures(config: Mapping[str, Any]) -> Captures:
     block = _plus_one(_ids(_section(config, _DFLASH_SECTION).get(_DFLASH_KEY)))
     listed = [_ids(_section(config, name).get("layer_ids")) for name in (_DFLASH_SECTION, SECTION)]
     second = [top, block, _plus_one(_ids(config.get(_DFLASH_KEY))), *listed]
+    if any("DSpark" in str(name) for name in config.get("architectures") or ()):  # V1 has none
+        return (Capture("vLLM", next((ids for ids in second if ids), None)),)
     nested = _section(config, SECTION)
     first = top or (_ids(nested.get(KEY)) if nested else block)  # eagle_config hides dflash_config
     return (
@@ -49,7 +51,8 @@ def vllm_captures(config: Mapping[str, Any]) -> Captures:
 
 def sglang_captures(config: Mapping[str, Any]) -> Captures:
     """Nested ids only; for DeepSeek's and Kimi's targets they are inputs unless the first is 1."""
-    if block := _ids(_section(config, _DFLASH_SECTION).get(_DFLASH_KEY)):
+    nested = _section(config, _DFLASH_SECTION)
+    if block := _ids({**config, **nested}.get(_DFLASH_KEY)):  # `dflash_utils.py:647`
         return (Capture("SGLang", _plus_one(block)),)
     section = _section(config, SECTION)
     if section.get(KEY) == []:  # `llama.py:941`: none, not the default

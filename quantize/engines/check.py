@@ -7,6 +7,7 @@ from typing import Any
 
 from ..drafts import Family, read_config
 from ..drafts.architectures import declared_architecture
+from ..drafts.family import most_draft_tokens
 from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
@@ -172,8 +173,7 @@ def _check(
     misread = [misread_layers(each, geometry.aux_layer_ids, first_layer) for each in captures]
     if misread and misread[0] is not None:
         findings = [*findings, Finding("wrong", misread[0], REMEDY)]
-    count = geometry.block_size - 1 if geometry.block_size else 3
-    launch = engine.launch(question, count, str(checkpoint.folder))
+    launch = engine.launch(question, most_draft_tokens(geometry) or 3, str(checkpoint.folder))
     findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
     answer = _answer(engine, arch, tp, findings, layers, launch or None)
     notes = [f"{text}: {REMEDY}" for text in misread[1:] if text is not None]
@@ -192,7 +192,7 @@ def _absent_tables(engine: Engine, question: Question, family: Family) -> list[s
 
 def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
     """The norms before fc, of EAGLE-3.1, as an engine asks for them."""
-    if family.name == "dflash" or not geometry.fuses:
+    if not getattr(geometry, "fuses", False):
         return geometry
     nested = config.get("eagle_config")
     before = config.get("norm_before_fc", False)

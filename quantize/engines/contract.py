@@ -34,6 +34,8 @@ VERDICTS: Mapping[Stage, Verdict] = {
     "after load": "REFUSED",
 }
 
+DFLASH_FAMILIES = frozenset({"dflash", "dflash2", "domino", "dspark"})
+"""What engines load by their classes of DFlash, or by heirs of them."""
 UNKNOWN_FIRST_LAYER = 10**6
 """Stands for the number of the target's layers in names, where it is not known."""
 _LIKE = {"gfx950": "gfx942"}
@@ -131,6 +133,11 @@ class Question:
     fuses: bool
     arch: str
     tp: int
+
+    @property
+    def is_dflash(self) -> bool:
+        """Whether engines load it as DFlash, with more tensors or not."""
+        return self.family in DFLASH_FAMILIES
 
     @property
     def method(self) -> str | None:

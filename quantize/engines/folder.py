@@ -12,6 +12,8 @@ from .contract import Engine, Finding, Question
 
 _SPELLINGS = re.compile(
     r"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens"
+    r"|candidate_selector|prefix_gru|embed_proj"
+    r"|markov_head|confidence_head|markov_w\d|gate_proj|joint_proj|confidence_proj"
     r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$"
 )
 """Names on disk with which loading was executed; other spellings of the families were not."""
@@ -105,7 +107,7 @@ def _other_vocabulary(
     if rows != vocab and served and engine.embedding_rows:
         text = engine.embedding_rows.format(rows=rows, vocab=vocab)
         yield Finding("load", text, f"export the draft with its {vocab} embeddings")
-    if question.family != "dflash" and own != vocab and "d2t" not in stored.get("", {}):
+    if not question.is_dflash and own != vocab and "d2t" not in stored.get("", {}):
         yield Finding(
             "wrong",
             f"never written: the map d2t of the {own} tokens of the head: what it proposes is"
@@ -117,7 +119,7 @@ def _other_vocabulary(
 def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
     """EAGLE-3's layers after the first: engines use one of two norms, and build both."""
     wanted = engine.later_norm
-    if question.family == "dflash" or not wanted:
+    if question.is_dflash or not wanted:
         return
     for i in range(1, question.num_layers):
         norm = stored.get(f"layers.{i}.input_layernorm", {}).get("weight")

@@ -3,10 +3,20 @@
 from collections.abc import Callable
 
 from ..drafts.fused import GATE_UP, MLA_DOWN, QKV, FusedLinear
-from .contract import Sharding
+from .contract import Module, Sharding
 
 Linear = tuple[str, tuple[str, ...], Sharding]
 """Path in the layer, canonical names of the parts, sharding."""
+
+
+SELECTOR = Module(
+    "candidate_selector.hidden_projection",
+    "candidate_selector.hidden_projection",
+    ("candidate_selector.hidden_projection",),
+    "replicated",
+)
+"""Of DFlash2, which no engine quantizes: vLLM 0.33 `qwen3_dflash2.py:316`, SGLang `dflash.py`."""
+_CONVOLUTIONS = ("attention_conv", "mlp_conv")
 
 
 def layer_linears(family: str, layer: str, name: Callable[[FusedLinear], str]) -> list[Linear]:
@@ -35,4 +45,8 @@ def layer_linears(family: str, layer: str, name: Callable[[FusedLinear], str]) -
         alone("self_attn", "o_proj", "row"),
         fused("mlp", GATE_UP, "column"),
         alone("mlp", "down_proj", "row"),
+        *(
+            alone(conv, "kernel_projection", "replicated")
+            for conv in (_CONVOLUTIONS if family == "dflash2" else ())
+        ),
     ]

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 from ...recipes.schema import LayoutName
 from ..drafts.fused import GATE_UP, MLA_DOWN, QKV
+from . import dspark
 from .blocks import block_problem, group_problem
-from .contract import ExcludeRule, Finding, Module, Question
+from .contract import DFLASH_FAMILIES, ExcludeRule, Finding, Module, Question
 from .declaration import Declaration
 from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
 from .linear_scheme import LinearScheme
-from .linears import layer_linears
+from .linears import SELECTOR, layer_linears
 from .sglang_config import is_ordinary, ordinary_model_problem
 from .sglang_schemes import CONCATENATED, algorithm_problem
 
@@ -121,12 +122,14 @@ def modules(question: Question) -> tuple[Module, ...]:
         for path, parts, sharding in linears:
             name, prefix = _names(question.family, i, path)
             found.append(Module(name, prefix, parts, sharding))
-    root = "" if question.family == "dflash" else "model."
+    root = "" if question.is_dflash else "model."
     sharding = "column" if question.family == "eagle3-mla" else "replicated"
     # It builds fc for a draft without one as well, and does not use it: `llama_eagle3.py`, forward.
     if question.fuses:
         found.append(Module(f"{root}fc", f"{root}fc", ("fc",), sharding))
-    if question.family != "dflash":  # which borrows the target's: `dflash_worker_v2.py:138`
+    if question.family == "dflash2":
+        found.append(SELECTOR)
+    if not question.is_dflash:  # which borrows the target's: `dflash_worker_v2.py:138`
         found.append(Module("lm_head", "lm_head", ("lm_head",), "column"))
     return tuple(found)
 
@@ -136,7 +139,7 @@ def _names(family: str, layer: int, path: str) -> tuple[str, str]:
     leaf = path.rpartition(".")[2]
     if family == "eagle3-mla":
         return f"model.midlayer.{path}", f"model.{path}"
-    if family == "dflash":
+    if family in DFLASH_FAMILIES:
         return f"layers.{layer}.{path}", leaf
     inner = path if leaf == "o_proj" else leaf
     return f"model.layers.{layer}.{path}", f"model.{inner}"
@@ -147,8 +150,9 @@ def plain(question: Question) -> frozenset[str]:
 
     And the head where nothing hands it the config; that of DFlash is the target's.
     """
-    head_too = question.family != "dflash" and question.method in _QUANTIZED_HEADS
+    head_too = not question.is_dflash and question.method in _QUANTIZED_HEADS
     leaves = set() if head_too else {"lm_head"}
+    leaves |= {"kernel_projection", SELECTOR.leaf}  # `dflash.py:564,1184`
     return frozenset(leaves if question.family == "eagle3-mla" else leaves | {"fc"})
 
 
@@ -258,6 +262,17 @@ def config_problem(question: Question) -> Finding | None:
             "ValueError: EAGLE3 currently only supports 1 layer",
             "serve it with vLLM, or train a draft of one layer",
         )
+    if question.family == "dspark":
+        return dspark.sglang_problem(question)
+    nested = config.get("dflash_config") or {}
+    if question.family == "domino" and nested.get("pure_draft_prefix_len") != 1:
+        # A key at the top would do as well, but is written by no trainer: `dflash_utils.py:738`.
+        return Finding(
+            "init",
+            "ValueError: DFLASH Domino currently requires pure_draft_prefix_len=1, got"
+            f" {nested.get('pure_draft_prefix_len')!r}.",
+            "train the draft with pure_draft_prefix_len 1",
+        )
     # A null key is there: the head is then the target's.
     if question.family == "eagle3-llama" and "draft_vocab_size" not in config:
         return Finding(
@@ -271,7 +286,7 @@ def config_problem(question: Question) -> Finding | None:
 def unshared_head(question: Question) -> Finding | None:
     """`init_lm_head` of `eagle_worker_v2.py:357` asks `load_lm_head_from_target`: a null key."""
     config = question.config
-    if question.family == "dflash" or config.get("tie_word_embeddings"):
+    if question.is_dflash or config.get("tie_word_embeddings"):
         return None
     if config.get("draft_vocab_size") is None:
         return None
@@ -326,7 +341,8 @@ def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     What the draft itself declares then decides (`_verify_quantization`): the target's would take
     its place where both are called compatible, and would quantize a BF16 draft while loading.
     """
-    algorithm = "DFLASH" if question.family == "dflash" else "EAGLE3"
+    algorithm = "DFLASH" if question.is_dflash else "EAGLE3"
+    algorithm = "DSPARK" if question.family == "dspark" else algorithm
     parts = [
         f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
         f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(draft)}",
@@ -336,6 +352,8 @@ def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
             f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1"
             f" --speculative-num-draft-tokens {num_draft_tokens + 1}"
         )
+    if algorithm == "DSPARK":  # which counts the anchor: `dspark_config.py:49`
+        parts.append(f"--speculative-num-draft-tokens {num_draft_tokens + 1}")
     parts.append("--speculative-draft-model-quantization unquant")
     if is_float16_only(question):
         parts.append("--dtype float16")

@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..drafts.architectures import OTHER_NAMES, declared_architecture
-from .contract import Finding, Question, Stage
+from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
+from . import dspark
+from .contract import DFLASH_FAMILIES, Finding, Question, Stage
 from .misnamed import own_type, strip_root
 
 _ORDINARY = frozenset(
@@ -19,16 +20,22 @@ _ORDINARY = frozenset(
 _CONFIGS = {"kimi_k2": "_KimiK2ConfigAlias", "deepseek_v3": "DeepseekV3Config"}
 """model_type -> the class of its config."""
 ARCHITECTURES = frozenset(
-    {"LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM", "DFlashDraftModel", *_ORDINARY}
+    {
+        "LlamaForCausalLMEagle3",
+        "Eagle3DeepseekV2ForCausalLM",
+        "DFlashDraftModel",
+        "DFlash2DraftModel",
+        *dspark.ARCHITECTURES,
+        "LingDSparkModel",
+        *_ORDINARY,
+    }
 )
 _NOT_EXECUTED = frozenset(
     {
         "DFlashLagunaForCausalLM",
-        "DFlash2DraftModel",
         "DFlash2BeamDraftModel",
         "MiniMaxDFlash2DraftModel",
         "LiLiCorrDraftModel",
-        "DSparkDraftModel",
         "DSparkMiniMaxDraftModel",
         "Lfm2DSparkDraftModel",
         "LlamaForCausalLMEagle",
@@ -38,7 +45,7 @@ _NOT_EXECUTED = frozenset(
 )
 """Other names of drafts that are registered."""
 _PLAIN = "write an ordinary config.json, or serve a draft of speculators with vLLM"
-_OF_DRAFTS = re.compile(r"(?!Mistral).*(eagle|dflash|speculator|draft)", re.IGNORECASE)
+_OF_DRAFTS = re.compile(r"(?!Mistral).*(eagle|dflash|dspark|speculator|draft)", re.IGNORECASE)
 """Names that only drafts have; another one may be a model of Transformers."""
 
 
@@ -50,7 +57,8 @@ def _dropped(*roots: str) -> dict[str, Finding]:
 ROOTED: Mapping[str, Mapping[str, Finding | None]] = {
     "eagle3-llama": {"model.": None, **_dropped("draft_model.", "eagle_module.")},
     "eagle3-mla": _dropped("model."),
-    "dflash": _dropped("draft_model.", "dflash_module."),
+    **dict.fromkeys(DFLASH_FAMILIES, _dropped("draft_model.", "dflash_module.")),
+    "dspark": _dropped("draft_model.", "dflash_module.", "logit_head."),
 }
 """Of the Llama draft `load_weights` tries a name as it is first."""
 
@@ -71,7 +79,7 @@ def architecture_problem(name: str) -> Finding | None:
     """The error for a name that is not registered, if it is one of drafts."""
     if name in ARCHITECTURES or name in _NOT_EXECUTED or not _OF_DRAFTS.match(name):
         return None
-    wanted = OTHER_NAMES.get(name)
+    wanted = "DFlashDraftModel" if name == DOMINO else OTHER_NAMES.get(name)
     return Finding(
         "config",
         f"ValueError: Cannot find model module. {name!r} is not a registered"

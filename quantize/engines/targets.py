@@ -6,9 +6,11 @@ declarations have one group.
 
 from ..stored.layouts.scheme import EVERY_LINEAR
 from .contract import Engine, Module, Question
+from .dspark import MARKOV
 from .excludes import exact_or_regex
 from .linear_scheme import LinearScheme
 
+_HEADS = ("lm_head", MARKOV.leaf)
 NAMED_HEADS = frozenset({"compressed-tensors"})
 """Each quant_method whose heads are quantized only where a target names them.
 
@@ -32,7 +34,7 @@ def scheme_of(engine: Engine, question: Question, module: Module) -> LinearSchem
             return group.scheme
         if any(exact_or_regex(target, module.prefix) for target in group.targets):
             return group.scheme
-    if module.leaf == "lm_head" and question.method in NAMED_HEADS:
+    if module.leaf in _HEADS and question.method in NAMED_HEADS:
         return None
     every = (group.scheme for group in groups if set(EVERY_LINEAR) & set(group.targets))
     return next(every, None)

@@ -97,7 +97,7 @@ def config_problem(question: Question) -> Finding | None:
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line; JSON is YAML."""
     config = {
-        "decoding_type": "DFlash" if question.family == "dflash" else "Eagle3",
+        "decoding_type": "DFlash" if question.is_dflash else "Eagle3",
         "max_draft_len": num_draft_tokens,
         "speculative_model": draft,
     }

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ...recipes.schema import LayoutName
 from ..drafts.fused import QKV
+from . import dspark
 from .blocks import BLOCK, block_problem, group_problem
 from .contract import (
     UNKNOWN_FIRST_LAYER,
@@ -25,7 +26,7 @@ from .contract import (
 from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
 from .linear_scheme import LinearScheme
-from .linears import layer_linears
+from .linears import SELECTOR, layer_linears
 from .vllm_config import INVALID
 from .vllm_heads import head_problem
 
@@ -64,6 +65,8 @@ METHODS = frozenset(
     ]
 )
 UNKNOWN_METHOD = INVALID.format("Unknown quantization method: {}.")
+_METHOD_OF = {"dspark": "dspark"}
+"""Family -> speculative method, where that is no other family's."""
 _NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
 _ALGORITHMS = (
     "FP8",
@@ -142,9 +145,12 @@ def modules(question: Question) -> tuple[Module, ...]:
         )
     ]
     fusion = (Module("model.fc", "model.fc", ("fc",), "replicated"),) if question.fuses else ()
+    selector = (SELECTOR._replace(name=f"model.{SELECTOR.name}"),)
     return (
         *layers,
         *fusion,
+        *(selector if question.family == "dflash2" else ()),
+        *((dspark.MARKOV,) if question.family == "dspark" else ()),
         Module("lm_head", "lm_head", ("lm_head",), "column"),
     )
 
@@ -176,7 +182,7 @@ def _substring(question: Question, module: Module, patterns: tuple[str, ...]) ->
 
 
 def _substring_or_wildcard(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
-    if question.family == "dflash":
+    if question.is_dflash:
         patterns = _mapped(question, patterns)
     else:
         _check_numbers(question, patterns)
@@ -306,7 +312,7 @@ def _parts_problem(module: Module, parts: list[int]) -> Finding | None:
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line."""
     config = {
-        "method": "dflash" if question.family == "dflash" else "eagle3",
+        "method": _METHOD_OF.get(question.family, "dflash" if question.is_dflash else "eagle3"),
         "model": draft,
         "num_speculative_tokens": num_draft_tokens,
     }

@@ -6,7 +6,8 @@ executed (`tests/engines/RESULTS.md`), whose error texts these are.
 
 import re
 
-from ..drafts.architectures import OTHER_NAMES
+from ..drafts.architectures import DOMINO, OTHER_NAMES
+from . import dspark
 from .contract import Finding, Question
 from .misnamed import strip_root
 
@@ -28,6 +29,8 @@ ARCHITECTURES = frozenset(
         "DeepseekV2ForCausalLM",
         "DeepseekV3ForCausalLM",
         "DFlashDraftModel",
+        "DFlash2DraftModel",
+        *dspark.ARCHITECTURES,
     }
 )
 _NOT_EXECUTED = frozenset(
@@ -37,16 +40,13 @@ _NOT_EXECUTED = frozenset(
         "MiniMaxM2ForCausalLM",
         "LagunaForCausalLM",
         "DFlashLagunaForCausalLM",
-        "DFlash2DraftModel",
         "DFlash2BeamDraftModel",
         "LiLiCorrDraftModel",
         "MuseGlimmerAssistantModel",
         "DFlashMuseGlimmerAssistantModel",
         "Qwen3XPressModel",
         "DFlashQwen3XPressModel",
-        "Qwen3DSparkModel",
         "Qwen3OmniDSparkModel",
-        "DSparkDraftModel",
         "DSparkV41DraftModel",
         "K3DSparkModel",
         "MuseSparkDSparkModel",
@@ -70,6 +70,9 @@ ROOTED = {
     "eagle3-llama": _roots("LlamaModel", "model", "draft_model", "eagle_module"),
     "eagle3-mla": _roots("DeepseekV2Eagle3Model", "model"),
     "dflash": _roots("DFlashQwen3Model", "draft_model", "dflash_module"),
+    "domino": _roots("DFlashQwen3Model", "draft_model", "dflash_module"),
+    "dflash2": _roots("DFlash2Qwen3Model", "draft_model", "dflash_module"),
+    "dspark": _roots("Qwen3DSparkModel", "draft_model", "dflash_module", "model", "logit_head"),
 }
 
 
@@ -77,12 +80,23 @@ def architecture_problem(name: str) -> Finding | None:
     """No other name is registered, alone or behind the "Eagle3" that `EAGLEConfig` puts first."""
     if not name or name in ARCHITECTURES or name in _NOT_EXECUTED or _OF_MTP.search(name):
         return None
+    if name == DOMINO:
+        text = "serve it with SGLang, as DFlashDraftModel: vLLM has nothing like Domino"
+        return Finding("config", UNSUPPORTED.format(name), text)
     wanted = OTHER_NAMES.get(name) or "the one of its family, such as LlamaForCausalLMEagle3"
     return Finding("config", UNSUPPORTED.format(name), f"set architectures to {wanted}")
 
 
 def config_problem(question: Question) -> Finding | None:
-    """Rules of `SpeculativeConfig` and of the Llama draft's loader."""
+    """Rules of `SpeculativeConfig`, of the Llama draft's loader and of DFlash's."""
+    if question.family == "dspark":
+        return dspark.vllm_problem(question)
+    if question.family == "domino":
+        return Finding(
+            "load",
+            "ValueError: There is no module or parameter named 'embed_proj' in DFlashQwen3Model.",
+            "serve it with SGLang: vLLM has nothing like Domino",
+        )
     if question.family == "eagle3-mla" and question.config.get("model_type") == "deepseek_v3":
         return Finding(
             "config",
@@ -92,7 +106,7 @@ def config_problem(question: Question) -> Finding | None:
     if question.family == "eagle3-mla" and not question.fuses:
         text = "never written: model.fc.weight, which vLLM builds for latent attention in any case"
         return Finding("wrong", text, "serve it with SGLang")
-    if question.family != "dflash" and question.config.get("draft_vocab_size") is None:
+    if not question.is_dflash and question.config.get("draft_vocab_size") is None:
         if "d2t" in question.tensor_names:
             return Finding(
                 "load",

@@ -5,7 +5,9 @@ and `qwen3_dflash.py:755` give ParallelLMHead a config, `deepseek_eagle3.py:225`
 """
 
 from .contract import Finding, Module, Question
+from .dspark import MARKOV
 from .linear_scheme import LinearScheme
+from .linears import SELECTOR
 
 OWN_HEAD = "has_own_lm_head"
 """The key of config.json by which DFlash hands its head the declaration: `qwen3_dflash.py:760`."""
@@ -15,9 +17,10 @@ _METHODS = frozenset({"modelopt", "compressed-tensors"})
 
 def plain(question: Question) -> frozenset[str]:
     """The head, where the class hands it no config or the method knows no heads."""
-    return (
-        frozenset() if _hands(question) and question.method in _METHODS else frozenset({"lm_head"})
-    )
+    heads = set() if question.method in _METHODS else {MARKOV.leaf}
+    if not (_hands(question) and question.method in _METHODS):
+        heads.add("lm_head")
+    return frozenset({SELECTOR.leaf, *heads})
 
 
 def head_problem(question: Question, module: Module, scheme: LinearScheme) -> Finding | None:
@@ -37,6 +40,8 @@ def head_problem(question: Question, module: Module, scheme: LinearScheme) -> Fi
 
 
 def _hands(question: Question) -> bool:
-    if question.family == "dflash":
+    if question.family == "dspark":
+        return False  # `qwen3_dspark.py:248`
+    if question.is_dflash:
         return bool(question.config.get(OWN_HEAD))
     return question.family == "eagle3-llama"

@@ -22,6 +22,16 @@ _BLOCK = 8
 """Tokens of a block where nothing says how many: vLLM asks the command that serves the draft."""
 _DFLASH_KEYS = ("aux_hidden_state_layer_ids", "mask_token_id")
 
+_DFLASH2_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+_DSPARK_KEYS = (
+    "mask_token_id",
+    "markov_rank",
+    "markov_head_type",
+    "block_size",
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+)
+
 
 def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     """The ordinary config.json as which vLLM reads one, or its error."""
@@ -34,17 +44,17 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     if model_type not in (None, "speculators"):
         return own_type(config, INVALID) or config
     kind = config.get("speculators_model_type")
-    if kind not in ("eagle3", "dflash"):
+    if kind not in tuple(_OWN):  # of any JSON type
         if isinstance(kind, str):
             return Finding("unknown", f"speculators_model_type {kind}: never executed", "try it")
         return Finding("config", INVALID.format("Expected one of: "), "add speculators_model_type")
     layers = config.get(LAYER_CONFIG)
     if not isinstance(layers, Mapping):
         return Finding("init", _ATTRIBUTE.format("vocab_size"), _SAVE)
-    qwen3 = kind == "dflash" or layers.get("model_type") == "qwen3"
+    qwen3 = kind in ("dflash", "dflash2", "dspark") or layers.get("model_type") == "qwen3"
     needed = (*(_NEEDED_BY_QWEN3 if qwen3 else ()), *_NEEDED)
     absent = next((key for key in needed if key not in layers), None)
-    own = _dflash(config) if kind == "dflash" else _eagle3(config, layers)
+    own = _OWN[kind](config, layers)
     if isinstance(own, Finding):
         return own
     if absent is not None:
@@ -74,20 +84,60 @@ def _eagle3(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _dflash(config: Mapping[str, Any]) -> dict[str, Any] | Finding:
-    for key in _DFLASH_KEYS:
+def _dflash(config: Mapping[str, Any], _layers: Mapping[str, Any]) -> dict[str, Any] | Finding:
+    ids = _block_ids(config, *_DFLASH_KEYS)
+    if isinstance(ids, Finding):
+        return ids
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": {
+            "mask_token_id": config["mask_token_id"],
+            "target_layer_ids": ids,
+            "causal": not config.get("sliding_window_non_causal", True),
+        },
+        "block_size": config.get("block_size") or _BLOCK,
+    }
+
+
+def _dflash2(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any] | Finding:
+    plain = _dflash(config, layers)
+    if isinstance(plain, Finding):
+        return plain
+    absent = next((key for key in _DFLASH2_KEYS if config.get(key) is None), None)
+    if absent is not None:
+        return Finding("init", f"KeyError: {absent!r}", f"add {absent!r}, as it was trained")
+    own = {key: config[key] for key in _DFLASH2_KEYS}
+    return {
+        **plain,
+        "architectures": ["DFlash2DraftModel"],
+        "dflash_config": {**plain["dflash_config"], **own},
+    }
+
+
+def _dspark(config: Mapping[str, Any], _layers: Mapping[str, Any]) -> dict[str, Any] | Finding:
+    ids = _block_ids(config, "aux_hidden_state_layer_ids")
+    if isinstance(ids, Finding):
+        return ids
+    kept = {key: config[key] for key in _DSPARK_KEYS if config.get(key) is not None}
+    anchor = config.get("sample_from_anchor", False)
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        "target_layer_ids": ids,
+        "eagle_aux_hidden_state_layer_ids": [i + 1 for i in ids],
+        "sample_from_anchor": anchor,
+        **kept,
+    }
+
+
+def _block_ids(config: Mapping[str, Any], *needed: str) -> list[int] | Finding:
+    for key in needed:
         if key not in config:
             return Finding("config", f"KeyError: {key!r}", f"add {key!r}, as it was trained")
     ids = config["aux_hidden_state_layer_ids"]
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         text = f"TypeError: '{type(ids).__name__}' object is no list of layers"
         return Finding("config", text, "correct 'aux_hidden_state_layer_ids'")
-    return {
-        "architectures": ["DFlashDraftModel"],
-        "dflash_config": {
-            "mask_token_id": config["mask_token_id"],
-            "target_layer_ids": [i - 1 for i in ids],
-            "causal": not config.get("sliding_window_non_causal", True),
-        },
-        "block_size": config.get("block_size") or _BLOCK,
-    }
+    return [i - 1 for i in ids]
+
+
+_OWN = {"eagle3": _eagle3, "dflash": _dflash, "dflash2": _dflash2, "dspark": _dspark}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ...recipes.schema import Recipe
-from ..drafts.family import Draft, Geometry, Row
+from ..drafts.family import Draft, Geometry, Row, most_draft_tokens
 from ..errors import EstimateError
 from ..files.safetensors_header import DTYPE_BYTES
 from ..plan import Plan
@@ -21,6 +21,8 @@ CHAIN_LENGTH = 3
 """Draft tokens of a chain where nobody says how many: what is usually served."""
 _REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa")
 """Latent projections, which every shard computes whole."""
+_LOOKED_UP = ("markov_w1", "predecessor_codebook", "successor_codebook")
+"""Tables of which a block reads a few rows."""
 _PARTS: dict[str, Part] = {
     "attention": "attention",
     "kv_up": "attention",
@@ -29,6 +31,7 @@ _PARTS: dict[str, Part] = {
     "head": "head",
     "embedding": "embedding",
     "mask": "embedding",
+    "proposal": "head",
     "norm": "norm",
     "vocabulary_map": "other",
 }
@@ -99,14 +102,15 @@ def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
     Raises:
         EstimateError: below 1, or more than the block holds.
     """
-    size = geometry.block_size
+    most = most_draft_tokens(geometry)
     if asked is None:
-        return CHAIN_LENGTH if size is None else size - 1
-    if asked < 1 or (size is not None and asked >= size):
-        most = "" if size is None else f" and at most {size - 1}, as blocks hold {size} tokens"
+        return most or CHAIN_LENGTH
+    if asked < 1 or (most is not None and asked > most):
+        size = geometry.block_size
+        limit = "" if most is None else f" and at most {most}, as blocks hold {size} tokens"
         raise EstimateError(
             "--num-draft-tokens",
-            f"expected at least 1{most}, got {asked}",
+            f"expected at least 1{limit}, got {asked}",
             fix="give the number that will be served",
         )
     return asked
@@ -131,11 +135,12 @@ def draft_round(
     whole, proposed = num_draft_tokens + 1, num_draft_tokens
     builder = _Passes(draft, weights, context, tp)
     if draft.geometry.block_size is not None:
+        slots = whole - (most_draft_tokens(draft.geometry) == draft.geometry.block_size)
         context_works = (*builder.features(whole), *builder.context_keys_values(whole))
         return Round(
             passes=(
                 Pass(name="features", works=context_works),
-                Pass(name="block", works=builder.body(whole, proposed, own_positions=whole)),
+                Pass(name="block", works=builder.body(slots, proposed, own_positions=slots)),
             )
         )
     later = num_draft_tokens - 1
@@ -170,7 +175,7 @@ class _Passes:
             if self._makes_features(weight.row) or weight.row.canonical == "t2d":
                 continue
             role = weight.row.role
-            if role in ("embedding", "mask"):
+            if role in ("embedding", "mask") or _leaf(weight.row) in _LOOKED_UP:
                 continue
             if role == "vocabulary_map":
                 nbytes = DTYPE_BYTES[weight.row.tensor.dtype] * proposals

@@ -129,8 +129,19 @@ def name_patterns(leaves: Sequence[str]) -> list[str]:
 
 
 def last_parts(kept: Sequence[str]) -> list[str]:
-    """The last part of every kept module name: engines number layers in their own way."""
-    return sorted({module.rpartition(".")[2] for module in kept})
+    """The last part of every kept module name: engines number layers in their own way.
+
+    Where that says too little, what it belongs to goes before it: a number, "embed_proj.0", and the
+    parts of a head, "confidence_head.proj", whose names linears of layers end in as well.
+    """
+    return sorted({last_part(module) for module in kept})
+
+
+def last_part(module: str) -> str:
+    """What an exclude names a module by; see `last_parts`."""
+    parent, _, leaf = module.rpartition(".")
+    owner = parent.rpartition(".")[2]
+    return f"{owner}.{leaf}" if leaf.isdecimal() or owner.endswith("_head") else leaf
 
 
 def check_divides(layout: LayoutName, weight: TensorInfo, axis: int, divisor: int) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..drafts import Draft
-from ..drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
+from ..drafts.architectures import DOMINO, KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
 from .lint import Lint
 from .marks import eagle3, in_speculators_layout, is_mla, layer_config
 
@@ -19,6 +19,18 @@ _VLLM_REFUSES = ("model.", "aux_norm_low.", "aux_norm_mid.", "aux_norm_high.")
 def architecture(draft: Draft) -> Iterator[Lint]:
     """Source: `architectures.py`; what each engine makes of a name, `check` says."""
     name = declared_architecture(draft.checkpoint.config)
+    if name == DOMINO:
+        yield Lint(
+            name="architecture-name",
+            level="warning",
+            cause=f"{name} is known to its trainer alone: SGLang 0.5.23 serves it as"
+            " DFlashDraftModel with projector_type domino, vLLM 0.33 not at all",
+            remedy="write DFlashDraftModel",
+            fix={
+                "architectures": ["DFlashDraftModel"],
+                "dflash_config.projector_type": "domino",
+            },
+        )
     wanted = OTHER_NAMES.get(name)
     if wanted in KNOWN_TO_BOTH:
         yield Lint(

@@ -123,14 +123,15 @@ class Draft:
 def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSize) -> Draft:
     """A draft over the target's whole vocabulary to begin training with; torch is seeded before.
 
-    Linears are normal, norms are one, but for that of a latent; embedding and head begin as the
-    target's, and the embedding stays so.
+    Linears are normal, norms are one, but for that of a latent; a convolution changes nothing.
+    Embedding and head begin as the target's, and the embedding stays so.
     """
     geometry = kind.geometry(target_size)
     weights: dict[str, Tensor] = {}
     for name, spec in kind.family.tensor_specs(geometry).items():
         shape = tuple(dim.size for dim in spec.shape)
-        if spec.role == "vocabulary_map":
+        # A confidence head is optional, and changes no proposal.
+        if spec.role == "vocabulary_map" or (spec.role == "proposal" and spec.optional):
             continue
         if spec.role == "embedding":
             weights[name] = input_embedding(target).weight.detach().clone()
@@ -141,6 +142,9 @@ def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSiz
             weights[name] = torch.full(shape, LATENT_SCALE if latent else 1.0)
         else:
             weights[name] = torch.normal(0.0, INITIALIZER_RANGE, shape)
+            if name.endswith(".base_kernel"):  # a convolution that changes nothing
+                weights[name] = torch.zeros(shape)
+                weights[name][:, 0] = 1
         own = kind.ships_tables or spec.role != "head"
         weights[name].requires_grad_(own and spec.role != "embedding")
     return Draft(kind=kind, geometry=geometry, weights=weights)
@@ -201,7 +205,7 @@ def distillation_loss(
                 target_probabilities = target_head(final_hidden).softmax(dim=-1)
             share = len(one.rows) / len(rows)
             loss = loss + decay**depth * share * F.cross_entropy(
-                forward.logits(hidden).flatten(0, 1), target_probabilities.flatten(0, 1)
+                forward.scores(hidden).flatten(0, 1), target_probabilities.flatten(0, 1)
             )
     return loss / sum(decay**depth for depth in range(num_draft_tokens))
 

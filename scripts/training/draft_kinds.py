@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...quantize.drafts.families import dflash, eagle3_llama, eagle3_mla
+from ...quantize.drafts.families import dflash, dflash2, domino, dspark, eagle3_llama, eagle3_mla
 from .corpus import END_OF_TEXT_ID
 from .draft import DraftKind
 from .target import INITIALIZER_RANGE, TargetSize
@@ -137,6 +137,55 @@ def _dflash(target: TargetSize) -> dict[str, Any]:
     }
 
 
+def _dflash2(target: TargetSize) -> dict[str, Any]:
+    """`_dflash`, with what SpecForge's qwen3.6-27b-dflash2.json has besides, in smaller sizes."""
+    config = _dflash(target)
+    own = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 8}
+    nested = {**config["dflash_config"], **own}
+    return {**config, "architectures": ["DFlash2DraftModel"], "dflash_config": nested}
+
+
+def _domino(target: TargetSize) -> dict[str, Any]:
+    """`_dflash`, with what SpecForge's qwen3-8b-domino.json has besides; named as SGLang serves it.
+
+    The token behind the anchor is predicted from the anchor's slot, and so on.
+    """
+    config = _dflash(target)
+    own = {
+        "projector_type": "domino",
+        "shift_label": True,
+        "pure_draft_prefix_len": 1,
+        "gru_hidden_dim": 64,
+        "emb_dim": 64,
+    }
+    return {**config, "dflash_config": {**config["dflash_config"], **own}}
+
+
+def _dspark(target: TargetSize) -> dict[str, Any]:
+    """One layer over two of the target's, keys at the top level as vLLM reads them.
+
+    No engine asks the confidence head for a fixed number of tokens: there is none.
+    """
+    num_layers = 1
+    body = _dflash(target)
+    del body["dflash_config"]
+    return {
+        **body,
+        "architectures": ["Qwen3DSparkModel"],
+        "block_size": 6,
+        "mask_token_id": END_OF_TEXT_ID,
+        "target_layer_ids": [0, 2],
+        "num_hidden_layers": num_layers,
+        "layer_types": ["full_attention"] * num_layers,
+        "max_window_layers": num_layers,
+        "intermediate_size": 384,
+        "markov_rank": 32,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": False,
+        "sample_from_anchor": True,
+    }
+
+
 EAGLE3_LLAMA = DraftKind(
     family=eagle3_llama.FAMILY,
     config=_eagle3_llama,
@@ -152,6 +201,24 @@ EAGLE3_MLA = DraftKind(
 DFLASH = DraftKind(
     family=dflash.FAMILY,
     config=_dflash,
+    first_layer="layers.0.",
+    ships_tables=False,
+)
+DFLASH2 = DraftKind(
+    family=dflash2.FAMILY,
+    config=_dflash2,
+    first_layer="layers.0.",
+    ships_tables=False,
+)
+DOMINO = DraftKind(
+    family=domino.FAMILY,
+    config=_domino,
+    first_layer="layers.0.",
+    ships_tables=False,
+)
+DSPARK = DraftKind(
+    family=dspark.FAMILY,
+    config=_dspark,
     first_layer="layers.0.",
     ships_tables=False,
 )

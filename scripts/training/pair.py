@@ -39,6 +39,7 @@ from .target import (
     output_head,
     record_traces,
     ship_target,
+    shipped_target,
     train_target,
 )
 
@@ -117,7 +118,13 @@ class Stopwatch:
 
 
 def train_pair(
-    family: Family, plan: PairPlan, files: Sequence[SourceFile], out: Path, *, seed: int
+    family: Family,
+    plan: PairPlan,
+    files: Sequence[SourceFile],
+    out: Path,
+    *,
+    seed: int,
+    over: Path | None = None,
 ) -> Mapping[str, object]:
     """Train a target and its draft and write the pair.
 
@@ -127,6 +134,8 @@ def train_pair(
         files: the corpus, all splits.
         out: folder to create; its parent exists or is created too.
         seed: decides weights, windows and prompts; one seed gives one pair on one machine.
+        over: a pair of the same sizes and seed, whose target and prompts are this one's as well:
+            they are not written again.
 
     Returns:
         What training.json holds.
@@ -142,8 +151,10 @@ def train_pair(
     with stopwatch.phase("corpus"):
         tokenizer, stream = _training_text(files, plan)
     with stopwatch.phase("target"):
-        target, target_losses = _make_target(
-            family.target_kind, plan, tokenizer, stream, out / "target", seed
+        target, target_losses = (
+            _make_target(family.target_kind, plan, tokenizer, stream, out / "target", seed)
+            if over is None
+            else (shipped_target(over / "target"), ())
         )
     with stopwatch.phase("continuations"):
         gate = _held_out(files, "gate", tokenizer, target, plan, seed)
@@ -158,15 +169,16 @@ def train_pair(
     with stopwatch.phase("evaluation"):
         figures = _figures(draft, _traces(family, plan, target, gate.token_ids), plan)
 
-    _write_prompts(gate.prompts, out / "prompts.jsonl")
-    _write_prompts(calibration.prompts, out / "calibration.jsonl")
+    if over is None:
+        _write_prompts(gate.prompts, out / "prompts.jsonl")
+        _write_prompts(calibration.prompts, out / "calibration.jsonl")
     report = {
         "family": family.name,
         "seed": seed,
         "plan": asdict(plan),
         "versions": _versions(),
         "corpus": _corpus_sizes(files, stream),
-        "sizes": _sizes(out, target, draft),
+        "sizes": _sizes(over or out, out, target, draft),
         "losses": {"target": target_losses, "draft": draft_losses},
         "prompts": {"gate": _selection(gate), "calibration": _selection(calibration)},
         "figures": figures,
@@ -324,10 +336,10 @@ def _corpus_sizes(files: Sequence[SourceFile], stream: Tensor) -> dict[str, obje
     }
 
 
-def _sizes(out: Path, target: PreTrainedModel, draft: Draft) -> dict[str, int]:
+def _sizes(pair: Path, out: Path, target: PreTrainedModel, draft: Draft) -> dict[str, int]:
     return {
         "target_parameters": sum(parameter.numel() for parameter in target.parameters()),
         "draft_parameters": sum(weight.numel() for weight in draft.published().values()),
-        "target_file_bytes": (out / "target" / "model.safetensors").stat().st_size,
+        "target_file_bytes": (pair / "target" / "model.safetensors").stat().st_size,
         "draft_file_bytes": (out / "draft" / "model.safetensors").stat().st_size,
     }

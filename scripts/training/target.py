@@ -141,6 +141,11 @@ def ship_target(
     """
     copy.deepcopy(model).bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return shipped_target(folder)
+
+
+def shipped_target(folder: Path) -> PreTrainedModel:
+    """The weights of a folder as a float32 model in evaluation mode."""
     shipped: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     shipped.train(mode=False)
     return shipped

@@ -24,6 +24,8 @@ def vllm_captures(speculative_config: Any) -> Captured:
         "gpu/spec_decode/eagle/eagle3_utils.py", "get_eagle3_aux_layers_from_config"
     )
     first = _vllm_function("gpu_model_runner.py", "_get_eagle3_aux_layers_from_config")
+    if speculative_config.method == "dspark":  # of V2 alone
+        return {"V2": _listed(second(speculative_config))}
     runner = SimpleNamespace(speculative_config=speculative_config)
     return {"V2": _listed(second(speculative_config)), "V1": _listed(first(runner))}
 
@@ -56,14 +58,17 @@ def sglang_captures(draft: Path, draft_config: Any, num_target_layers: int) -> C
     from sglang.srt.models.llama import LlamaForCausalLM
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    block = hasattr(draft_config.hf_config, "dflash_config")
+    names = draft_config.hf_config.architectures or []
+    dspark = any("DSpark" in name for name in names)
+    block = dspark or hasattr(draft_config.hf_config, "dflash_config")
+    kind = SpeculativeAlgorithm.DFLASH if block else SpeculativeAlgorithm.EAGLE3
     served = SimpleNamespace(num_hidden_layers=num_target_layers)
     found = spec.SpecAuxHiddenStateConfig()
     given = {
         "config": found,
         "server_args": None,
         "model_config": SimpleNamespace(hf_text_config=served, hf_config=served),
-        "spec_algorithm": SpeculativeAlgorithm.DFLASH if block else SpeculativeAlgorithm.EAGLE3,
+        "spec_algorithm": SpeculativeAlgorithm.DSPARK if dspark else kind,
         "is_draft_worker": False,
     }
     named = SimpleNamespace(

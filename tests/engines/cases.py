@@ -27,6 +27,7 @@ from heads import BEYOND, HEAD, LOADED
 from mixes import KEPT_DOWN, MIXES
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
+from tiny_dspark import tiny_dspark
 from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
 
 INPUT_SCALE = 0.01
@@ -53,12 +54,18 @@ _SOURCES: dict[FamilyName, tuple[Callable[..., Path], dict[str, Any]]] = {
     "eagle3-llama": (tiny_eagle3_llama, _SHAPE | _HEADS | {"pruned_vocabulary": True}),
     "eagle3-mla": (tiny_eagle3_mla, _SHAPE | _MLA),
     "dflash": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2}),
+    "dflash2": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2, "kind": "dflash2"}),
+    "domino": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2, "kind": "domino"}),
+    "dspark": (tiny_dspark, _SHAPE | _HEADS | {"num_layers": 2, "rank": 128}),
 }
 FAMILIES = tuple(_SOURCES)
 READS: dict[FamilyName, tuple[int, ...]] = {
     "eagle3-llama": (2, 4, 5),
     "eagle3-mla": (2, 4, 5),
     "dflash": (2, 4, 6),
+    "dflash2": (2, 4, 6),
+    "domino": (2, 4, 6),
+    "dspark": (2, 4, 6),
 }
 """The target's layers whose inputs the drafts read; of EAGLE-3 the default for 8 layers."""
 

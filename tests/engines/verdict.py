@@ -34,6 +34,8 @@ _NOT_READ_BY_DESIGN = (
     "t2d",  # the inverse of d2t: engines need one of the two
     "weight_shape",  # the parts of a fused linear share one parameter, which no kernel reads
     "weight_zero_point",  # all zero: the codes are symmetric
+    "confidence_head.proj.weight",  # asked by adaptive verification alone
+    "confidence_head.proj.bias",
 )
 _KEEPS_ITS_DEFAULT = re.compile(
     r"[.](prob|[qkv])_(scale|zero_point)$"  # of the KV cache, which drafts do not quantize

@@ -107,6 +107,11 @@ def _function(file: str, name: str) -> Callable[..., Any]:
     return function
 
 
+def _method(architecture: str) -> str:
+    kinds = (("DSpark", "dspark"), ("DFlash", "dflash"))
+    return next((method for part, method in kinds if part in architecture), "eagle3")
+
+
 def _config(draft: Path, target: Path) -> Any:
     """The engine's config for this target and draft, in BF16 as the target is served."""
     from vllm.config import (
@@ -128,10 +133,16 @@ def _config(draft: Path, target: Path) -> Any:
         enforce_eager=True,
         max_model_len=1024,
     )
+    # The default where Triton is, without which V1 is taken, which refuses candidate selectors and
+    # DSpark.
+    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
+    method = _method(architecture)
+    if "DFlash2" in architecture or method == "dspark":
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     parallel = ParallelConfig()
     speculative = SpeculativeConfig(
         model=str(draft),
-        method="dflash" if "DFlash" in architecture else "eagle3",
+        method=method,
         num_speculative_tokens=3,
         target_model_config=served,
         target_parallel_config=parallel,

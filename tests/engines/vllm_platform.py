@@ -46,7 +46,9 @@ def _import_models() -> None:
     """
     import vllm.model_executor.models.deepseek_eagle3
     import vllm.model_executor.models.llama_eagle3
-    import vllm.model_executor.models.qwen3_dflash  # noqa: F401
+    import vllm.model_executor.models.qwen3_dflash
+    import vllm.model_executor.models.qwen3_dflash2
+    import vllm.model_executor.models.qwen3_dspark  # noqa: F401
     from vllm.model_executor.layers.quantization import get_quantization_config
 
     for method in ("quark", "compressed-tensors", "modelopt", "modelopt_fp4", "fp8", "awq"):

@@ -239,8 +239,12 @@ def _of(logprobs: Tensor, draft_ids: Tensor) -> Tensor:
 
 
 def _logits(draft: LoadedDraft, hidden: Tensor) -> Tensor:
-    """In float32 at least: rounded to BF16 they would move by more than codes move them."""
-    logits = finite(draft.forward.logits(hidden), draft.name, "logits")
+    """In float32 at least: rounded to BF16 they would move by more than codes move them.
+
+    Before a draft rules tokens out, as DFlash2 does all but its candidates: else the divergence of
+    two drafts whose candidates differ by one would be infinite.
+    """
+    logits = finite(draft.forward.scores(hidden), draft.name, "logits")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

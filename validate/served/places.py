@@ -24,6 +24,10 @@ NEAR = 4.0
 """Distances below so many times what BF16 moves them (root mean square) are near ties."""
 
 
+_OUT = -1e30
+"""Stands for the logit of a token that a draft cannot propose."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """A round at each row of a continuation, in the order of the rows.
@@ -76,20 +80,24 @@ def places(
 
 
 def noise(one: Sequence[Places], other: Sequence[Places]) -> float:
-    """How far two ways of computing move the distances, root mean square over all places."""
-    pairs = zip(one, other, strict=True)
-    moved = [torch.tensor(a.distances) - torch.tensor(b.distances) for a, b in pairs]
+    """How far two ways of computing move the distances, root mean square over all places.
+
+    Whether a token is among those that a draft chooses from is no distance, and left out.
+    """
+    pairs = [(torch.tensor(a.distances), torch.tensor(b.distances))
+             for a, b in zip(one, other, strict=True)]  # fmt: skip
+    moved = [(a - b)[torch.minimum(a, b) > _OUT / 2] for a, b in pairs]
     return float(torch.cat([m.flatten() for m in moved]).square().mean().sqrt())
 
 
 def _by_token(forward: DraftForward, logits: Tensor) -> Tensor:
     """[..., draft vocabulary] -> [..., target vocabulary], on the CPU; what it lacks comes last."""
     tokens = forward.to_target(torch.arange(logits.shape[-1], device=logits.device))
-    whole = logits.new_full((*logits.shape[:-1], int(tokens.max()) + 1), -1e30)
-    return whole.index_copy(-1, tokens, logits).cpu()
+    whole = logits.new_full((*logits.shape[:-1], int(tokens.max()) + 1), _OUT)
+    return whole.index_copy(-1, tokens, logits.clamp(min=_OUT)).cpu()
 
 
 def _distances(logits: Tensor, recorded: Tensor) -> Tensor:
     own = logits.gather(-1, recorded[..., None])
-    others = logits.scatter(-1, recorded[..., None], -1e30)
+    others = logits.scatter(-1, recorded[..., None], _OUT)
     return own[..., 0] - others.amax(-1)

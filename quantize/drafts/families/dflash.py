@@ -45,17 +45,27 @@ _SERVED: Mapping[str, tuple[Any, str]] = {
     "conv_kernel_size": (0, "a DFlash2 draft"),
     "selector_rank": (0, "a DFlash2 draft"),
     "markov_rank": (0, "a DSpark draft"),
+    "kv_lora_rank": (None, "layers of latent attention"),
 }
 """Config key -> the value that this family's maths is for (also where it is absent), and what
 another value means."""
+KIN: Mapping[str, str] = {
+    "prefix_gru.": "domino",
+    "embed_proj.": "domino",
+    "base_kernel": "dflash2",
+    "kernel_projection": "dflash2",
+    "candidate_selector": "dflash2",
+    "markov_": "dspark",
+}
+"""Part of a tensor name -> the family that has it, besides all that DFlash has."""
 
 
 class DFlash(Family):
     """The DFlash family with all its name variants."""
 
     name = "dflash"
-    architectures = ("DFlashDraftModel",)
-    prefixes = (
+    architectures: tuple[str, ...] = ("DFlashDraftModel",)
+    prefixes: tuple[tuple[str, str], ...] = (
         ("draft_model.", ""),
         ("dflash_module.", ""),
         ("model.", ""),
@@ -67,35 +77,42 @@ class DFlash(Family):
     )
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "hidden_norm.")
+    served: Mapping[str, tuple[Any, str]] = _SERVED
     relatives: Mapping[str, str] = {
-        "prefix_gru.": "Domino",
-        "embed_proj.": "Domino",
-        "base_kernel": "DFlash2",
-        "kernel_projection": "DFlash2",
-        "candidate_selector": "DFlash2",
         "aux_hidden_norms.": "Laguna DFlash",
         "g_proj": "Laguna DFlash",
         "qkv_proj": "Laguna DFlash",
-        "markov": "DSpark",
-        "confidence_head": "DSpark",
         "attention_sink": "DFlash with attention sinks",
         "mask_hidden": "P-EAGLE",
     }
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
-        """Fc over features, a norm behind it outside the layers, and normed queries."""
-        return {
+        """Fc over features, a norm behind it outside the layers, normed queries, its own marks."""
+        kinds = {kind for mark, kind in KIN.items() if any(mark in n for n in canonical_names)}
+        return kinds == {self.name} - {DFlash.name} and {
             "fc.weight",
             "hidden_norm.weight",
             "layers.0.self_attn.q_norm.weight",
         } <= set(canonical_names)
 
     def read_geometry(self, config: Mapping[str, Any], where: object) -> DFlashGeometry:
-        """See `Family.read_geometry`; `dflash_config` goes before the top level, as in engines."""
+        """See `Family.read_geometry`."""
+        return DFlashGeometry(**self.common_keys(config, where))
+
+    def options(self, config: Mapping[str, Any], where: object) -> ConfigReader:
+        """Config.json with the keys of `dflash_config` over those of the top level."""
         keys = ConfigReader(config, where)
-        nested = keys.section("dflash_config")
-        options = _over(nested, keys)
-        _check_served(options)
+        return _over(keys.section("dflash_config"), keys)
+
+    def common_keys(self, config: Mapping[str, Any], where: object) -> dict[str, Any]:
+        """The fields of `DFlashGeometry`; `dflash_config` goes before the top level, as in engines.
+
+        Raises:
+            CheckpointError: see `Family.read_geometry`.
+        """
+        keys = ConfigReader(config, where)
+        nested, options = keys.section("dflash_config"), self.options(config, where)
+        _check_served(options, self.served)
         hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
         vocab, layers = keys.positive("vocab_size"), keys.positive("num_hidden_layers")
         block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)
@@ -107,7 +124,7 @@ class DFlash(Family):
             )
         layer_types = _layer_types(keys, layers)
         slides = layer_types is not None and "sliding_attention" in layer_types
-        return DFlashGeometry(
+        return dict(
             hidden_size=hidden,
             intermediate_size=keys.positive("intermediate_size"),
             num_layers=layers,
@@ -204,17 +221,17 @@ def _over(nested: ConfigReader, keys: ConfigReader) -> ConfigReader:
     return ConfigReader({**keys.config, **given}, keys.where)
 
 
-def _check_served(options: ConfigReader) -> None:
-    """Refuse what would be other maths than that of `DFlashForward`."""
+def _check_served(options: ConfigReader, all_served: Mapping[str, tuple[Any, str]]) -> None:
+    """Refuse what would be other maths than that of the family."""
     for section in ("rope_scaling", "rope_parameters"):
         options = _over(options, options.section(section))
-    for key, (served, meaning) in _SERVED.items():
+    for key, (served, meaning) in all_served.items():
         value = options.config.get(key)
         if value is not None and value != served:
             raise CheckpointError(
                 options.where,
                 f"{key}: expected {served!r}, got {value!r}: {meaning}",
-                fix="this draft cannot be quantized or replayed: only plain DFlash is supported",
+                fix="this draft cannot be quantized or replayed: no family has these maths",
             )
 
 

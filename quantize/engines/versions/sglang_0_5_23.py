@@ -2,7 +2,7 @@
 
 from .. import sglang, sglang_config
 from ..captured import sglang_captures
-from ..contract import Engine
+from ..contract import DFLASH_FAMILIES, Engine
 from ..sglang_schemes import SCHEMES
 
 ENGINE = Engine(
@@ -36,13 +36,13 @@ ENGINE = Engine(
         "compressed-tensors": "ValueError: Unable to find matching target for {prefix} in the"
         " compressed-tensors config."
     },
-    drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
+    drops_unknown=frozenset({"eagle3-llama", "eagle3-mla"}) | DFLASH_FAMILIES,
     rooted=sglang_config.ROOTED,
-    casts=frozenset({"eagle3-llama", "dflash"}),
+    casts=frozenset({"eagle3-llama"}) | DFLASH_FAMILIES,
     refuses_casts=frozenset({"eagle3-mla"}),
     fc_norm_keys=("fc_norm", "use_aux_norm"),
     old_norms=frozenset({"eagle3-llama"}),
-    shares=frozenset({"dflash"}),
+    shares=DFLASH_FAMILIES,
     later_norm="hidden_norm",
     embedding_rows="AssertionError: self.org_vocab_size={vocab} self.use_presharded_weights=False"
     " loaded_weight.shape[output_dim]={rows}",
@@ -52,8 +52,11 @@ ENGINE = Engine(
         " self.total_num_heads % tp_size == 0",
         "eagle3-mla": "AssertionError: sglang/srt/models/deepseek_v2.py:2057: assert num_heads %"
         " attn_tp_size == 0",
-        "dflash": "AssertionError: DFlashAttention requires total_num_heads divisible by tp_size."
-        " total_num_heads={heads}, tp_size={tp}.",
+        **dict.fromkeys(
+            DFLASH_FAMILIES,
+            "AssertionError: DFlashAttention requires total_num_heads divisible by tp_size."
+            " total_num_heads={heads}, tp_size={tp}.",
+        ),
     },
     scale_shape="AssertionError: sglang/srt/layers/parameter.py:110: assert self.data.shape =="
     " loaded_weight.shape",

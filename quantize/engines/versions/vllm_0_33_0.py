@@ -2,10 +2,10 @@
 
 from .. import vllm, vllm_config, vllm_heads, vllm_speculators
 from ..captured import vllm_captures
-from ..contract import Engine
+from ..contract import DFLASH_FAMILIES, Engine
 from ..vllm_schemes import SCHEMES
 
-_FAMILIES = frozenset({"eagle3-llama", "eagle3-mla", "dflash"})
+_FAMILIES = frozenset({"eagle3-llama", "eagle3-mla"}) | DFLASH_FAMILIES
 ENGINE = Engine(
     name="vllm",
     version="0.33.0",
@@ -24,7 +24,10 @@ ENGINE = Engine(
     schemes=SCHEMES,
     modules=vllm.modules,
     plain=vllm_heads.plain,
-    plain_remedies={("dflash", "lm_head"): f"write {vllm_heads.OWN_HEAD}: true into config.json"},
+    plain_remedies={
+        (family, "lm_head"): f"write {vllm_heads.OWN_HEAD}: true into config.json"
+        for family in DFLASH_FAMILIES
+    },
     exclude_rules=vllm.EXCLUDE_RULES,
     config_problem=vllm_config.config_problem,
     captures=vllm_captures,
@@ -42,12 +45,15 @@ ENGINE = Engine(
         " self.total_num_heads % tp_size == 0",
         "eagle3-mla": "AssertionError: vllm/model_executor/models/deepseek_v2.py:1041: assert"
         " num_heads % tp_size == 0",
-        "dflash": "AssertionError: vllm/model_executor/models/qwen3_dflash.py:191: assert"
-        " self.total_num_heads % tp_size == 0",
+        **dict.fromkeys(
+            DFLASH_FAMILIES,
+            "AssertionError: vllm/model_executor/models/qwen3_dflash.py:191: assert"
+            " self.total_num_heads % tp_size == 0",
+        ),
     },
     scale_shape="AssertionError: vllm/model_executor/parameter.py:92: assert self.data.shape =="
     " loaded_weight.shape or self._is_1d_and_scalar(",
-    targets_on_disk=frozenset({("modelopt", "dflash")}),
+    targets_on_disk=frozenset(("modelopt", family) for family in DFLASH_FAMILIES),
     absent_tables={
         "embed_tokens": "embed_tokens is not stored: the target's is served, in one pipeline stage",
         "lm_head": "lm_head is not stored: the target's is served",

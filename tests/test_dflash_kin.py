@@ -1,0 +1,344 @@
+"""DFlash2 and Domino: their configs, their tensors, and that they draft as SGLang's own modules do.
+
+What they have in common with DFlash is in test_dflash*.py.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.passes.block import BlockAttention
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.architectures import DOMINO
+from draftquant.quantize.drafts.dflash2_forward import grouped_conv
+from draftquant.quantize.drafts.dflash2_geometry import DFlash2Geometry
+from draftquant.quantize.drafts.domino_geometry import DominoGeometry
+from draftquant.quantize.drafts.forward import BlockForward
+from draftquant.quantize.engines import check_draft
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.lints import find_lints
+from draftquant.quantize.stored.loading import load_draft
+from engines.blocks import CASES, NUM_CONTEXT, NUM_DRAFT_TOKENS, OUT, draft, features
+from tiny import edit_json, read_tensors, write_tensors
+from tiny_dflash import OWN_KEYS, Kind, tiny_dflash
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DRAFTED = json.loads(OUT.read_text())
+KINDS: tuple[Kind, ...] = ("dflash2", "domino")
+SELECTOR = {
+    "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook",
+    "candidate_selector.hidden_projection.weight",
+}
+CONVOLUTIONS = {
+    f"layers.0.{conv}.{name}"
+    for conv in ("attention_conv", "mlp_conv")
+    for name in ("base_kernel", "kernel_projection.weight")
+}
+OWN_TENSORS: dict[Kind, set[str]] = {
+    "dflash2": SELECTOR | CONVOLUTIONS,
+    "domino": {
+        "prefix_gru.weight_ih_l0",
+        "prefix_gru.weight_hh_l0",
+        "embed_proj.0.weight",
+        "embed_proj.2.weight",
+    },
+}
+
+
+def refused(folder: Path, what: str, fix: str = "") -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read_draft(Checkpoint.open(folder))
+    assert str(folder) in caught.value.where
+    assert what in caught.value.what
+    assert fix in caught.value.fix
+
+
+def own_keys(folder: Path, **keys: Any) -> None:
+    """Change keys of dflash_config; None removes one."""
+    nested = json.loads((folder / "config.json").read_text())["dflash_config"] | keys
+    edit_json(
+        folder / "config.json",
+        dflash_config={key: value for key, value in nested.items() if value is not None},
+    )
+
+
+# What is read
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spelling", ["z-lab", "model", "dflash_module"])
+def test_their_own_tensors_have_a_role_of_their_own(
+    kind: Kind, spelling: Any, tmp_path: Path
+) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind=kind, spelling=spelling, num_layers=1)
+    found = read_draft(Checkpoint.open(folder))
+    assert found.family.name == kind
+    assert {row.canonical for row in found.rows if row.role == "proposal"} == OWN_TENSORS[kind]
+    assert len(found.rows) == len(OWN_TENSORS[kind]) + 14
+
+
+def test_geometry_of_dflash2(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
+    own_keys(folder, output_multiplier=0.5, final_logit_softcapping=30, input_embedding_scale=2)
+    found = read_draft(Checkpoint.open(folder)).geometry
+    assert isinstance(found, DFlash2Geometry)
+    assert (found.conv_kernel_size, found.conv_group_size, found.num_groups) == (2, 16, 4)
+    assert (found.selector_rank, found.selector_top_k) == (24, 8)
+    scales = (found.input_embedding_scale, found.output_multiplier, found.final_logit_softcapping)
+    assert scales == (2.0, 0.5, 30.0)
+    own_keys(folder, final_logit_softcapping=0)  # as engines, which take it for none
+    again = read_draft(Checkpoint.open(folder)).geometry
+    assert isinstance(again, DFlash2Geometry)
+    assert again.final_logit_softcapping is None
+
+
+def test_geometry_of_domino(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind="domino", num_layers=1)
+    found = read_draft(Checkpoint.open(folder)).geometry
+    assert isinstance(found, DominoGeometry)
+    assert (found.shift_label, found.pure_draft_prefix_len) == (True, 1)
+    assert (found.gru_hidden_dim, found.emb_dim) == (40, 24)
+    own_keys(folder, pure_draft_prefix_len=None, shift_label=False)  # the trainer's default
+    again = read_draft(Checkpoint.open(folder)).geometry
+    assert isinstance(again, DominoGeometry)
+    assert (again.shift_label, again.pure_draft_prefix_len) == (False, 0)
+
+
+def test_domino_has_the_name_of_its_trainer_or_of_its_engine(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind="domino", num_layers=1)
+    edit_json(folder / "config.json", architectures=[DOMINO])
+    assert read_draft(Checkpoint.open(folder)).family.name == "domino"
+
+
+def test_an_alias_of_sglang_is_dflash2(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
+    edit_json(folder / "config.json", architectures=["MiniMaxDFlash2DraftModel"])
+    assert read_draft(Checkpoint.open(folder)).family.name == "dflash2"
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "what"),
+    [
+        ("dflash2", {"conv_kernel_size": None}, "conv_kernel_size: missing key"),
+        ("dflash2", {"conv_kernel_size": 0}, "conv_kernel_size: expected a positive whole number"),
+        ("dflash2", {"conv_group_size": 24}, "conv_group_size: expected a divisor of hidden_size"),
+        ("dflash2", {"selector_rank": None}, "selector_rank: missing key"),
+        ("dflash2", {"selector_top_k": 97}, "selector_top_k: expected at most vocab_size 96"),
+        ("dflash2", {"output_multiplier": -1}, "output_multiplier: expected a positive number"),
+        ("dflash2", {"final_logit_softcapping": -3}, "final_logit_softcapping: expected a pos"),
+        ("dflash2", {"markov_rank": 8}, "markov_rank: expected 0, got 8: a DSpark draft"),
+        ("domino", {"shift_label": None}, "shift_label: missing key"),
+        ("domino", {"shift_label": 1}, "shift_label: expected true or false, got 1"),
+        ("domino", {"gru_hidden_dim": None}, "gru_hidden_dim: missing key"),
+        ("domino", {"pure_draft_prefix_len": -1}, "pure_draft_prefix_len: expected a positive"),
+        ("domino", {"conv_kernel_size": 2}, "conv_kernel_size: expected 0, got 2: a DFlash2 draft"),
+    ],
+)
+def test_keys_that_are_wrong_are_named(
+    kind: Kind, keys: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind=kind, num_layers=1)
+    own_keys(folder, **keys)
+    refused(folder, what)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_vocabulary_is_refused(kind: Kind, tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind=kind, num_layers=1)
+    edit_json(folder / "config.json", draft_vocab_size=48)
+    refused(folder, "draft_vocab_size: expected vocab_size 96, got 48", "no engine serves")
+
+
+def test_two_widths_of_dominos_projection_are_refused(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind="domino", num_layers=1, config={"emb_dim": 24})
+    assert read_draft(Checkpoint.open(folder)).family.name == "domino"
+    edit_json(folder / "config.json", emb_dim=25)
+    refused(folder, "emb_dim: 24 in dflash_config, 25 beside it", "keep the one")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_config_of_another_kind_is_refused_by_both_names(kind: Kind, tmp_path: Path) -> None:
+    """Plain DFlash's config beside their tensors, and theirs beside plain DFlash's."""
+    folder = tiny_dflash(tmp_path / "draft", kind=kind, num_layers=1)
+    plain = tiny_dflash(tmp_path / "plain", num_layers=1)
+    own, other = ((each / "config.json").read_text() for each in (folder, plain))
+    (folder / "config.json").write_text(other)
+    refused(folder, f"config.json says dflash, the tensors are those of {kind}", "use the config")
+    (plain / "config.json").write_text(own)
+    refused(plain, f"config.json says {kind}, the tensors are those of dflash", "use the config")
+
+
+def in_speculators_layout(folder: Path) -> dict[str, Any]:
+    """Spell a DFlash2 draft's config.json as vLLM's `update_dflash2` reads it; the plain one."""
+    plain: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    nested = plain["dflash_config"]
+    own = {key: value for key, value in nested.items() if key in OWN_KEYS["dflash2"]}
+    layers = {key: plain[key] for key in plain if key not in ("architectures", "dflash_config")}
+    method = {"proposal_type": "greedy", "speculative_tokens": 7}
+    config = {
+        "architectures": ["DFlash2Speculator"],
+        "speculators_model_type": "dflash2",
+        "speculators_config": {
+            "proposal_methods": [method],
+            "verifier": {"name_or_path": "owner/target"},
+        },
+        "aux_hidden_state_layer_ids": [i + 1 for i in nested["target_layer_ids"]],
+        "mask_token_id": nested["mask_token_id"],
+        "block_size": plain["block_size"],
+        "sliding_window_non_causal": True,
+        "transformer_layer_config": {
+            "hidden_act": "silu",
+            "max_position_embeddings": 512,
+            **layers,
+        },
+        **own,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return plain
+
+
+def test_dflash2_of_speculators_is_the_same_as_its_plain_twin(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
+    edit_json(folder / "config.json", is_causal=False)
+    expected = read_draft(Checkpoint.open(folder))
+    in_speculators_layout(folder)
+    found = read_draft(Checkpoint.open(folder))
+    assert found.family is expected.family
+    assert found.geometry == expected.geometry
+    answer = check_draft(folder, engine="vllm", arch="sm90", target_layers=8)
+    assert answer.verdict == "LOADS"  # executed
+    edit_json(folder / "config.json", selector_rank=None)
+    assert "KeyError: 'selector_rank'" in str(check_draft(folder, engine="vllm", arch="sm90").error)
+    refused(folder, "selector_rank: missing key", "add 'selector_rank'")
+
+
+def test_tensors_of_both_are_refused(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
+    domino = tiny_dflash(tmp_path / "domino", kind="domino", num_layers=1)
+    write_tensors(folder, read_tensors(folder) | read_tensors(domino))
+    refused(folder, "embed_proj.0.weight: no tensor of dflash2 has this name")
+
+
+def test_a_convolution_of_another_width_is_refused(tmp_path: Path) -> None:
+    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
+    own_keys(folder, conv_kernel_size=3)
+    refused(folder, "layers.0.attention_conv.base_kernel: expected shape [2, 3, 64]")
+
+
+# What is noted
+
+
+def lints(folder: Path) -> set[str]:
+    return {lint.name for lint in find_lints(read_draft(Checkpoint.open(folder)))}
+
+
+def test_lints_of_kin(tmp_path: Path) -> None:
+    own = {"domino-candidate-pool", "dflash2-float16", "dflash2-embedding-scale"}
+    plain = tiny_dflash(tmp_path / "plain", num_layers=1, dtype="F16")
+    assert not own & lints(plain)
+    domino = tiny_dflash(tmp_path / "domino", kind="domino", num_layers=1, dtype="F16")
+    assert own & lints(domino) == {"domino-candidate-pool"}
+    edit_json(domino / "config.json", architectures=[DOMINO])
+    (named,) = [x for x in find_lints(read_draft(Checkpoint.open(domino)))
+                if x.name == "architecture-name"]  # fmt: skip
+    assert named.fix == {
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config.projector_type": "domino",
+    }
+    draft2 = tiny_dflash(tmp_path / "dflash2", kind="dflash2", num_layers=1)
+    assert not own & lints(draft2)
+    own_keys(draft2, input_embedding_scale=2.5)
+    assert own & lints(draft2) == {"dflash2-embedding-scale"}
+    edit_json(draft2 / "config.json", torch_dtype="float16")
+    assert own & lints(draft2) == {"dflash2-embedding-scale", "dflash2-float16"}
+    half = tiny_dflash(tmp_path / "half", kind="dflash2", num_layers=1, dtype="F16")
+    assert own & lints(half) == {"dflash2-float16"}
+
+
+# What is computed
+
+
+def block(forward: BlockForward, token_ids: list[int]) -> Tensor:
+    """Logits [K, vocabulary] of the block behind the context of `features`."""
+    attention = BlockAttention(forward, forward.fuse(torch.from_numpy(features())[None]))
+    attention.begin(range(NUM_CONTEXT, NUM_CONTEXT + 1))
+    ids, position = torch.tensor([token_ids]), torch.tensor([NUM_CONTEXT])
+    return forward.logits(forward.block(ids, position, attention))[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_blocks_are_those_of_sglangs_own_modules(case: str, tmp_path: Path) -> None:
+    """Each token, read behind those before it; of DFlash2 the candidates and scores as well."""
+    forward = load_draft(draft(tmp_path / "draft", case)).forward
+    assert isinstance(forward, BlockForward)
+    for anchor, found in DRAFTED[case].items():
+        logits = block(forward, [int(anchor), *found["tokens"]])
+        assert logits.argmax(-1).tolist() == found["tokens"]
+        for slot, scores in zip(logits, found.get("scores", ()), strict=case.startswith("dflash2")):
+            offered = slot.isfinite().nonzero()[:, 0].tolist()
+            assert sorted(map(int, scores)) == offered
+            expected = torch.tensor([scores[str(token)] for token in offered])
+            assert_close(slot[offered], expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_slot_reads_the_tokens_before_it_and_no_other(case: str, tmp_path: Path) -> None:
+    forward = load_draft(draft(tmp_path / "draft", case)).forward
+    assert isinstance(forward, BlockForward)
+    tokens = [17, *range(30, 30 + NUM_DRAFT_TOKENS)]
+    before = block(forward, tokens)
+    for place in range(1, len(tokens)):
+        changed = block(forward, [*tokens[:place], 9, *tokens[place + 1 :]])
+        assert torch.equal(changed[:place], before[:place])
+        if place < NUM_DRAFT_TOKENS:
+            assert not torch.equal(changed[place], before[place])
+
+
+def test_scores_of_dflash2_are_finite_and_those_of_its_candidates(tmp_path: Path) -> None:
+    forward = load_draft(draft(tmp_path / "draft", "dflash2")).forward
+    assert isinstance(forward, BlockForward)
+    hidden = torch.randn(3, 64 + 24, generator=torch.manual_seed(0))
+    scores, logits = forward.scores(hidden), forward.logits(hidden)
+    assert bool(scores.isfinite().all())
+    assert logits.isfinite().sum(-1).tolist() == [8, 8, 8]
+    assert torch.equal(logits[logits.isfinite()], scores[logits.isfinite()])
+
+
+def test_a_convolution_sums_what_its_taps_say() -> None:
+    """Spelled out, for three taps and two groups; nothing comes from before the block."""
+    torch.manual_seed(0)
+    x, base, added = torch.randn(2, 5, 6), torch.randn(3, 6), torch.randn(2, 5, 3, 2)
+    expected = torch.zeros_like(x)
+    for a in range(2):
+        for slot in range(5):
+            for tap in range(min(3, slot + 1)):
+                for channel in range(6):
+                    coefficient = base[tap, channel] + added[a, slot, tap, channel // 3]
+                    expected[a, slot, channel] += coefficient * x[a, slot - tap, channel]
+    assert_close(grouped_conv(x, base, added), expected)
+    assert_close(grouped_conv(x[:, :1], base, added[:, :1]), expected[:, :1])
+
+
+def test_dominos_states_are_those_of_torchs_gru(tmp_path: Path) -> None:
+    loaded = load_draft(draft(tmp_path / "draft", "domino"))
+    gru = nn.GRU(64, 40, batch_first=True, bias=False)
+    for name, weight in gru.named_parameters():
+        weight.data = loaded.weights[f"prefix_gru.{name}"]
+    ids = torch.tensor([[3, 17, 17, 90], [0, 1, 2, 3]])
+    with torch.no_grad():
+        expected, _ = gru(loaded.weights["embed_tokens.weight"][ids])
+    forward: Any = loaded.forward
+    assert_close(forward._prefix_states(ids, torch.float32), expected)
+
+
+def test_the_cases_are_those_of_the_record() -> None:
+    assert DRAFTED.keys() == CASES.keys()
+    assert {CASES[case]["kind"] for case in CASES} == set(KINDS)
+    assert OWN_KEYS["dflash"] == {}

@@ -1,0 +1,115 @@
+"""DSpark's forward maths against the trainer's own module, and an independent draft.
+
+`dspark_maths.json` holds what SpecForge's `DSparkDraftModel` computes (`engines/dspark_maths.py`);
+the independent draft chooses token by token. Tolerance: see test_dflash_forward.py; a Markov head
+adds some ten products of the same size.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.passes.block import BlockAttention, block_passes
+from draftquant.quantize.drafts.dspark_geometry import MARKOV_HEADS, DSparkGeometry
+from draftquant.quantize.drafts.families.dspark import DSpark
+from draftquant.quantize.drafts.forward import BlockForward
+from dspark_case import CONFIG, K, features, geometry_of, tokens, weights_of
+from reference_dspark import ReferenceDSpark
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
+
+TOLERANCE = 1e-10
+TABLE = json.loads((Path(__file__).parent / "engines" / "dspark_maths.json").read_text())
+
+
+def build(**changes: Any) -> tuple[DSparkGeometry, dict[str, Tensor], BlockForward]:
+    geometry = geometry_of(**changes)
+    weights = weights_of(geometry)
+    return geometry, weights, DSpark().forward(geometry, weights, lambda _name, x: x)
+
+
+def block_logits(forward: BlockForward, context: Tensor, block: list[int]) -> Tensor:
+    """[K, draft vocabulary] of one block behind a context [1, T, features]."""
+    position = context.shape[1]
+    attention = BlockAttention(forward, forward.fuse(context))
+    attention.begin(range(position, position + 1))
+    hidden = forward.block(torch.tensor([block]), torch.tensor([position]), attention)
+    return forward.logits(hidden)[0]
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    assert got.dtype == expected.dtype == torch.float64
+    torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", MARKOV_HEADS)
+def test_logits_are_those_of_the_trainers_own_module(kind: str) -> None:
+    geometry, _, forward = build(markov_head_type=kind)
+    got = block_logits(forward, features(geometry), tokens())
+    assert_close(got[:, : len(TABLE[kind][0])], torch.tensor(TABLE[kind], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("changes", [{}, {"draft_vocab_size": 24}, {"sample_from_anchor": False}])
+@pytest.mark.parametrize("kind", MARKOV_HEADS)
+def test_logits_are_those_of_a_draft_that_chooses_token_by_token(
+    kind: str, changes: dict[str, Any]
+) -> None:
+    geometry, weights, forward = build(markov_head_type=kind, **changes)
+    reference = ReferenceDSpark(geometry, weights)
+    reference.extend(features(geometry))
+    block = tokens()
+    recorded = iter(block[1:])
+    expected = reference.steps(block[0], K, lambda _logits: next(recorded))
+    assert_close(block_logits(forward, features(geometry), block), torch.stack(expected))
+
+
+@pytest.mark.parametrize("kind", MARKOV_HEADS)
+def test_each_slot_reads_the_token_before_it(kind: str) -> None:
+    """A vanilla or gated head reads no other one, a recurrent one all that came before."""
+    geometry, _, forward = build(markov_head_type=kind)
+    plain, other = tokens(), tokens()
+    other[2] += 1
+    moved = (
+        (
+            block_logits(forward, features(geometry), other)
+            - block_logits(forward, features(geometry), plain)
+        )
+        .abs()
+        .amax(-1)
+    )
+    assert (moved[:2] == 0).all()
+    assert moved[2] > 1e-4
+    assert bool((moved[3:] > 1e-6).all()) == (kind == "rnn")
+
+
+def test_blocks_of_a_trace_read_the_recorded_tokens() -> None:
+    """`block_passes` gives every block the tokens behind its own anchor."""
+    geometry, _, forward = build(markov_head_type="rnn")
+    context = features(geometry)
+    ids = torch.arange(1, context.shape[1] + 2) * 7 % geometry.vocab_size
+    rows = range(2, context.shape[1] - K)
+    for one in block_passes(
+        forward, forward.fuse(context), ids[None], rows=rows, num_draft_tokens=K, block_rows=9
+    ):
+        for i, row in enumerate(one.rows):
+            block = ids[row + 1 : row + 2 + K].tolist()
+            expected = block_logits(forward, context[:, : row + 1], block)
+            assert_close(forward.logits(one.hidden[0, i]), expected)
+
+
+def test_the_head_reads_normed_states_and_rounding_reaches_it() -> None:
+    geometry, weights, plain = build()
+    seen: list[tuple[int, ...]] = []
+
+    def halved(name: str, x: Tensor) -> Tensor:
+        if name == "lm_head":
+            seen.append(tuple(x.shape))
+        return x / 2 if name == "lm_head" else x
+
+    got = block_logits(DSpark().forward(geometry, weights, halved), features(geometry), tokens())
+    exact = block_logits(plain, features(geometry), tokens())
+    assert seen == [(1, K, CONFIG["hidden_size"])]
+    assert (got - exact).abs().max() > 1e-4
