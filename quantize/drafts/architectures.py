@@ -4,6 +4,7 @@ Sources: `models/registry.py` of vLLM 0.33.0, and its `EAGLEConfig`, which puts 
 name of an ordinary model; `EntryClass` of SGLang 0.5.23; TensorRT-LLM.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ _OF_DRAFTS: Mapping[str, str] = {
     "Eagle3DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
     "CosyVoice3Eagle3LlamaForCausalLM": "LlamaForCausalLMEagle3",  # AngelSlim, as it trains
     "QwenDFlashDraftModel": "DFlashDraftModel",  # likewise
+    "LlamaForCausalLMEagle": "EagleLlamaForCausalLM",  # SGLang
+    "EagleQwen2ForCausalLM": "Qwen2ForCausalLMEagle",
 }
 _OF_MODELS: Mapping[str, str] = {
     "LlamaForCausalLM": "LlamaForCausalLMEagle3",
@@ -24,6 +27,11 @@ _OF_MODELS: Mapping[str, str] = {
     "DeepseekV2ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
 }
+_OF_MODELS_WITH_FC: Mapping[str, str] = {
+    "LlamaForCausalLM": "EagleLlamaForCausalLM",
+    "Qwen2ForCausalLM": "Qwen2ForCausalLMEagle",
+}
+"""What EAGLE-1 heads call themselves, without a hidden_norm, -> the name that its family reads."""
 KNOWN_TO_BOTH = frozenset(
     {"LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM", "DFlashDraftModel"}
 )
@@ -44,10 +52,22 @@ def with_family_name(config: Mapping[str, Any], tensors: Collection[str]) -> Map
 
     Args:
         config: the parsed config.json.
-        tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own.
+        tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own, and
+            none an fc, which EAGLE-1 has as well.
     """
     name = declared_architecture(config)
+    if name in _OF_MODELS_WITH_FC and is_eagle1(tensors):
+        return {**config, "architectures": [_OF_MODELS_WITH_FC[name]]}
     ordinary = name in _OF_MODELS and not any(t.endswith("hidden_norm.weight") for t in tensors)
     if name not in OTHER_NAMES or ordinary:
         return config
     return {**config, "architectures": [OTHER_NAMES[name]]}
+
+
+_FC = re.compile(r"(^|[._])fc\.")
+"""Of speculators' `fusion_fc` too, and of codes."""
+
+
+def is_eagle1(tensors: Collection[str]) -> bool:
+    """True if names of tensors have the marks of EAGLE-1 and not of EAGLE-3."""
+    return any(_FC.search(name) for name in tensors) and not any(name.endswith("hidden_norm.weight") for name in tensors)

@@ -72,6 +72,13 @@ class ChainForward(DraftForward):
         """
 
 
+class TextForward(ChainForward):
+    """A chain that reads the text alone: `step` reads a token at the token's own position.
+
+    Hidden states are what `logits` reads; those given to `step` are not looked at.
+    """
+
+
 class BlockForward(DraftForward):
     """A draft that proposes a whole block at once, from its anchor and the features before it."""
 

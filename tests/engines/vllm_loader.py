@@ -7,7 +7,7 @@ import ast
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -44,11 +44,17 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     served = config.model_config
     vllm_platform.become_rank(tp, rank)
     draft_config = config.speculative_config.draft_model_config
+    whole = config.speculative_config.method == "draft_model"
+    built = _of_its_own(config) if whole else config
 
     def build() -> nn.Module:
         config.compilation_config.static_forward_context.clear()  # of the model built before
         with set_default_torch_dtype(draft_config.dtype):
-            return initialize_model(vllm_config=config, model_config=draft_config)
+            return initialize_model(
+                vllm_config=built,
+                model_config=draft_config,
+                prefix="draft_model" if whole else "",
+            )
 
     def load_folder(model: nn.Module) -> None:
         DefaultModelLoader(config.load_config).load_weights(model, draft_config)
@@ -61,11 +67,29 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         unused=_UNUSED,
         first=rank == 0,
         captures=lambda: vllm_captures(config.speculative_config),
-        context=set_current_vllm_config(config),
+        context=set_current_vllm_config(built),
         last_steps=lambda model: {
             **_attention_steps(model, draft_config.dtype),
-            **_head_step(model, served.dtype),
+            **({} if whole else _head_step(model, served.dtype)),
         },
+    )
+
+
+def _of_its_own(config: Any) -> Any:
+    """A whole model as a draft gets a config of its own: `DraftModelProposer`.
+
+    Source: `_create_draft_vllm_config` of `v1/spec_decode/draft_model.py`, and `load_draft_model`
+    of `v1/worker/gpu/spec_decode/standalone_ar/speculator.py`.
+    """
+    from vllm.config.utils import replace
+
+    speculative = config.speculative_config
+    speculative.verify_equal_vocab_size_if_draft_model()
+    return replace(
+        config,
+        quant_config=None,
+        parallel_config=speculative.draft_parallel_config,
+        model_config=speculative.draft_model_config,
     )
 
 
@@ -90,7 +114,8 @@ def _head_step(model: nn.Module, dtype: torch.dtype) -> Steps:
     table = torch.empty(model.config.vocab_size, model.config.hidden_size, dtype=dtype)
     targets = SimpleNamespace(weight=table)
     should_share = _function(_SHARING, "_should_share")
-    return {"lm_head": partial(should_share, model, "has_own_lm_head", model.lm_head, targets)}
+    head = getattr(model, "lm_head", None)  # EAGLE-1 builds none
+    return {"lm_head": partial(should_share, model, "has_own_lm_head", head, targets)}
 
 
 def _function(file: str, name: str) -> Callable[..., Any]:
@@ -105,6 +130,16 @@ def _function(file: str, name: str) -> Callable[..., Any]:
     exec(compile(tree, file, "exec"), found)  # what the engine runs
     function: Callable[..., Any] = found[name]
     return function
+
+
+def _method(architecture: str, tensors: Collection[str]) -> str:
+    """As `draftquant check` says for such a draft; tensors tell where the name does not."""
+    if "DFlash" in architecture:
+        return "dflash"
+    if "Eagle3" in architecture or any("hidden_norm" in name for name in tensors):
+        return "eagle3"
+    fused = "Eagle" in architecture or any(name.startswith("fc.") for name in tensors)
+    return "eagle" if fused else "draft_model"
 
 
 def _config(draft: Path, target: Path) -> Any:
@@ -131,7 +166,7 @@ def _config(draft: Path, target: Path) -> Any:
     parallel = ParallelConfig()
     speculative = SpeculativeConfig(
         model=str(draft),
-        method="dflash" if "DFlash" in architecture else "eagle3",
+        method=_method(architecture, read_tensors(draft)),
         num_speculative_tokens=3,
         target_model_config=served,
         target_parallel_config=parallel,
