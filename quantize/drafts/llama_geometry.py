@@ -21,6 +21,7 @@ _SERVED: Mapping[str, tuple[Any, str]] = {
     "mlp_bias": (False, "biases of the MLP"),
     "use_sliding_window": (False, "a sliding window"),
     "logit_scale": (1, "scaled logits"),
+    "hot_vocab_size": (None, "a part of the vocabulary"),
 }
 """Config key -> the value that the maths here is for (also where it is absent), and what another
 one means."""
@@ -100,13 +101,21 @@ def read_llama(config: Mapping[str, Any], where: object, layers: LayerKind) -> d
         )
     qkv = keys.flag("qkv_bias", layers == "Qwen2" or biased)
     hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
+    head_dim = keys.positive("head_dim", hidden // heads)
+    if layers == "Qwen2" and head_dim * heads != hidden:
+        raise CheckpointError(
+            where,
+            f"head_dim: expected hidden_size / num_attention_heads = {hidden // heads} of such"
+            f" layers, got {head_dim}: engines do not read the key",
+            fix="correct 'head_dim', or 'architectures'",
+        )
     return {
         "hidden_size": hidden,
         "intermediate_size": keys.positive("intermediate_size"),
         "num_layers": keys.positive("num_hidden_layers"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.positive("num_key_value_heads", heads),
-        "head_dim": keys.positive("head_dim", hidden // heads),
+        "head_dim": head_dim,
         "vocab_size": keys.positive("vocab_size"),
         "rms_norm_eps": keys.number("rms_norm_eps"),
         "rope": read_rope(config, where),

@@ -58,7 +58,7 @@ def folder_findings(
     yield from _later_norms(engine, question, stored)
     for name, spec in specs.items():
         module, _, suffix = name.rpartition(".")
-        if spec.role == "norm" and suffix not in stored.get(module, {}):
+        if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
             yield Finding("wrong", f"never written: {name}", "export the draft again")
     if question.family in engine.shares:
         pruned = "d2t" in stored.get("", {})
@@ -117,7 +117,7 @@ def _other_vocabulary(
 def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
     """EAGLE-3's layers after the first: engines use one of two norms, and build both."""
     wanted = engine.later_norm
-    if question.family == "dflash" or not wanted:
+    if not question.family.startswith("eagle3-") or not wanted:
         return
     for i in range(1, question.num_layers):
         norm = stored.get(f"layers.{i}.input_layernorm", {}).get("weight")

@@ -16,7 +16,7 @@ from .declaration import Declaration
 from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
 from .linear_scheme import LinearScheme
 from .linears import layer_linears
-from .sglang_config import is_ordinary, ordinary_model_problem
+from .sglang_config import eagle1_problem, is_ordinary, ordinary_model_problem
 from .sglang_schemes import CONCATENATED, algorithm_problem
 
 METHODS = frozenset(
@@ -112,8 +112,13 @@ def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
 
 
 def modules(question: Question) -> tuple[Module, ...]:
-    """Excludes are held against names without the layer; none of a draft in a whole model."""
-    if is_ordinary(question.config):
+    """Excludes are held against names without the layer.
+
+    Of a draft that is loaded as a whole model only EAGLE-1's linears are known: they are the
+    model's, without fc.
+    """
+    ordinary = is_ordinary(question)
+    if ordinary and question.family != "eagle1-llama":
         return ()
     found = []
     for i in range(question.num_layers):
@@ -124,9 +129,9 @@ def modules(question: Question) -> tuple[Module, ...]:
     root = "" if question.family == "dflash" else "model."
     sharding = "column" if question.family == "eagle3-mla" else "replicated"
     # It builds fc for a draft without one as well, and does not use it: `llama_eagle3.py`, forward.
-    if question.fuses:
+    if question.has_fc and not ordinary:
         found.append(Module(f"{root}fc", f"{root}fc", ("fc",), sharding))
-    if question.family != "dflash":  # which borrows the target's: `dflash_worker_v2.py:138`
+    if question.has_head and question.family != "dflash":  # which borrows the target's: `dflash_worker_v2.py:138`
         found.append(Module("lm_head", "lm_head", ("lm_head",), "column"))
     return tuple(found)
 
@@ -138,6 +143,8 @@ def _names(family: str, layer: int, path: str) -> tuple[str, str]:
         return f"model.midlayer.{path}", f"model.{path}"
     if family == "dflash":
         return f"layers.{layer}.{path}", leaf
+    if family in ("eagle1-llama", "language-model"):  # which pass the whole name on
+        return f"model.layers.{layer}.{path}", f"model.layers.{layer}.{path}"
     inner = path if leaf == "o_proj" else leaf
     return f"model.layers.{layer}.{path}", f"model.{inner}"
 
@@ -240,6 +247,8 @@ def _is_marlin(question: Question) -> bool:
 def config_problem(question: Question) -> Finding | None:
     """Rules for config.json."""
     config = question.config
+    if question.family == "eagle1-llama" and (problem := eagle1_problem(question)) is not None:
+        return problem
     if is_float16_only(question):
         dtype = config.get("torch_dtype", config.get("dtype"))
         if dtype == "bfloat16":
@@ -320,18 +329,21 @@ def _marlin_problem(module: Module, rows: int, columns: int) -> Finding | None:
     return Finding("init", f"ValueError: Weight {text}", f"use fewer shards, or keep {module.leaf}")
 
 
+_SERVED_BY = {"dflash": "DFLASH", "eagle1-llama": "EAGLE", "language-model": "STANDALONE"}
+
+
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line. "unquant" keeps the draft from inheriting the target's method.
 
     What the draft itself declares then decides (`_verify_quantization`): the target's would take
     its place where both are called compatible, and would quantize a BF16 draft while loading.
     """
-    algorithm = "DFLASH" if question.family == "dflash" else "EAGLE3"
+    algorithm = _SERVED_BY.get(question.family, "EAGLE3")
     parts = [
         f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
         f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(draft)}",
     ]
-    if algorithm == "EAGLE3":
+    if algorithm != "DFLASH":
         parts.append(
             f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1"
             f" --speculative-num-draft-tokens {num_draft_tokens + 1}"

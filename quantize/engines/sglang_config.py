@@ -10,7 +10,7 @@ from typing import Any
 
 from ..drafts.architectures import OTHER_NAMES, declared_architecture
 from .contract import Finding, Question, Stage
-from .misnamed import own_type, strip_root
+from .misnamed import eagle1_biases, own_type, strip_root
 
 _ORDINARY = frozenset(
     {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
@@ -19,8 +19,18 @@ _ORDINARY = frozenset(
 _CONFIGS = {"kimi_k2": "_KimiK2ConfigAlias", "deepseek_v3": "DeepseekV3Config"}
 """model_type -> the class of its config."""
 ARCHITECTURES = frozenset(
-    {"LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM", "DFlashDraftModel", *_ORDINARY}
+    {
+        "LlamaForCausalLMEagle3",
+        "Eagle3DeepseekV2ForCausalLM",
+        "DFlashDraftModel",
+        "LlamaForCausalLMEagle",
+        "Qwen2ForCausalLMEagle",
+        "Qwen2ForCausalLM",
+        *_ORDINARY,
+    }
 )
+_EAGLE1 = {"LlamaForCausalLM": "LlamaForCausalLMEagle", "Qwen2ForCausalLM": "Qwen2ForCausalLMEagle"}
+"""Names of whole models that EAGLE-1 heads have -> those under which it loads them as drafts."""
 _NOT_EXECUTED = frozenset(
     {
         "DFlashLagunaForCausalLM",
@@ -31,8 +41,6 @@ _NOT_EXECUTED = frozenset(
         "DSparkDraftModel",
         "DSparkMiniMaxDraftModel",
         "Lfm2DSparkDraftModel",
-        "LlamaForCausalLMEagle",
-        "Qwen2ForCausalLMEagle",
         "Eagle2_5_VLForConditionalGeneration",
     }
 )
@@ -51,6 +59,8 @@ ROOTED: Mapping[str, Mapping[str, Finding | None]] = {
     "eagle3-llama": {"model.": None, **_dropped("draft_model.", "eagle_module.")},
     "eagle3-mla": _dropped("model."),
     "dflash": _dropped("draft_model.", "dflash_module."),
+    "eagle1-llama": _dropped("model."),
+    "language-model": {"model.": None},
 }
 """Of the Llama draft `load_weights` tries a name as it is first."""
 
@@ -84,15 +94,33 @@ def architecture_problem(name: str) -> Finding | None:
     )
 
 
-def is_ordinary(config: Mapping[str, Any]) -> bool:
+def is_ordinary(question: Question) -> bool:
     """Whether it loads a draft as a whole model, whose layers are not a draft's."""
-    return declared_architecture(config) in _ORDINARY
+    if question.family == "language-model":
+        return False
+    name = declared_architecture(question.config)
+    return name in _ORDINARY or (question.family == "eagle1-llama" and name in _EAGLE1)
+
+
+def eagle1_problem(question: Question) -> Finding | None:
+    """Rules of `llama_eagle.py`, whose fc has a bias, and which reads no head."""
+    name = declared_architecture(question.config)
+    if name in _EAGLE1:
+        what = f"dropped: fc.weight, for SGLang loads the draft as a whole model, {name}"
+        return Finding("wrong", what, f"set architectures to {_EAGLE1[name]}")
+    if not any(tensor.endswith("fc.bias") for tensor in question.tensor_names):
+        text = "never written: model.fc.bias: what random numbers are in it is added (`:91`)"
+        return Finding("wrong", text, "store fc.bias, all zero, or serve it with vLLM")
+    if any(tensor.endswith("lm_head.weight") for tensor in question.tensor_names):
+        text = "dropped: lm_head.weight, for the target's head is served"
+        return Finding("wrong", text, "leave the head out, if it is the target's")
+    return eagle1_biases(question)
 
 
 def ordinary_model_problem(question: Question) -> Finding | None:
     """What loading as a whole model comes to, whose tensors have other names and shapes."""
     name = declared_architecture(question.config)
-    if not is_ordinary(question.config):
+    if not is_ordinary(question):
         return None
     remedy = f"set architectures to {OTHER_NAMES[name]}"
     if name == "DeepseekV3ForCausalLM":

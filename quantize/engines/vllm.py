@@ -127,12 +127,18 @@ def taken(declaration: Declaration, _arch: str) -> Declaration | Finding:
 
 
 def modules(question: Question) -> tuple[Module, ...]:
-    """Parameters count the draft's layers from 0, excludes are held against target's + own."""
-    first = question.first_layer or UNKNOWN_FIRST_LAYER
+    """Parameters count the draft's layers from 0, excludes are held against target's + own.
+
+    A language model counts its own alone, below the name that it is built under
+    (`v1/worker/gpu/spec_decode/standalone_ar/speculator.py:129`).
+    """
+    whole = question.family == "language-model"
+    first = 0 if whole else question.first_layer or UNKNOWN_FIRST_LAYER
+    root = "draft_model." if whole else ""
     layers = [
         Module(
             f"model.layers.{i}.{path}",
-            f"model.layers.{first + i}.{_excluded_as(question, path)}",
+            f"{root}model.layers.{first + i}.{_excluded_as(question, path)}",
             parts,
             sharding,
         )
@@ -141,11 +147,11 @@ def modules(question: Question) -> tuple[Module, ...]:
             question.family, f"layers.{i}", lambda fused: fused.vllm
         )
     ]
-    fusion = (Module("model.fc", "model.fc", ("fc",), "replicated"),) if question.fuses else ()
+    head = Module("lm_head", f"{root}lm_head", ("lm_head",), "column")
     return (
         *layers,
-        *fusion,
-        Module("lm_head", "lm_head", ("lm_head",), "column"),
+        *([Module("model.fc", "model.fc", ("fc",), "replicated")] if question.has_fc else []),
+        *([head] if question.has_head else []),
     )
 
 
@@ -303,10 +309,13 @@ def _parts_problem(module: Module, parts: list[int]) -> Finding | None:
     )
 
 
+_SERVED_BY = {"dflash": "dflash", "eagle1-llama": "eagle", "language-model": "draft_model"}
+
+
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line."""
     config = {
-        "method": "dflash" if question.family == "dflash" else "eagle3",
+        "method": _SERVED_BY.get(question.family, "eagle3"),
         "model": draft,
         "num_speculative_tokens": num_draft_tokens,
     }

@@ -6,9 +6,9 @@ executed (`tests/engines/RESULTS.md`), whose error texts these are.
 
 import re
 
-from ..drafts.architectures import OTHER_NAMES
+from ..drafts.architectures import OTHER_NAMES, declared_architecture
 from .contract import Finding, Question
-from .misnamed import strip_root
+from .misnamed import eagle1_biases, strip_root
 
 INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
 UNSUPPORTED = INVALID.format("Model architectures ['{}'] are not supported for now.")
@@ -28,8 +28,12 @@ ARCHITECTURES = frozenset(
         "DeepseekV2ForCausalLM",
         "DeepseekV3ForCausalLM",
         "DFlashDraftModel",
+        "EagleLlamaForCausalLM",
+        "Qwen2ForCausalLM",
     }
 )
+_EAGLE1 = ("EagleLlamaForCausalLM", "LlamaForCausalLM")
+"""Of EAGLE-1's names: it puts "Eagle" before the name of an ordinary model."""
 _NOT_EXECUTED = frozenset(
     {
         "PeagleLlamaForCausalLM",
@@ -70,6 +74,8 @@ ROOTED = {
     "eagle3-llama": _roots("LlamaModel", "model", "draft_model", "eagle_module"),
     "eagle3-mla": _roots("DeepseekV2Eagle3Model", "model"),
     "dflash": _roots("DFlashQwen3Model", "draft_model", "dflash_module"),
+    "eagle1-llama": _roots("LlamaModel", "model"),
+    "language-model": {"model.": None},
 }
 
 
@@ -83,6 +89,10 @@ def architecture_problem(name: str) -> Finding | None:
 
 def config_problem(question: Question) -> Finding | None:
     """Rules of `SpeculativeConfig` and of the Llama draft's loader."""
+    if question.family == "eagle1-llama":
+        return _eagle1_problem(question)
+    if question.family == "language-model":
+        return None
     if question.family == "eagle3-mla" and question.config.get("model_type") == "deepseek_v3":
         return Finding(
             "config",
@@ -109,3 +119,21 @@ def config_problem(question: Question) -> Finding | None:
                 f"add draft_vocab_size {rows} to config.json, and the map d2t",
             )
     return None
+
+
+def _eagle1_problem(question: Question) -> Finding | None:
+    """Rules of `llama_eagle.py`, whose fc has no bias, and which builds no head."""
+    name = declared_architecture(question.config)
+    if name not in _EAGLE1:
+        asked = name if name.startswith("Eagle") else f"Eagle{name}"
+        return Finding("config", UNSUPPORTED.format(asked), "serve it with SGLang")
+    if any(tensor.endswith("lm_head.weight") for tensor in question.tensor_names):
+        return Finding(
+            "load",
+            "ValueError: There is no module or parameter named 'lm_head' in EagleLlamaForCausalLM.",
+            "leave the head out: the target's is served",
+        )
+    if "fc.bias" in question.tensor_names:
+        text = "dropped: fc.bias, which vLLM's fc has not"
+        return Finding("wrong", text, "serve it with SGLang, or train the draft without it")
+    return eagle1_biases(question)

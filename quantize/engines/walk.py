@@ -75,7 +75,14 @@ class Walk:
             layers.append(
                 Layer(
                     module=module.name,
-                    parameters=parameters(module, parts, shards, scheme, self.question.tp),
+                    parameters=parameters(
+                        module,
+                        parts,
+                        shards,
+                        scheme,
+                        self.question.tp,
+                        biased=all(self._needs(f"{part}.bias") for part in parts),
+                    ),
                     scheme=row.name if row else None,
                     quantized=row is not None,
                 )
@@ -301,6 +308,10 @@ class Walk:
     def _shape(self, part: str) -> tuple[int, int]:
         rows, columns = (dim.size for dim in self.specs[f"{part}.weight"].shape)
         return rows, columns
+
+    def _needs(self, name: str) -> bool:
+        spec = self.specs.get(name)
+        return spec is not None and not spec.optional
 
     def _shard(self, module: Module, part: str) -> tuple[int, int]:
         """Rows and columns of one part in one shard; heads of k and v are never cut."""

@@ -7,7 +7,7 @@ import ast
 import json
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,7 @@ os.environ.update(
 
 import torch
 import vllm_platform
-from captures import vllm_captures
+from captures import Captured, method_of, reads_layers, vllm_captures
 from loader import Engine, main
 from torch import nn
 from verdict import Steps, Subject, read_tensors
@@ -66,13 +66,17 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         needs_gpu=vllm_platform.needs_gpu,
         unused=_UNUSED,
         first=rank == 0,
-        captures=lambda: vllm_captures(config.speculative_config),
+        captures=lambda: _captures(config.speculative_config),
         context=set_current_vllm_config(built),
         last_steps=lambda model: {
             **_attention_steps(model, draft_config.dtype),
             **({} if whole else _head_step(model, served.dtype)),
         },
     )
+
+
+def _captures(speculative: Any) -> Captured:
+    return vllm_captures(speculative) if reads_layers(speculative.method) else {}
 
 
 def _of_its_own(config: Any) -> Any:
@@ -132,16 +136,6 @@ def _function(file: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def _method(architecture: str, tensors: Collection[str]) -> str:
-    """As `draftquant check` says for such a draft; tensors tell where the name does not."""
-    if "DFlash" in architecture:
-        return "dflash"
-    if "Eagle3" in architecture or any("hidden_norm" in name for name in tensors):
-        return "eagle3"
-    fused = "Eagle" in architecture or any(name.startswith("fc.") for name in tensors)
-    return "eagle" if fused else "draft_model"
-
-
 def _config(draft: Path, target: Path) -> Any:
     """The engine's config for this target and draft, in BF16 as the target is served."""
     from vllm.config import (
@@ -166,7 +160,7 @@ def _config(draft: Path, target: Path) -> Any:
     parallel = ParallelConfig()
     speculative = SpeculativeConfig(
         model=str(draft),
-        method=_method(architecture, read_tensors(draft)),
+        method=method_of(architecture, read_tensors(draft)),
         num_speculative_tokens=3,
         target_model_config=served,
         target_parallel_config=parallel,

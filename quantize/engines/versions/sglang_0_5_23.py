@@ -5,6 +5,8 @@ from ..captured import sglang_captures
 from ..contract import Engine
 from ..sglang_schemes import SCHEMES
 
+_LLAMA = ("eagle3-llama", "eagle1-llama", "language-model")
+"""Families whose layers are those of `llama.py`, or of one that loads alike."""
 ENGINE = Engine(
     name="sglang",
     version="0.5.23",
@@ -36,9 +38,9 @@ ENGINE = Engine(
         "compressed-tensors": "ValueError: Unable to find matching target for {prefix} in the"
         " compressed-tensors config."
     },
-    drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
+    drops_unknown=frozenset({"eagle3-mla", "dflash", *_LLAMA}),
     rooted=sglang_config.ROOTED,
-    casts=frozenset({"eagle3-llama", "dflash"}),
+    casts=frozenset({"dflash", *_LLAMA}),
     refuses_casts=frozenset({"eagle3-mla"}),
     fc_norm_keys=("fc_norm", "use_aux_norm"),
     old_norms=frozenset({"eagle3-llama"}),
