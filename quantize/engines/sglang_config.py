@@ -29,8 +29,12 @@ ARCHITECTURES = frozenset(
         *_ORDINARY,
     }
 )
-_EAGLE1 = {"LlamaForCausalLM": "LlamaForCausalLMEagle", "Qwen2ForCausalLM": "Qwen2ForCausalLMEagle"}
-"""Names of whole models that EAGLE-1 heads have -> those under which it loads them as drafts."""
+_EAGLE1 = {
+    "LlamaForCausalLM": "LlamaForCausalLMEagle",
+    "EagleLlamaForCausalLM": "LlamaForCausalLMEagle",
+    "Qwen2ForCausalLM": "Qwen2ForCausalLMEagle",
+}
+"""Names of EAGLE-1 heads, most of them those of whole models -> under which it loads them."""
 _NOT_EXECUTED = frozenset(
     {
         "DFlashLagunaForCausalLM",
@@ -81,7 +85,7 @@ def architecture_problem(name: str) -> Finding | None:
     """The error for a name that is not registered, if it is one of drafts."""
     if name in ARCHITECTURES or name in _NOT_EXECUTED or not _OF_DRAFTS.match(name):
         return None
-    wanted = OTHER_NAMES.get(name)
+    wanted = _EAGLE1.get(name) or OTHER_NAMES.get(name)
     return Finding(
         "config",
         f"ValueError: Cannot find model module. {name!r} is not a registered"

@@ -12,26 +12,22 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
+from ..architectures import declared_architecture
 from ..config_reader import ConfigReader
 from ..family import Dim, Family, TensorSpec
-from ..llama_geometry import LayerKind, LlamaGeometry, layer_specs, read_llama
+from ..llama_geometry import LlamaGeometry, layer_specs, read_llama
 
 if TYPE_CHECKING:
     import torch
 
     from ..forward import ChainForward, OnInput
 
-_LAYERS: Mapping[str, LayerKind] = {
-    "EagleLlamaForCausalLM": "Llama",
-    "Qwen2ForCausalLMEagle": "Qwen2",
-}
-
 
 class Eagle1Llama(Family):
     """The EAGLE-1 family with all its name variants."""
 
     name = "eagle1-llama"
-    architectures = tuple(_LAYERS)
+    architectures = ("EagleLlamaForCausalLM", "Qwen2ForCausalLMEagle")
     prefixes = (
         ("model.", ""),
         ("fusion_fc.", "fc."),  # speculators 0.1 to 0.3
@@ -65,8 +61,8 @@ class Eagle1Llama(Family):
                 " head, which no engine serves",
                 fix="train the draft without them",
             )
-        (architecture,) = config["architectures"]
-        return LlamaGeometry(**read_llama(config, where, _LAYERS[architecture]))
+        qwen2 = declared_architecture(config).startswith("Qwen2")
+        return LlamaGeometry(**read_llama(config, where, "Qwen2" if qwen2 else "Llama"))
 
     def tensor_specs(self, geometry: LlamaGeometry) -> Mapping[str, TensorSpec]:
         """See `Family.tensor_specs`; fc has a bias where it was trained with one."""
