@@ -24,7 +24,7 @@ from tiny_llama import tiny_eagle1
 
 sys.path.append(str(Path(__file__).parent / "engines"))  # its modules stand alone
 
-import eagle1 as trainer  # noqa: E402
+import eagle1 as trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

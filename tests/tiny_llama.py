@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny import Stored, store, write_tensors
+from tiny import Stored, edit_json, read_tensors, store, write_tensors
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
@@ -155,3 +155,11 @@ class _Builder:
         (folder / "tokenizer_config.json").write_text("{}\n")
         write_tensors(folder, tensors, sharded=self._sharded, metadata={"format": "pt"})
         return folder
+
+
+def with_mask_hidden(folder: Path, *, num_features: int = 192, seed: int = 5) -> Path:
+    """Make an EAGLE-3 draft a P-EAGLE one: a mask beside its tensors, and the mask's token."""
+    values = np.random.default_rng(seed).standard_normal((1, 1, num_features), dtype=np.float32)
+    write_tensors(folder, {**read_tensors(folder), "mask_hidden": store(values, "BF16")})
+    edit_json(folder / "config.json", mask_token_id=7)
+    return folder

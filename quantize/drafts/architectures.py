@@ -20,6 +20,7 @@ _OF_DRAFTS: Mapping[str, str] = {
     "QwenDFlashDraftModel": "DFlashDraftModel",  # likewise
     "LlamaForCausalLMEagle": "EagleLlamaForCausalLM",  # SGLang
     "EagleQwen2ForCausalLM": "Qwen2ForCausalLMEagle",
+    "PeagleLlamaForCausalLM": "PEagleDraftModel",  # vLLM, of speculators' config
 }
 _OF_MODELS: Mapping[str, str] = {
     "LlamaForCausalLM": "LlamaForCausalLMEagle3",
@@ -27,6 +28,11 @@ _OF_MODELS: Mapping[str, str] = {
     "DeepseekV2ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
 }
+_WITH_MASK: Mapping[str, str] = {
+    "LlamaForCausalLMEagle3": "PEagleDraftModel",
+    "Eagle3Qwen3ForCausalLM": "PeagleQwen3ForCausalLM",
+}
+"""EAGLE-3 heads that have a mask_hidden as well -> P-EAGLE's name of the same layers."""
 _OF_MODELS_WITH_FC: Mapping[str, str] = {
     "LlamaForCausalLM": "EagleLlamaForCausalLM",
     "Qwen2ForCausalLM": "Qwen2ForCausalLMEagle",
@@ -59,9 +65,10 @@ def with_family_name(config: Mapping[str, Any], tensors: Collection[str]) -> Map
     if name in _OF_MODELS_WITH_FC and is_eagle1(tensors):
         return {**config, "architectures": [_OF_MODELS_WITH_FC[name]]}
     ordinary = name in _OF_MODELS and not any(t.endswith("hidden_norm.weight") for t in tensors)
-    if name not in OTHER_NAMES or ordinary:
-        return config
-    return {**config, "architectures": [OTHER_NAMES[name]]}
+    found = name if ordinary else OTHER_NAMES.get(name, name)
+    if any(tensor.endswith("mask_hidden") for tensor in tensors):
+        found = _WITH_MASK.get(found, found)
+    return config if found == name else {**config, "architectures": [found]}
 
 
 _FC = re.compile(r"(^|[._])fc\.")
@@ -70,4 +77,6 @@ _FC = re.compile(r"(^|[._])fc\.")
 
 def is_eagle1(tensors: Collection[str]) -> bool:
     """True if names of tensors have the marks of EAGLE-1 and not of EAGLE-3."""
-    return any(_FC.search(name) for name in tensors) and not any(name.endswith("hidden_norm.weight") for name in tensors)
+    return any(_FC.search(name) for name in tensors) and not any(
+        name.endswith("hidden_norm.weight") for name in tensors
+    )

@@ -5,7 +5,7 @@ The draft's own keys stand at the top, those of its decoder layers in `transform
 
 Where a key is missing, the draft is what vLLM would serve. SGLang 0.5.23 does not read this layout.
 
-Sources: `eagle3/config.py` and `dflash/config.py` of speculators 0.9.0;
+Sources: `config.py` of `eagle3`, `peagle` and `dflash` in speculators 0.9.0;
 `transformers_utils/configs/speculators/algos.py` of vLLM 0.33.
 """
 
@@ -22,6 +22,7 @@ _MARKS = ("speculators_model_type", "speculators_config", LAYER_CONFIG)
 _ARCHITECTURES = {  # as the package's config class names them, and as its `save_pretrained` does
     "dflash": ("DFlashSpeculator", "DFlashDraftModel"),
     "eagle3": ("Eagle3Speculator", "Eagle3DraftModel"),
+    "peagle": ("PEagleSpeculator", "PEagleDraftModel"),
 }
 _EAGLE3_ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 
@@ -30,7 +31,8 @@ def is_speculators(config: Mapping[str, Any]) -> bool:
     """True if a config.json is spelled in the speculators layout."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    return any(key in config for key in _MARKS) or name in [a for a, _ in _ARCHITECTURES.values()]
+    ours = [speculator for speculator, _ in _ARCHITECTURES.values()]
+    return any(key in config for key in _MARKS) or name in ours
 
 
 def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
@@ -108,6 +110,19 @@ def _eagle3(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _peagle(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
+    """EAGLE-3 with a mask; vLLM serves norm_before_residual false where the key is missing."""
+    spelled = _eagle3(keys, layers)
+    (architecture,) = spelled["architectures"]
+    qwen3 = architecture == _EAGLE3_ARCHITECTURES["qwen3"]
+    return {
+        **spelled,
+        "architectures": ["PeagleQwen3ForCausalLM" if qwen3 else "PEagleDraftModel"],
+        "norm_before_residual": keys.flag("norm_before_residual", False),
+        "mask_token_id": keys.config.get("mask_token_id"),
+    }
+
+
 def _dflash(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
     ids_key = "aux_hidden_state_layer_ids"
     ids = _after_layer(keys, ids_key)
@@ -159,4 +174,5 @@ def _positive(keys: ConfigReader, *names: str) -> dict[str, int]:
 _SPELL: Mapping[str, Callable[[ConfigReader, ConfigReader], dict[str, Any]]] = {
     "dflash": _dflash,
     "eagle3": _eagle3,
+    "peagle": _peagle,
 }

@@ -138,6 +138,11 @@ class Question:
         return self.fuses or self.family == "eagle1-llama"
 
     @property
+    def parallel(self) -> bool:
+        """Whether all tokens of a round are drafted in one pass, as P-EAGLE does."""
+        return any(name.endswith("mask_hidden") for name in self.tensor_names)
+
+    @property
     def has_head(self) -> bool:
         """Whether engines build a head of the draft's own: EAGLE-1's is the target's always."""
         tied = self.config.get("tie_word_embeddings") is True

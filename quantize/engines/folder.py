@@ -12,7 +12,7 @@ from .contract import Engine, Finding, Question
 
 _SPELLINGS = re.compile(
     r"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens"
-    r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$"
+    r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$|mask_hidden$"
 )
 """Names on disk with which loading was executed; other spellings of the families were not."""
 _TAKEN_ELSEWHERE = (".k_scale", ".v_scale", ".q_scale", ".inv_freq")

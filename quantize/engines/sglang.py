@@ -131,7 +131,9 @@ def modules(question: Question) -> tuple[Module, ...]:
     # It builds fc for a draft without one as well, and does not use it: `llama_eagle3.py`, forward.
     if question.has_fc and not ordinary:
         found.append(Module(f"{root}fc", f"{root}fc", ("fc",), sharding))
-    if question.has_head and question.family != "dflash":  # which borrows the target's: `dflash_worker_v2.py:138`
+    if (
+        question.has_head and question.family != "dflash"
+    ):  # which borrows the target's: `dflash_worker_v2.py:138`
         found.append(Module("lm_head", "lm_head", ("lm_head",), "column"))
     return tuple(found)
 
@@ -274,6 +276,9 @@ def config_problem(question: Question) -> Finding | None:
             "AttributeError: 'LlamaConfig' object has no attribute 'draft_vocab_size'",
             "add draft_vocab_size to config.json",
         )
+    if question.parallel:
+        text = "dropped: mask_hidden, for SGLang drafts no tokens of EAGLE-3 in parallel"
+        return Finding("wrong", text, "serve it with vLLM")
     return None
 
 

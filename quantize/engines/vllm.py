@@ -318,6 +318,7 @@ def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
         "method": _SERVED_BY.get(question.family, "eagle3"),
         "model": draft,
         "num_speculative_tokens": num_draft_tokens,
+        **({"parallel_drafting": True} if question.parallel else {}),
     }
     return (
         f"vllm serve TARGET --tensor-parallel-size {question.tp} --speculative-config"

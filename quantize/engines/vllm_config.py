@@ -7,6 +7,7 @@ executed (`tests/engines/RESULTS.md`), whose error texts these are.
 import re
 
 from ..drafts.architectures import OTHER_NAMES, declared_architecture
+from ..drafts.families.eagle3_llama import MASK_KEYS
 from .contract import Finding, Question
 from .misnamed import eagle1_biases, strip_root
 
@@ -36,8 +37,6 @@ _EAGLE1 = ("EagleLlamaForCausalLM", "LlamaForCausalLM")
 """Of EAGLE-1's names: it puts "Eagle" before the name of an ordinary model."""
 _NOT_EXECUTED = frozenset(
     {
-        "PeagleLlamaForCausalLM",
-        "PeagleQwen3ForCausalLM",
         "MiniMaxM2ForCausalLM",
         "LagunaForCausalLM",
         "DFlashLagunaForCausalLM",
@@ -93,6 +92,9 @@ def config_problem(question: Question) -> Finding | None:
         return _eagle1_problem(question)
     if question.family == "language-model":
         return None
+    if question.parallel and all(question.config.get(key) is None for key in MASK_KEYS):
+        text = "ValueError: For parallel drafting, the draft model config must have"
+        return Finding("init", f"{text} `dflash_config.mask_token_id`,", "add 'mask_token_id'")
     if question.family == "eagle3-mla" and question.config.get("model_type") == "deepseek_v3":
         return Finding(
             "config",

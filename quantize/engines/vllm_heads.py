@@ -39,4 +39,7 @@ def head_problem(question: Question, module: Module, scheme: LinearScheme) -> Fi
 def _hands(question: Question) -> bool:
     if question.family == "dflash":
         return bool(question.config.get(OWN_HEAD))
-    return question.family in ("eagle3-llama", "language-model")  # `llama.py`, `qwen2.py`, `qwen3.py`
+    return question.family in (
+        "eagle3-llama",
+        "language-model",
+    )  # `llama.py`, `qwen2.py`, `qwen3.py`

@@ -7,8 +7,8 @@ engines fold kv_b_proj into queries and outputs.
 from ..drafts.dflash_geometry import DFlashGeometry
 from ..drafts.eagle3_geometry import Eagle3LlamaGeometry, Eagle3MlaGeometry
 from ..drafts.family import Geometry
-from ..errors import EstimateError
 from ..drafts.llama_geometry import LlamaGeometry
+from ..errors import EstimateError
 from .work import ELEMENT_BYTES, Work
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .corpus import standard_library
-from .draft_kinds import DFLASH, EAGLE1_LLAMA, EAGLE3_LLAMA, EAGLE3_MLA
+from .draft_kinds import DFLASH, EAGLE1_LLAMA, EAGLE3_LLAMA, EAGLE3_MLA, PEAGLE
 from .optimisation import Schedule
 from .pair import Family, PairPlan, train_pair
 from .target import TargetSize
@@ -24,6 +24,7 @@ FAMILIES = {
     for family in (
         Family(target_kind=LLAMA, draft_kind=EAGLE3_LLAMA),
         Family(target_kind=LLAMA, draft_kind=EAGLE1_LLAMA),
+        Family(target_kind=LLAMA, draft_kind=PEAGLE, variant="peagle"),
         Family(
             target_kind=DEEPSEEK_V3,
             draft_kind=EAGLE3_MLA,

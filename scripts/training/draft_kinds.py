@@ -165,6 +165,22 @@ def _eagle1_llama(target: TargetSize) -> dict[str, Any]:
     }
 
 
+def _peagle(target: TargetSize) -> dict[str, Any]:
+    """Two layers as EAGLE-3 has them; no text contains the end-of-text token, which is the mask."""
+    return {
+        **_eagle3_llama(target),
+        "architectures": ["PEagleDraftModel"],
+        "num_hidden_layers": 2,
+        "mask_token_id": END_OF_TEXT_ID,
+    }
+
+
+PEAGLE = DraftKind(
+    family=eagle3_llama.FAMILY,
+    config=_peagle,
+    first_layer="layers.0.",
+    ships_tables=True,
+)
 EAGLE1_LLAMA = DraftKind(
     family=eagle1_llama.FAMILY,
     config=_eagle1_llama,

@@ -91,16 +91,18 @@ class Family:
         target_kind: architecture of the target it is trained over.
         draft_kind: names, maths and published form of the draft.
         plan: what made the shipped pair.
+        variant: what a family's other kind of draft is called; "" = it has one kind.
     """
 
     target_kind: TargetKind
     draft_kind: DraftKind
     plan: PairPlan = field(default_factory=PairPlan)
+    variant: str = ""
 
     @property
     def name(self) -> str:
-        """Family name."""
-        return self.draft_kind.family.name
+        """Name of the family, or of the variant of it."""
+        return self.variant or self.draft_kind.family.name
 
 
 class Stopwatch:

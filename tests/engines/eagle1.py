@@ -49,9 +49,7 @@ def hidden_states(module: Any, tokens: list[int], features: torch.Tensor) -> lis
     found = [state[0, -1]]
     for depth in range(1, DEPTHS):
         token = torch.tensor([[tokens[rows + depth]]])
-        state, cache = module(
-            found[-1][None, None], token, past_key_values=cache, use_cache=True
-        )
+        state, cache = module(found[-1][None, None], token, past_key_values=cache, use_cache=True)
         found.append(state[0, -1])
     return [[round(value, 5) for value in one[:SHOWN].tolist()] for one in found]
 

@@ -157,10 +157,11 @@ def _config(draft: Path, target: Path) -> Any:
         enforce_eager=True,
         max_model_len=1024,
     )
-    parallel = ParallelConfig()
+    parallel, tensors = ParallelConfig(), read_tensors(draft)
     speculative = SpeculativeConfig(
         model=str(draft),
-        method=method_of(architecture, read_tensors(draft)),
+        method=method_of(architecture, tensors),
+        parallel_drafting="mask_hidden" in tensors,
         num_speculative_tokens=3,
         target_model_config=served,
         target_parallel_config=parallel,
