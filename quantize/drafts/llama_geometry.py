@@ -83,8 +83,8 @@ class LlamaGeometry:
 def read_llama(config: Mapping[str, Any], where: object, layers: LayerKind) -> dict[str, Any]:
     """The fields of `LlamaGeometry` that config.json gives.
 
-    Biases are where vLLM 0.33 and SGLang 0.5.23 build them: vLLM `llama.py:258-265`, `qwen2.py:151`,
-    `qwen3.py:129`.
+    Biases are where vLLM 0.33 and SGLang 0.5.23 build them: vLLM `llama.py:267-275`,
+    `qwen2.py:162`, `qwen3.py:208`; SGLang `llama.py:339`, `qwen2.py:194`.
 
     Raises:
         CheckpointError: a key is missing or wrong, or asks for what is not computed here.

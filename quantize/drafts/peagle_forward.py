@@ -1,9 +1,11 @@
 """Forward maths of P-EAGLE: EAGLE-3's layers, all tokens of a round in one pass.
 
-Source: vLLM 0.33 `llm_base_proposer.py:355-384,1404-1416`, `v1/spec_decode/utils.py:495-542`: behind
-the row of the last committed token stand K - 1 rows of the mask token, each at the next position,
-with what fc makes of mask_hidden in the place of features. Each sees the rows before it, so that
-the pass is a chain whose later steps read the mask, not what the step before gave out.
+Behind the row of the last committed token stand K - 1 rows of the mask token, each at the next
+position, with what fc makes of mask_hidden in the place of features. Each sees the rows before it,
+so that the pass is a chain whose later steps read the mask, not what the step before gave out.
+
+Source: `llm_base_proposer.py:355-384,1404-1416` and `utils.py:495-542` of vLLM 0.33's
+`v1/spec_decode`.
 """
 
 from collections.abc import Mapping

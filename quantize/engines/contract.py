@@ -133,22 +133,6 @@ class Question:
     tp: int
 
     @property
-    def has_fc(self) -> bool:
-        """Whether it has an fc, over outputs of the target's layers or over its last state."""
-        return self.fuses or self.family == "eagle1-llama"
-
-    @property
-    def parallel(self) -> bool:
-        """Whether all tokens of a round are drafted in one pass, as P-EAGLE does."""
-        return any(name.endswith("mask_hidden") for name in self.tensor_names)
-
-    @property
-    def has_head(self) -> bool:
-        """Whether engines build a head of the draft's own: EAGLE-1's is the target's always."""
-        tied = self.config.get("tie_word_embeddings") is True
-        return self.family != "eagle1-llama" and not (tied and self.family == "language-model")
-
-    @property
     def method(self) -> str | None:
         """The declared quant_method."""
         return self.declaration.method if self.declaration else None

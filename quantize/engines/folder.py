@@ -8,7 +8,7 @@ from ..drafts.family import TensorSpec
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS
-from .contract import Engine, Finding, Question
+from .contract import Engine, Finding, Module, Question
 
 _SPELLINGS = re.compile(
     r"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens"
@@ -147,3 +147,26 @@ def no_such_name(name: str, remedy: str) -> Finding:
     loaded = name.replace("midlayer", "layers.0")
     text = f"ValueError: There is no module or parameter named {loaded!r}"
     return Finding("load", text, remedy)
+
+
+def never_written(module: Module, name: str) -> Finding:
+    """A parameter of a module that no stored tensor fills."""
+    text = f"never written: {module.name}, for {name} is not stored"
+    return Finding("wrong", text, "the folder is incomplete: quantize or download it again")
+
+
+def dropped_scales(parts: Mapping[str, Mapping[str, TensorInfo]]) -> Finding:
+    """AWQ with one group for the whole row: a shard of the row has no group at all."""
+    name = next(t.name for part in parts.values() for t in part.values())
+    return Finding(
+        "wrong",
+        f"dropped: qzeros and scales of {name.rpartition('.')[0]}",
+        "quantize with groups of 128, or serve on one GPU",
+    )
+
+
+def not_executed(what: str) -> Finding:
+    """A declaration of which nothing is known."""
+    return Finding(
+        "unknown", f"not in the table of what was executed: {what}", "quantize the draft again"
+    )

@@ -4,7 +4,6 @@ Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm1
 (`tests/engines/RESULTS.md`), whose error texts these are; rules read in `sglang/srt` of 0.5.23.
 """
 
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from .declaration import Declaration
 from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
 from .linear_scheme import LinearScheme
 from .linears import layer_linears
+from .outside import has_fc, has_head, is_parallel
 from .sglang_config import eagle1_problem, is_ordinary, ordinary_model_problem
 from .sglang_schemes import CONCATENATED, algorithm_problem
 
@@ -129,10 +129,10 @@ def modules(question: Question) -> tuple[Module, ...]:
     root = "" if question.family == "dflash" else "model."
     sharding = "column" if question.family == "eagle3-mla" else "replicated"
     # It builds fc for a draft without one as well, and does not use it: `llama_eagle3.py`, forward.
-    if question.has_fc and not ordinary:
+    if has_fc(question) and not ordinary:
         found.append(Module(f"{root}fc", f"{root}fc", ("fc",), sharding))
     if (
-        question.has_head and question.family != "dflash"
+        has_head(question) and question.family != "dflash"
     ):  # which borrows the target's: `dflash_worker_v2.py:138`
         found.append(Module("lm_head", "lm_head", ("lm_head",), "column"))
     return tuple(found)
@@ -276,7 +276,7 @@ def config_problem(question: Question) -> Finding | None:
             "AttributeError: 'LlamaConfig' object has no attribute 'draft_vocab_size'",
             "add draft_vocab_size to config.json",
         )
-    if question.parallel:
+    if is_parallel(question):
         text = "dropped: mask_hidden, for SGLang drafts no tokens of EAGLE-3 in parallel"
         return Finding("wrong", text, "serve it with vLLM")
     return None
@@ -332,28 +332,3 @@ def _marlin_problem(module: Module, rows: int, columns: int) -> Finding | None:
     else:
         return None
     return Finding("init", f"ValueError: Weight {text}", f"use fewer shards, or keep {module.leaf}")
-
-
-_SERVED_BY = {"dflash": "DFLASH", "eagle1-llama": "EAGLE", "language-model": "STANDALONE"}
-
-
-def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
-    """The server's command line. "unquant" keeps the draft from inheriting the target's method.
-
-    What the draft itself declares then decides (`_verify_quantization`): the target's would take
-    its place where both are called compatible, and would quantize a BF16 draft while loading.
-    """
-    algorithm = _SERVED_BY.get(question.family, "EAGLE3")
-    parts = [
-        f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
-        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(draft)}",
-    ]
-    if algorithm != "DFLASH":
-        parts.append(
-            f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1"
-            f" --speculative-num-draft-tokens {num_draft_tokens + 1}"
-        )
-    parts.append("--speculative-draft-model-quantization unquant")
-    if is_float16_only(question):
-        parts.append("--dtype float16")
-    return " ".join(parts)

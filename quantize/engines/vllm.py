@@ -26,6 +26,7 @@ from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
 from .linear_scheme import LinearScheme
 from .linears import layer_linears
+from .outside import has_fc, has_head, is_parallel
 from .vllm_config import INVALID
 from .vllm_heads import head_problem
 
@@ -150,8 +151,8 @@ def modules(question: Question) -> tuple[Module, ...]:
     head = Module("lm_head", f"{root}lm_head", ("lm_head",), "column")
     return (
         *layers,
-        *([Module("model.fc", "model.fc", ("fc",), "replicated")] if question.has_fc else []),
-        *([head] if question.has_head else []),
+        *([Module("model.fc", "model.fc", ("fc",), "replicated")] if has_fc(question) else []),
+        *([head] if has_head(question) else []),
     )
 
 
@@ -318,7 +319,7 @@ def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
         "method": _SERVED_BY.get(question.family, "eagle3"),
         "model": draft,
         "num_speculative_tokens": num_draft_tokens,
-        **({"parallel_drafting": True} if question.parallel else {}),
+        **({"parallel_drafting": True} if is_parallel(question) else {}),
     }
     return (
         f"vllm serve TARGET --tensor-parallel-size {question.tp} --speculative-config"

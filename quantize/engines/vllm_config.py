@@ -10,6 +10,7 @@ from ..drafts.architectures import OTHER_NAMES, declared_architecture
 from ..drafts.families.eagle3_llama import MASK_KEYS
 from .contract import Finding, Question
 from .misnamed import eagle1_biases, strip_root
+from .outside import is_parallel
 
 INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
 UNSUPPORTED = INVALID.format("Model architectures ['{}'] are not supported for now.")
@@ -92,7 +93,7 @@ def config_problem(question: Question) -> Finding | None:
         return _eagle1_problem(question)
     if question.family == "language-model":
         return None
-    if question.parallel and all(question.config.get(key) is None for key in MASK_KEYS):
+    if is_parallel(question) and all(question.config.get(key) is None for key in MASK_KEYS):
         text = "ValueError: For parallel drafting, the draft model config must have"
         return Finding("init", f"{text} `dflash_config.mask_token_id`,", "add 'mask_token_id'")
     if question.family == "eagle3-mla" and question.config.get("model_type") == "deepseek_v3":

@@ -34,7 +34,9 @@ class Eagle3Llama(Eagle3):
 
     name = "eagle3-llama"
     architectures = ("LlamaForCausalLMEagle3", "Eagle3Qwen3ForCausalLM", *_PARALLEL)
-    relatives = {mark: kind for mark, kind in Eagle3.relatives.items() if mark != "mask_hidden"}
+    relatives: Mapping[str, str] = {
+        mark: kind for mark, kind in Eagle3.relatives.items() if mark != "mask_hidden"
+    }
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
         """A hidden_norm in layer 0 and plain q_proj; DFlash has that norm outside the layers."""

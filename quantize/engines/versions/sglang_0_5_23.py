@@ -1,6 +1,6 @@
 """SGLang 0.5.23."""
 
-from .. import sglang, sglang_config
+from .. import sglang, sglang_config, sglang_launch
 from ..captured import sglang_captures
 from ..contract import Engine
 from ..sglang_schemes import SCHEMES
@@ -60,5 +60,5 @@ ENGINE = Engine(
     scale_shape="AssertionError: sglang/srt/layers/parameter.py:110: assert self.data.shape =="
     " loaded_weight.shape",
     checks_shapes=True,
-    launch=sglang.launch,
+    launch=sglang_launch.launch,
 )
