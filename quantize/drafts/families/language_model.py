@@ -30,6 +30,15 @@ class LanguageModel(Family):
     prefixes = (("model.", ""),)
     served_unquantized = ("embed_tokens", "lm_head")
     makes_features = ()
+    relatives: Mapping[str, str] = {
+        "markov": "DSpark",
+        "prefix_gru.": "Domino",
+        "candidate_selector": "DFlash2",
+        "medusa": "Medusa",
+        "eh_proj": "an MTP layer",
+        "mtp.": "an MTP layer",
+        ".experts.": "a mixture of experts",
+    }
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
         """Whole layers, a final norm, and no fc."""
