@@ -117,6 +117,13 @@ def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
             " the head of a draft from its target, and nothing else",
             fix="keep it",
         )
+    if not getattr(draft.geometry, "reads_features", True):
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} cannot be dropped: of a {draft.family.name} draft engines take no"
+            " table from the target",
+            fix="keep it",
+        )
     if recipe.algorithm.rounding == "retuned":
         raise PlanError(
             f"recipe {recipe.name}",

@@ -80,9 +80,9 @@ def test_other_names_of_the_same_draft(name: str, draft: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("fused", "what"), [(False, ""), (True, ": it is EAGLE-1, which is not")])
-def test_an_ordinary_model_is_no_draft_whatever_engines_call_theirs(
-    fused: bool, what: str, draft: Path
+@pytest.mark.parametrize(("fused", "family"), [(False, "language-model"), (True, "eagle1-llama")])
+def test_the_name_of_an_ordinary_model_means_what_the_tensors_say(
+    fused: bool, family: str, draft: Path
 ) -> None:
     tensors = read_tensors(draft)
     del tensors["midlayer.hidden_norm.weight"]
@@ -90,7 +90,7 @@ def test_an_ordinary_model_is_no_draft_whatever_engines_call_theirs(
         del tensors["fc.weight"]
     write_tensors(draft, tensors)
     edit_json(draft / "config.json", architectures=["LlamaForCausalLM"])
-    refused(draft, f"architectures: 'LlamaForCausalLM' is no draft family{what}")
+    refused(draft, f"no tensor of {family} has this name")
 
 
 def unlike_any_name(draft: Path, architecture: str, **tensors: Stored) -> None:
@@ -104,8 +104,6 @@ def unlike_any_name(draft: Path, architecture: str, **tensors: Stored) -> None:
         ("DSparkDraftModel", "DSpark"),
         ("K3DSparkModel", "DSpark"),
         ("DFlash2BeamDraftModel", "DFlash2 with layers of Beam"),
-        ("PEagleDraftModel", "P-EAGLE"),
-        ("PeagleQwen3ForCausalLM", "P-EAGLE"),
         ("LiLiCorrDraftModel", "LiLiCorr"),
         ("Qwen3XPressModel", "XPress"),
         ("MuseGlimmerAssistantModel", "Muse Glimmer's DFlash"),
@@ -114,7 +112,7 @@ def unlike_any_name(draft: Path, architecture: str, **tensors: Stored) -> None:
         ("DeepseekV3ForCausalLMNextN", "an MTP layer"),
         ("Qwen3NextMTP", "an MTP layer"),
         ("GptOssForCausalLMEagle3", "EAGLE-3 with layers of another kind"),
-        ("LlamaForCausalLMEagle", "EAGLE-1"),
+        ("EagleMistralForCausalLM", "EAGLE-1"),
         ("Gemma4AssistantForCausalLM", "Gemma's assistant"),
     ],
 )
@@ -138,14 +136,28 @@ def test_what_is_refused_by_name_is_told_what_it_is(
     ],
 )
 def test_where_no_name_tells_the_kind_tensors_do(tensor: str, kind: str, draft: Path) -> None:
-    unlike_any_name(draft, "LlamaForCausalLM", **{tensor: Stored("BF16", (1,), bytes(2))})
+    unlike_any_name(draft, "UnheardForCausalLM", **{tensor: Stored("BF16", (1,), bytes(2))})
     refused(draft, f"it is {kind}, which is not supported")
 
 
 @pytest.mark.parametrize(
     ("tensor", "kind"),
     [
-        ("mask_hidden", "P-EAGLE"),
+        ("markov_head.markov_w1.weight", "DSpark"),
+        ("prefix_gru.weight_ih_l0", "Domino"),
+        ("candidate_selector.prev_embedding.weight", "DFlash2"),
+        ("model.layers.61.eh_proj.weight", "an MTP layer"),
+        ("model.layers.0.mlp.experts.0.up_proj.weight", "a mixture of experts"),
+    ],
+)
+def test_a_language_model_is_told_whose_tensors_it_has(tensor: str, kind: str, draft: Path) -> None:
+    unlike_any_name(draft, "LlamaForCausalLM", **{tensor: Stored("BF16", (1,), bytes(2))})
+    refused(draft, f"is the mark of {kind}")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
         ("midlayer.mlp.experts.gate_up_proj", "EAGLE-3 with a mixture of experts"),
         ("enorm.weight", "EAGLE-3 with TensorRT-LLM's eh_proj"),
         ("parallel_draft_heads.0.weight", "EAGLE-3 with ModelOpt's parallel heads"),
@@ -287,7 +299,7 @@ def test_recording_for_a_last_hidden_state(draft: Path) -> None:
         chosen_layers([1, 3, 4], loaded, shape)
     with pytest.raises(TraceError, match=r"it reads 64 torch\.float32 values, the target gives 32"):
         feature_spec(dataclasses.replace(shape, hidden_size=32), (7,), loaded, "float32")
-    with pytest.raises(TraceError, match="use_aux_hidden_state is false: it reads the target's"):
+    with pytest.raises(TraceError, match="it has no fc over layers: it reads the target's"):
         check_reads_layers(loaded)
 
 

@@ -55,6 +55,8 @@ def chain_passes(
         attention.begin(at, depth)
         read = range(at.start + depth, at.stop + depth, at.step)
         tokens = token_ids[:, read.start + 1 : read.stop + 1 : read.step]
+        if depth > 0:
+            tokens, x = forward.later_input(tokens, x)
         x = forward.step(tokens, x, positions(read, x.device), attention)
         return finite(x, f"draft step {depth + 1}", "hidden states")
 

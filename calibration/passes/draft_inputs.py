@@ -58,16 +58,21 @@ def reads_layers(draft: LoadedDraft) -> bool:
     return bool(getattr(draft.geometry, "fuses", True))
 
 
+def reads_features(draft: LoadedDraft) -> bool:
+    """False for a draft that reads tokens alone: any trace of its vocabulary fits."""
+    return bool(getattr(draft.geometry, "reads_features", True))
+
+
 def check_reads_layers(draft: LoadedDraft) -> None:
-    """Check that the draft reads outputs of layers, which are all that dumps and engines hand out.
+    """Check that the draft reads outputs of layers, all that dumps and engines hand out, or tokens.
 
     Raises:
         TraceError: it reads the target's last hidden state.
     """
-    if not reads_layers(draft):
+    if reads_features(draft) and not reads_layers(draft):
         raise TraceError(
             f"draft {draft.name}",
-            f"use_aux_hidden_state is false: it {_LAST_STATE}",
+            f"it has no fc over layers: it {_LAST_STATE}",
             fix="record with transformers: draftquant record --fuse-with DRAFT",
         )
 
@@ -137,7 +142,7 @@ def first_hidden_of_batch(
     """`first_hidden` of several prompts, the shorter ones filled up with their last row.
 
     Returns:
-        [B, N - 1, W] for N tokens of the longest.
+        [B, N - 1, W] for N tokens of the longest; W is 0 for a draft that reads tokens alone.
 
     Raises:
         TraceError: the draft has no embedding of a token.
@@ -145,6 +150,8 @@ def first_hidden_of_batch(
     for trace in batch:
         _check_embedded(draft, trace.token_ids, traces)
     longest = max(trace.num_tokens for trace in batch) - 1
+    if not reads_features(draft):
+        return torch.empty(len(batch), longest, 0, device=draft.device, dtype=draft.dtype)
     features = torch.stack([filled_up(trace.features, longest) for trace in batch])
     features = features.to(draft.device, draft.dtype)
     if traces.manifest.features.kind == "fused":
@@ -179,6 +186,17 @@ def _default_ids(num_layers: int) -> tuple[int, ...]:
 
 
 def _misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
+    problem = _features_misfit(draft, traces) if reads_features(draft) else None
+    vocab, expected = draft.geometry.vocab_size, traces.manifest.target.vocab_size
+    if problem is None and vocab != expected:
+        return (
+            f"its vocabulary has {vocab} tokens, the target's {expected}",
+            "record traces of the target that this draft was trained for",
+        )
+    return problem
+
+
+def _features_misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str] | None:
     features, target, geometry = traces.manifest.features, traces.manifest.target, draft.geometry
     if geometry.vocab_size != target.vocab_size:
         return (

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from ...quantize.drafts.family import Geometry, most_draft_tokens
-from ...quantize.drafts.forward import BlockForward, ChainForward, DraftForward
+from ...quantize.drafts.forward import BlockForward, ChainForward, DraftForward, TextForward
 from .block import block_passes
 from .chain import chain_passes
 from .draft_pass import BLOCK_ROWS, DraftPass, finite, whole_rows
+from .text import text_passes
 
 MAX_LOGITS = 2**26
 """Elements of the logits of one part of the rows: 256 MB in float32."""
@@ -25,7 +26,7 @@ def draft_passes(
     num_draft_tokens: int,
     block_rows: int = BLOCK_ROWS,
 ) -> Iterator[DraftPass]:
-    """`chain_passes` or `block_passes`, whichever the draft does.
+    """`chain_passes`, `text_passes` or `block_passes`, whichever the draft does.
 
     With gradients enabled every pass keeps its graph, and the graphs of all passes share the keys
     of the context: add up a loss over the passes, then go backward once. Without, memory is that of
@@ -51,6 +52,14 @@ def draft_passes(
         return block_passes(
             forward,
             hidden,
+            token_ids,
+            rows=rows,
+            num_draft_tokens=num_draft_tokens,
+            block_rows=block_rows,
+        )
+    if isinstance(forward, TextForward):
+        return text_passes(
+            forward,
             token_ids,
             rows=rows,
             num_draft_tokens=num_draft_tokens,

@@ -11,7 +11,7 @@ from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import short, visible
 from ..errors import TraceError
-from ..passes.draft_inputs import default_aux_layer_ids, reads_layers
+from ..passes.draft_inputs import default_aux_layer_ids, reads_features, reads_layers
 from ..prompts.prompt_file import Prompt
 from ..traces.folder import file_sha256
 from ..traces.manifest import FeatureDtype, FeatureSpec, TargetIdentity
@@ -128,6 +128,12 @@ def chosen_layers(
         TraceError: the target has no such layers, they are not ascending, or the draft reads none
             and they are asked for.
     """
+    if draft is not None and not reads_features(draft):
+        raise TraceError(
+            f"draft {draft.name}",
+            "reads tokens alone: there are no features to fuse with it",
+            fix="leave --fuse-with out: traces of any features fit it",
+        )
     if draft is not None and not reads_layers(draft):
         if asked is not None:
             raise TraceError(

@@ -4,6 +4,7 @@ Sources: `models/registry.py` of vLLM 0.33.0, and its `EAGLEConfig`, which puts 
 name of an ordinary model; `EntryClass` of SGLang 0.5.23; TensorRT-LLM.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ _OF_DRAFTS: Mapping[str, str] = {
     "QwenDFlashDraftModel": "DFlashDraftModel",  # likewise
     "LingDSparkModel": "Qwen3DSparkModel",  # SGLang, of the target's family
     "MiniMaxDFlash2DraftModel": "DFlash2DraftModel",  # SGLang
+    "LlamaForCausalLMEagle": "EagleLlamaForCausalLM",  # SGLang
+    "EagleQwen2ForCausalLM": "Qwen2ForCausalLMEagle",
+    "PeagleLlamaForCausalLM": "PEagleDraftModel",  # vLLM, of speculators' config
 }
 _OF_MODELS: Mapping[str, str] = {
     "LlamaForCausalLM": "LlamaForCausalLMEagle3",
@@ -26,6 +30,16 @@ _OF_MODELS: Mapping[str, str] = {
     "DeepseekV2ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "Eagle3DeepseekV2ForCausalLM",
 }
+_WITH_MASK: Mapping[str, str] = {
+    "LlamaForCausalLMEagle3": "PEagleDraftModel",
+    "Eagle3Qwen3ForCausalLM": "PeagleQwen3ForCausalLM",
+}
+"""EAGLE-3 heads that have a mask_hidden as well -> P-EAGLE's name of the same layers."""
+_OF_MODELS_WITH_FC: Mapping[str, str] = {
+    "LlamaForCausalLM": "EagleLlamaForCausalLM",
+    "Qwen2ForCausalLM": "Qwen2ForCausalLMEagle",
+}
+"""What EAGLE-1 heads call themselves, without a hidden_norm, -> the name that its family reads."""
 KNOWN_TO_BOTH = frozenset(
     {
         "LlamaForCausalLMEagle3",
@@ -57,19 +71,34 @@ def with_family_name(config: Mapping[str, Any], tensors: Collection[str]) -> Map
 
     Args:
         config: the parsed config.json.
-        tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own.
+        tensors: names in the folder: of an ordinary model none is a hidden_norm, EAGLE-3's own, and
+            none an fc, which EAGLE-1 has as well.
     """
     name = declared_architecture(config)
     projector = _projector_type(config)
     if name == "DFlashDraftModel" and projector in tuple(_OF_PROJECTORS):  # of any JSON type
         return {**config, "architectures": [_OF_PROJECTORS[projector]]}
+    if name in _OF_MODELS_WITH_FC and is_eagle1(tensors):
+        return {**config, "architectures": [_OF_MODELS_WITH_FC[name]]}
     ordinary = name in _OF_MODELS and not any(t.endswith("hidden_norm.weight") for t in tensors)
-    if name not in OTHER_NAMES or ordinary:
-        return config
-    return {**config, "architectures": [OTHER_NAMES[name]]}
+    found = name if ordinary else OTHER_NAMES.get(name, name)
+    if any(tensor.endswith("mask_hidden") for tensor in tensors):
+        found = _WITH_MASK.get(found, found)
+    return config if found == name else {**config, "architectures": [found]}
 
 
 def _projector_type(config: Mapping[str, Any]) -> Any:
     """Of a block draft; that of dflash_config goes first: SGLang 0.5.23 `dflash_utils.py:727`."""
     nested = config.get("dflash_config")
     return {**config, **(nested if isinstance(nested, Mapping) else {})}.get("projector_type")
+
+
+_FC = re.compile(r"(^|[._])fc\.")
+"""Of speculators' `fusion_fc` too, and of codes."""
+
+
+def is_eagle1(tensors: Collection[str]) -> bool:
+    """True if names of tensors have the marks of EAGLE-1 and not of EAGLE-3."""
+    return any(_FC.search(name) for name in tensors) and not any(
+        name.endswith("hidden_norm.weight") for name in tensors
+    )

@@ -46,11 +46,16 @@ class Eagle3LlamaGeometry(Eagle3Geometry):
 
     Attributes:
         qk_norm: each head's query and key is normed before it is rotated, as in Qwen3 layers.
+        parallel: P-EAGLE: all tokens of a round are drafted in one pass, those after the first
+            from mask tokens beside a trained mask_hidden.
+        mask_token_id: of P-EAGLE; None where config.json does not say which.
     """
 
     num_key_value_heads: int
     head_dim: int
     qk_norm: bool = False
+    parallel: bool = False
+    mask_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,25 @@ class ChainForward(DraftForward):
             Hidden states [B, T, W], for `logits` and for the next step.
         """
 
+    def later_input(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What a step after the first reads, of the tokens and the hidden states before it.
+
+        Args:
+            token_ids: [B, T] int64, what the steps before proposed.
+            hidden: [B, T, W] of the step before.
+
+        Returns:
+            Arguments of `step`, of the same shapes.
+        """
+        return token_ids, hidden
+
+
+class TextForward(ChainForward):
+    """A chain that reads the text alone: `step` reads a token at the token's own position.
+
+    Hidden states are what `logits` reads; those given to `step` are not looked at.
+    """
+
 
 class BlockForward(DraftForward):
     """A draft that proposes a whole block at once, from its anchor and the features before it."""

@@ -5,8 +5,8 @@ The draft's own keys stand at the top, those of its decoder layers in `transform
 
 Where a key is missing, the draft is what vLLM would serve. SGLang 0.5.23 does not read this layout.
 
-Sources: `eagle3/config.py`, `dflash/config.py` and `dspark/config.py` of speculators 0.9.0, which
-has no dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33.
+Sources: `config.py` of `eagle3`, `peagle`, `dflash` and `dspark` in speculators 0.9.0, which has no
+dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,6 +24,7 @@ _ARCHITECTURES = {  # as the package's config class names them, and as its `save
     "dflash2": ("DFlash2Speculator", "DFlash2DraftModel"),
     "dspark": ("DSparkSpeculator", "DSparkDraftModel"),
     "eagle3": ("Eagle3Speculator", "Eagle3DraftModel"),
+    "peagle": ("PEagleSpeculator", "PEagleDraftModel"),
 }
 _EAGLE3_ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 
@@ -32,7 +33,8 @@ def is_speculators(config: Mapping[str, Any]) -> bool:
     """True if a config.json is spelled in the speculators layout."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    return any(key in config for key in _MARKS) or name in [a for a, _ in _ARCHITECTURES.values()]
+    ours = [speculator for speculator, _ in _ARCHITECTURES.values()]
+    return any(key in config for key in _MARKS) or name in ours
 
 
 def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
@@ -107,6 +109,19 @@ def _eagle3(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
         "fc_norm": fc_norm,
         "norm_output": keys.flag("norm_output", False),
         "eagle_config": {ids_key: _after_layer(keys, ids_key)},
+    }
+
+
+def _peagle(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
+    """EAGLE-3 with a mask; vLLM serves norm_before_residual false where the key is missing."""
+    spelled = _eagle3(keys, layers)
+    (architecture,) = spelled["architectures"]
+    qwen3 = architecture == _EAGLE3_ARCHITECTURES["qwen3"]
+    return {
+        **spelled,
+        "architectures": ["PeagleQwen3ForCausalLM" if qwen3 else "PEagleDraftModel"],
+        "norm_before_residual": keys.flag("norm_before_residual", False),
+        "mask_token_id": keys.config.get("mask_token_id"),
     }
 
 
@@ -193,4 +208,5 @@ _SPELL: Mapping[str, Callable[[ConfigReader, ConfigReader], dict[str, Any]]] = {
     "dflash2": _dflash2,
     "dspark": _dspark,
     "eagle3": _eagle3,
+    "peagle": _peagle,
 }

@@ -8,13 +8,13 @@ from ..drafts.family import TensorSpec
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS
-from .contract import Engine, Finding, Question
+from .contract import Engine, Finding, Module, Question
 
 _SPELLINGS = re.compile(
     r"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens"
     r"|candidate_selector|prefix_gru|embed_proj"
     r"|markov_head|confidence_head|markov_w\d|gate_proj|joint_proj|confidence_proj"
-    r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$"
+    r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$|mask_hidden$"
 )
 """Names on disk with which loading was executed; other spellings of the families were not."""
 _TAKEN_ELSEWHERE = (".k_scale", ".v_scale", ".q_scale", ".inv_freq")
@@ -60,7 +60,7 @@ def folder_findings(
     yield from _later_norms(engine, question, stored)
     for name, spec in specs.items():
         module, _, suffix = name.rpartition(".")
-        if spec.role == "norm" and suffix not in stored.get(module, {}):
+        if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
             yield Finding("wrong", f"never written: {name}", "export the draft again")
     if question.family in engine.shares:
         pruned = "d2t" in stored.get("", {})
@@ -119,7 +119,7 @@ def _other_vocabulary(
 def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
     """EAGLE-3's layers after the first: engines use one of two norms, and build both."""
     wanted = engine.later_norm
-    if question.is_dflash or not wanted:
+    if not question.family.startswith("eagle3-") or not wanted:
         return
     for i in range(1, question.num_layers):
         norm = stored.get(f"layers.{i}.input_layernorm", {}).get("weight")
@@ -149,3 +149,26 @@ def no_such_name(name: str, remedy: str) -> Finding:
     loaded = name.replace("midlayer", "layers.0")
     text = f"ValueError: There is no module or parameter named {loaded!r}"
     return Finding("load", text, remedy)
+
+
+def never_written(module: Module, name: str) -> Finding:
+    """A parameter of a module that no stored tensor fills."""
+    text = f"never written: {module.name}, for {name} is not stored"
+    return Finding("wrong", text, "the folder is incomplete: quantize or download it again")
+
+
+def dropped_scales(parts: Mapping[str, Mapping[str, TensorInfo]]) -> Finding:
+    """AWQ with one group for the whole row: a shard of the row has no group at all."""
+    name = next(t.name for part in parts.values() for t in part.values())
+    return Finding(
+        "wrong",
+        f"dropped: qzeros and scales of {name.rpartition('.')[0]}",
+        "quantize with groups of 128, or serve on one GPU",
+    )
+
+
+def not_executed(what: str) -> Finding:
+    """A declaration of which nothing is known."""
+    return Finding(
+        "unknown", f"not in the table of what was executed: {what}", "quantize the draft again"
+    )

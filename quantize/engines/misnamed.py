@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .contract import Finding
+from .contract import Finding, Question
 
 NO_TYPE = (
     "The checkpoint you are trying to load has model type `dflash` but Transformers does not"
@@ -21,3 +21,19 @@ def own_type(config: Mapping[str, Any], text: str) -> Finding | None:
     if config.get("model_type") != "dflash":
         return None
     return Finding("config", text.format(NO_TYPE), "set model_type to qwen3")
+
+
+def eagle1_biases(question: Question) -> Finding | None:
+    """`bias` of EAGLE-1's config means fc, and engines take it for the attention's.
+
+    Source: vLLM 0.33 `llama.py:267`, SGLang 0.5.23 `llama.py:339`; executed.
+    """
+    config = question.config
+    stored = any(name.endswith("q_proj.bias") for name in question.tensor_names)
+    if not config.get("bias") or config.get("qkv_bias") is False or stored:
+        return None
+    return Finding(
+        "wrong",
+        "never written: model.layers.0.self_attn.qkv_proj.bias, which 'bias: true' asks for",
+        "remove 'bias' from config.json: it was meant for fc",
+    )

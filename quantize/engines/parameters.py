@@ -21,6 +21,8 @@ def parameters(
     shapes: Sequence[tuple[int, int]],
     scheme: LinearScheme | None,
     tp: int,
+    *,
+    biased: bool = False,
 ) -> tuple[Parameter, ...]:
     """Name and shape of each parameter in one shard, and the stored tensors that fill it.
 
@@ -30,6 +32,7 @@ def parameters(
         shapes: rows and columns of each part in one shard.
         scheme: as which it is taken; None = as floats.
         tp: number of shards.
+        biased: the linear has a bias, whatever its weight is.
     """
     rows, columns = sum(count for count, _ in shapes), shapes[0][1]
     if module.leaf == "lm_head":
@@ -40,6 +43,8 @@ def parameters(
             suffix: part.shape if part.shape not in ((), (1,)) else (len(parts),)
             for suffix, part in scheme.parts(rows, columns).items()
         }
+    if biased:
+        expected["bias"] = (rows,)
     return tuple(
         Parameter(
             name=suffix,

@@ -4,7 +4,6 @@ Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm1
 (`tests/engines/RESULTS.md`), whose error texts these are; rules read in `sglang/srt` of 0.5.23.
 """
 
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -17,7 +16,8 @@ from .declaration import Declaration
 from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
 from .linear_scheme import LinearScheme
 from .linears import SELECTOR, layer_linears
-from .sglang_config import is_ordinary, ordinary_model_problem
+from .outside import has_fc, has_head, is_parallel
+from .sglang_config import eagle1_problem, is_ordinary, ordinary_model_problem
 from .sglang_schemes import CONCATENATED, algorithm_problem
 
 METHODS = frozenset(
@@ -113,8 +113,13 @@ def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
 
 
 def modules(question: Question) -> tuple[Module, ...]:
-    """Excludes are held against names without the layer; none of a draft in a whole model."""
-    if is_ordinary(question.config):
+    """Excludes are held against names without the layer.
+
+    Of a draft that is loaded as a whole model only EAGLE-1's linears are known: they are the
+    model's, without fc.
+    """
+    ordinary = is_ordinary(question)
+    if ordinary and question.family != "eagle1-llama":
         return ()
     found = []
     for i in range(question.num_layers):
@@ -125,11 +130,12 @@ def modules(question: Question) -> tuple[Module, ...]:
     root = "" if question.is_dflash else "model."
     sharding = "column" if question.family == "eagle3-mla" else "replicated"
     # It builds fc for a draft without one as well, and does not use it: `llama_eagle3.py`, forward.
-    if question.fuses:
+    if has_fc(question) and not ordinary:
         found.append(Module(f"{root}fc", f"{root}fc", ("fc",), sharding))
     if question.family == "dflash2":
         found.append(SELECTOR)
-    if not question.is_dflash:  # which borrows the target's: `dflash_worker_v2.py:138`
+    # The head of a block draft is the target's: `dflash_worker_v2.py:138`.
+    if has_head(question) and not question.is_dflash:
         found.append(Module("lm_head", "lm_head", ("lm_head",), "column"))
     return tuple(found)
 
@@ -141,6 +147,8 @@ def _names(family: str, layer: int, path: str) -> tuple[str, str]:
         return f"model.midlayer.{path}", f"model.{path}"
     if family in DFLASH_FAMILIES:
         return f"layers.{layer}.{path}", leaf
+    if family in ("eagle1-llama", "language-model"):  # which pass the whole name on
+        return f"model.layers.{layer}.{path}", f"model.layers.{layer}.{path}"
     inner = path if leaf == "o_proj" else leaf
     return f"model.layers.{layer}.{path}", f"model.{inner}"
 
@@ -244,6 +252,8 @@ def _is_marlin(question: Question) -> bool:
 def config_problem(question: Question) -> Finding | None:
     """Rules for config.json."""
     config = question.config
+    if question.family == "eagle1-llama" and (problem := eagle1_problem(question)) is not None:
+        return problem
     if is_float16_only(question):
         dtype = config.get("torch_dtype", config.get("dtype"))
         if dtype == "bfloat16":
@@ -280,6 +290,9 @@ def config_problem(question: Question) -> Finding | None:
             "AttributeError: 'LlamaConfig' object has no attribute 'draft_vocab_size'",
             "add draft_vocab_size to config.json",
         )
+    if is_parallel(question):
+        text = "dropped: mask_hidden, for SGLang drafts no tokens of EAGLE-3 in parallel"
+        return Finding("wrong", text, "serve it with vLLM")
     return None
 
 
@@ -333,28 +346,3 @@ def _marlin_problem(module: Module, rows: int, columns: int) -> Finding | None:
     else:
         return None
     return Finding("init", f"ValueError: Weight {text}", f"use fewer shards, or keep {module.leaf}")
-
-
-def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
-    """The server's command line. "unquant" keeps the draft from inheriting the target's method.
-
-    What the draft itself declares then decides (`_verify_quantization`): the target's would take
-    its place where both are called compatible, and would quantize a BF16 draft while loading.
-    """
-    algorithm = "DFLASH" if question.is_dflash else "EAGLE3"
-    algorithm = "DSPARK" if question.family == "dspark" else algorithm
-    parts = [
-        f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
-        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(draft)}",
-    ]
-    if algorithm == "EAGLE3":
-        parts.append(
-            f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1"
-            f" --speculative-num-draft-tokens {num_draft_tokens + 1}"
-        )
-    if algorithm == "DSPARK":  # which counts the anchor: `dspark_config.py:49`
-        parts.append(f"--speculative-num-draft-tokens {num_draft_tokens + 1}")
-    parts.append("--speculative-draft-model-quantization unquant")
-    if is_float16_only(question):
-        parts.append("--dtype float16")
-    return " ".join(parts)

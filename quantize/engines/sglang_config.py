@@ -11,7 +11,7 @@ from typing import Any
 from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
 from . import dspark
 from .contract import DFLASH_FAMILIES, Finding, Question, Stage
-from .misnamed import own_type, strip_root
+from .misnamed import eagle1_biases, own_type, strip_root
 
 _ORDINARY = frozenset(
     {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
@@ -27,9 +27,18 @@ ARCHITECTURES = frozenset(
         "DFlash2DraftModel",
         *dspark.ARCHITECTURES,
         "LingDSparkModel",
+        "LlamaForCausalLMEagle",
+        "Qwen2ForCausalLMEagle",
+        "Qwen2ForCausalLM",
         *_ORDINARY,
     }
 )
+_EAGLE1 = {
+    "LlamaForCausalLM": "LlamaForCausalLMEagle",
+    "EagleLlamaForCausalLM": "LlamaForCausalLMEagle",
+    "Qwen2ForCausalLM": "Qwen2ForCausalLMEagle",
+}
+"""Names of EAGLE-1 heads, most of them those of whole models -> under which it loads them."""
 _NOT_EXECUTED = frozenset(
     {
         "DFlashLagunaForCausalLM",
@@ -38,8 +47,6 @@ _NOT_EXECUTED = frozenset(
         "LiLiCorrDraftModel",
         "DSparkMiniMaxDraftModel",
         "Lfm2DSparkDraftModel",
-        "LlamaForCausalLMEagle",
-        "Qwen2ForCausalLMEagle",
         "Eagle2_5_VLForConditionalGeneration",
     }
 )
@@ -59,6 +66,8 @@ ROOTED: Mapping[str, Mapping[str, Finding | None]] = {
     "eagle3-mla": _dropped("model."),
     **dict.fromkeys(DFLASH_FAMILIES, _dropped("draft_model.", "dflash_module.")),
     "dspark": _dropped("draft_model.", "dflash_module.", "logit_head."),
+    "eagle1-llama": _dropped("model."),
+    "language-model": {"model.": None},
 }
 """Of the Llama draft `load_weights` tries a name as it is first."""
 
@@ -79,7 +88,7 @@ def architecture_problem(name: str) -> Finding | None:
     """The error for a name that is not registered, if it is one of drafts."""
     if name in ARCHITECTURES or name in _NOT_EXECUTED or not _OF_DRAFTS.match(name):
         return None
-    wanted = "DFlashDraftModel" if name == DOMINO else OTHER_NAMES.get(name)
+    wanted = "DFlashDraftModel" if name == DOMINO else _EAGLE1.get(name) or OTHER_NAMES.get(name)
     return Finding(
         "config",
         f"ValueError: Cannot find model module. {name!r} is not a registered"
@@ -92,15 +101,33 @@ def architecture_problem(name: str) -> Finding | None:
     )
 
 
-def is_ordinary(config: Mapping[str, Any]) -> bool:
+def is_ordinary(question: Question) -> bool:
     """Whether it loads a draft as a whole model, whose layers are not a draft's."""
-    return declared_architecture(config) in _ORDINARY
+    if question.family == "language-model":
+        return False
+    name = declared_architecture(question.config)
+    return name in _ORDINARY or (question.family == "eagle1-llama" and name in _EAGLE1)
+
+
+def eagle1_problem(question: Question) -> Finding | None:
+    """Rules of `llama_eagle.py`, whose fc has a bias, and which reads no head."""
+    name = declared_architecture(question.config)
+    if name in _EAGLE1:
+        what = f"dropped: fc.weight, for SGLang loads the draft as a whole model, {name}"
+        return Finding("wrong", what, f"set architectures to {_EAGLE1[name]}")
+    if not any(tensor.endswith("fc.bias") for tensor in question.tensor_names):
+        text = "never written: model.fc.bias: what random numbers are in it is added (`:91`)"
+        return Finding("wrong", text, "store fc.bias, all zero, or serve it with vLLM")
+    if any(tensor.endswith("lm_head.weight") for tensor in question.tensor_names):
+        text = "dropped: lm_head.weight, for the target's head is served"
+        return Finding("wrong", text, "leave the head out, if it is the target's")
+    return eagle1_biases(question)
 
 
 def ordinary_model_problem(question: Question) -> Finding | None:
     """What loading as a whole model comes to, whose tensors have other names and shapes."""
     name = declared_architecture(question.config)
-    if not is_ordinary(question.config):
+    if not is_ordinary(question):
         return None
     remedy = f"set architectures to {OTHER_NAMES[name]}"
     if name == "DeepseekV3ForCausalLM":

@@ -16,6 +16,7 @@ from ..drafts.fused import QKV
 from . import dspark
 from .blocks import BLOCK, block_problem, group_problem
 from .contract import (
+    DFLASH_FAMILIES,
     UNKNOWN_FIRST_LAYER,
     ExcludeRule,
     Finding,
@@ -27,6 +28,7 @@ from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
 from .linear_scheme import LinearScheme
 from .linears import SELECTOR, layer_linears
+from .outside import has_fc, has_head, is_parallel
 from .vllm_config import INVALID
 from .vllm_heads import head_problem
 
@@ -65,8 +67,6 @@ METHODS = frozenset(
     ]
 )
 UNKNOWN_METHOD = INVALID.format("Unknown quantization method: {}.")
-_METHOD_OF = {"dspark": "dspark"}
-"""Family -> speculative method, where that is no other family's."""
 _NESTED_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
 _ALGORITHMS = (
     "FP8",
@@ -130,12 +130,18 @@ def taken(declaration: Declaration, _arch: str) -> Declaration | Finding:
 
 
 def modules(question: Question) -> tuple[Module, ...]:
-    """Parameters count the draft's layers from 0, excludes are held against target's + own."""
-    first = question.first_layer or UNKNOWN_FIRST_LAYER
+    """Parameters count the draft's layers from 0, excludes are held against target's + own.
+
+    A language model counts its own alone, below the name that it is built under
+    (`v1/worker/gpu/spec_decode/standalone_ar/speculator.py:129`).
+    """
+    whole = question.family == "language-model"
+    first = 0 if whole else question.first_layer or UNKNOWN_FIRST_LAYER
+    root = "draft_model." if whole else ""
     layers = [
         Module(
             f"model.layers.{i}.{path}",
-            f"model.layers.{first + i}.{_excluded_as(question, path)}",
+            f"{root}model.layers.{first + i}.{_excluded_as(question, path)}",
             parts,
             sharding,
         )
@@ -144,14 +150,14 @@ def modules(question: Question) -> tuple[Module, ...]:
             question.family, f"layers.{i}", lambda fused: fused.vllm
         )
     ]
-    fusion = (Module("model.fc", "model.fc", ("fc",), "replicated"),) if question.fuses else ()
-    selector = (SELECTOR._replace(name=f"model.{SELECTOR.name}"),)
+    head = Module("lm_head", f"{root}lm_head", ("lm_head",), "column")
+    selector = SELECTOR._replace(name=f"model.{SELECTOR.name}")
     return (
         *layers,
-        *fusion,
-        *(selector if question.family == "dflash2" else ()),
-        *((dspark.MARKOV,) if question.family == "dspark" else ()),
-        Module("lm_head", "lm_head", ("lm_head",), "column"),
+        *([Module("model.fc", "model.fc", ("fc",), "replicated")] if has_fc(question) else []),
+        *([selector] if question.family == "dflash2" else []),
+        *([dspark.MARKOV] if question.family == "dspark" else []),
+        *([head] if has_head(question) else []),
     )
 
 
@@ -309,12 +315,21 @@ def _parts_problem(module: Module, parts: list[int]) -> Finding | None:
     )
 
 
+_SERVED_BY = {
+    **dict.fromkeys(DFLASH_FAMILIES, "dflash"),
+    "dspark": "dspark",
+    "eagle1-llama": "eagle",
+    "language-model": "draft_model",
+}
+
+
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line."""
     config = {
-        "method": _METHOD_OF.get(question.family, "dflash" if question.is_dflash else "eagle3"),
+        "method": _SERVED_BY.get(question.family, "eagle3"),
         "model": draft,
         "num_speculative_tokens": num_draft_tokens,
+        **({"parallel_drafting": True} if is_parallel(question) else {}),
     }
     return (
         f"vllm serve TARGET --tensor-parallel-size {question.tp} --speculative-config"

@@ -6,10 +6,12 @@ executed (`tests/engines/RESULTS.md`), whose error texts these are.
 
 import re
 
-from ..drafts.architectures import DOMINO, OTHER_NAMES
+from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
+from ..drafts.families.eagle3_llama import MASK_KEYS
 from . import dspark
 from .contract import Finding, Question
-from .misnamed import strip_root
+from .misnamed import eagle1_biases, strip_root
+from .outside import is_parallel
 
 INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
 UNSUPPORTED = INVALID.format("Model architectures ['{}'] are not supported for now.")
@@ -31,12 +33,14 @@ ARCHITECTURES = frozenset(
         "DFlashDraftModel",
         "DFlash2DraftModel",
         *dspark.ARCHITECTURES,
+        "EagleLlamaForCausalLM",
+        "Qwen2ForCausalLM",
     }
 )
+_EAGLE1 = ("EagleLlamaForCausalLM", "LlamaForCausalLM")
+"""Of EAGLE-1's names: it puts "Eagle" before the name of an ordinary model."""
 _NOT_EXECUTED = frozenset(
     {
-        "PeagleLlamaForCausalLM",
-        "PeagleQwen3ForCausalLM",
         "MiniMaxM2ForCausalLM",
         "LagunaForCausalLM",
         "DFlashLagunaForCausalLM",
@@ -66,13 +70,15 @@ def _roots(class_name: str, *names: str) -> dict[str, Finding]:
     }
 
 
-ROOTED = {
+ROOTED: Mapping[str, Mapping[str, Finding | None]] = {
     "eagle3-llama": _roots("LlamaModel", "model", "draft_model", "eagle_module"),
     "eagle3-mla": _roots("DeepseekV2Eagle3Model", "model"),
     "dflash": _roots("DFlashQwen3Model", "draft_model", "dflash_module"),
     "domino": _roots("DFlashQwen3Model", "draft_model", "dflash_module"),
     "dflash2": _roots("DFlash2Qwen3Model", "draft_model", "dflash_module"),
     "dspark": _roots("Qwen3DSparkModel", "draft_model", "dflash_module", "model", "logit_head"),
+    "eagle1-llama": _roots("LlamaModel", "model"),
+    "language-model": {"model.": None},
 }
 
 
@@ -97,6 +103,13 @@ def config_problem(question: Question) -> Finding | None:
             "ValueError: There is no module or parameter named 'embed_proj' in DFlashQwen3Model.",
             "serve it with SGLang: vLLM has nothing like Domino",
         )
+    if question.family == "eagle1-llama":
+        return _eagle1_problem(question)
+    if question.family == "language-model":
+        return None
+    if is_parallel(question) and all(question.config.get(key) is None for key in MASK_KEYS):
+        text = "ValueError: For parallel drafting, the draft model config must have"
+        return Finding("init", f"{text} `dflash_config.mask_token_id`,", "add 'mask_token_id'")
     if question.family == "eagle3-mla" and question.config.get("model_type") == "deepseek_v3":
         return Finding(
             "config",
@@ -123,3 +136,21 @@ def config_problem(question: Question) -> Finding | None:
                 f"add draft_vocab_size {rows} to config.json, and the map d2t",
             )
     return None
+
+
+def _eagle1_problem(question: Question) -> Finding | None:
+    """Rules of `llama_eagle.py`, whose fc has no bias, and which builds no head."""
+    name = declared_architecture(question.config)
+    if name not in _EAGLE1:
+        asked = name if name.startswith("Eagle") else f"Eagle{name}"
+        return Finding("config", UNSUPPORTED.format(asked), "serve it with SGLang")
+    if any(tensor.endswith("lm_head.weight") for tensor in question.tensor_names):
+        return Finding(
+            "load",
+            "ValueError: There is no module or parameter named 'lm_head' in EagleLlamaForCausalLM.",
+            "leave the head out: the target's is served",
+        )
+    if "fc.bias" in question.tensor_names:
+        text = "dropped: fc.bias, which vLLM's fc has not"
+        return Finding("wrong", text, "serve it with SGLang, or train the draft without it")
+    return eagle1_biases(question)

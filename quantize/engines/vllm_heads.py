@@ -44,4 +44,7 @@ def _hands(question: Question) -> bool:
         return False  # `qwen3_dspark.py:248`
     if question.is_dflash:
         return bool(question.config.get(OWN_HEAD))
-    return question.family == "eagle3-llama"
+    return question.family in (
+        "eagle3-llama",
+        "language-model",
+    )  # `llama.py`, `qwen2.py`, `qwen3.py`

@@ -5,7 +5,7 @@ Source: `SpeculatorsConfig` and `algos.py` of `vllm/transformers_utils/configs/s
 Unlike the configs of ordinary drafts, this one has no defaults.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..drafts.speculators import LAYER_CONFIG
@@ -44,7 +44,7 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     if model_type not in (None, "speculators"):
         return own_type(config, INVALID) or config
     kind = config.get("speculators_model_type")
-    if kind not in tuple(_OWN):  # of any JSON type
+    if kind not in tuple(_READ):  # of any JSON type
         if isinstance(kind, str):
             return Finding("unknown", f"speculators_model_type {kind}: never executed", "try it")
         return Finding("config", INVALID.format("Expected one of: "), "add speculators_model_type")
@@ -54,7 +54,7 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     qwen3 = kind in ("dflash", "dflash2", "dspark") or layers.get("model_type") == "qwen3"
     needed = (*(_NEEDED_BY_QWEN3 if qwen3 else ()), *_NEEDED)
     absent = next((key for key in needed if key not in layers), None)
-    own = _OWN[kind](config, layers)
+    own = _READ[kind](config, layers)
     if isinstance(own, Finding):
         return own
     if absent is not None:
@@ -82,6 +82,18 @@ def _eagle3(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, A
         "norm_output": config.get("norm_output", False),
         "eagle_aux_hidden_state_layer_ids": config.get("eagle_aux_hidden_state_layer_ids"),
     }
+
+
+def _peagle(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[str, Any] | Finding:
+    """`update_peagle`, whose names of architectures are those of EAGLE-3's classes."""
+    if "mask_token_id" not in config:
+        return Finding("config", "KeyError: 'mask_token_id'", "add it, as the draft was trained")
+    found = _eagle3(config, layers)
+    if isinstance(found, Finding):
+        return found
+    own = {key: value for key, value in found.items() if key not in ("fc_norm", "norm_output")}
+    residual = config.get("norm_before_residual", False)
+    return {**own, "norm_before_residual": residual, "pard_token": config["mask_token_id"]}
 
 
 def _dflash(config: Mapping[str, Any], _layers: Mapping[str, Any]) -> dict[str, Any] | Finding:
@@ -140,4 +152,10 @@ def _block_ids(config: Mapping[str, Any], *needed: str) -> list[int] | Finding:
     return [i - 1 for i in ids]
 
 
-_OWN = {"eagle3": _eagle3, "dflash": _dflash, "dflash2": _dflash2, "dspark": _dspark}
+_READ: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any] | Finding]] = {
+    "dflash": _dflash,
+    "dflash2": _dflash2,
+    "dspark": _dspark,
+    "eagle3": _eagle3,
+    "peagle": _peagle,
+}

@@ -16,7 +16,16 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS, FLOAT_DTYPES
 from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
-from .folder import SHARED, Stored, folder_findings, no_such_name, stranger
+from .folder import (
+    SHARED,
+    Stored,
+    dropped_scales,
+    folder_findings,
+    never_written,
+    no_such_name,
+    not_executed,
+    stranger,
+)
 from .linear_scheme import LinearScheme
 from .parameters import parameters
 from .shapes import holds, never_fits, other_shape, refused_shape, without_ones
@@ -52,7 +61,7 @@ class Walk:
         )
         declared = self.question.declaration
         if declared is not None and not declared.groups:
-            findings.append(_not_executed(declared.problem or f"quant_method {declared.method}"))
+            findings.append(not_executed(declared.problem or f"quant_method {declared.method}"))
             return layers, findings  # how it takes any linear is not known
         rows = self._rows(findings)
         built: list[Scheme] = []
@@ -75,7 +84,14 @@ class Walk:
             layers.append(
                 Layer(
                     module=module.name,
-                    parameters=parameters(module, parts, shards, scheme, self.question.tp),
+                    parameters=parameters(
+                        module,
+                        parts,
+                        shards,
+                        scheme,
+                        self.question.tp,
+                        biased=all(self._needs(f"{part}.bias") for part in parts),
+                    ),
                     scheme=row.name if row else None,
                     quantized=row is not None,
                 )
@@ -100,7 +116,7 @@ class Walk:
         for group in declared.groups if declared else ():
             row = self.engine.row(group.scheme.signature, self.question.arch)
             if row is None:
-                findings.append(_not_executed(group.scheme.signature))
+                findings.append(not_executed(group.scheme.signature))
             else:
                 found[group.scheme.signature] = row
         return found
@@ -144,7 +160,7 @@ class Walk:
             weight = tensors.get("weight")
             codes = weight is not None and weight.dtype not in FLOAT_DTYPES
             if not tensors:
-                yield _never_written(module, f"{part}.weight")
+                yield never_written(module, f"{part}.weight")
             elif companions or codes:
                 yield self._codes_into_floats(module, companions, weight, self._shape(part))
             elif weight is not None and weight.shape != self._shape(part):
@@ -182,7 +198,7 @@ class Walk:
         mixed = {self._is_float(tensors) for tensors in parts.values() if tensors}
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
             if not tensors:
-                yield _never_written(module, f"{part}.{scheme.suffix}")
+                yield never_written(module, f"{part}.{scheme.suffix}")
             elif self._is_float(tensors):
                 yield self._floats_into_codes(
                     module, scheme, tensors["weight"], shape, len(mixed) > 1
@@ -196,7 +212,7 @@ class Walk:
         if len(parts) > 1 and scheme.weight_dtype == "nvfp4":
             yield from self._one_global_scale(module, parts, row)
         if row.whole_rows and module.sharding == "row" and self.question.tp > 1:
-            yield _dropped_scales(parts)
+            yield dropped_scales(parts)
 
     def _parts(
         self,
@@ -211,7 +227,7 @@ class Walk:
             tensor = tensors.get(suffix)
             if tensor is None:
                 if suffix not in scheme.not_read:
-                    yield _never_written(module, suffix)
+                    yield never_written(module, suffix)
             elif not holds(tensor, part.dtypes) or without_ones(tensor.shape) != without_ones(
                 part.shape
             ):
@@ -302,6 +318,9 @@ class Walk:
         rows, columns = (dim.size for dim in self.specs[f"{part}.weight"].shape)
         return rows, columns
 
+    def _needs(self, name: str) -> bool:
+        return name in self.specs and not self.specs[name].optional
+
     def _shard(self, module: Module, part: str) -> tuple[int, int]:
         """Rows and columns of one part in one shard; heads of k and v are never cut."""
         (rows, columns), tp = self._shape(part), self.question.tp
@@ -320,10 +339,6 @@ class Walk:
             return float(struct.unpack("<f", stream.read(4))[0])
 
 
-def _not_executed(what: str) -> Finding:
-    return Finding("unknown", f"not in the table of what was executed: {what}", _REQUANTIZE)
-
-
 def _why_plain(walk: Walk, module: Module) -> str:
     if walk.question.declaration is None:
         return "there is no quantization_config that is read"
@@ -333,18 +348,3 @@ def _why_plain(walk: Walk, module: Module) -> str:
     if module.leaf == "lm_head" and walk.question.method in NAMED_HEADS:
         return "no target names it, such as 're:.*lm_head$'"
     return f"an exclude matches {module.prefix!r}"
-
-
-def _never_written(module: Module, name: str) -> Finding:
-    text = f"never written: {module.name}, for {name} is not stored"
-    return Finding("wrong", text, "the folder is incomplete: quantize or download it again")
-
-
-def _dropped_scales(parts: Mapping[str, Mapping[str, TensorInfo]]) -> Finding:
-    """AWQ with one group for the whole row: a shard of the row has no group at all."""
-    name = next(t.name for part in parts.values() for t in part.values())
-    return Finding(
-        "wrong",
-        f"dropped: qzeros and scales of {name.rpartition('.')[0]}",
-        "quantize with groups of 128, or serve on one GPU",
-    )

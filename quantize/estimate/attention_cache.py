@@ -7,6 +7,7 @@ engines fold kv_b_proj into queries and outputs.
 from ..drafts.dflash_geometry import DFlashGeometry
 from ..drafts.eagle3_geometry import Eagle3LlamaGeometry, Eagle3MlaGeometry
 from ..drafts.family import Geometry
+from ..drafts.llama_geometry import LlamaGeometry
 from ..errors import EstimateError
 from .work import ELEMENT_BYTES, Work
 
@@ -76,8 +77,8 @@ def _latent(g: Eagle3MlaGeometry, positions: int, queries: int, tp: int) -> Work
     )
 
 
-def _grouped(geometry: Geometry) -> Eagle3LlamaGeometry | DFlashGeometry:
-    if isinstance(geometry, Eagle3LlamaGeometry | DFlashGeometry):
+def _grouped(geometry: Geometry) -> Eagle3LlamaGeometry | DFlashGeometry | LlamaGeometry:
+    if isinstance(geometry, Eagle3LlamaGeometry | DFlashGeometry | LlamaGeometry):
         return geometry
     raise EstimateError(
         type(geometry).__name__,
@@ -86,7 +87,7 @@ def _grouped(geometry: Geometry) -> Eagle3LlamaGeometry | DFlashGeometry:
     )
 
 
-def _seen(geometry: Eagle3LlamaGeometry | DFlashGeometry, layer: int, context: int) -> int:
+def _seen(geometry: Geometry, layer: int, context: int) -> int:
     if isinstance(geometry, DFlashGeometry) and geometry.is_sliding(layer):
         return min(context, geometry.sliding_window or context)
     return context

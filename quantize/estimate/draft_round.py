@@ -144,6 +144,13 @@ def draft_round(
             )
         )
     later = num_draft_tokens - 1
+    if getattr(draft.geometry, "parallel", False):
+        return Round(
+            passes=(
+                Pass(name="features", works=builder.features(whole)),
+                Pass(name="step", works=builder.body(whole + later, proposed)),
+            )
+        )
     passes = [
         Pass(name="features", works=builder.features(whole)),
         Pass(name="first step", works=builder.body(whole, 1)),

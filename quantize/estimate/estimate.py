@@ -35,7 +35,7 @@ class Candidate:
     """The draft in one form.
 
     Attributes:
-        name: of the recipe; of the draft as it is, the dtype of its final norm.
+        name: of the recipe; of the draft as it is, the dtype of its norms.
         hypothetical: with an FP8 head, which no recipe makes and no engine serves.
         stored_bytes: of all its tensors.
     """
@@ -152,7 +152,7 @@ def make_estimate(
             hypothetical=fp8_head,
         )
 
-    as_it_is = next(row.tensor.dtype for row in draft.rows if row.canonical == "norm.weight")
+    as_it_is = next(row.tensor.dtype for row in draft.rows if row.role == "norm")
     forms = {as_it_is: plain_weights(draft)}
     for plan in plans:
         if plan.recipe.name in forms:

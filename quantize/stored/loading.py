@@ -55,7 +55,7 @@ class LoadedDraft:
     @property
     def dtype(self) -> torch.dtype:
         """What is computed in; matrices may be held in another."""
-        return self.weights["norm.weight"].dtype
+        return _vector(self.weights).dtype
 
     @property
     def rounds_alone(self) -> bool:
@@ -65,7 +65,7 @@ class LoadedDraft:
     @property
     def device(self) -> torch.device:
         """Where it is computed."""
-        return self.weights["norm.weight"].device
+        return _vector(self.weights).device
 
 
 def load_draft(
@@ -145,6 +145,11 @@ def load_draft(
         forward=draft.family.forward(geometry, weights, rounding),
         fusion_sha256=_fusion_sha256(stored),
     )
+
+
+def _vector(weights: Mapping[str, Tensor]) -> Tensor:
+    """One of the norms, which are held in what is computed in, where it is computed."""
+    return next(weight for name, weight in weights.items() if name.endswith("norm.weight"))
 
 
 def _rebased(geometry: Any, rope_theta: float) -> Any:

@@ -13,7 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .corpus import standard_library
-from .draft_kinds import DFLASH, DFLASH2, DOMINO, DSPARK, EAGLE3_LLAMA, EAGLE3_MLA
+from .draft_kinds import (
+    DFLASH,
+    DFLASH2,
+    DOMINO,
+    DSPARK,
+    EAGLE1_LLAMA,
+    EAGLE3_LLAMA,
+    EAGLE3_MLA,
+    PEAGLE,
+)
 from .optimisation import Schedule
 from .pair import Family, PairPlan, train_pair
 from .target import TargetSize
@@ -31,6 +40,8 @@ FAMILIES = {
     family.name: family
     for family in (
         Family(target_kind=LLAMA, draft_kind=EAGLE3_LLAMA),
+        Family(target_kind=LLAMA, draft_kind=EAGLE1_LLAMA),
+        Family(target_kind=LLAMA, draft_kind=PEAGLE, variant="peagle"),
         Family(
             target_kind=DEEPSEEK_V3,
             draft_kind=EAGLE3_MLA,
@@ -69,9 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", choices=sorted(FAMILIES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder to create")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--over", type=Path, metavar="PAIR", help="a pair whose target and prompts are taken"
-    )
+    parser.add_argument("--target", type=Path, help="train on this one of these, not a new one")
     chosen = parser.parse_args(arguments)
     if chosen.out.exists():
         print(
@@ -81,7 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     family = FAMILIES[chosen.family]
     report = train_pair(
-        family, family.plan, standard_library(), chosen.out, seed=chosen.seed, over=chosen.over
+        family,
+        family.plan,
+        standard_library(),
+        chosen.out,
+        seed=chosen.seed,
+        shipped_target=chosen.target,
     )
     print(json.dumps({name: report[name] for name in ("figures", "sizes", "seconds")}, indent=2))
     return 0

@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from ...quantize.drafts.families import dflash, dflash2, domino, dspark, eagle3_llama, eagle3_mla
+from ...quantize.drafts.families import (
+    dflash,
+    dflash2,
+    domino,
+    dspark,
+    eagle1_llama,
+    eagle3_llama,
+    eagle3_mla,
+)
 from .corpus import END_OF_TEXT_ID
 from .draft import DraftKind
 from .target import INITIALIZER_RANGE, TargetSize
@@ -186,6 +194,56 @@ def _dspark(target: TargetSize) -> dict[str, Any]:
     }
 
 
+def _eagle1_llama(target: TargetSize) -> dict[str, Any]:
+    """One Llama layer under the target's name, as yuhuili's heads; the head is the target's."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 640,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": target.vocab_size,
+        "max_position_embeddings": target.max_position_embeddings,
+        "rope_theta": 500000.0,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bias": False,
+        "hidden_act": "silu",
+        "initializer_range": INITIALIZER_RANGE,
+        **_TOKENS,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _peagle(target: TargetSize) -> dict[str, Any]:
+    """Two layers as EAGLE-3 has them; no text contains the end-of-text token, which is the mask."""
+    return {
+        **_eagle3_llama(target),
+        "architectures": ["PEagleDraftModel"],
+        "num_hidden_layers": 2,
+        "mask_token_id": END_OF_TEXT_ID,
+    }
+
+
+PEAGLE = DraftKind(
+    family=eagle3_llama.FAMILY,
+    config=_peagle,
+    first_layer="layers.0.",
+    ships_tables=True,
+)
+EAGLE1_LLAMA = DraftKind(
+    family=eagle1_llama.FAMILY,
+    config=_eagle1_llama,
+    first_layer="layers.0.",
+    ships_tables=False,
+)
 EAGLE3_LLAMA = DraftKind(
     family=eagle3_llama.FAMILY,
     config=_eagle3_llama,

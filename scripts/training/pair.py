@@ -35,11 +35,11 @@ from .target import (
     TargetKind,
     TargetSize,
     Traces,
+    copied_target,
     greedy_continuations,
     output_head,
     record_traces,
     ship_target,
-    shipped_target,
     train_target,
 )
 
@@ -91,16 +91,18 @@ class Family:
         target_kind: architecture of the target it is trained over.
         draft_kind: names, maths and published form of the draft.
         plan: what made the shipped pair.
+        variant: what a family's other kind of draft is called; "" = it has one kind.
     """
 
     target_kind: TargetKind
     draft_kind: DraftKind
     plan: PairPlan = field(default_factory=PairPlan)
+    variant: str = ""
 
     @property
     def name(self) -> str:
-        """Family name."""
-        return self.draft_kind.family.name
+        """Name of the family, or of the variant of it."""
+        return self.variant or self.draft_kind.family.name
 
 
 class Stopwatch:
@@ -124,7 +126,7 @@ def train_pair(
     out: Path,
     *,
     seed: int,
-    over: Path | None = None,
+    shipped_target: Path | None = None,
 ) -> Mapping[str, object]:
     """Train a target and its draft and write the pair.
 
@@ -134,8 +136,7 @@ def train_pair(
         files: the corpus, all splits.
         out: folder to create; its parent exists or is created too.
         seed: decides weights, windows and prompts; one seed gives one pair on one machine.
-        over: a pair of the same sizes and seed, whose target and prompts are this one's as well:
-            they are not written again.
+        shipped_target: the target/ of another pair of the same plan; None = train one.
 
     Returns:
         What training.json holds.
@@ -153,8 +154,8 @@ def train_pair(
     with stopwatch.phase("target"):
         target, target_losses = (
             _make_target(family.target_kind, plan, tokenizer, stream, out / "target", seed)
-            if over is None
-            else (shipped_target(over / "target"), ())
+            if shipped_target is None
+            else (copied_target(shipped_target, out / "target"), ())
         )
     with stopwatch.phase("continuations"):
         gate = _held_out(files, "gate", tokenizer, target, plan, seed)
@@ -169,16 +170,15 @@ def train_pair(
     with stopwatch.phase("evaluation"):
         figures = _figures(draft, _traces(family, plan, target, gate.token_ids), plan)
 
-    if over is None:
-        _write_prompts(gate.prompts, out / "prompts.jsonl")
-        _write_prompts(calibration.prompts, out / "calibration.jsonl")
+    _write_prompts(gate.prompts, out / "prompts.jsonl")
+    _write_prompts(calibration.prompts, out / "calibration.jsonl")
     report = {
         "family": family.name,
         "seed": seed,
         "plan": asdict(plan),
         "versions": _versions(),
         "corpus": _corpus_sizes(files, stream),
-        "sizes": _sizes(over or out, out, target, draft),
+        "sizes": _sizes(out, target, draft),
         "losses": {"target": target_losses, "draft": draft_losses},
         "prompts": {"gate": _selection(gate), "calibration": _selection(calibration)},
         "figures": figures,
@@ -282,10 +282,12 @@ def _selection(selected: SelectedPrompts) -> dict[str, object]:
 
 
 def _traces(family: Family, plan: PairPlan, target: PreTrainedModel, token_ids: Tensor) -> Traces:
-    aux_layer_ids = family.draft_kind.geometry(plan.target).aux_layer_ids
-    assert aux_layer_ids is not None  # every published config names them
+    """The features are those layers that the draft names, else the target's last hidden state."""
     return record_traces(
-        target, token_ids, prompt_length=plan.prompt_length, aux_layer_ids=aux_layer_ids
+        target,
+        token_ids,
+        prompt_length=plan.prompt_length,
+        aux_layer_ids=family.draft_kind.geometry(plan.target).aux_layer_ids,
     )
 
 
@@ -336,10 +338,10 @@ def _corpus_sizes(files: Sequence[SourceFile], stream: Tensor) -> dict[str, obje
     }
 
 
-def _sizes(pair: Path, out: Path, target: PreTrainedModel, draft: Draft) -> dict[str, int]:
+def _sizes(out: Path, target: PreTrainedModel, draft: Draft) -> dict[str, int]:
     return {
         "target_parameters": sum(parameter.numel() for parameter in target.parameters()),
         "draft_parameters": sum(weight.numel() for weight in draft.published().values()),
-        "target_file_bytes": (pair / "target" / "model.safetensors").stat().st_size,
+        "target_file_bytes": (out / "target" / "model.safetensors").stat().st_size,
         "draft_file_bytes": (out / "draft" / "model.safetensors").stat().st_size,
     }

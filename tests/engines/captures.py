@@ -5,7 +5,7 @@ default layers.
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,26 @@ from unittest.mock import patch
 
 Captured = dict[str, list[int] | None]
 _DEEPSEEK_TYPES = ("deepseek_v3", "kimi_k2")
+
+
+def method_of(architecture: str, tensors: Collection[str]) -> str:
+    """vLLM's method for a draft, as `draftquant check` says; tensors tell where its name does not.
+
+    Args:
+        architecture: in config.json. tensors: their names.
+    """
+    for part, method in (("DSpark", "dspark"), ("DFlash", "dflash")):
+        if part in architecture:
+            return method
+    if "Eagle3" in architecture or any("hidden_norm" in name for name in tensors):
+        return "eagle3"
+    fused = "Eagle" in architecture or any(name.endswith("fc.weight") for name in tensors)
+    return "eagle" if fused else "draft_model"
+
+
+def reads_layers(method: str) -> bool:
+    """Whether an engine hands outputs of layers to a draft that is served so."""
+    return method in ("dflash", "dspark", "eagle3")
 
 
 def vllm_captures(speculative_config: Any) -> Captured:

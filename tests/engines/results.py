@@ -120,7 +120,7 @@ def with_linears(outcome: Outcome) -> Outcome:
 
 def judged(outcome: Outcome, reads: Sequence[int]) -> Outcome:
     """An outcome with what the default runner captures: other layers than are read are wrong."""
-    if outcome["verdict"] != "LOADS":
+    if outcome["verdict"] != "LOADS" or not outcome["captures"]:
         return outcome
     captured = next(iter(outcome["captures"].values())) or _DEFAULT_LAYERS
     if sorted(set(captured)) == list(reads):

@@ -13,7 +13,7 @@ os.environ.update(HF_HUB_OFFLINE="1", SGLANG_LOG_LEVEL="error")
 
 import sglang_platform
 import torch
-from captures import sglang_captures
+from captures import method_of, reads_layers, sglang_captures
 from loader import Engine, main
 from torch import nn
 from verdict import Subject, read_tensors
@@ -33,6 +33,9 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     from sglang.srt.model_loader import loader
 
     num_target_layers = json.loads((target / "config.json").read_text())["num_hidden_layers"]
+    architecture = json.loads((draft / "config.json").read_text())["architectures"][0]
+    tensors = read_tensors(draft)
+    reads = reads_layers(method_of(architecture, tensors))
     sglang_platform.publish_server_arguments(tp)
     sglang_platform.become_rank(tp, rank)
     config = ModelConfig(str(draft), is_draft_model=True, quantization=None, dtype="auto")
@@ -56,11 +59,11 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     return Subject(
         build=build,
         load_folder=load_folder,
-        tensors=read_tensors(draft),
+        tensors=tensors,
         needs_gpu=sglang_platform.needs_gpu,
         unused=_UNUSED,
         first=rank == 0,
-        captures=lambda: sglang_captures(draft, config, num_target_layers),
+        captures=lambda: sglang_captures(draft, config, num_target_layers) if reads else {},
     )
 
 

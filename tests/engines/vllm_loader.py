@@ -23,7 +23,7 @@ os.environ.update(
 
 import torch
 import vllm_platform
-from captures import vllm_captures
+from captures import Captured, method_of, reads_layers, vllm_captures
 from loader import Engine, main
 from torch import nn
 from verdict import Steps, Subject, read_tensors
@@ -44,11 +44,17 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     served = config.model_config
     vllm_platform.become_rank(tp, rank)
     draft_config = config.speculative_config.draft_model_config
+    whole = config.speculative_config.method == "draft_model"
+    built = _of_its_own(config) if whole else config
 
     def build() -> nn.Module:
         config.compilation_config.static_forward_context.clear()  # of the model built before
         with set_default_torch_dtype(draft_config.dtype):
-            return initialize_model(vllm_config=config, model_config=draft_config)
+            return initialize_model(
+                vllm_config=built,
+                model_config=draft_config,
+                prefix="draft_model" if whole else "",
+            )
 
     def load_folder(model: nn.Module) -> None:
         DefaultModelLoader(config.load_config).load_weights(model, draft_config)
@@ -60,12 +66,34 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
         needs_gpu=vllm_platform.needs_gpu,
         unused=_UNUSED,
         first=rank == 0,
-        captures=lambda: vllm_captures(config.speculative_config),
-        context=set_current_vllm_config(config),
+        captures=lambda: _captures(config.speculative_config),
+        context=set_current_vllm_config(built),
         last_steps=lambda model: {
             **_attention_steps(model, draft_config.dtype),
-            **_head_step(model, served.dtype),
+            **({} if whole else _head_step(model, served.dtype)),
         },
+    )
+
+
+def _captures(speculative: Any) -> Captured:
+    return vllm_captures(speculative) if reads_layers(speculative.method) else {}
+
+
+def _of_its_own(config: Any) -> Any:
+    """A whole model as a draft gets a config of its own: `DraftModelProposer`.
+
+    Source: `_create_draft_vllm_config` of `v1/spec_decode/draft_model.py`, and `load_draft_model`
+    of `v1/worker/gpu/spec_decode/standalone_ar/speculator.py`.
+    """
+    from vllm.config.utils import replace
+
+    speculative = config.speculative_config
+    speculative.verify_equal_vocab_size_if_draft_model()
+    return replace(
+        config,
+        quant_config=None,
+        parallel_config=speculative.draft_parallel_config,
+        model_config=speculative.draft_model_config,
     )
 
 
@@ -90,7 +118,8 @@ def _head_step(model: nn.Module, dtype: torch.dtype) -> Steps:
     table = torch.empty(model.config.vocab_size, model.config.hidden_size, dtype=dtype)
     targets = SimpleNamespace(weight=table)
     should_share = _function(_SHARING, "_should_share")
-    return {"lm_head": partial(should_share, model, "has_own_lm_head", model.lm_head, targets)}
+    head = getattr(model, "lm_head", None)  # EAGLE-1 builds none
+    return {"lm_head": partial(should_share, model, "has_own_lm_head", head, targets)}
 
 
 def _function(file: str, name: str) -> Callable[..., Any]:
@@ -136,13 +165,14 @@ def _config(draft: Path, target: Path) -> Any:
     # The default where Triton is, without which V1 is taken, which refuses candidate selectors and
     # DSpark.
     os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
-    method = _method(architecture)
+    parallel, tensors = ParallelConfig(), read_tensors(draft)
+    method = method_of(architecture, tensors)
     if "DFlash2" in architecture or method == "dspark":
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
-    parallel = ParallelConfig()
     speculative = SpeculativeConfig(
         model=str(draft),
         method=method,
+        parallel_drafting="mask_hidden" in tensors,
         num_speculative_tokens=3,
         target_model_config=served,
         target_parallel_config=parallel,

@@ -1,10 +1,12 @@
 """SGLang 0.5.23."""
 
-from .. import sglang, sglang_config
+from .. import sglang, sglang_config, sglang_launch
 from ..captured import sglang_captures
 from ..contract import DFLASH_FAMILIES, Engine
 from ..sglang_schemes import SCHEMES
 
+_LLAMA = ("eagle3-llama", "eagle1-llama", "language-model")
+"""Families whose layers are those of `llama.py`, or of one that loads alike."""
 ENGINE = Engine(
     name="sglang",
     version="0.5.23",
@@ -36,9 +38,9 @@ ENGINE = Engine(
         "compressed-tensors": "ValueError: Unable to find matching target for {prefix} in the"
         " compressed-tensors config."
     },
-    drops_unknown=frozenset({"eagle3-llama", "eagle3-mla"}) | DFLASH_FAMILIES,
+    drops_unknown=frozenset({"eagle3-mla", *_LLAMA}) | DFLASH_FAMILIES,
     rooted=sglang_config.ROOTED,
-    casts=frozenset({"eagle3-llama"}) | DFLASH_FAMILIES,
+    casts=frozenset(_LLAMA) | DFLASH_FAMILIES,
     refuses_casts=frozenset({"eagle3-mla"}),
     fc_norm_keys=("fc_norm", "use_aux_norm"),
     old_norms=frozenset({"eagle3-llama"}),
@@ -61,5 +63,5 @@ ENGINE = Engine(
     scale_shape="AssertionError: sglang/srt/layers/parameter.py:110: assert self.data.shape =="
     " loaded_weight.shape",
     checks_shapes=True,
-    launch=sglang.launch,
+    launch=sglang_launch.launch,
 )

@@ -5,7 +5,11 @@ from ..captured import vllm_captures
 from ..contract import DFLASH_FAMILIES, Engine
 from ..vllm_schemes import SCHEMES
 
-_FAMILIES = frozenset({"eagle3-llama", "eagle3-mla"}) | DFLASH_FAMILIES
+_FAMILIES = DFLASH_FAMILIES | {"eagle3-llama", "eagle3-mla", "eagle1-llama", "language-model"}
+_LLAMA_HEADS = (
+    "AssertionError: vllm/model_executor/models/llama.py:145: assert self.total_num_heads % tp_size"
+    " == 0"
+)
 ENGINE = Engine(
     name="vllm",
     version="0.33.0",
@@ -41,8 +45,8 @@ ENGINE = Engine(
     " assert loaded_weight.shape[output_dim] == self.org_vocab_size",
     null_base="TypeError: unsupported operand type(s) for ** or pow(): 'NoneType' and 'Tensor'",
     uneven_heads={
-        "eagle3-llama": "AssertionError: vllm/model_executor/models/llama.py:145: assert"
-        " self.total_num_heads % tp_size == 0",
+        "eagle3-llama": _LLAMA_HEADS,
+        "eagle1-llama": _LLAMA_HEADS,
         "eagle3-mla": "AssertionError: vllm/model_executor/models/deepseek_v2.py:1041: assert"
         " num_heads % tp_size == 0",
         **dict.fromkeys(

@@ -1,0 +1,195 @@
+"""Small language models as drafts: replayed as transformers' own models decode, round by round."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.errors import TraceError
+from draftquant.calibration.passes.draft_inputs import first_hidden
+from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.engines import check_draft
+from draftquant.quantize.errors import CheckpointError, PlanError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import load_recipe
+from draftquant.validate.replay import replay_drafts
+from draftquant.validate.rounds import accepted_by_row, rounds
+from reference_draft import transformers_in_float64
+from tied_pair import VOCAB, prompt_tokens, save_target
+from tiny import edit_json
+from tiny_llama import tiny_language_model
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
+
+K = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("language-model")
+    save_target(folder / "target")
+    prompts = [
+        Prompt(id=f"p{i}", category="a", token_ids=tokens)
+        for i, tokens in enumerate([*prompt_tokens(1, 12), *prompt_tokens(1, 1)])
+    ]
+    with transformers_in_float64():
+        record_traces(
+            folder / "target", prompts, folder / "traces", max_new_tokens=24, dtype="float64"
+        )
+    return folder
+
+
+def save_draft(folder: Path, target: Path, kind: str) -> Path:
+    """The target with noise in its weights, in another kind's layers; tied only for "tied"."""
+    torch.manual_seed(3)
+    source = LlamaForCausalLM.from_pretrained(target)
+    keys = {k: v for k, v in source.config.to_dict().items() if k not in ("model_type", "dtype")}
+    model: PreTrainedModel = source
+    if kind == "Qwen2":
+        model = Qwen2ForCausalLM(Qwen2Config(**keys))
+    if kind == "Qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**keys))
+    with torch.no_grad():
+        weights = model.state_dict()
+        for name, weight in weights.items():
+            if name in source.state_dict():
+                weight.copy_(source.state_dict()[name])
+            if "layers" in name:
+                weight.add_(torch.randn_like(weight) * 0.3 * weight.std().nan_to_num(1.0))
+        if kind == "tied":
+            weights["model.embed_tokens.weight"].copy_(weights["lm_head.weight"])
+            model.config.tie_word_embeddings = True
+            model.tie_weights()
+    model.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def decoded_rounds(draft: PreTrainedModel, tokens: Sequence[int], prompt_length: int) -> list[int]:
+    """Accepted tokens per round: the draft reads all committed tokens anew for each one of its."""
+    accepted, last = [], prompt_length
+    while last + K < len(tokens):
+        text = list(tokens[: last + 1])
+        for _ in range(K):
+            text.append(int(draft(input_ids=torch.tensor([text])).logits[0, -1].argmax()))
+        right = [a == b for a, b in zip(text[last + 1 :], tokens[last + 1 :], strict=False)]
+        accepted.append(right.index(False) if False in right else K)
+        last += accepted[-1] + 1
+    return accepted
+
+
+def replayed_rounds(draft: Any, traces: TraceFolder, trace: Any) -> list[int]:
+    predicted: Tensor = draft_predictions(
+        draft.forward,
+        first_hidden(draft, traces, trace),
+        trace.token_ids,
+        first_row=trace.prompt_length - 1,
+        num_draft_tokens=K,
+        block_rows=7,
+    )
+    return rounds(accepted_by_row(trace, predicted))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "tied"])
+def test_replay_is_decoding_with_transformers(kind: str, folder: Path, tmp_path: Path) -> None:
+    path = save_draft(tmp_path / "draft", folder / "target", kind)
+    draft = load_draft(path, dtype=torch.float64)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+    traces, some = TraceFolder.open(folder / "traces"), 0
+    for trace in traces:
+        expected = decoded_rounds(model, trace.token_ids.tolist(), trace.prompt_length)
+        assert replayed_rounds(draft, traces, trace) == expected
+        some += sum(expected)
+    assert some > (0 if kind == "tied" else 5)
+    (counted,) = replay_drafts([draft], traces, num_draft_tokens=K)
+    assert sum(i * n for i, n in enumerate(counted.counts.histogram)) == some
+
+
+def test_the_target_drafting_for_itself_is_always_right(folder: Path) -> None:
+    draft = load_draft(folder / "target", dtype=torch.float64)
+    (counted,) = replay_drafts([draft], TraceFolder.open(folder / "traces"), num_draft_tokens=K)
+    assert counted.counts.mean_acceptance_length == K + 1
+
+
+def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
+    draft = load_draft(tiny_language_model(tmp_path / "draft", vocab=VOCAB + 8))
+    with pytest.raises(TraceError, match=f"has {VOCAB + 8} tokens, the target's {VOCAB}"):
+        replay_drafts([draft], TraceFolder.open(folder / "traces"), num_draft_tokens=K)
+
+
+def test_nothing_is_recorded_fused_with_it(folder: Path, tmp_path: Path) -> None:
+    draft = load_draft(tiny_language_model(tmp_path / "draft"))
+    prompts = [Prompt(id="p", category="a", token_ids=(1, 2, 3))]
+    with pytest.raises(TraceError, match="reads tokens alone"):
+        record_traces(folder / "target", prompts, tmp_path / "t", max_new_tokens=4, fuse_with=draft)
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
+def test_it_is_quantized_and_verified(kind: str, tmp_path: Path) -> None:
+    source = tiny_language_model(tmp_path / "draft", kind=kind, num_layers=2, tied=kind == "Qwen3")
+    plan = make_plan(load_recipe("int4-channel"), read_draft(Checkpoint.open(source)))
+    assert len(plan.quantized) == 14
+    quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=source))
+    assert not verify(tmp_path / "out", source).faults
+    assert len(load_draft(tmp_path / "out").quantized) == 14
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_engines_load_it_as_any_model(kind: str, engine: Any, tmp_path: Path) -> None:
+    source = tiny_language_model(tmp_path / "draft", kind=kind, num_layers=2)
+    answer = check_draft(source, engine=engine)
+    assert answer.verdict == "LOADS"
+    assert ("draft_model" if engine == "vllm" else "STANDALONE") in (answer.launch or "")
+
+
+def test_its_tables_cannot_be_left_to_the_target(tmp_path: Path) -> None:
+    recipe = load_recipe("int4-channel")
+    rules = tuple(
+        replace(rule, action="drop", why=None) if rule.role == ("embedding",) else rule
+        for rule in recipe.rules
+    )
+    draft = read_draft(Checkpoint.open(tiny_language_model(tmp_path / "draft")))
+    with pytest.raises(PlanError, match="of a language-model draft engines take no table"):
+        make_plan(replace(recipe, rules=rules), draft)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "what"),
+    [
+        ("Qwen3", {"attention_bias": True}, "attention_bias: expected false, got true"),
+        ("Qwen2", {"head_dim": 32}, "head_dim: expected hidden_size / num_attention_heads = 16"),
+        ("Qwen2", {"use_sliding_window": True}, "use_sliding_window: expected False, got True"),
+        ("Llama", {"vocab_size": 97}, r"expected shape \[97, 64\], got \[96, 64\]"),
+        ("Llama", {"tie_word_embeddings": True}, "lm_head.weight: no tensor of language-model"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(
+    kind: str, config: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    folder = tiny_language_model(tmp_path / "draft", kind=kind)
+    edit_json(folder / "config.json", **config)
+    with pytest.raises(CheckpointError, match=what):
+        read_draft(Checkpoint.open(folder))

@@ -1,0 +1,195 @@
+"""P-EAGLE: names, refusals, and one pass against the plain loop of the engine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.passes.predictions import draft_predictions
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.eagle3_geometry import Eagle3LlamaGeometry
+from draftquant.quantize.engines import check_draft
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes import load_recipe
+from reference_draft import ReferenceDraft
+from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_llama import with_mask_hidden
+
+pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
+
+K, MASK = 4, 7
+
+
+def peagle(folder: Path, **arguments: Any) -> Path:
+    made = tiny_eagle3_llama(folder, prefix="layers.0.", num_layers=2, **arguments)
+    return with_mask_hidden(made)
+
+
+def geometry_of(folder: Path) -> Eagle3LlamaGeometry:
+    geometry = read_draft(Checkpoint.open(folder)).geometry
+    assert isinstance(geometry, Eagle3LlamaGeometry)
+    return geometry
+
+
+def speculators(folder: Path, **changes: Any) -> Path:
+    """The same draft in the layout of speculators."""
+    made = peagle(folder)
+    edit_json(
+        made / "config.json",
+        architectures=["PEagleDraftModel"],
+        model_type=None,
+        speculators_model_type="peagle",
+        transformer_layer_config={
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "rms_norm_eps": 1e-06,
+            "vocab_size": 96,
+            "model_type": "llama",
+        },
+        eagle_config=None,
+        eagle_aux_hidden_state_layer_ids=[2, 4, 5],
+        **changes,
+    )
+    return made
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["LlamaForCausalLMEagle3", "PEagleDraftModel", "PeagleLlamaForCausalLM", "LlamaForCausalLM"],
+)
+def test_a_mask_beside_eagle3_makes_it_parallel(architecture: str, tmp_path: Path) -> None:
+    folder = peagle(tmp_path / "draft", config={"architectures": [architecture]})
+    geometry = geometry_of(folder)
+    assert geometry.parallel
+    assert geometry.mask_token_id == MASK
+    assert not geometry_of(tiny_eagle3_llama(tmp_path / "plain")).parallel
+
+
+def test_the_layout_of_speculators_says_the_same(tmp_path: Path) -> None:
+    geometry = geometry_of(speculators(tmp_path / "draft"))
+    assert geometry.parallel
+    assert geometry.mask_token_id == MASK
+    assert not geometry.norm_before_residual  # which is true for its EAGLE-3
+    assert geometry.aux_layer_ids == (1, 3, 4)
+
+
+def test_without_its_mask_the_draft_is_incomplete(tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft", config={"architectures": ["PEagleDraftModel"]})
+    with pytest.raises(CheckpointError, match="missing, first mask_hidden"):
+        read_draft(Checkpoint.open(folder))
+
+
+@pytest.mark.parametrize("token", [96, -1, True, "7"])
+def test_a_mask_outside_the_vocabulary_is_refused(token: object, tmp_path: Path) -> None:
+    folder = peagle(tmp_path / "draft")
+    edit_json(folder / "config.json", mask_token_id=token)
+    with pytest.raises(CheckpointError, match="expected a token of the vocabulary of 96"):
+        read_draft(Checkpoint.open(folder))
+
+
+def test_only_replay_needs_the_mask_token(tmp_path: Path) -> None:
+    folder = peagle(tmp_path / "draft")
+    edit_json(folder / "config.json", mask_token_id=None)
+    assert geometry_of(folder).mask_token_id is None
+    with pytest.raises(CheckpointError, match="mask_token_id: missing key"):
+        load_draft(folder)
+
+
+def test_a_mask_of_another_width_is_refused(tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft")
+    with_mask_hidden(folder, num_features=64)
+    with pytest.raises(CheckpointError, match=r"expected shape \[1, 1, 192\], got \[1, 1, 64\]"):
+        read_draft(Checkpoint.open(folder))
+
+
+# ---- one pass
+
+
+def test_all_tokens_of_a_round_are_those_of_the_engines_pass(tmp_path: Path) -> None:
+    """Every round anew: the rows of the committed tokens, then K - 1 masks, through one cache."""
+    draft = load_draft(peagle(tmp_path / "draft"), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 96, (20,), generator=generator)
+    features = torch.randn(19, 192, dtype=torch.float64, generator=generator)
+    hidden = draft.forward.fuse(features[None])[0]
+    mask = draft.weights["fc.weight"] @ draft.weights["mask_hidden"][0, 0]
+    found = draft_predictions(
+        draft.forward, hidden, tokens, first_row=3, num_draft_tokens=K, block_rows=5
+    )
+    for i, row in enumerate(range(3, 20 - 1 - K)):
+        weights = {k: v for k, v in draft.weights.items() if k != "mask_hidden"}
+        reference = ReferenceDraft(draft.geometry, weights)
+        read = torch.cat((tokens[1 : row + 2], tokens.new_full((K - 1,), MASK)))
+        states = torch.cat((hidden[: row + 1], mask.expand(K - 1, -1)))
+        logits, _ = reference.extend(read[None], states[None], 0)
+        assert found[i].tolist() == logits[0, -K:].argmax(-1).tolist()
+
+
+def test_without_the_mask_other_tokens_are_drafted(tmp_path: Path) -> None:
+    parallel = load_draft(peagle(tmp_path / "draft"), dtype=torch.float64)
+    chain = peagle(tmp_path / "chain")
+    tensors = read_tensors(chain)
+    del tensors["mask_hidden"]
+    write_tensors(chain, tensors)
+    tokens = torch.arange(20)
+    features = torch.randn(19, 192, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    first, second = (
+        draft_predictions(
+            one.forward,
+            one.forward.fuse(features[None])[0],
+            tokens,
+            first_row=3,
+            num_draft_tokens=K,
+        )
+        for one in (parallel, load_draft(chain, dtype=torch.float64))
+    )
+    assert torch.equal(first[:, 0], second[:, 0])
+    assert not torch.equal(first, second)
+
+
+# ---- commands
+
+
+def test_it_is_quantized_and_verified(tmp_path: Path) -> None:
+    folder = peagle(tmp_path / "draft")
+    plan = make_plan(load_recipe("int4-channel"), read_draft(Checkpoint.open(folder)))
+    assert len(plan.quantized) == 14
+    quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=folder))
+    assert not verify(tmp_path / "out", folder).faults
+    assert load_draft(tmp_path / "out").geometry.parallel
+
+
+def test_check_says_what_the_engines_did(tmp_path: Path) -> None:
+    """Each of these was loaded by vLLM 0.33.0's and SGLang 0.5.23's own loaders."""
+    folder = peagle(tmp_path / "draft")
+    answer = check_draft(folder, engine="vllm")
+    assert answer.verdict == "LOADS"
+    assert '"parallel_drafting": true' in (answer.launch or "")
+    dropped = check_draft(folder, engine="sglang")
+    assert dropped.verdict == "LOADS BUT WRONG"
+    assert "dropped: mask_hidden" in (dropped.error or "")
+    for name in ("PEagleDraftModel", "PeagleLlamaForCausalLM"):
+        edit_json(folder / "config.json", architectures=[name])
+        assert check_draft(folder, engine="vllm").verdict == "REFUSED"
+        assert check_draft(folder, engine="sglang").verdict == "REFUSED"
+
+
+def test_vllm_needs_a_mask_token(tmp_path: Path) -> None:
+    folder = peagle(tmp_path / "draft")
+    edit_json(folder / "config.json", mask_token_id=None)
+    answer = check_draft(folder, engine="vllm")
+    assert answer.verdict == "REFUSED"
+    assert "For parallel drafting, the draft model config must have" in (answer.error or "")
