@@ -78,7 +78,7 @@ def tiny_mimo_mtp(
         "hidden_act": "silu",
         "hidden_size": hidden,
         "intermediate_size": intermediate,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 2048,
         "model_type": "mimo",
         "num_attention_heads": heads,
         "num_hidden_layers": 1,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ...recipes.schema import LayoutName
+from . import mtp
 from ..drafts.fused import GATE_UP, MLA_DOWN, QKV
 from .blocks import block_problem, group_problem
 from .contract import ExcludeRule, Finding, Module, Question
@@ -115,6 +116,8 @@ def modules(question: Question) -> tuple[Module, ...]:
     """Excludes are held against names without the layer; none of a draft in a whole model."""
     if is_ordinary(question.config):
         return ()
+    if question.family in mtp.SGLANG:
+        return mtp.modules(question, mtp.SGLANG[question.family], lambda fused: fused.sglang)
     found = []
     for i in range(question.num_layers):
         linears = layer_linears(question.family, f"layers.{i}", lambda fused: fused.sglang)
@@ -326,12 +329,13 @@ def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     What the draft itself declares then decides (`_verify_quantization`): the target's would take
     its place where both are called compatible, and would quantize a BF16 draft while loading.
     """
-    algorithm = "DFLASH" if question.family == "dflash" else "EAGLE3"
+    own = {"dflash": "DFLASH", **dict.fromkeys(mtp.SGLANG, "EAGLE")}
+    algorithm = own.get(question.family, "EAGLE3")
     parts = [
         f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
         f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(draft)}",
     ]
-    if algorithm == "EAGLE3":
+    if algorithm != "DFLASH":
         parts.append(
             f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1"
             f" --speculative-num-draft-tokens {num_draft_tokens + 1}"

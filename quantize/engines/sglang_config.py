@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..drafts.architectures import OTHER_NAMES, declared_architecture
+from . import mtp
 from .contract import Finding, Question, Stage
 from .misnamed import own_type, strip_root
 
@@ -20,7 +21,7 @@ _CONFIGS = {"kimi_k2": "_KimiK2ConfigAlias", "deepseek_v3": "DeepseekV3Config"}
 """model_type -> the class of its config."""
 ARCHITECTURES = frozenset(
     {"LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM", "DFlashDraftModel", *_ORDINARY}
-)
+) | mtp.architectures(mtp.SGLANG)
 _NOT_EXECUTED = frozenset(
     {
         "DFlashLagunaForCausalLM",

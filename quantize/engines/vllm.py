@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...recipes.schema import LayoutName
+from . import mtp
 from ..drafts.fused import QKV
 from .blocks import BLOCK, block_problem, group_problem
 from .contract import (
@@ -128,6 +129,8 @@ def taken(declaration: Declaration, _arch: str) -> Declaration | Finding:
 
 def modules(question: Question) -> tuple[Module, ...]:
     """Parameters count the draft's layers from 0, excludes are held against target's + own."""
+    if question.family in mtp.VLLM:
+        return mtp.modules(question, mtp.VLLM[question.family], lambda fused: fused.vllm)
     first = question.first_layer or UNKNOWN_FIRST_LAYER
     layers = [
         Module(
@@ -305,8 +308,9 @@ def _parts_problem(module: Module, parts: list[int]) -> Finding | None:
 
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line."""
+    own = {"dflash": "dflash", **dict.fromkeys(mtp.VLLM, "mtp")}
     config = {
-        "method": "dflash" if question.family == "dflash" else "eagle3",
+        "method": own.get(question.family, "eagle3"),
         "model": draft,
         "num_speculative_tokens": num_draft_tokens,
     }

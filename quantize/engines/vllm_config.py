@@ -7,6 +7,7 @@ executed (`tests/engines/RESULTS.md`), whose error texts these are.
 import re
 
 from ..drafts.architectures import OTHER_NAMES
+from . import mtp
 from .contract import Finding, Question
 from .misnamed import strip_root
 
@@ -28,6 +29,7 @@ ARCHITECTURES = frozenset(
         "DeepseekV2ForCausalLM",
         "DeepseekV3ForCausalLM",
         "DFlashDraftModel",
+        *mtp.architectures(mtp.VLLM),
     }
 )
 _NOT_EXECUTED = frozenset(
@@ -83,6 +85,8 @@ def architecture_problem(name: str) -> Finding | None:
 
 def config_problem(question: Question) -> Finding | None:
     """Rules of `SpeculativeConfig` and of the Llama draft's loader."""
+    if question.family in mtp.VLLM:
+        return mtp.vllm_problem(question)
     if question.family == "eagle3-mla" and question.config.get("model_type") == "deepseek_v3":
         return Finding(
             "config",

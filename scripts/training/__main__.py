@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .corpus import standard_library
-from .draft_kinds import DFLASH, EAGLE3_LLAMA, EAGLE3_MLA
+from .draft_kinds import DFLASH, EAGLE3_LLAMA, EAGLE3_MLA, MIMO_MTP
 from .optimisation import Schedule
 from .pair import Family, PairPlan, train_pair
 from .target import TargetSize
@@ -23,6 +23,7 @@ FAMILIES = {
     family.name: family
     for family in (
         Family(target_kind=LLAMA, draft_kind=EAGLE3_LLAMA),
+        Family(target_kind=LLAMA, draft_kind=MIMO_MTP),
         Family(
             target_kind=DEEPSEEK_V3,
             draft_kind=EAGLE3_MLA,
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", choices=sorted(FAMILIES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder to create")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", type=Path, help="train on this one of these, not a new one")
     chosen = parser.parse_args(arguments)
     if chosen.out.exists():
         print(
@@ -67,7 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     family = FAMILIES[chosen.family]
-    report = train_pair(family, family.plan, standard_library(), chosen.out, seed=chosen.seed)
+    report = train_pair(
+        family,
+        family.plan,
+        standard_library(),
+        chosen.out,
+        seed=chosen.seed,
+        shipped_target=chosen.target,
+    )
     print(json.dumps({name: report[name] for name in ("figures", "sizes", "seconds")}, indent=2))
     return 0
 

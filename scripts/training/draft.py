@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,20 @@ class DraftKind:
         first_layer: how published names spell "layers.0.".
         ships_tables: an embedding and a head of its own are part of the draft, the head trained
             with it; else both are the target's.
+        outside: how published names spell modules outside the layers, where not as families do.
     """
 
     family: Family
     config: Callable[[TargetSize], Mapping[str, Any]]
     first_layer: str
     ships_tables: bool
+    outside: Mapping[str, str] = field(default_factory=dict)
+
+    def published_name(self, canonical: str) -> str:
+        """How a tensor is spelled in what ships."""
+        module = canonical.partition(".")[0]
+        spelled = self.outside.get(module, module) + canonical.removeprefix(module)
+        return spelled.replace("layers.0.", self.first_layer, 1)
 
     def geometry(self, target_size: TargetSize) -> Geometry:
         """What shapes and maths of a draft over such a target follow from."""
@@ -106,7 +114,7 @@ class Draft:
         """The weights that ship, by published name."""
         roles = self._roles()
         return {
-            name.replace("layers.0.", self.kind.first_layer): weight
+            self.kind.published_name(name): weight
             for name, weight in self.weights.items()
             if self.kind.ships_tables or roles[name] not in ("embedding", "head")
         }
@@ -123,8 +131,8 @@ class Draft:
 def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSize) -> Draft:
     """A draft over the target's whole vocabulary to begin training with; torch is seeded before.
 
-    Linears are normal, norms are one, but for that of a latent; embedding and head begin as the
-    target's, and the embedding stays so.
+    Linears are normal, norms are one, but for that of a latent, biases zero; embedding and head
+    begin as the target's, and the embedding stays so.
     """
     geometry = kind.geometry(target_size)
     weights: dict[str, Tensor] = {}
@@ -136,6 +144,8 @@ def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSiz
             weights[name] = input_embedding(target).weight.detach().clone()
         elif spec.role == "head":
             weights[name] = output_head(target).weight.detach().clone()
+        elif name.endswith(".bias"):
+            weights[name] = torch.zeros(shape)
         elif spec.role == "norm":
             latent = name.endswith("kv_a_layernorm.weight")
             weights[name] = torch.full(shape, LATENT_SCALE if latent else 1.0)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...quantize.drafts.families import dflash, eagle3_llama, eagle3_mla
+from ...quantize.drafts.families import dflash, eagle3_llama, eagle3_mla, mimo_mtp
 from .corpus import END_OF_TEXT_ID
 from .draft import DraftKind
 from .target import INITIALIZER_RANGE, TargetSize
@@ -137,6 +137,40 @@ def _dflash(target: TargetSize) -> dict[str, Any]:
     }
 
 
+def _mimo_mtp(target: TargetSize) -> dict[str, Any]:
+    """MiMo's MTP layer in a folder of its own, with the keys that its target would have.
+
+    Its model_type is that of the layers, for transformers 5.23 knows no "mimo"; engines go by the
+    architecture. Heads, norms and rotary base differ from the target's.
+    """
+    return {
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 640,
+        "num_hidden_layers": target.num_hidden_layers,
+        "num_nextn_predict_layers": 1,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": target.vocab_size,
+        "max_position_embeddings": target.max_position_embeddings,
+        "rope_theta": 640000.0,
+        "rope_scaling": None,
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "initializer_range": INITIALIZER_RANGE,
+        **_TOKENS,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "torch_dtype": "bfloat16",
+    }
+
+
 EAGLE3_LLAMA = DraftKind(
     family=eagle3_llama.FAMILY,
     config=_eagle3_llama,
@@ -154,4 +188,12 @@ DFLASH = DraftKind(
     config=_dflash,
     first_layer="layers.0.",
     ships_tables=False,
+)
+_MIMO = "model.mtp_layers.0."
+MIMO_MTP = DraftKind(
+    family=mimo_mtp.FAMILY,
+    config=_mimo_mtp,
+    first_layer=_MIMO,
+    ships_tables=False,
+    outside={canonical: f"{_MIMO}{module}" for module, canonical in mimo_mtp.FAMILY.outer.items()},
 )

@@ -35,6 +35,7 @@ from .target import (
     TargetKind,
     TargetSize,
     Traces,
+    copied_target,
     greedy_continuations,
     output_head,
     record_traces,
@@ -117,7 +118,13 @@ class Stopwatch:
 
 
 def train_pair(
-    family: Family, plan: PairPlan, files: Sequence[SourceFile], out: Path, *, seed: int
+    family: Family,
+    plan: PairPlan,
+    files: Sequence[SourceFile],
+    out: Path,
+    *,
+    seed: int,
+    shipped_target: Path | None = None,
 ) -> Mapping[str, object]:
     """Train a target and its draft and write the pair.
 
@@ -127,6 +134,7 @@ def train_pair(
         files: the corpus, all splits.
         out: folder to create; its parent exists or is created too.
         seed: decides weights, windows and prompts; one seed gives one pair on one machine.
+        shipped_target: the target/ of another pair of the same plan; None = train one.
 
     Returns:
         What training.json holds.
@@ -142,8 +150,10 @@ def train_pair(
     with stopwatch.phase("corpus"):
         tokenizer, stream = _training_text(files, plan)
     with stopwatch.phase("target"):
-        target, target_losses = _make_target(
-            family.target_kind, plan, tokenizer, stream, out / "target", seed
+        target, target_losses = (
+            _make_target(family.target_kind, plan, tokenizer, stream, out / "target", seed)
+            if shipped_target is None
+            else (copied_target(shipped_target, out / "target"), ())
         )
     with stopwatch.phase("continuations"):
         gate = _held_out(files, "gate", tokenizer, target, plan, seed)
@@ -270,10 +280,12 @@ def _selection(selected: SelectedPrompts) -> dict[str, object]:
 
 
 def _traces(family: Family, plan: PairPlan, target: PreTrainedModel, token_ids: Tensor) -> Traces:
-    aux_layer_ids = family.draft_kind.geometry(plan.target).aux_layer_ids
-    assert aux_layer_ids is not None  # every published config names them
+    """The features are those layers that the draft names, else the target's last hidden state."""
     return record_traces(
-        target, token_ids, prompt_length=plan.prompt_length, aux_layer_ids=aux_layer_ids
+        target,
+        token_ids,
+        prompt_length=plan.prompt_length,
+        aux_layer_ids=family.draft_kind.geometry(plan.target).aux_layer_ids,
     )
 
 

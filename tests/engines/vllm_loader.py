@@ -29,6 +29,7 @@ from torch import nn
 from verdict import Steps, Subject, read_tensors
 
 _SHARING = "v1/worker/gpu/spec_decode/eagle/utils.py"
+MTP_ARCHITECTURES = {"MiMoForCausalLM", "MiMoMTPModel"}
 _UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]hidden_norm[.]")
 """Layers after the first of `llama_eagle3.py` and `deepseek_eagle3.py` build and skip it."""
 
@@ -107,6 +108,13 @@ def _function(file: str, name: str) -> Callable[..., Any]:
     return function
 
 
+def _method(architecture: str) -> str:
+    """As `draftquant check` says for a draft of this architecture."""
+    if architecture in MTP_ARCHITECTURES:
+        return "mtp"
+    return "dflash" if "DFlash" in architecture else "eagle3"
+
+
 def _config(draft: Path, target: Path) -> Any:
     """The engine's config for this target and draft, in BF16 as the target is served."""
     from vllm.config import (
@@ -131,7 +139,7 @@ def _config(draft: Path, target: Path) -> Any:
     parallel = ParallelConfig()
     speculative = SpeculativeConfig(
         model=str(draft),
-        method="dflash" if "DFlash" in architecture else "eagle3",
+        method=_method(architecture),
         num_speculative_tokens=3,
         target_model_config=served,
         target_parallel_config=parallel,

@@ -1,6 +1,6 @@
 """SGLang 0.5.23."""
 
-from .. import sglang, sglang_config
+from .. import mtp, sglang, sglang_config
 from ..captured import sglang_captures
 from ..contract import Engine
 from ..sglang_schemes import SCHEMES
@@ -36,7 +36,7 @@ ENGINE = Engine(
         "compressed-tensors": "ValueError: Unable to find matching target for {prefix} in the"
         " compressed-tensors config."
     },
-    drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash"}),
+    drops_unknown=frozenset({"eagle3-llama", "eagle3-mla", "dflash", *mtp.SGLANG}),
     rooted=sglang_config.ROOTED,
     casts=frozenset({"eagle3-llama", "dflash"}),
     refuses_casts=frozenset({"eagle3-mla"}),

@@ -1,11 +1,11 @@
 """vLLM 0.33.0."""
 
-from .. import vllm, vllm_config, vllm_heads, vllm_speculators
+from .. import mtp, vllm, vllm_config, vllm_heads, vllm_speculators
 from ..captured import vllm_captures
 from ..contract import Engine
 from ..vllm_schemes import SCHEMES
 
-_FAMILIES = frozenset({"eagle3-llama", "eagle3-mla", "dflash"})
+_FAMILIES = frozenset({"eagle3-llama", "eagle3-mla", "dflash", *mtp.VLLM})
 ENGINE = Engine(
     name="vllm",
     version="0.33.0",
