@@ -194,7 +194,7 @@ def dequantize_draft(
     Raises:
         DraftQuantError: of the stage that failed; nothing is left behind.
     """
-    checkpoint = Checkpoint.open(source.folder)
+    checkpoint = source.open()
     plan = plan_dequantization(checkpoint, dtype)
     side_files = [file for file in checkpoint.side_files() if file not in QUANTIZED_ONLY]
     travel = "beside the dequantized ones"

@@ -26,8 +26,8 @@ from .rope import read_rope
 if TYPE_CHECKING:
     import torch
 
-    from .forward import ChainForward, OnInput
     from .eagle3_forward import Attention
+    from .forward import ChainForward, OnInput
 
 Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
 """Tensor name below "layers.0." -> role and shape."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ...recipes.schema import LayoutName
-from . import mtp
 from ..drafts.fused import GATE_UP, MLA_DOWN, QKV
+from . import mtp
 from .blocks import block_problem, group_problem
 from .contract import ExcludeRule, Finding, Module, Question
 from .declaration import Declaration

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...recipes.schema import LayoutName
-from . import mtp
 from ..drafts.fused import QKV
+from . import mtp
 from .blocks import BLOCK, block_problem, group_problem
 from .contract import (
     UNKNOWN_FIRST_LAYER,

@@ -4,20 +4,21 @@ import argparse
 
 from ...quantize.plan import Plan, make_plan
 from ..console import print_json, print_table, stdout, table
-from .common import add_recipe_arguments, chosen_recipe, open_draft
+from .common import add_recipe_arguments, add_subtree, chosen_recipe, open_draft
 from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`plan DRAFT --recipe R`."""
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
+    add_subtree(parser)
     add_recipe_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    _, draft = open_draft(options.draft)
+    _, draft = open_draft(options.draft, options.subtree)
     plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
     verdicts = verdicts_of(plan)
     if options.json:
