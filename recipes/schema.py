@@ -24,6 +24,7 @@ Role = Literal[
     "norm",
     "vocabulary_map",
     "mask",
+    "router",
 ]
 LAYER_ROLES: tuple[Role, ...] = ("attention", "mlp")
 """Linears of decoder layers: what `expect` counts."""

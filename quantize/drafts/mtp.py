@@ -4,9 +4,9 @@ One decoder layer that a target was trained with. It reads the target's last hid
 the final norm, and the next token's embedding: each normed, concatenated, and mapped to one row by
 a linear that we call fc. Further draft tokens come of the same layer, fed with its own output.
 
-Canonical names are those of the other families: `fc` (eh_proj, input_proj), `norm` (shared_head.norm,
-final_layernorm), `lm_head` (shared_head.head); `embedding_norm` and `state_norm` go before fc. The
-layer's number among the target's is left out: it is `layers.0`.
+Canonical names are those of the other families: `fc` (eh_proj, input_proj), `norm`
+(shared_head.norm, final_layernorm), `lm_head` (shared_head.head); `embedding_norm` and `state_norm`
+go before fc. The layer's number among the target's is left out: it is `layers.0`.
 
 Sources: `*_mtp.py` of vLLM 0.33 and `*_nextn.py`, `*_mtp.py` of SGLang 0.5.23 (`models/`).
 """
@@ -16,11 +16,12 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...recipes.schema import Role
 from ..errors import CheckpointError
+from .attention_shapes import grouped_shapes
 from .config_reader import ConfigReader
 from .family import Dim, Family, TensorSpec
-from .mtp_geometry import MtpGeometry
+from .mixture import Shapes, mixture_shapes, mlp_shapes
+from .mtp_geometry import MtpGeometry, MtpGroupedGeometry
 from .rope import read_rope
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
     from .eagle3_forward import Attention
     from .forward import ChainForward, OnInput
-
-Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
-"""Tensor name below "layers.0." -> role and shape."""
 
 
 class Mtp(Family):
@@ -40,6 +38,8 @@ class Mtp(Family):
     """The beginning of the names of the layer's tensors on disk."""
     outer: ClassVar[Mapping[str, str]]
     """Module below it that is no part of the decoder layer -> its canonical name."""
+    mark: ClassVar[str] = "self_attn.q_proj"
+    """The linear that tells its attention from others."""
     state_first: ClassVar[bool]
     """Fc reads [state; embedding], not [embedding; state]."""
     masks_first: ClassVar[bool] = True
@@ -63,12 +63,13 @@ class Mtp(Family):
         return f"layers.0.{path}"
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
-        """Both norms before fc, which no other draft has under the names of this family."""
-        return {"embedding_norm.weight", "state_norm.weight"} <= set(canonical_names)
+        """Both norms before fc, under the names of this family, and its attention."""
+        marks = {"embedding_norm.weight", "state_norm.weight", f"layers.0.{self.mark}.weight"}
+        return marks <= set(canonical_names)
 
     @abstractmethod
-    def layer_shapes(self, geometry: Any) -> Shapes:
-        """The attention and the MLP of the decoder layer; its norms are added."""
+    def attention_shapes(self, geometry: Any) -> Shapes:
+        """The tensors of the attention."""
 
     @abstractmethod
     def attention(self, geometry: Any) -> "Attention":
@@ -92,9 +93,15 @@ class Mtp(Family):
             "layers.0.input_layernorm.weight": norm,
             "layers.0.post_attention_layernorm.weight": norm,
         }
+        inner = Dim(geometry.intermediate_size, "intermediate_size")
+        mlp = (
+            mlp_shapes("mlp.", inner, hidden)
+            if geometry.mixture is None
+            else mixture_shapes(geometry.mixture, hidden)
+        )
         return table | {
             f"layers.0.{name}": TensorSpec(role=role, shape=shape)
-            for name, (role, shape) in self.layer_shapes(geometry).items()
+            for name, (role, shape) in (self.attention_shapes(geometry) | mlp).items()
         }
 
     def forward(
@@ -144,3 +151,18 @@ def read_mtp(config: Mapping[str, Any], where: object, family: str) -> dict[str,
         "rms_norm_eps": keys.number("rms_norm_eps"),
         "rope": read_rope(config, where),
     }
+
+
+def grouped_attention_shapes(geometry: MtpGroupedGeometry) -> Shapes:
+    """The tensors of grouped-query attention, with the biases and norms that it has."""
+    g = geometry
+    linears = grouped_shapes(g, Dim(g.hidden_size, "hidden_size"))
+    shapes: Shapes = {f"{name}.weight": row for name, row in linears.items()}
+    if g.qkv_bias:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            _, (rows, _) = linears[f"self_attn.{name}"]
+            shapes[f"self_attn.{name}.bias"] = ("norm", (rows,))
+    if g.qk_norm:
+        head = Dim(g.head_dim, "head_dim")
+        shapes |= {f"self_attn.{name}_norm.weight": ("norm", (head,)) for name in ("q", "k")}
+    return shapes

@@ -8,11 +8,11 @@ of vLLM 0.33.
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from .eagle3_forward import Attention
 from .forward import Attend, ChainForward, OnInput, embedding, linear, rms_norm
+from .mixture_forward import gated_mlp, mixture_mlp
 from .mtp_geometry import MtpGeometry
 
 
@@ -55,7 +55,7 @@ class MtpForward(ChainForward):
         q, k, v, scale = self.attention.project(prefix + "self_attn.", a, positions, self)
         mixed = attend(0, q, k, v, scale).transpose(1, 2).flatten(2)
         r = r + self.linear(prefix + "self_attn.o_proj", mixed)
-        x = r + self._mlp(prefix, self.norm(prefix + "post_attention_layernorm", r))
+        x = r + self._mlp(prefix + "mlp.", self.norm(prefix + "post_attention_layernorm", r))
         return self.norm("norm", x) if self.feeds_back_normed else x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -94,7 +94,10 @@ class MtpForward(ChainForward):
         return torch.cat((u, e) if self.state_first else (e, u), dim=-1)
 
     def _mlp(self, prefix: str, x: Tensor) -> Tensor:
-        """down(silu(gate x) * up x)."""
-        gate = self.linear(prefix + "mlp.gate_proj", x)
-        up = self.linear(prefix + "mlp.up_proj", x)
-        return self.linear(prefix + "mlp.down_proj", F.silu(gate) * up)
+        """One MLP, or a mixture of experts."""
+        mixture = self.geometry.mixture
+        if mixture is None:
+            return gated_mlp(prefix, x, self)
+        router = self.weights[f"{prefix}gate.weight"]
+        correction = self.weights.get(f"{prefix}gate.e_score_correction_bias")
+        return mixture_mlp(mixture, prefix, x, self, router, correction)

@@ -252,6 +252,9 @@ def config_problem(question: Question) -> Finding | None:
                 f" {question.method}. Supported dtypes: [torch.float16]",
                 "set torch_dtype to float16, or serve with --dtype float16",
             )
+    experts = mtp.sglang_problem(question)
+    if experts is not None:
+        return experts
     ordinary = ordinary_model_problem(question)
     if ordinary is not None:
         return ordinary

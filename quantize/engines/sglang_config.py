@@ -86,8 +86,14 @@ def architecture_problem(name: str) -> Finding | None:
 
 
 def is_ordinary(config: Mapping[str, Any]) -> bool:
-    """Whether it loads a draft as a whole model, whose layers are not a draft's."""
-    return declared_architecture(config) in _ORDINARY
+    """Whether it loads a draft as a whole model, whose layers are not a draft's.
+
+    One with num_nextn_predict_layers it takes for an MTP layer: `model_config.py:1036`.
+    """
+    name = declared_architecture(config)
+    return name in _ORDINARY and not (
+        name in mtp.architectures(mtp.SGLANG) and config.get("num_nextn_predict_layers")
+    )
 
 
 def ordinary_model_problem(question: Question) -> Finding | None:

@@ -29,6 +29,7 @@ _PARTS: dict[str, Part] = {
     "head": "head",
     "embedding": "embedding",
     "mask": "embedding",
+    "router": "other",
     "norm": "norm",
     "vocabulary_map": "other",
 }

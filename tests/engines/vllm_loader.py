@@ -29,7 +29,7 @@ from torch import nn
 from verdict import Steps, Subject, read_tensors
 
 _SHARING = "v1/worker/gpu/spec_decode/eagle/utils.py"
-MTP_ARCHITECTURES = {"MiMoForCausalLM", "MiMoMTPModel"}
+MTP_ARCHITECTURES = {"MiMoForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"}
 _UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]hidden_norm[.]")
 """Layers after the first of `llama_eagle3.py` and `deepseek_eagle3.py` build and skip it."""
 

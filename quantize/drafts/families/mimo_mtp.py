@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
 from ..config_reader import ConfigReader
-from ..family import Dim
-from ..mtp import Mtp, Shapes, read_mtp
+from ..mixture import Shapes
+from ..mtp import Mtp, grouped_attention_shapes, read_mtp
 from ..mtp_geometry import MtpGroupedGeometry
 
 if TYPE_CHECKING:
@@ -45,32 +45,19 @@ class MimoMtp(Mtp):
             )
         common = read_mtp(config, where, self.name)
         heads = common["num_attention_heads"]
+        head_dim = keys.positive("head_dim", common["hidden_size"] // heads)
         return MtpGroupedGeometry(
             **common,
             num_key_value_heads=keys.positive("num_key_value_heads", heads),
-            head_dim=keys.positive("head_dim", common["hidden_size"] // heads),
+            head_dim=head_dim,
             qkv_bias=True,  # whatever attention_bias says: `qwen2.py` builds it so
+            qk_norm=False,
+            rotary_dim=head_dim,
         )
 
-    def layer_shapes(self, geometry: MtpGroupedGeometry) -> Shapes:
-        """See `Mtp.layer_shapes`."""
-        g = geometry
-        hidden = Dim(g.hidden_size, "hidden_size")
-        inner = Dim(g.intermediate_size, "intermediate_size")
-        queries = Dim(g.num_attention_heads * g.head_dim, "num_attention_heads x head_dim")
-        keys = Dim(g.num_key_value_heads * g.head_dim, "num_key_value_heads x head_dim")
-        return {
-            "self_attn.q_proj.weight": ("attention", (queries, hidden)),
-            "self_attn.k_proj.weight": ("attention", (keys, hidden)),
-            "self_attn.v_proj.weight": ("attention", (keys, hidden)),
-            "self_attn.o_proj.weight": ("attention", (hidden, queries)),
-            "self_attn.q_proj.bias": ("norm", (queries,)),
-            "self_attn.k_proj.bias": ("norm", (keys,)),
-            "self_attn.v_proj.bias": ("norm", (keys,)),
-            "mlp.gate_proj.weight": ("mlp", (inner, hidden)),
-            "mlp.up_proj.weight": ("mlp", (inner, hidden)),
-            "mlp.down_proj.weight": ("mlp", (hidden, inner)),
-        }
+    def attention_shapes(self, geometry: MtpGroupedGeometry) -> Shapes:
+        """See `Mtp.attention_shapes`."""
+        return grouped_attention_shapes(geometry)
 
     def attention(self, geometry: MtpGroupedGeometry) -> "LlamaAttention":
         """See `Mtp.attention`."""
