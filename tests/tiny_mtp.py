@@ -125,7 +125,7 @@ def tiny_deepseek_mtp(
         config: overrides of config.json.
     """
     write = _Layer(seed, hidden, dtype)
-    q_rank, kv_rank, nope, rope, value = 48, 32, 16, 8, 16
+    q_rank, kv_rank, nope, rope, value = 96, 32, 16, 8, 16
     own = f"model.layers.{number}."
     attention = f"{own}self_attn."
     tensors = {
@@ -149,6 +149,7 @@ def tiny_deepseek_mtp(
     keys = {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
+        "num_key_value_heads": heads,
         "q_lora_rank": q_rank,
         "kv_lora_rank": kv_rank,
         "qk_nope_head_dim": nope,

@@ -141,22 +141,22 @@ def _mimo_mtp(target: TargetSize) -> dict[str, Any]:
     """MiMo's MTP layer in a folder of its own, with the keys that its target would have.
 
     Its model_type is that of the layers, for transformers 5.23 knows no "mimo"; engines go by the
-    architecture. Heads, norms and rotary base differ from the target's.
+    architecture. Sizes, norms and rotary base are the target's, whose config vLLM builds it from.
     """
     return {
         "architectures": ["MiMoForCausalLM"],
         "model_type": "qwen2",
         "hidden_size": target.hidden_size,
-        "intermediate_size": 640,
+        "intermediate_size": target.intermediate_size,
         "num_hidden_layers": target.num_hidden_layers,
         "num_nextn_predict_layers": 1,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "rms_norm_eps": 1e-5,
+        "num_attention_heads": target.num_attention_heads,
+        "num_key_value_heads": target.num_key_value_heads,
+        "head_dim": target.head_dim,
+        "rms_norm_eps": target.rms_norm_eps,
         "vocab_size": target.vocab_size,
         "max_position_embeddings": target.max_position_embeddings,
-        "rope_theta": 640000.0,
+        "rope_theta": target.rope_theta,
         "rope_scaling": None,
         "attention_bias": True,
         "attention_dropout": 0.0,
