@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ..recipes.schema import QUANTIZABLE, SHARED_ROLES, Recipe, Role, Rule
 from .drafts.family import Draft, Row
+from .drafts.mixture import is_expert
 from .errors import PlanError
 
 
@@ -65,6 +66,7 @@ def _names(rule: Rule, row: Row) -> bool:
 
 
 _NEVER_CODES: Mapping[Role, str] = {
+    "router": "rounded, it would choose other experts",
     "kv_up": "engines absorb kv_b_proj into the attention and want floats",
     "embedding": "its rows are looked up, never multiplied; 'action: drop' leaves it to the target",
 }
@@ -99,6 +101,13 @@ def _check_algorithm(recipe: Recipe, rule: Rule, row: Row) -> None:
             f"{row.tensor.name}: rounding gptq would need second moments of all {width} features,"
             f" {4 * width**2 / 1e9:.1f} GB, and a factorization of them",
             fix="give fc a format of eight bits, round it to nearest, or keep it",
+        )
+    if is_expert(row.canonical) and recipe.of(rule).algorithm.rounding != "nearest":
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name}: rounding {rounding} would need the inputs of every expert of the"
+            " mixture in memory at once, and an expert sees few of the traces' tokens",
+            fix="use 'rounding: nearest', or give the experts a format of eight bits",
         )
     if row.role in ("fusion", "head") and rounding in ("learned", "retuned"):
         raise PlanError(

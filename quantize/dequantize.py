@@ -156,8 +156,12 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
 
 
 def _kept_dtype(source: StoredDraft) -> FloatDtype:
-    """The one dtype of the floating-point tensors that are not quantized."""
-    kept = {row.tensor.dtype for row in source.draft.rows if not source.is_quantized(row)}
+    """The one dtype of the floating-point tensors that are not quantized, but for a router's."""
+    kept = {
+        row.tensor.dtype
+        for row in source.draft.rows
+        if not source.is_quantized(row) and row.role != "router"
+    }
     floats: list[FloatDtype] = [d for d in typing.get_args(FloatDtype) if d in kept]
     if len(floats) != 1:
         raise CheckpointError(
@@ -194,7 +198,7 @@ def dequantize_draft(
     Raises:
         DraftQuantError: of the stage that failed; nothing is left behind.
     """
-    checkpoint = Checkpoint.open(source.folder)
+    checkpoint = source.open()
     plan = plan_dequantization(checkpoint, dtype)
     side_files = [file for file in checkpoint.side_files() if file not in QUANTIZED_ONLY]
     travel = "beside the dequantized ones"

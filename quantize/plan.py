@@ -13,6 +13,7 @@ from ..recipes.schema import LAYER_ROLES, Format, Recipe
 from .claims import claims
 from .drafts.family import Draft, Row
 from .drafts.fused import fused_names
+from .drafts.mixture import without_expert
 from .drafts.runtime_names import excluded_modules, known_target_layers, modules_in_layers
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
@@ -230,10 +231,9 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
 def _balanced(plan: Plan) -> Plan:
     """The norm before the concat input is transformed if the linears behind it are quantized."""
     concat = plan.draft.family.concat(plan.draft.geometry)
-    if plan.recipe.algorithm.balance_concat == "off" or concat is None:
-        return plan
     quantized = {step.row.canonical for step in plan.quantized}
-    if not quantized.issuperset(concat.linears):
+    off = plan.recipe.algorithm.balance_concat == "off"
+    if off or concat is None or not quantized.issuperset(concat.linears):
         return plan
     steps = [
         dataclasses.replace(step, action="transform") if step.row.canonical == concat.norm else step
@@ -243,14 +243,14 @@ def _balanced(plan: Plan) -> Plan:
 
 
 def _check_count(plan: Plan) -> None:
-    layers = plan.draft.geometry.num_layers
-    expected = plan.recipe.expect.quantized_per_layer * layers
-    found = sum(step.row.role in LAYER_ROLES for step in plan.quantized)
-    if found != expected:
+    layers, each = plan.draft.geometry.num_layers, plan.recipe.expect.quantized_per_layer
+    names = (step.row.canonical for step in plan.quantized if step.row.role in LAYER_ROLES)
+    found = len({without_expert(name) for name in names})
+    if found != each * layers:
         raise PlanError(
             f"recipe {plan.recipe.name}",
-            f"expect: {plan.recipe.expect.quantized_per_layer} quantized linears in each of"
-            f" {layers} layer(s) = {expected}, the rules quantize {found}",
+            f"expect: {each} quantized linears in each of {layers} layer(s) = {each * layers}, the"
+            f" rules quantize {found}",
             fix="correct the rules or 'expect'",
         )
 

@@ -122,7 +122,11 @@ def quantize_draft(
 
     def verified(staging: Path) -> VerifyReport:
         report = verify(
-            staging, checkpoint.folder, method=method, config_file=UNVERIFIED_CONFIG_FILE
+            staging,
+            checkpoint.folder,
+            method=method,
+            subtree=checkpoint.subtree,
+            config_file=UNVERIFIED_CONFIG_FILE,
         )
         check_faults(
             out, report.faults, fix="report this with the recipe and the draft's config.json"

@@ -25,6 +25,7 @@ Role = Literal[
     "vocabulary_map",
     "mask",
     "proposal",
+    "router",
 ]
 LAYER_ROLES: tuple[Role, ...] = ("attention", "mlp")
 """Linears of decoder layers: what `expect` counts."""

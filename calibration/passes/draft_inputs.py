@@ -73,7 +73,7 @@ def check_reads_layers(draft: LoadedDraft) -> None:
         raise TraceError(
             f"draft {draft.name}",
             f"it has no fc over layers: it {_LAST_STATE}",
-            fix="record with transformers: draftquant record --fuse-with DRAFT",
+            fix="record with transformers: draftquant record --draft DRAFT --fused",
         )
 
 
@@ -215,7 +215,7 @@ def _features_misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str]
     elif features.kind == "fused":
         ids = (target.num_layers - 1,)
     else:
-        return f"it {_LAST_STATE}", "record with --fuse-with DRAFT"
+        return f"it {_LAST_STATE}", "record with --draft DRAFT --fused"
     if ids != features.aux_layer_ids:
         return (
             f"it reads the target layers {list(ids)} (after the layer), recorded are"

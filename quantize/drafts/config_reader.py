@@ -26,6 +26,17 @@ class ConfigReader:
             raise self._wrong(key, "a positive whole number", value)
         return value
 
+    def even(self, key: str) -> int:
+        """An even number of rotated dimensions, which turn in pairs."""
+        value = self.positive(key)
+        if value % 2:
+            raise CheckpointError(
+                self.where,
+                f"{key}: expected an even number, got {value}: dimensions are rotated in pairs",
+                fix=f"correct {key!r}",
+            )
+        return value
+
     def number(self, key: str, default: Any = _REQUIRED) -> float:
         """A finite positive number; a missing or null key gives `default`."""
         value = self._get(key, default)

@@ -52,13 +52,17 @@ class Attention(Protocol):
 class LlamaAttention:
     """Grouped-query attention: q, k, v = W x, rope over the whole head, scale head_dim^-0.5.
 
-    With `qk_norm`, as in Qwen3, an RMS norm over each head of q and k goes before the rope.
+    With `qk_norm`, as in Qwen3, an RMS norm over each head of q and k goes before the rope. Only
+    the first `rotary_dim` elements of a head are rotated, if given.
     """
 
-    def __init__(self, *, head_dim: int, rope: RopeConfig, qk_norm: bool = False) -> None:
+    def __init__(
+        self, *, head_dim: int, rope: RopeConfig, qk_norm: bool = False, rotary_dim: int = 0
+    ) -> None:
         self.head_dim = head_dim
         self.rope = check_replayed(rope)
         self.qk_norm = qk_norm
+        self.rotary_dim = rotary_dim or head_dim
 
     def project(
         self, prefix: str, x: Tensor, positions: Tensor, modules: Modules
@@ -72,8 +76,14 @@ class LlamaAttention:
         q, k = heads("q_proj"), heads("k_proj")
         if self.qk_norm:
             q, k = modules.norm(prefix + "q_norm", q), modules.norm(prefix + "k_norm", k)
-        q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
+        q, k = self._rotated(q, positions), self._rotated(k, positions)
         return q, k, heads("v_proj"), self.head_dim**-0.5
+
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        if self.rotary_dim == self.head_dim:
+            return rotate(x, positions, self.rope)
+        turned = rotate(x[..., : self.rotary_dim], positions, self.rope)
+        return torch.cat((turned, x[..., self.rotary_dim :]), dim=-1)
 
 
 class Eagle3Forward(ChainForward):

@@ -13,6 +13,7 @@ from torch import Tensor
 from .eagle3_forward import Modules
 from .eagle3_geometry import Eagle3MlaGeometry
 from .forward import rotate
+from .mtp_geometry import MtpLatentGeometry
 from .rope import RopeConfig, Yarn, check_replayed, yarn_mscale
 
 
@@ -24,7 +25,7 @@ class MlaAttention:
     for the queries and once for the keys.
     """
 
-    def __init__(self, geometry: Eagle3MlaGeometry) -> None:
+    def __init__(self, geometry: Eagle3MlaGeometry | MtpLatentGeometry) -> None:
         self.geometry = geometry
         self.rope = served_rope(geometry.rope)
         width = geometry.qk_nope_head_dim + geometry.qk_rope_head_dim

@@ -9,6 +9,7 @@ from ...recipes.errors import short
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
+from ..files.subtree import mtp_layers
 from . import families
 from .architectures import declared_architecture, with_family_name
 from .family import Draft, Family, Geometry, Row, TensorSpec
@@ -164,6 +165,13 @@ def _unknown(
                 f"{name}: no tensor of {family.name}; {mark!r} is the mark of {kind}",
                 fix=f"{kind} is not supported: engines run other maths for it",
             )
+    layers = mtp_layers(checkpoint.tensors) if checkpoint.subtree is None else ()
+    if layers and name.startswith("model."):
+        return CheckpointError(
+            checkpoint.folder,
+            f"{name}: no tensor of {family.name}, whose layer is {' or '.join(layers)} here",
+            fix=f"read that alone, inside its target: --subtree {layers[0]}",
+        )
     near = difflib.get_close_matches(canonical, known, n=3)
     return CheckpointError(
         checkpoint.folder,

@@ -196,6 +196,27 @@ def _part_of_heads(*sections: ConfigReader) -> Unreplayed | None:
     return None
 
 
+def of_latent_attention(rope: RopeConfig, where: object) -> RopeConfig:
+    """A rope that engines serve alike: plain, or DeepSeek's yarn, which any other type becomes.
+
+    Source: `deepseek_v2.py` of vLLM 0.33 (1115) and SGLang 0.5.23 (2066).
+    """
+    if rope.yarn is not None and rope.yarn.attention_factor is not None:
+        what = (
+            "attention_factor: expected none, as engines disagree about it in an MLA draft"
+            " (SGLang 0.5.23 ignores it, vLLM 0.33 leaves the softmax unscaled where it is 1)"
+        )
+        fix = "give mscale and mscale_all_dim, from which the factor follows"
+    elif rope.scaling is not None and not isinstance(rope.scaling, Unreplayed):
+        what = "rope type: expected 'default' or 'yarn': engines take any other one for yarn"
+        fix = "replay it under the scaling that it was trained with, if that is one of the two"
+    else:
+        return rope
+    return RopeConfig(
+        theta=rope.theta, yarn=None, scaling=Unreplayed(where=str(where), what=what, fix=fix)
+    )
+
+
 def yarn_mscale(factor: float, mscale: float) -> float:
     """mscale(f, m) = 0.1 m ln f + 1 for f > 1, else 1."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

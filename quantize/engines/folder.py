@@ -8,6 +8,7 @@ from ..drafts.family import TensorSpec
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS
+from . import mtp
 from .contract import Engine, Finding, Module, Question
 
 _SPELLINGS = re.compile(
@@ -17,6 +18,11 @@ _SPELLINGS = re.compile(
     r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$|mask_hidden$"
 )
 """Names on disk with which loading was executed; other spellings of the families were not."""
+_SPELLINGS_OF = {
+    family: re.compile(r"model\.(mtp_layers|layers)\.\d+\.|model\.embed_tokens\.|lm_head\.|mtp\.")
+    for family in {**mtp.VLLM, **mtp.SGLANG}
+}
+"""Of MTP layers, under the names of their targets."""
 _TAKEN_ELSEWHERE = (".k_scale", ".v_scale", ".q_scale", ".inv_freq")
 """Tensors that attention or rotary embeddings may take, or drop rightly: not executed."""
 _BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point"}
@@ -41,7 +47,8 @@ def folder_findings(
     for root, finding in roots.items():
         if finding is not None and any(name.startswith(root) for name in checkpoint.tensors):
             yield finding
-    unusual = {name for name in checkpoint.tensors if not _SPELLINGS.match(_inner(name, roots))}
+    spellings = _SPELLINGS_OF.get(question.family, _SPELLINGS)
+    unusual = {name for name in checkpoint.tensors if not spellings.match(_inner(name, roots))}
     for name in sorted(unusual):
         text = f"{name}: loading of such a name was not executed"
         yield Finding("unknown", text, "use the names of the published drafts")

@@ -17,15 +17,19 @@ SELECTOR = Module(
 )
 """Of DFlash2, which no engine quantizes: vLLM 0.33 `qwen3_dflash2.py:316`, SGLang `dflash.py`."""
 _CONVOLUTIONS = ("attention_conv", "mlp_conv")
+_LATENT = ("eagle3-mla", "deepseek-mtp")
 
 
-def layer_linears(family: str, layer: str, name: Callable[[FusedLinear], str]) -> list[Linear]:
+def layer_linears(
+    family: str, layer: str, name: Callable[[FusedLinear], str], *, mlp: str = "mlp"
+) -> list[Linear]:
     """Those of one layer, in order.
 
     Args:
         family: name of the draft's family.
         layer: canonical name of the layer, "layers.0".
         name: what the engine calls a fused linear.
+        mlp: the block with gate, up and down, of a mixture that every token sees.
     """
 
     def fused(block: str, linear: FusedLinear, sharding: Sharding) -> Linear:
@@ -41,10 +45,10 @@ def layer_linears(family: str, layer: str, name: Callable[[FusedLinear], str]) -
         alone("self_attn", "kv_b_proj", "column"),
     ]
     return [
-        *(mla if family == "eagle3-mla" else [fused("self_attn", QKV, "column")]),
+        *(mla if family in _LATENT else [fused("self_attn", QKV, "column")]),
         alone("self_attn", "o_proj", "row"),
-        fused("mlp", GATE_UP, "column"),
-        alone("mlp", "down_proj", "row"),
+        fused(mlp, GATE_UP, "column"),
+        alone(mlp, "down_proj", "row"),
         *(
             alone(conv, "kernel_projection", "replicated")
             for conv in (_CONVOLUTIONS if family == "dflash2" else ())

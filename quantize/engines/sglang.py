@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ...recipes.schema import LayoutName
 from ..drafts.fused import GATE_UP, MLA_DOWN, QKV
-from . import dspark
+from . import dspark, mtp
 from .blocks import block_problem, group_problem
 from .contract import DFLASH_FAMILIES, ExcludeRule, Finding, Module, Question
 from .declaration import Declaration
@@ -121,6 +121,8 @@ def modules(question: Question) -> tuple[Module, ...]:
     ordinary = is_ordinary(question)
     if ordinary and question.family != "eagle1-llama":
         return ()
+    if question.family in mtp.SGLANG:
+        return mtp.modules(question, mtp.SGLANG[question.family], lambda fused: fused.sglang)
     found = []
     for i in range(question.num_layers):
         linears = layer_linears(question.family, f"layers.{i}", lambda fused: fused.sglang)
@@ -263,6 +265,9 @@ def config_problem(question: Question) -> Finding | None:
                 f" {question.method}. Supported dtypes: [torch.float16]",
                 "set torch_dtype to float16, or serve with --dtype float16",
             )
+    experts = mtp.sglang_problem(question)
+    if experts is not None:
+        return experts
     ordinary = ordinary_model_problem(question)
     if ordinary is not None:
         return ordinary

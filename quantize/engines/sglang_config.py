@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
-from . import dspark
+from . import dspark, mtp
 from .contract import DFLASH_FAMILIES, Finding, Question, Stage
 from .misnamed import eagle1_biases, own_type, strip_root
 
@@ -31,6 +31,7 @@ ARCHITECTURES = frozenset(
         "Qwen2ForCausalLMEagle",
         "Qwen2ForCausalLM",
         *_ORDINARY,
+        *mtp.architectures(mtp.SGLANG),
     }
 )
 _EAGLE1 = {
@@ -102,10 +103,15 @@ def architecture_problem(name: str) -> Finding | None:
 
 
 def is_ordinary(question: Question) -> bool:
-    """Whether it loads a draft as a whole model, whose layers are not a draft's."""
+    """Whether it loads a draft as a whole model, whose layers are not a draft's.
+
+    One with num_nextn_predict_layers it takes for an MTP layer: `model_config.py:1036`.
+    """
     if question.family == "language-model":
         return False
     name = declared_architecture(question.config)
+    if name in mtp.architectures(mtp.SGLANG) and question.config.get("num_nextn_predict_layers"):
+        return False
     return name in _ORDINARY or (question.family == "eagle1-llama" and name in _EAGLE1)
 
 

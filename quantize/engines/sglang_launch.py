@@ -2,6 +2,7 @@
 
 import shlex
 
+from . import mtp
 from .contract import DFLASH_FAMILIES, Question
 from .sglang import is_float16_only
 
@@ -9,6 +10,7 @@ _SERVED_BY = {
     **dict.fromkeys(DFLASH_FAMILIES, "DFLASH"),
     "dspark": "DSPARK",
     "eagle1-llama": "EAGLE",
+    **dict.fromkeys(mtp.SGLANG, "EAGLE"),
     "language-model": "STANDALONE",
 }
 

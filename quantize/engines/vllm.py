@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ...recipes.schema import LayoutName
 from ..drafts.fused import QKV
-from . import dspark
+from . import dspark, mtp
 from .blocks import BLOCK, block_problem, group_problem
 from .contract import (
     DFLASH_FAMILIES,
@@ -135,6 +135,8 @@ def modules(question: Question) -> tuple[Module, ...]:
     A language model counts its own alone, below the name that it is built under
     (`v1/worker/gpu/spec_decode/standalone_ar/speculator.py:129`).
     """
+    if question.family in mtp.VLLM:
+        return mtp.modules(question, mtp.VLLM[question.family], lambda fused: fused.vllm)
     whole = question.family == "language-model"
     first = 0 if whole else question.first_layer or UNKNOWN_FIRST_LAYER
     root = "draft_model." if whole else ""
@@ -319,6 +321,7 @@ _SERVED_BY = {
     **dict.fromkeys(DFLASH_FAMILIES, "dflash"),
     "dspark": "dspark",
     "eagle1-llama": "eagle",
+    **dict.fromkeys(mtp.VLLM, "mtp"),
     "language-model": "draft_model",
 }
 

@@ -8,7 +8,7 @@ import re
 
 from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
 from ..drafts.families.eagle3_llama import MASK_KEYS
-from . import dspark
+from . import dspark, mtp
 from .contract import Finding, Question
 from .misnamed import eagle1_biases, strip_root
 from .outside import is_parallel
@@ -35,6 +35,7 @@ ARCHITECTURES = frozenset(
         *dspark.ARCHITECTURES,
         "EagleLlamaForCausalLM",
         "Qwen2ForCausalLM",
+        *mtp.architectures(mtp.VLLM),
     }
 )
 _EAGLE1 = ("EagleLlamaForCausalLM", "LlamaForCausalLM")
@@ -103,6 +104,8 @@ def config_problem(question: Question) -> Finding | None:
             "ValueError: There is no module or parameter named 'embed_proj' in DFlashQwen3Model.",
             "serve it with SGLang: vLLM has nothing like Domino",
         )
+    if question.family in mtp.VLLM:
+        return mtp.vllm_problem(question)
     if question.family == "eagle1-llama":
         return _eagle1_problem(question)
     if question.family == "language-model":

@@ -8,8 +8,12 @@ from ..drafts.dflash_geometry import DFlashGeometry
 from ..drafts.eagle3_geometry import Eagle3LlamaGeometry, Eagle3MlaGeometry
 from ..drafts.family import Geometry
 from ..drafts.llama_geometry import LlamaGeometry
+from ..drafts.mtp_geometry import MtpGroupedGeometry, MtpLatentGeometry
 from ..errors import EstimateError
 from .work import ELEMENT_BYTES, Work
+
+_Latent = Eagle3MlaGeometry | MtpLatentGeometry
+_Grouped = Eagle3LlamaGeometry | DFlashGeometry | LlamaGeometry | MtpGroupedGeometry
 
 
 def cache_works(
@@ -27,7 +31,7 @@ def cache_works(
     Raises:
         EstimateError: this family's cache is not known.
     """
-    if isinstance(geometry, Eagle3MlaGeometry):
+    if isinstance(geometry, _Latent):
         return (_latent(geometry, context + own_positions, queries, tp),) * geometry.num_layers
     heads = _grouped(geometry)
     return tuple(
@@ -62,12 +66,12 @@ def grouped_work(
 
 def key_value_shards(geometry: Geometry, tp: int) -> int:
     """GPUs that share key and value projections: no more than there are heads of them."""
-    if isinstance(geometry, Eagle3MlaGeometry):
+    if isinstance(geometry, _Latent):
         return tp
     return min(tp, _grouped(geometry).num_key_value_heads)
 
 
-def _latent(g: Eagle3MlaGeometry, positions: int, queries: int, tp: int) -> Work:
+def _latent(g: _Latent, positions: int, queries: int, tp: int) -> Work:
     row = g.kv_lora_rank + g.qk_rope_head_dim
     return Work(
         part="kv_cache",
@@ -77,8 +81,8 @@ def _latent(g: Eagle3MlaGeometry, positions: int, queries: int, tp: int) -> Work
     )
 
 
-def _grouped(geometry: Geometry) -> Eagle3LlamaGeometry | DFlashGeometry | LlamaGeometry:
-    if isinstance(geometry, Eagle3LlamaGeometry | DFlashGeometry | LlamaGeometry):
+def _grouped(geometry: Geometry) -> _Grouped:
+    if isinstance(geometry, _Grouped):
         return geometry
     raise EstimateError(
         type(geometry).__name__,
@@ -87,7 +91,7 @@ def _grouped(geometry: Geometry) -> Eagle3LlamaGeometry | DFlashGeometry | Llama
     )
 
 
-def _seen(geometry: Geometry, layer: int, context: int) -> int:
+def _seen(geometry: _Grouped, layer: int, context: int) -> int:
     if isinstance(geometry, DFlashGeometry) and geometry.is_sliding(layer):
         return min(context, geometry.sliding_window or context)
     return context

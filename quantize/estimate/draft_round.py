@@ -32,6 +32,7 @@ _PARTS: dict[str, Part] = {
     "embedding": "embedding",
     "mask": "embedding",
     "proposal": "head",
+    "router": "other",
     "norm": "norm",
     "vocabulary_map": "other",
 }

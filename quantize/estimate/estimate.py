@@ -138,8 +138,14 @@ def make_estimate(
         tp: tensor-parallel shards, of draft and target alike.
 
     Raises:
-        EstimateError: two recipes have one name; see also `draft_round`.
+        EstimateError: two recipes have one name, or the draft has experts; see also `draft_round`.
     """
+    if any(row.role == "router" for row in draft.rows):
+        raise EstimateError(
+            draft.checkpoint.folder,
+            "a mixture of experts: how many of them a step reads depends on what is routed to them",
+            fix="measure it ('draftquant measure')",
+        )
 
     def candidate(name: str, weights: Sequence[Weight], *, fp8_head: bool = False) -> Candidate:
         served = with_fp8_head(weights) if fp8_head else tuple(weights)

@@ -17,6 +17,7 @@ from ..errors import CheckpointError
 from .entries import entries
 from .safetensors_header import Header, TensorInfo, read_header
 from .staging import UNVERIFIED
+from .subtree import names_below, shards_of
 
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
@@ -34,6 +35,8 @@ class Checkpoint:
         tensors: by name, sorted by name.
         headers: one per safetensors file, by file name.
         index: the parsed model.safetensors.index.json, None for a single file.
+        subtree: the tensors are those below this prefix, and nothing else of the folder is looked
+            at: config.json is that of the model which they are a part of. None = it is whole.
     """
 
     folder: Path
@@ -41,14 +44,18 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     headers: Mapping[str, Header]
     index: Mapping[str, Any] | None
+    subtree: str | None = None
 
     @classmethod
-    def open(cls, folder: Path, *, config_file: str = CONFIG_FILE) -> "Checkpoint":
+    def open(
+        cls, folder: Path, *, config_file: str = CONFIG_FILE, subtree: str | None = None
+    ) -> "Checkpoint":
         """Read config, index and headers of a draft folder.
 
         Args:
             folder: where it lies.
             config_file: `UNVERIFIED_CONFIG_FILE` for one that is staged.
+            subtree: read only the tensors below this prefix, and only the shards that hold them.
 
         Raises:
             CheckpointError: something is absent, unreadable, doubled or contradicts something else.
@@ -59,8 +66,19 @@ class Checkpoint:
         index = None
         if (folder / INDEX_FILE).exists():
             index = read_json_object(folder / INDEX_FILE, "export the index again")
-        files = _files_of_index(folder, index) if index is not None else [_single_file(folder)]
+            if subtree is not None:
+                _check_weight_map(folder, index)
+                index = shards_of(names_below(subtree, index["weight_map"], folder), index)
+        files = (
+            _files_of_index(folder, index, whole=subtree is None)
+            if index is not None
+            else [_single_file(folder)]
+        )
         headers = {file: read_header(folder, file) for file in files}
+        if subtree is not None:
+            stored = [tensor.name for header in headers.values() for tensor in header.tensors]
+            below = names_below(subtree, stored, folder)
+            headers = {file: header.only(below) for file, header in headers.items()}
         tensors: dict[str, TensorInfo] = {}
         for file, header in headers.items():
             for tensor in header.tensors:
@@ -79,6 +97,7 @@ class Checkpoint:
             tensors=dict(sorted(tensors.items())),
             headers=headers,
             index=index,
+            subtree=subtree,
         )
 
     @property
@@ -89,9 +108,13 @@ class Checkpoint:
     def side_files(self) -> tuple[str, ...]:
         """Every other file of the folder (tokenizer, mask_embedding.pt), relative, sorted.
 
+        Of a subtree only code that config.json may name: all else belongs to the whole model.
+
         Raises:
             CheckpointError: one of them is a link out of the folder, or no file at all.
         """
+        if self.subtree is not None:
+            return tuple(sorted(path.name for path in self.folder.glob("*.py") if path.is_file()))
         own = {CONFIG_FILE, INDEX_FILE, *self.headers}
         found = []
         for file, problem in entries(self.folder):
@@ -172,11 +195,18 @@ def _command(folder: Path, pickles: list[str]) -> str:
     return f" (draftquant unpickle {shlex.quote(str(folder))} --out SAFETENSORS)"
 
 
-def _files_of_index(folder: Path, index: Mapping[str, Any]) -> list[str]:
-    where = folder / INDEX_FILE
+def _check_weight_map(folder: Path, index: Mapping[str, Any]) -> None:
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
+        where = folder / INDEX_FILE
         raise CheckpointError(where, "weight_map is missing or empty", fix="export the index again")
+
+
+def _files_of_index(folder: Path, index: Mapping[str, Any], *, whole: bool) -> list[str]:
+    """The shards that an index names, which are there, and unless it is of a part, no others."""
+    where = folder / INDEX_FILE
+    _check_weight_map(folder, index)
+    weight_map = index["weight_map"]
     if not isinstance(index.get("metadata", {}), dict):
         raise CheckpointError(where, "metadata is not an object", fix="export the index again")
     files = sorted({str(file) for file in weight_map.values()})
@@ -194,7 +224,7 @@ def _files_of_index(folder: Path, index: Mapping[str, Any]) -> list[str]:
                 f"weight_map names {file!r}, which is not in the folder",
                 fix="download the missing shard",
             )
-    unlisted = sorted(present.difference(files))
+    unlisted = sorted(present.difference(files)) if whole else []
     if unlisted:
         raise CheckpointError(
             where,

@@ -5,17 +5,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError
+from .checkpoint import Checkpoint
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w./-]+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSource:
-    """A draft on this disk. `hub_id` and `revision` (a commit hash) are None for a local folder."""
+    """A draft on this disk.
+
+    Attributes:
+        folder: where it lies.
+        hub_id: None for a local folder, as `revision`, a commit hash.
+        subtree: prefix of the layer that is the draft, in the folder of its target; None = all.
+    """
 
     folder: Path
     hub_id: str | None = None
     revision: str | None = None
+    subtree: str | None = None
+
+    def open(self) -> Checkpoint:
+        """Read config, index and headers.
+
+        Raises:
+            CheckpointError: see `Checkpoint.open`.
+        """
+        return Checkpoint.open(self.folder, subtree=self.subtree)
 
 
 def is_hub_id(reference: str) -> bool:
@@ -23,8 +39,12 @@ def is_hub_id(reference: str) -> bool:
     return _HUB_ID.fullmatch(reference) is not None
 
 
-def resolve_draft(reference: str) -> DraftSource:
+def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
     """Find a draft: an existing folder wins, else `owner/name[@revision]` is fetched from the Hub.
+
+    Args:
+        reference: of the folder.
+        subtree: prefix of the layer that is the draft, in the folder of its target.
 
     Raises:
         CheckpointError: neither a folder nor a Hub id that can be fetched.
@@ -32,9 +52,15 @@ def resolve_draft(reference: str) -> DraftSource:
     folder = Path(reference)
     if folder.exists() or not is_hub_id(reference):
         if folder.is_dir():
-            return DraftSource(folder=folder)
+            return DraftSource(folder=folder, subtree=subtree and subtree.removesuffix("."))
         what = "is a file, not a draft folder" if folder.exists() else "no such folder"
         raise CheckpointError(reference, what, fix="give a draft folder or a Hub id (owner/name)")
+    if subtree is not None:
+        raise CheckpointError(
+            reference,
+            "no such folder, and of a target on the Hub all shards would be fetched for one layer",
+            fix="download config.json, the index and the shards of the layer, and give the folder",
+        )
     return _download(reference)
 
 

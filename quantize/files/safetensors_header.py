@@ -7,6 +7,7 @@ length N, N bytes of JSON, then the tensor data. This module reads headers only,
 import math
 import os
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,6 +79,11 @@ class Header:
 
     tensors: tuple[TensorInfo, ...]
     metadata: dict[str, str]
+
+    def only(self, names: Collection[str]) -> "Header":
+        """The same without all other tensors."""
+        kept = tuple(tensor for tensor in self.tensors if tensor.name in names)
+        return Header(tensors=kept, metadata=self.metadata)
 
 
 def read_header(folder: Path, file: str) -> Header:

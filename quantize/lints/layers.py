@@ -79,7 +79,7 @@ def without_fc(draft: Draft) -> Iterator[Lint]:
             level="note",
             cause="use_aux_hidden_state is false: the draft reads the target's last hidden state,"
             " behind its final norm, and has no fc; dumps and engines hand out outputs of layers",
-            remedy="record its traces with transformers: draftquant record --fuse-with DRAFT",
+            remedy="record its traces with transformers: draftquant record --draft DRAFT --fused",
         )
 
 

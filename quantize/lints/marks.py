@@ -5,6 +5,7 @@ from typing import Any
 
 from ..drafts import Draft
 from ..drafts.eagle3_geometry import Eagle3Geometry
+from ..drafts.mtp_geometry import MtpGeometry
 from ..drafts.speculators import LAYER_CONFIG, is_speculators
 
 _MODELOPT_KEYS = ("next_layer_regular", "parallel_draft_step", "parallel_draft_heads_num_layers")
@@ -13,6 +14,11 @@ _MODELOPT_KEYS = ("next_layer_regular", "parallel_draft_step", "parallel_draft_h
 def eagle3(draft: Draft) -> Eagle3Geometry | None:
     """The geometry of an EAGLE-3 draft, None for drafts of other kinds."""
     return draft.geometry if isinstance(draft.geometry, Eagle3Geometry) else None
+
+
+def is_mtp(draft: Draft) -> bool:
+    """True for a target's MTP layer, whose names and config are its target's."""
+    return isinstance(draft.geometry, MtpGeometry)
 
 
 def is_mla(draft: Draft) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ..drafts import Draft
 from ..drafts.architectures import DOMINO, KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
 from .lint import Lint
-from .marks import eagle3, in_speculators_layout, is_mla, layer_config
+from .marks import eagle3, in_speculators_layout, is_mla, is_mtp, layer_config
 
 _TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -31,7 +31,7 @@ def architecture(draft: Draft) -> Iterator[Lint]:
                 "dflash_config.projector_type": "domino",
             },
         )
-    wanted = OTHER_NAMES.get(name)
+    wanted = None if is_mtp(draft) else OTHER_NAMES.get(name)
     if wanted in KNOWN_TO_BOTH:
         yield Lint(
             name="architecture-name",
@@ -86,7 +86,7 @@ def names(draft: Draft) -> Iterator[Lint]:
 
     Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama); SGLang `kimi_k25_eagle3.py`.
     """
-    spelled = [row.tensor.name for row in draft.rows]
+    spelled = [] if is_mtp(draft) else [row.tensor.name for row in draft.rows]
     unread = [name for name in spelled if name.startswith(_NOBODY_READS)]
     refused = [name for name in spelled if name.startswith(_VLLM_REFUSES)]
     if unread:

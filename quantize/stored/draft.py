@@ -66,7 +66,12 @@ class StoredDraft:
             CheckpointError: apart from its quantized linears, the folder is not a draft.
         """
         modules = frozenset(quantized_looking(checkpoint.tensors.values()))
-        plain = {name for name in checkpoint.tensors if name.rpartition(".")[0] not in modules}
+        biases = _biases(checkpoint) if modules else frozenset()
+        plain = {
+            name
+            for name in checkpoint.tensors
+            if name.rpartition(".")[0] not in modules or name in biases
+        }
         return cls._of(checkpoint, scheme, modules, plain)
 
     @classmethod
@@ -216,6 +221,18 @@ def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
         if spec is not None:
             shapes[f"{module}.weight"] = tuple(dim.size for dim in spec.shape)
     return shapes
+
+
+def _biases(checkpoint: Checkpoint) -> frozenset[str]:
+    """Of the linears that have one in this draft's family.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
+    family, geometry = read_config(checkpoint)
+    specs = family.tensor_specs(geometry)
+    stored = (name for name in checkpoint.tensors if name.endswith(".bias"))
+    return frozenset(name for name in stored if family.canonical_name(name) in specs)
 
 
 def _file_of(checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str) -> str:

@@ -61,6 +61,7 @@ def verify(
     method: Method | None = None,
     foreign: bool = False,
     target: Path | None = None,
+    subtree: str | None = None,
     config_file: str = CONFIG_FILE,
 ) -> VerifyReport:
     """Check every byte of a quantized folder against the draft that it was made from.
@@ -83,6 +84,7 @@ def verify(
             draftquant.json says.
         foreign: another tool made the folder, so that it needs no draftquant.json.
         target: whose tables stand for those that the recipe drops; they are compared again.
+        subtree: of the source, where that is a layer in its target's folder; see `Checkpoint`.
         config_file: its name in a staging folder, see `Checkpoint.open`.
 
     Returns:
@@ -92,7 +94,7 @@ def verify(
         CheckpointError: `source` is not an unquantized draft, or holds what must not travel;
             `output` is no checkpoint at all, or not quantized; `target` has no such tables.
     """
-    draft = read_draft(Checkpoint.open(source))
+    draft = read_draft(Checkpoint.open(source, subtree=subtree))
     _check_is_checkpoint(output, config_file)
     try:
         checkpoint = Checkpoint.open(output, config_file=config_file)

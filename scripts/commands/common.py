@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...quantize.drafts import Draft, read_draft
-from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
 from ...recipes import Recipe, load_recipe
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
     from ...validate.measure.plan import DraftIdentity
 
 
-def open_draft(reference: str) -> tuple[DraftSource, Draft]:
+def open_draft(reference: str, subtree: str | None = None) -> tuple[DraftSource, Draft]:
     """Resolve a folder or Hub id and read its headers and vocabulary map."""
-    source = resolve_draft(reference)
-    draft = read_draft(Checkpoint.open(source.folder))
+    source = resolve_draft(reference, subtree)
+    draft = read_draft(source.open())
     check_vocabulary_map(draft)
     return source, draft
 
@@ -47,6 +46,16 @@ def draft_identity(reference: str) -> "DraftIdentity":
         draft=given.resolve().name if given.is_dir() else reference,
         draft_sha256=folder.sha256,
         draft_quantization=quantization,
+    )
+
+
+def add_subtree(parser: argparse.ArgumentParser) -> None:
+    """`--subtree`."""
+    parser.add_argument(
+        "--subtree",
+        metavar="PREFIX",
+        help="the folder is a target's, and its MTP layer below this prefix the draft"
+        " (model.layers.61, model.mtp_layers.0, mtp): nothing else is read",
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...quantize.files.hub import resolve_draft
 from ..console import megabytes, print_json, print_table, progress_bar, stdout, table
+from .common import add_subtree
 
 if TYPE_CHECKING:
     from ...quantize.dequantize import DequantizeReport
@@ -24,16 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=tuple(_DTYPES),
         help="of the dequantized weights, instead of that of the kept ones; float32 loses nothing",
     )
+    add_subtree(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from ...quantize.dequantize import dequantize_draft, plan_dequantization
-    from ...quantize.files.checkpoint import Checkpoint
 
-    source, dtype = resolve_draft(options.quantized), _DTYPES.get(options.dtype)
-    plan = plan_dequantization(Checkpoint.open(source.folder), dtype)
+    source, dtype = resolve_draft(options.quantized, options.subtree), _DTYPES.get(options.dtype)
+    plan = plan_dequantization(source.open(), dtype)
     with progress_bar("dequantize", plan.bytes_after) as bar:
         report = dequantize_draft(
             source, options.out, dtype=dtype, argv=options.argv, on_progress=bar.advance

@@ -21,17 +21,19 @@ from ...quantize.verify.audit import audit, looks_quantized
 from ...recipes import built_in_recipes, load_recipe
 from ..console import megabytes, print_json, print_table, stdout, table
 from .audit_report import audit_mapping, print_audit
+from .common import add_subtree
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`inspect DRAFT`."""
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
+    add_subtree(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    checkpoint = Checkpoint.open(resolve_draft(options.draft).folder)
+    checkpoint = resolve_draft(options.draft, options.subtree).open()
     return (_inspect_quantized if looks_quantized(checkpoint) else _inspect)(
         checkpoint, options.json
     )

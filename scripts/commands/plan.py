@@ -1,23 +1,26 @@
 """`draftquant plan`: every tensor with rule, action and bytes; nothing is written."""
 
 import argparse
+from typing import Any
 
-from ...quantize.plan import Plan, make_plan
+from ...quantize.drafts.mixture import of_any_expert
+from ...quantize.plan import Plan, Step, make_plan
 from ..console import print_json, print_table, stdout, table
-from .common import add_recipe_arguments, chosen_recipe, open_draft
+from .common import add_recipe_arguments, add_subtree, chosen_recipe, open_draft
 from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`plan DRAFT --recipe R`."""
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
+    add_subtree(parser)
     add_recipe_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    _, draft = open_draft(options.draft)
+    _, draft = open_draft(options.draft, options.subtree)
     plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
     verdicts = verdicts_of(plan)
     if options.json:
@@ -42,18 +45,18 @@ def print_plan(plan: Plan) -> None:
         *columns,
         right=("rule", "before", "after"),
     )
-    for step in plan.steps:
+    for step, count in _experts_as_one(plan):
         style = "green" if step.action == "quantize" else ""
         form = str(plan.format_of(step)) if step.action == "quantize" else ""
         found.row(
-            step.row.tensor.name,
+            _name(step, count),
             step.row.role,
             str(step.rule),
             step.action,
             *([form] if mixed else []),
             str(list(step.row.tensor.shape)),
-            f"{step.bytes_before:,}",
-            f"{step.bytes_after:,}",
+            f"{count * step.bytes_before:,}",
+            f"{count * step.bytes_after:,}",
             style=style,
         )
     found.add_section()
@@ -87,3 +90,21 @@ def print_plan(plan: Plan) -> None:
         f"of these, bytes added by the layout: {added};"
         f" output is {plan.bytes_after / plan.bytes_before:.1%} of the source"
     )
+
+
+def _experts_as_one(plan: Plan) -> list[tuple[Step, int]]:
+    """The steps, of routed experts that have all the same done to them the first, and how many."""
+    counts: dict[tuple[Any, ...], int] = {}
+    first: dict[tuple[Any, ...], Step] = {}
+    for step in plan.steps:
+        shape, name = step.row.tensor.shape, step.row.tensor.name
+        kind = (of_any_expert(name), step.rule, shape, step.bytes_before, step.bytes_after)
+        counts[kind] = counts.get(kind, 0) + 1
+        first.setdefault(kind, step)
+    return [(step, counts[kind]) for kind, step in first.items()]
+
+
+def _name(step: Step, count: int) -> str:
+    """A tensor's name, of several experts with the number of them."""
+    name = step.row.tensor.name
+    return name if count == 1 else f"{of_any_expert(name)} (x{count})"

@@ -18,6 +18,7 @@ from .common import (
     add_device,
     add_num_draft_tokens,
     add_recipe_arguments,
+    add_subtree,
     add_target,
     chosen_recipe,
     draft_on_traces,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`quantize DRAFT --recipe R --out O [--traces T] [--fix-config]`."""
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
+    add_subtree(parser)
     add_recipe_arguments(parser)
     parser.add_argument("--out", required=True, type=Path, metavar="O", help="folder to create")
     parser.add_argument(
@@ -62,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from ...quantize.quantize import check_retuning, check_tables, quantize_draft
 
-    source, draft = open_draft(options.draft)
+    source, draft = open_draft(options.draft, options.subtree)
     plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
     check_retuning(plan, None)
     check_tables(plan, options.target)

@@ -6,12 +6,14 @@ from pathlib import Path
 from ...quantize.files.hub import resolve_draft
 from ...quantize.verify.folder import VerifyReport, verify
 from ..console import print_json, print_table, stdout, table
+from .common import add_subtree
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`verify O --against DRAFT [--foreign] [--target M]`."""
     parser.add_argument("output", metavar="O", help="quantized draft folder or Hub id")
     parser.add_argument("--against", required=True, metavar="DRAFT", help="its BF16 source")
+    add_subtree(parser)
     parser.add_argument(
         "--foreign",
         action="store_true",
@@ -29,8 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    output, source = resolve_draft(options.output), resolve_draft(options.against)
-    report = verify(output.folder, source.folder, foreign=options.foreign, target=options.target)
+    output, source = resolve_draft(options.output), resolve_draft(options.against, options.subtree)
+    report = verify(
+        output.folder,
+        source.folder,
+        foreign=options.foreign,
+        target=options.target,
+        subtree=source.subtree,
+    )
     if options.json:
         print_json(report.to_mapping())
     else:

@@ -56,9 +56,10 @@ class DraftKind:
 
     def published_name(self, canonical: str) -> str:
         """How a tensor is spelled in what ships."""
+        if canonical.startswith("layers.0."):
+            return self.first_layer + canonical.removeprefix("layers.0.")
         module = canonical.partition(".")[0]
-        spelled = self.outside.get(module, module) + canonical.removeprefix(module)
-        return spelled.replace("layers.0.", self.first_layer, 1)
+        return self.outside.get(module, module) + canonical.removeprefix(module)
 
     def geometry(self, target_size: TargetSize) -> Geometry:
         """What shapes and maths of a draft over such a target follow from."""

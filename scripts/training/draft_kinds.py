@@ -10,6 +10,7 @@ from ...quantize.drafts.families import (
     eagle1_llama,
     eagle3_llama,
     eagle3_mla,
+    mimo_mtp,
 )
 from .corpus import END_OF_TEXT_ID
 from .draft import DraftKind
@@ -222,6 +223,40 @@ def _eagle1_llama(target: TargetSize) -> dict[str, Any]:
     }
 
 
+def _mimo_mtp(target: TargetSize) -> dict[str, Any]:
+    """MiMo's MTP layer in a folder of its own, with the keys that its target would have.
+
+    Its model_type is that of the layers, for transformers 5.23 knows no "mimo"; engines go by the
+    architecture. Sizes, norms and rotary base are the target's, whose config vLLM builds it from.
+    """
+    return {
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": target.intermediate_size,
+        "num_hidden_layers": target.num_hidden_layers,
+        "num_nextn_predict_layers": 1,
+        "num_attention_heads": target.num_attention_heads,
+        "num_key_value_heads": target.num_key_value_heads,
+        "head_dim": target.head_dim,
+        "rms_norm_eps": target.rms_norm_eps,
+        "vocab_size": target.vocab_size,
+        "max_position_embeddings": target.max_position_embeddings,
+        "rope_theta": target.rope_theta,
+        "rope_scaling": None,
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "initializer_range": INITIALIZER_RANGE,
+        **_TOKENS,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "torch_dtype": "bfloat16",
+    }
+
+
 def _peagle(target: TargetSize) -> dict[str, Any]:
     """Two layers as EAGLE-3 has them; no text contains the end-of-text token, which is the mask."""
     return {
@@ -279,4 +314,12 @@ DSPARK = DraftKind(
     config=_dspark,
     first_layer="layers.0.",
     ships_tables=False,
+)
+_MIMO = "model.mtp_layers.0."
+MIMO_MTP = DraftKind(
+    family=mimo_mtp.FAMILY,
+    config=_mimo_mtp,
+    first_layer=_MIMO,
+    ships_tables=False,
+    outside={canonical: f"{_MIMO}{module}" for module, canonical in mimo_mtp.FAMILY.outer.items()},
 )

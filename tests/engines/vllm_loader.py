@@ -136,11 +136,6 @@ def _function(file: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def _method(architecture: str) -> str:
-    kinds = (("DSpark", "dspark"), ("DFlash", "dflash"))
-    return next((method for part, method in kinds if part in architecture), "eagle3")
-
-
 def _config(draft: Path, target: Path) -> Any:
     """The engine's config for this target and draft, in BF16 as the target is served."""
     from vllm.config import (

@@ -1,6 +1,6 @@
 """SGLang 0.5.23."""
 
-from .. import sglang, sglang_config, sglang_launch
+from .. import mtp, sglang, sglang_config, sglang_launch
 from ..captured import sglang_captures
 from ..contract import DFLASH_FAMILIES, Engine
 from ..sglang_schemes import SCHEMES
@@ -38,7 +38,7 @@ ENGINE = Engine(
         "compressed-tensors": "ValueError: Unable to find matching target for {prefix} in the"
         " compressed-tensors config."
     },
-    drops_unknown=frozenset({"eagle3-mla", *_LLAMA}) | DFLASH_FAMILIES,
+    drops_unknown=frozenset({"eagle3-mla", *_LLAMA, *mtp.SGLANG}) | DFLASH_FAMILIES,
     rooted=sglang_config.ROOTED,
     casts=frozenset(_LLAMA) | DFLASH_FAMILIES,
     refuses_casts=frozenset({"eagle3-mla"}),

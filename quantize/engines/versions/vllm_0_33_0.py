@@ -1,11 +1,14 @@
 """vLLM 0.33.0."""
 
-from .. import vllm, vllm_config, vllm_heads, vllm_speculators
+from .. import mtp, vllm, vllm_config, vllm_heads, vllm_speculators
 from ..captured import vllm_captures
 from ..contract import DFLASH_FAMILIES, Engine
 from ..vllm_schemes import SCHEMES
 
-_FAMILIES = DFLASH_FAMILIES | {"eagle3-llama", "eagle3-mla", "eagle1-llama", "language-model"}
+_FAMILIES = (
+    frozenset({"eagle3-llama", "eagle3-mla", "eagle1-llama", "language-model", *mtp.VLLM})
+    | DFLASH_FAMILIES
+)
 _LLAMA_HEADS = (
     "AssertionError: vllm/model_executor/models/llama.py:145: assert self.total_num_heads % tp_size"
     " == 0"

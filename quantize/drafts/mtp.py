@@ -1,0 +1,168 @@
+"""Multi-token prediction (MTP, NextN) layers: what all their families share.
+
+One decoder layer that a target was trained with. It reads the target's last hidden state, behind
+the final norm, and the next token's embedding: each normed, concatenated, and mapped to one row by
+a linear that we call fc. Further draft tokens come of the same layer, fed with its own output.
+
+Canonical names are those of the other families: `fc` (eh_proj, input_proj), `norm`
+(shared_head.norm, final_layernorm), `lm_head` (shared_head.head); `embedding_norm` and `state_norm`
+go before fc. The layer's number among the target's is left out: it is `layers.0`.
+
+Sources: `*_mtp.py` of vLLM 0.33 and `*_nextn.py`, `*_mtp.py` of SGLang 0.5.23 (`models/`).
+"""
+
+import re
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..errors import CheckpointError
+from .attention_shapes import grouped_shapes
+from .config_reader import ConfigReader
+from .family import Dim, Family, TensorSpec
+from .mixture import Shapes, mixture_shapes, mlp_shapes
+from .mtp_geometry import MtpGeometry, MtpGroupedGeometry
+from .rope import read_rope
+
+if TYPE_CHECKING:
+    import torch
+
+    from .eagle3_forward import Attention
+    from .forward import ChainForward, OnInput
+
+
+class Mtp(Family):
+    """Tensor table and forward maths over what a family adds: attention, MLP, and the order."""
+
+    layer: ClassVar[re.Pattern[str]]
+    """The beginning of the names of the layer's tensors on disk."""
+    outer: ClassVar[Mapping[str, str]]
+    """Module below it that is no part of the decoder layer -> its canonical name."""
+    mark: ClassVar[str] = "self_attn.q_proj"
+    """The linear that tells its attention from others."""
+    state_first: ClassVar[bool]
+    """Fc reads [state; embedding], not [embedding; state]."""
+    masks_first: ClassVar[bool] = True
+    """The embedding at position 0 is taken for zeros."""
+    feeds_back_normed: ClassVar[bool]
+    """The next step reads the layer's output behind its last norm, as the head does."""
+
+    prefixes = ()
+    served_unquantized = ("embed_tokens", "fc", "lm_head")
+    makes_features = ()
+
+    def canonical_name(self, name: str) -> str:
+        """See `Family.canonical_name`."""
+        begins = self.layer.match(name)
+        if begins is None:
+            return name.removeprefix("model.") if name.startswith("model.embed_tokens.") else name
+        path = name[begins.end() :]
+        for module, canonical in self.outer.items():
+            if path == module or path.startswith(f"{module}."):
+                return canonical + path[len(module) :]
+        return f"layers.0.{path}"
+
+    def recognises(self, canonical_names: Collection[str]) -> bool:
+        """Both norms before fc, under the names of this family, and its attention."""
+        marks = {"embedding_norm.weight", "state_norm.weight", f"layers.0.{self.mark}.weight"}
+        return marks <= set(canonical_names)
+
+    @abstractmethod
+    def attention_shapes(self, geometry: Any) -> Shapes:
+        """The tensors of the attention."""
+
+    @abstractmethod
+    def attention(self, geometry: Any) -> "Attention":
+        """The projections of the forward maths; imports torch."""
+
+    def tensor_specs(self, geometry: MtpGeometry) -> Mapping[str, TensorSpec]:
+        """See `Family.tensor_specs`."""
+        hidden = Dim(geometry.hidden_size, "hidden_size")
+        vocab = Dim(geometry.vocab_size, "vocab_size")
+        both = Dim(2 * geometry.hidden_size, "2 x hidden_size")
+        norm = TensorSpec(role="norm", shape=(hidden,))
+        table = {
+            "embed_tokens.weight": TensorSpec(
+                role="embedding", shape=(vocab, hidden), optional=True
+            ),
+            "lm_head.weight": TensorSpec(role="head", shape=(vocab, hidden), optional=True),
+            "fc.weight": TensorSpec(role="fusion", shape=(hidden, both)),
+            "embedding_norm.weight": norm,
+            "state_norm.weight": norm,
+            "norm.weight": norm,
+            "layers.0.input_layernorm.weight": norm,
+            "layers.0.post_attention_layernorm.weight": norm,
+        }
+        inner = Dim(geometry.intermediate_size, "intermediate_size")
+        mlp = (
+            mlp_shapes("mlp.", inner, hidden)
+            if geometry.mixture is None
+            else mixture_shapes(geometry.mixture, hidden)
+        )
+        return table | {
+            f"layers.0.{name}": TensorSpec(role=role, shape=shape)
+            for name, (role, shape) in (self.attention_shapes(geometry) | mlp).items()
+        }
+
+    def forward(
+        self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
+    ) -> "ChainForward":
+        """See `Family.forward`."""
+        from .mtp_forward import MtpForward
+
+        return MtpForward(
+            geometry,
+            weights,
+            on_input,
+            self.attention(geometry),
+            state_first=self.state_first,
+            masks_first=self.masks_first,
+            feeds_back_normed=self.feeds_back_normed,
+        )
+
+
+def read_mtp(config: Mapping[str, Any], where: object, family: str) -> dict[str, Any]:
+    """The fields of `MtpGeometry`, from the config.json of the target that the layer belongs to.
+
+    Raises:
+        CheckpointError: a key is missing or wrong, or the target has not exactly one MTP layer.
+    """
+    keys = ConfigReader(config, where)
+    layers = config.get("num_nextn_predict_layers", 1)
+    if layers != 1:
+        raise CheckpointError(
+            where,
+            f"num_nextn_predict_layers: expected 1, got {layers!r}: {family} is one layer, of which"
+            " all draft tokens come",
+            fix="a draft of several MTP layers is not supported",
+        )
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise CheckpointError(
+            where,
+            f"hidden_act: expected 'silu', as {family} is served, got {activation!r}",
+            fix="this draft cannot be replayed or served as it was trained",
+        )
+    return {
+        "hidden_size": keys.positive("hidden_size"),
+        "intermediate_size": keys.positive("intermediate_size"),
+        "num_attention_heads": keys.positive("num_attention_heads"),
+        "vocab_size": keys.positive("vocab_size"),
+        "rms_norm_eps": keys.number("rms_norm_eps"),
+        "rope": read_rope(config, where),
+    }
+
+
+def grouped_attention_shapes(geometry: MtpGroupedGeometry) -> Shapes:
+    """The tensors of grouped-query attention, with the biases and norms that it has."""
+    g = geometry
+    linears = grouped_shapes(g, Dim(g.hidden_size, "hidden_size"))
+    shapes: Shapes = {f"{name}.weight": row for name, row in linears.items()}
+    if g.qkv_bias:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            _, (rows, _) = linears[f"self_attn.{name}"]
+            shapes[f"self_attn.{name}.bias"] = ("norm", (rows,))
+    if g.qk_norm:
+        head = Dim(g.head_dim, "head_dim")
+        shapes |= {f"self_attn.{name}_norm.weight": ("norm", (head,)) for name in ("q", "k")}
+    return shapes

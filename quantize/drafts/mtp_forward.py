@@ -1,0 +1,103 @@
+"""Forward maths of a multi-token prediction layer, as engines serve it.
+
+Row t pairs the target's last hidden state at position t with token t + 1 and has position id t, as
+in EAGLE-3. Sources: `models/mimo_mtp.py`, `deepseek_mtp.py`, `glm4_moe_mtp.py`, `qwen3_next_mtp.py`
+of vLLM 0.33.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .eagle3_forward import Attention
+from .forward import Attend, ChainForward, OnInput, embedding, linear, rms_norm
+from .mixture_forward import gated_mlp, mixture_mlp
+from .mtp_geometry import MtpGeometry
+
+
+class MtpForward(ChainForward):
+    """One MTP layer over weights given by canonical name; see `Mtp` for the three choices."""
+
+    def __init__(
+        self,
+        geometry: MtpGeometry,
+        weights: Mapping[str, Tensor],
+        on_input: OnInput,
+        attention: Attention,
+        *,
+        state_first: bool,
+        masks_first: bool,
+        feeds_back_normed: bool,
+    ) -> None:
+        self.geometry = geometry
+        self.weights = weights
+        self.on_input = on_input
+        self.attention = attention
+        self.state_first = state_first
+        self.masks_first = masks_first
+        self.feeds_back_normed = feeds_back_normed
+
+    @property
+    def num_logits(self) -> int:
+        """See `DraftForward.num_logits`."""
+        return self.geometry.vocab_size
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """The target's last hidden state as it is: fc reads the embedding beside it."""
+        return features
+
+    def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `ChainForward.step`."""
+        r = self.linear("fc", self._both(token_ids, hidden, positions))
+        prefix = "layers.0."
+        a = self.norm(prefix + "input_layernorm", r)
+        q, k, v, scale = self.attention.project(prefix + "self_attn.", a, positions, self)
+        mixed = attend(0, q, k, v, scale).transpose(1, 2).flatten(2)
+        r = r + self.linear(prefix + "self_attn.o_proj", mixed)
+        x = r + self._mlp(prefix + "mlp.", self.norm(prefix + "post_attention_layernorm", r))
+        return self.norm("norm", x) if self.feeds_back_normed else x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `DraftForward.logits`."""
+        return self.kept_linear("lm_head", self.head_input(hidden))
+
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """See `DraftForward.head_input`."""
+        normed = hidden if self.feeds_back_normed else self.norm("norm", hidden)
+        return self.on_input("lm_head", normed)
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        """The vocabulary is the target's."""
+        return draft_ids
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.linear`; a bias is added where the draft has one."""
+        return self.kept_linear(name, self.on_input(name, x)).to(x.dtype)
+
+    def kept_linear(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.kept_linear`."""
+        product = linear(x, self.weights[f"{name}.weight"])
+        bias = self.weights.get(f"{name}.bias")
+        return product if bias is None else product + bias.to(product.dtype)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.norm`."""
+        return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
+
+    def _both(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
+        """The normed embedding and the normed state, in the order of the family."""
+        embedded = embedding(token_ids, self.weights["embed_tokens.weight"], hidden.dtype)
+        if self.masks_first:
+            embedded = embedded * (positions > 0)[:, None]
+        e, u = self.norm("embedding_norm", embedded), self.norm("state_norm", hidden)
+        return torch.cat((u, e) if self.state_first else (e, u), dim=-1)
+
+    def _mlp(self, prefix: str, x: Tensor) -> Tensor:
+        """One MLP, or a mixture of experts."""
+        mixture = self.geometry.mixture
+        if mixture is None:
+            return gated_mlp(prefix, x, self)
+        router = self.weights[f"{prefix}gate.weight"]
+        correction = self.weights.get(f"{prefix}gate.e_score_correction_bias")
+        return mixture_mlp(mixture, prefix, x, self, router, correction)

@@ -1,0 +1,74 @@
+"""What the maths and the shapes of a multi-token prediction layer follow from."""
+
+from dataclasses import dataclass
+
+from .mixture import Mixture
+from .rope import RopeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpGeometry:
+    """Config of one MTP layer, which is a target's own; widths in elements.
+
+    Attributes:
+        intermediate_size: of its MLP, where it has no mixture of experts.
+        mixture: of experts in place of the MLP; None = none.
+        fuses: False: it reads the target's last hidden state, behind the final norm, and no outputs
+            of layers.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    mixture: Mixture | None = None
+    num_layers: int = 1
+    num_aux_layers: int = 1
+    aux_layer_ids: tuple[int, ...] | None = None
+    fuses: bool = False
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """The whole vocabulary: its head is the target's."""
+        return self.vocab_size
+
+    @property
+    def target_hidden_size(self) -> int:
+        """The target's width is its own."""
+        return self.hidden_size
+
+    @property
+    def block_size(self) -> None:
+        """None: it proposes a chain."""
+        return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpGroupedGeometry(MtpGeometry):
+    """An MTP layer with grouped-query attention.
+
+    Attributes:
+        qkv_bias: q, k and v have biases, as in Qwen2.
+        qk_norm: each head's query and key is normed before it is rotated, as in Qwen3.
+        rotary_dim: the first so many elements of a head are rotated.
+    """
+
+    num_key_value_heads: int
+    head_dim: int
+    qkv_bias: bool
+    qk_norm: bool
+    rotary_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpLatentGeometry(MtpGeometry):
+    """An MTP layer with latent attention; see `Eagle3MlaGeometry`."""
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rope_interleave: bool

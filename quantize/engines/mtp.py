@@ -1,0 +1,155 @@
+"""What engines make of a target's MTP layer in a folder of its own.
+
+Loading was executed with the engines' own classes (`tests/engines/mtp.py`, mtp.json). The routed
+experts of a mixture are one fused module in both, `experts`; unquantized ones load.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..drafts.fused import FusedLinear
+from ..drafts.mixture import is_expert
+from ..stored.parts import COMPANIONS
+from .contract import Finding, Module, Question
+from .linears import layer_linears
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """How one engine builds the layer of a family.
+
+    Attributes:
+        architectures: names in config.json for which the loading was executed.
+        layer: the name of the decoder layer, with {n} for its number behind the target's.
+        prefix: the same as excludes are held against, "" = none.
+        no_parameter: the error for a stored tensor that has no parameter, with {name}.
+    """
+
+    architectures: frozenset[str]
+    layer: str
+    prefix: str
+    no_parameter: str = ""
+
+
+_KEY = "KeyError: '{name}'"
+VLLM: Mapping[str, Served] = {
+    "mimo-mtp": Served(
+        architectures=frozenset({"MiMoForCausalLM"}),
+        layer="model.mtp_layers.{n}.mtp_block.",
+        prefix="model.layers.{n}.",
+        no_parameter="ValueError: There is no module or parameter named '{name}' in MiMoMTP.",
+    ),
+    "deepseek-mtp": Served(
+        architectures=frozenset({"DeepseekV3ForCausalLM"}),
+        layer="model.layers.{n}.mtp_block.",
+        prefix="model.layers.{n}.",
+        no_parameter=_KEY,
+    ),
+    "glm4-moe-mtp": Served(
+        architectures=frozenset({"Glm4MoeForCausalLM"}),
+        layer="model.layers.{n}.mtp_block.",
+        prefix="model.layers.{n}.",
+        no_parameter=_KEY,
+    ),
+}
+SGLANG: Mapping[str, Served] = {
+    "mimo-mtp": Served(
+        architectures=frozenset({"MiMoForCausalLM"}), layer="model.mtp_block.", prefix=""
+    ),
+    "deepseek-mtp": Served(
+        architectures=frozenset({"DeepseekV3ForCausalLM", "DeepseekV3ForCausalLMNextN"}),
+        layer="model.decoder.",
+        prefix="model.decoder.",
+    ),
+    "glm4-moe-mtp": Served(
+        architectures=frozenset({"Glm4MoeForCausalLM", "Glm4MoeForCausalLMNextN"}),
+        layer="model.decoder.",
+        prefix="model.decoder.",
+    ),
+}
+
+
+def architectures(table: Mapping[str, Served]) -> frozenset[str]:
+    """All names of a table."""
+    return frozenset().union(*(served.architectures for served in table.values()))
+
+
+def modules(
+    question: Question, served: Served, fused: Callable[[FusedLinear], str]
+) -> tuple[Module, ...]:
+    """The linears that may be quantized; fc is a plain nn.Linear in both engines.
+
+    Args:
+        question: of a folder whose config.json is the target's own.
+        served: how the engine builds the layer.
+        fused: what the engine calls a fused linear.
+    """
+    number = question.config.get("num_hidden_layers", 0)
+    mixture = any(is_expert(name) for name in question.tensor_names)
+    mlp = "mlp.shared_experts" if mixture else "mlp"
+    layers = tuple(
+        Module(
+            served.layer.format(n=number) + path,
+            served.prefix.format(n=number) + path,
+            parts,
+            sharding,
+        )
+        for path, parts, sharding in layer_linears(question.family, "layers.0", fused, mlp=mlp)
+    )
+    return (*layers, Module("lm_head", "lm_head", ("lm_head",), "column"))
+
+
+def vllm_problem(question: Question) -> Finding | None:
+    """VLLM hands an MTP layer the target's quantization, never the draft's own.
+
+    Source: `vllm_config.quant_config` in `deepseek_mtp.py:74` and its kin, where `vllm_config` is
+    the target's; with the same declaration in the target's config the folder loads (executed).
+    """
+    problem = _misconfigured(question)
+    if problem is not None or question.declaration is None:
+        return problem
+    stored = sorted(n for n in question.tensor_names if n.rpartition(".")[2] in COMPANIONS)
+    if not stored:
+        return None
+    served = VLLM[question.family]
+    layer = served.layer.format(n=question.config.get("num_hidden_layers", 0))
+    return Finding(
+        "load",
+        served.no_parameter.format(name=_in_vllm(stored[0], layer)),
+        "give the target this quantization_config with its own layers ignored (--hf-overrides):"
+        " vLLM reads the target's for an MTP layer; or serve it with SGLang",
+    )
+
+
+def _misconfigured(question: Question) -> Finding | None:
+    """Keys without which vLLM does not build the layer that the tensors are of."""
+    config = question.config
+    if config.get("model_type") == "mimo" and "auto_map" not in config:
+        return Finding(
+            "config",
+            "ValidationError: 1 validation error for SpeculativeConfig Value error, The checkpoint"
+            " you are trying to load has model type `mimo` but Transformers does not recognize this"
+            " architecture.",
+            "set model_type to qwen2, whose layers these are",
+        )
+    corrected = any(name.endswith("e_score_correction_bias") for name in question.tensor_names)
+    if question.family == "deepseek-mtp" and corrected and "topk_method" not in config:
+        number = config.get("num_hidden_layers", 0)
+        name = f"model.layers.{number}.mtp_block.mlp.gate.e_score_correction_bias"
+        return Finding("load", _KEY.format(name=name), "add topk_method: noaux_tc to config.json")
+    return None
+
+
+def sglang_problem(question: Question) -> Finding | None:
+    """Quantized experts are one module with kernels of their own, which were not executed."""
+    experts = any(is_expert(name) for name in question.tensor_names)
+    if question.family not in SGLANG or question.declaration is None or not experts:
+        return None
+    what = "experts of a mixture that are stored quantized: loading them was not executed"
+    return Finding("unknown", what, "try it, or serve the layer in BF16")
+
+
+def _in_vllm(name: str, layer: str) -> str:
+    """A tensor of a decoder layer as vLLM looks for it."""
+    at = max(name.find("self_attn."), name.find("mlp."))
+    return layer + name[at:] if at >= 0 else name

@@ -1,0 +1,123 @@
+"""MTP layers assembled from transformers' own decoder layers: the oracle of our forward maths.
+
+Attention, MLP, mixture and rope are transformers'. What is added is written from the model classes
+of vLLM 0.33 (`mimo_mtp.py`, `deepseek_mtp.py`, `glm4_moe_mtp.py`): the masked first embedding, both
+norms, the order of the concat, the last norm, and what the next step reads.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DeepseekV3Config, Glm4MoeConfig, Qwen2Config
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
+from transformers.models.glm4_moe import modeling_glm4_moe as glm
+from transformers.models.qwen2 import modeling_qwen2 as qwen2
+
+KINDS: dict[str, Any] = {
+    "mimo-mtp": (Qwen2Config, qwen2.Qwen2DecoderLayer, qwen2.Qwen2RotaryEmbedding),
+    "deepseek-mtp": (
+        DeepseekV3Config,
+        deepseek.DeepseekV3DecoderLayer,
+        deepseek.DeepseekV3RotaryEmbedding,
+    ),
+    "glm4-moe-mtp": (Glm4MoeConfig, glm.Glm4MoeDecoderLayer, glm.Glm4MoeRotaryEmbedding),
+}
+
+
+class ReferenceMtp:
+    """One MTP layer that recomputes a whole chain for every token: no cache, no blocks of rows.
+
+    Args:
+        family: name of the draft's family.
+        config: its config.json.
+        weights: by canonical name, float64.
+    """
+
+    def __init__(
+        self, family: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]
+    ) -> None:
+        config_class, layer_class, rotary_class = KINDS[family]
+        keys = {k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")}
+        theta = keys.pop("rope_theta")
+        rope = {"rope_type": "default", "rope_theta": theta}
+        if "partial_rotary_factor" in keys:
+            rope["partial_rotary_factor"] = keys.pop("partial_rotary_factor")
+        made = config_class(**keys, rope_parameters=rope, attn_implementation="eager")
+        self.family, self.weights, self.eps = family, weights, config["rms_norm_eps"]
+        self.layer: nn.Module = layer_class(made, _number(family, config)).double()
+        if family == "deepseek-mtp":  # engines hand the draft's epsilon to the norms of latents
+            attention: Any = self.layer.self_attn
+            for norm in (attention.q_a_layernorm, attention.kv_a_layernorm):
+                norm.variance_epsilon = self.eps
+        self.layer.load_state_dict(_as_transformers(weights))
+        self.layer.train(mode=False)
+        self.rotary = rotary_class(made)
+
+    @torch.no_grad()
+    def logits(self, states: Tensor, token_ids: Tensor, row: int, depth: int) -> Tensor:
+        """Logits of the draft token at a depth of the chain that starts at a row.
+
+        Args:
+            states: [N - 1, W], the target's last hidden states.
+            token_ids: [N], the recorded tokens, which the chain is fed.
+            row: the last position whose state is the target's own.
+            depth: 0 is the first draft token.
+
+        Returns:
+            [V].
+        """
+        hidden = states[: row + 1]
+        for _ in range(depth):  # a chain grows by one row each time, all of it computed again
+            hidden = torch.cat((states[: row + 1], self._steps(states, hidden, token_ids, row)))
+        out = self._outputs(hidden, token_ids)[-1]
+        return self._norm("norm", out) @ self.weights["lm_head.weight"].T
+
+    def _steps(self, states: Tensor, hidden: Tensor, token_ids: Tensor, row: int) -> Tensor:
+        """What the chain's own rows read: the outputs from `row` on, as they are fed back."""
+        del states
+        out = self._outputs(hidden, token_ids)[row:]
+        return out if self.family == "glm4-moe-mtp" else self._norm("norm", out)
+
+    def _outputs(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """The layer over rows 0, 1, ... that see what stands before them, before the last norm."""
+        rows = len(hidden)
+        embedded = self.weights["embed_tokens.weight"][token_ids[1 : rows + 1]].clone()
+        embedded[0] = 0
+        parts = (self._norm("embedding_norm", embedded), self._norm("state_norm", hidden))
+        both = torch.cat(parts[::-1] if self.family == "mimo-mtp" else parts, dim=-1)
+        x = (both @ self.weights["fc.weight"].T)[None]
+        positions = torch.arange(rows)[None]
+        mask = torch.full((rows, rows), float("-inf"), dtype=x.dtype).triu(1)[None, None]
+        turned = self.rotary(x, positions)
+        given = {"attention_mask": mask, "position_ids": positions, "position_embeddings": turned}
+        out: Any = self.layer(x, **given)
+        return (out[0] if isinstance(out, tuple) else out)[0]
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+        return self.weights[f"{name}.weight"] * x * scale
+
+
+def _number(family: str, config: Mapping[str, Any]) -> int:
+    """Of the layer among the target's, which says whether it has experts."""
+    return 0 if family == "mimo-mtp" else int(config["num_hidden_layers"])
+
+
+def _as_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The decoder layer's tensors, experts stacked as transformers 5 holds them."""
+    own = {n.removeprefix("layers.0."): w for n, w in weights.items() if n.startswith("layers.0.")}
+    single = {name: w for name, w in own.items() if ".experts." not in name}
+    count = len({name.split(".")[2] for name in own if ".experts." in name})
+    if count:
+
+        def stacked(leaf: str) -> Tensor:
+            return torch.stack([own[f"mlp.experts.{i}.{leaf}.weight"] for i in range(count)])
+
+        gate_up = torch.cat((stacked("gate_proj"), stacked("up_proj")), dim=1)
+        single |= {
+            "mlp.experts.gate_up_proj": gate_up,
+            "mlp.experts.down_proj": stacked("down_proj"),
+        }
+    return single

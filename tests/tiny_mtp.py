@@ -1,0 +1,299 @@
+"""Builders of tiny MTP layers, in folders of their own or inside a target's."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tiny import Stored, store, write_tensors
+
+
+def tiny_mimo_mtp(
+    folder: Path,
+    *,
+    seed: int = 0,
+    hidden: int = 64,
+    intermediate: int = 96,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    vocab: int = 96,
+    tables: bool = True,
+    inside_target: bool = False,
+    dtype: str = "BF16",
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a tiny MTP layer of MiMo: config.json and weights.
+
+    Args:
+        folder: created; its parent must exist.
+        tables: with the target's embedding and head.
+        inside_target: with a decoder layer and the final norm of the target besides.
+        dtype: "BF16", "F16" or "F32", of every weight.
+        config: overrides of config.json.
+    """
+    rng = np.random.default_rng(seed)
+
+    def weight(*shape: int) -> Stored:
+        return store(rng.standard_normal(shape, dtype=np.float32) / shape[-1] ** 0.5, dtype)
+
+    def norm() -> Stored:
+        return store(1 + 0.1 * rng.standard_normal(hidden, dtype=np.float32), dtype)
+
+    def decoder_layer(prefix: str) -> dict[str, Stored]:
+        queries, keys = heads * head_dim, kv_heads * head_dim
+        return {
+            f"{prefix}self_attn.q_proj.weight": weight(queries, hidden),
+            f"{prefix}self_attn.k_proj.weight": weight(keys, hidden),
+            f"{prefix}self_attn.v_proj.weight": weight(keys, hidden),
+            f"{prefix}self_attn.o_proj.weight": weight(hidden, queries),
+            f"{prefix}self_attn.q_proj.bias": weight(queries),
+            f"{prefix}self_attn.k_proj.bias": weight(keys),
+            f"{prefix}self_attn.v_proj.bias": weight(keys),
+            f"{prefix}mlp.gate_proj.weight": weight(intermediate, hidden),
+            f"{prefix}mlp.up_proj.weight": weight(intermediate, hidden),
+            f"{prefix}mlp.down_proj.weight": weight(hidden, intermediate),
+            f"{prefix}input_layernorm.weight": norm(),
+            f"{prefix}post_attention_layernorm.weight": norm(),
+        }
+
+    mtp = "model.mtp_layers.0."
+    tensors = decoder_layer(mtp) | {
+        f"{mtp}input_proj.weight": weight(hidden, 2 * hidden),
+        f"{mtp}token_layernorm.weight": norm(),
+        f"{mtp}hidden_layernorm.weight": norm(),
+        f"{mtp}final_layernorm.weight": norm(),
+    }
+    if tables or inside_target:
+        tensors["model.embed_tokens.weight"] = weight(vocab, hidden)
+        tensors["lm_head.weight"] = weight(vocab, hidden)
+    if inside_target:
+        tensors |= decoder_layer("model.layers.0.") | {"model.norm.weight": norm()}
+    keys = {
+        "architectures": ["MiMoForCausalLM"],
+        "attention_bias": True,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 2048,
+        "model_type": "mimo",
+        "num_attention_heads": heads,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": kv_heads,
+        "num_nextn_predict_layers": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 640000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype],
+        "use_sliding_window": False,
+        "vocab_size": vocab,
+        **(config or {}),
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+    return folder
+
+
+def tiny_deepseek_mtp(
+    folder: Path,
+    *,
+    seed: int = 0,
+    hidden: int = 64,
+    intermediate: int = 96,
+    heads: int = 4,
+    vocab: int = 96,
+    experts: int = 4,
+    moe_intermediate: int = 32,
+    number: int = 3,
+    tables: bool = True,
+    inside_target: bool = False,
+    dtype: str = "BF16",
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a tiny MTP layer of DeepSeek-V3, latent attention and experts: config.json and weights.
+
+    Args:
+        folder: created; its parent must exist.
+        experts: routed ones, in two groups; 0 = one MLP.
+        number: of the layer among the target's.
+        tables: with its copies of the embedding and the head.
+        inside_target: with an embedding and the final norm of the target besides, in two shards.
+        dtype: of every weight but e_score_correction_bias.
+        config: overrides of config.json.
+    """
+    write = _Layer(seed, hidden, dtype)
+    q_rank, kv_rank, nope, rope, value = 96, 32, 16, 8, 16
+    own = f"model.layers.{number}."
+    attention = f"{own}self_attn."
+    tensors = {
+        f"{attention}q_a_proj.weight": write.weight(q_rank, hidden),
+        f"{attention}q_a_layernorm.weight": write.norm(q_rank),
+        f"{attention}q_b_proj.weight": write.weight(heads * (nope + rope), q_rank),
+        f"{attention}kv_a_proj_with_mqa.weight": write.weight(kv_rank + rope, hidden),
+        f"{attention}kv_a_layernorm.weight": write.norm(kv_rank),
+        f"{attention}kv_b_proj.weight": write.weight(heads * (nope + value), kv_rank),
+        f"{attention}o_proj.weight": write.weight(hidden, heads * value),
+        **write.nextn(own, intermediate, experts, moe_intermediate),
+    }
+    if tables:
+        tensors[f"{own}embed_tokens.weight"] = write.weight(vocab, hidden)
+        tensors[f"{own}shared_head.head.weight"] = write.weight(vocab, hidden)
+    if inside_target:
+        tensors |= {
+            "model.embed_tokens.weight": write.weight(vocab, hidden),
+            "model.norm.weight": write.norm(hidden),
+        }
+    keys = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": heads,
+        "q_lora_rank": q_rank,
+        "kv_lora_rank": kv_rank,
+        "qk_nope_head_dim": nope,
+        "qk_rope_head_dim": rope,
+        "v_head_dim": value,
+        "first_k_dense_replace": 1 if experts else number + 1,
+        "moe_layer_freq": 1,
+        "rope_theta": 10000.0,
+        **_mixture_keys(experts, moe_intermediate),
+        **_common_keys(hidden, intermediate, heads, number, vocab, dtype),
+        **(config or {}),
+    }
+    _publish(folder, keys, tensors, sharded=inside_target)
+    return folder
+
+
+def tiny_glm4_moe_mtp(
+    folder: Path,
+    *,
+    seed: int = 0,
+    hidden: int = 64,
+    intermediate: int = 96,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    vocab: int = 96,
+    experts: int = 4,
+    moe_intermediate: int = 32,
+    number: int = 3,
+    tables: bool = True,
+    dtype: str = "BF16",
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a tiny MTP layer of GLM-4.x, biases, head norms and experts: config.json and weights.
+
+    Args: see `tiny_deepseek_mtp`.
+    """
+    write = _Layer(seed, hidden, dtype)
+    own, queries, keys_width = f"model.layers.{number}.", heads * head_dim, kv_heads * head_dim
+    attention = f"{own}self_attn."
+    tensors = {
+        f"{attention}q_proj.weight": write.weight(queries, hidden),
+        f"{attention}k_proj.weight": write.weight(keys_width, hidden),
+        f"{attention}v_proj.weight": write.weight(keys_width, hidden),
+        f"{attention}o_proj.weight": write.weight(hidden, queries),
+        f"{attention}q_proj.bias": write.weight(queries),
+        f"{attention}k_proj.bias": write.weight(keys_width),
+        f"{attention}v_proj.bias": write.weight(keys_width),
+        f"{attention}q_norm.weight": write.norm(head_dim),
+        f"{attention}k_norm.weight": write.norm(head_dim),
+        **write.nextn(own, intermediate, experts, moe_intermediate),
+    }
+    if tables:
+        tensors[f"{own}embed_tokens.weight"] = write.weight(vocab, hidden)
+        tensors[f"{own}shared_head.head.weight"] = write.weight(vocab, hidden)
+    keys = {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "attention_bias": True,
+        "head_dim": head_dim,
+        "num_key_value_heads": kv_heads,
+        "partial_rotary_factor": 0.5,
+        "use_qk_norm": True,
+        "rope_theta": 1000000.0,
+        **_mixture_keys(experts, moe_intermediate),
+        **_common_keys(hidden, intermediate, heads, number, vocab, dtype),
+        **(config or {}),
+    }
+    _publish(folder, keys, tensors, sharded=False)
+    return folder
+
+
+class _Layer:
+    """Random tensors of one dtype, and what the layers of DeepSeek and GLM have in common."""
+
+    def __init__(self, seed: int, hidden: int, dtype: str) -> None:
+        self.rng, self.hidden, self.dtype = np.random.default_rng(seed), hidden, dtype
+
+    def weight(self, *shape: int) -> Stored:
+        values = self.rng.standard_normal(shape, dtype=np.float32) / shape[-1] ** 0.5
+        return store(values, self.dtype)
+
+    def norm(self, width: int) -> Stored:
+        values = 1 + 0.1 * self.rng.standard_normal(width, dtype=np.float32)
+        return store(values, self.dtype)
+
+    def mlp(self, prefix: str, inner: int) -> dict[str, Stored]:
+        return {
+            f"{prefix}gate_proj.weight": self.weight(inner, self.hidden),
+            f"{prefix}up_proj.weight": self.weight(inner, self.hidden),
+            f"{prefix}down_proj.weight": self.weight(self.hidden, inner),
+        }
+
+    def nextn(self, own: str, inner: int, experts: int, expert_inner: int) -> dict[str, Stored]:
+        norms = ("enorm", "hnorm", "shared_head.norm", "input_layernorm")
+        tensors = {f"{own}{name}.weight": self.norm(self.hidden) for name in norms}
+        tensors[f"{own}post_attention_layernorm.weight"] = self.norm(self.hidden)
+        tensors[f"{own}eh_proj.weight"] = self.weight(self.hidden, 2 * self.hidden)
+        if not experts:
+            return tensors | self.mlp(f"{own}mlp.", inner)
+        tensors[f"{own}mlp.gate.weight"] = self.weight(experts, self.hidden)
+        correction = 0.1 * self.rng.standard_normal(experts, dtype=np.float32)
+        tensors[f"{own}mlp.gate.e_score_correction_bias"] = store(correction, "F32")
+        for i in range(experts):
+            tensors |= self.mlp(f"{own}mlp.experts.{i}.", expert_inner)
+        return tensors | self.mlp(f"{own}mlp.shared_experts.", expert_inner)
+
+
+def _mixture_keys(experts: int, inner: int) -> dict[str, Any]:
+    return {
+        "n_routed_experts": experts or 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": inner,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+    }
+
+
+def _common_keys(
+    hidden: int, intermediate: int, heads: int, number: int, vocab: int, dtype: str
+) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": heads,
+        "num_hidden_layers": number,
+        "num_nextn_predict_layers": 1,
+        "rms_norm_eps": 1e-05,
+        "tie_word_embeddings": False,
+        "torch_dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype],
+        "vocab_size": vocab,
+    }
+
+
+def _publish(
+    folder: Path, keys: Mapping[str, Any], tensors: Mapping[str, Stored], *, sharded: bool
+) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
+    write_tensors(folder, tensors, sharded=sharded, metadata={"format": "pt"})
