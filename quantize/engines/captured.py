@@ -57,9 +57,9 @@ def sglang_captures(config: Mapping[str, Any]) -> Captures:
     section = _section(config, SECTION)
     if section.get(KEY) == []:  # `llama.py:941`: none, not the default
         return (Capture("SGLang", ()),)
-    nested = _ids(section.get(KEY))
-    as_inputs = config.get("model_type") in DEEPSEEK_TYPES and nested and nested[0] != 1
-    return (Capture("SGLang", nested if as_inputs else _plus_one(nested)),)
+    ids = _ids(section.get(KEY))
+    as_inputs = config.get("model_type") in DEEPSEEK_TYPES and ids and ids[0] != 1
+    return (Capture("SGLang", ids if as_inputs else _plus_one(ids)),)
 
 
 def misread_layers(

@@ -20,40 +20,13 @@ from .outside import has_fc, has_head, is_parallel
 from .sglang_config import eagle1_problem, is_ordinary, ordinary_model_problem
 from .sglang_schemes import CONCATENATED, algorithm_problem
 
-METHODS = frozenset(
-    [
-        "fp8",
-        "mxfp8",
-        "minimax_m3_nvfp4",
-        "blockwise_int8",
-        "modelopt",
-        "modelopt_fp8",
-        "modelopt_fp4",
-        "nvfp4_online",
-        "modelopt_mixed",
-        "w8a8_int8",
-        "w8a8_fp8",
-        "awq",
-        "awq_marlin",
-        "bitsandbytes",
-        "gguf",
-        "gptq",
-        "gptq_marlin",
-        "moe_wna16",
-        "compressed-tensors",
-        "w4afp8",
-        "petit_nvfp4",
-        "quark",
-        "quark_mxfp4",
-        "auto-round",
-        "auto-round-int8",
-        "modelslim",
-        "quark_int4fp8_moe",
-        "humming",
-        "mxfp_w4a8",
-        "mxfp4",
-    ]
-)
+_NAMES = """
+    fp8 mxfp8 minimax_m3_nvfp4 blockwise_int8 modelopt modelopt_fp8 modelopt_fp4 nvfp4_online
+    modelopt_mixed w8a8_int8 w8a8_fp8 awq awq_marlin bitsandbytes gguf gptq gptq_marlin
+    moe_wna16 compressed-tensors w4afp8 petit_nvfp4 quark quark_mxfp4 auto-round auto-round-
+    int8 modelslim quark_int4fp8_moe humming mxfp_w4a8 mxfp4
+"""
+METHODS = frozenset(_NAMES.split())
 _QUANTIZED_HEADS = frozenset({"modelopt", "compressed-tensors"})
 """Each quant_method that has something for a head: `compressed_tensors.py:202`, and in
 `modelopt_quant.py:341`."""

@@ -15,17 +15,10 @@ from ...recipes.schema import LayoutName
 from ..drafts.fused import QKV
 from . import dspark, mtp
 from .blocks import BLOCK, block_problem, group_problem
-from .contract import (
-    DFLASH_FAMILIES,
-    UNKNOWN_FIRST_LAYER,
-    ExcludeRule,
-    Finding,
-    Module,
-    Question,
-    UnsureError,
-)
+from .contract import DFLASH_FAMILIES, ExcludeRule, Finding, Module, Question, UnsureError
 from .declaration import Declaration
 from .excludes import exact_or_regex, substring_or_wildcard
+from .layer_numbers import UNKNOWN_FIRST_LAYER
 from .linear_scheme import LinearScheme
 from .linears import SELECTOR, layer_linears
 from .outside import has_fc, has_head, is_parallel

@@ -5,6 +5,7 @@ executed (`tests/engines/RESULTS.md`), whose error texts these are.
 """
 
 import re
+from collections.abc import Mapping
 
 from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
 from ..drafts.families.eagle3_llama import MASK_KEYS
