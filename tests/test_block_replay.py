@@ -10,7 +10,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from block_loop import speculative_block_decode
 from block_pair import (
     BLOCK_SIZE,
     FITTED,
+    MASK_TOKEN_ID,
     TARGET_LAYER_IDS,
     VOCAB,
     save_draft,
@@ -49,6 +50,7 @@ from draftquant.validate.statistics import AcceptanceCounts
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_dflash_kin import ReferenceDFlash2, ReferenceDomino
 from reference_draft import transformers_in_float64
+from reference_dspark import ReferenceDSpark
 from replay_proof import RoundInput, fp8_per_token, unrounded
 from safetensors.torch import load_file, save_file
 from tiny import edit_json
@@ -109,7 +111,7 @@ def assert_replay_is_the_engine(
     *,
     num_draft_tokens: int,
     num_prompts: int | None = None,
-    kind: type[ReferenceDFlash] = ReferenceDFlash,
+    kind: type[ReferenceDFlash] | type[ReferenceDSpark] = ReferenceDFlash,
 ) -> AcceptanceCounts:
     """Decode prompts online and compare step by step with replay."""
     histogram = [0] * (num_draft_tokens + 1)
@@ -380,15 +382,26 @@ def test_a_draft_of_a_third_kind_is_our_own_mistake() -> None:
 # ---- drafts that choose their tokens one after the other
 
 
-def with_own_tensors(plain: Path, out: Path, kind: Kind, **own: Any) -> Path:
+_DSPARK = {"projector_type": "dspark", "markov_rank": 12}
+
+
+def with_own_tensors(plain: Path, out: Path, kind: Kind | Literal["dspark"], **own: Any) -> Path:
     """The fitted draft with what its kin has besides, small enough that it goes on fitting."""
     shutil.copytree(plain, out)
     config = json.loads((out / "config.json").read_text())
-    nested = {**config["dflash_config"], **OWN_KEYS[kind], **own}
+    added = _DSPARK if kind == "dspark" else OWN_KEYS[kind]
+    nested = {**config["dflash_config"], **added, **own}
+    anchor = {"sample_from_anchor": False} if kind == "dspark" else {}  # as the plain one is fitted
     name = "DFlash2DraftModel" if kind == "dflash2" else "DFlashDraftModel"
-    edit_json(out / "config.json", architectures=[name], dflash_config=nested)
+    edit_json(out / "config.json", architectures=[name], dflash_config=nested, **anchor)
     family, geometry = read_config(Checkpoint.open(out))
     weights, generator = load_file(out / "model.safetensors"), torch.manual_seed(3)
+    if kind == "dspark":  # beside which no engine reads the side file
+        table = shared_tables(plain.parent / "target")["embed_tokens.weight"].clone()
+        side = out / "mask_embedding.pt"
+        table[MASK_TOKEN_ID] = torch.load(side, weights_only=True)["embedding"].float()
+        weights["embed_tokens.weight"] = table
+        side.unlink()
     for tensor, spec in family.tensor_specs(geometry).items():
         if spec.role == "proposal":
             shape = tuple(dim.size for dim in spec.shape)
@@ -409,13 +422,16 @@ def with_own_tensors(plain: Path, out: Path, kind: Kind, **own: Any) -> Path:
         ("dflash2", {}, ReferenceDFlash2),
         ("domino", {}, ReferenceDomino),
         ("domino", {"shift_label": False, "pure_draft_prefix_len": 0}, ReferenceDomino),
+        ("dspark", {"markov_head_type": "vanilla"}, ReferenceDSpark),
+        ("dspark", {"markov_head_type": "gated"}, ReferenceDSpark),
+        ("dspark", {"markov_head_type": "rnn"}, ReferenceDSpark),
     ],
 )
 @pytest.mark.parametrize("num_draft_tokens", [K, 3])
 def test_kin_of_dflash_replays_as_it_decodes(
-    kind: Kind,
+    kind: Kind | Literal["dspark"],
     own: dict[str, Any],
-    reference: type[ReferenceDFlash],
+    reference: type[ReferenceDFlash] | type[ReferenceDSpark],
     num_draft_tokens: int,
     folder: Path,
     traces: TraceFolder,
