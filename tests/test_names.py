@@ -61,6 +61,7 @@ def test_check_says_what_the_engine_did(key: str, drafts: Path) -> None:
 def test_repairs_write_the_name_that_both_engines_have(name: str, tmp_path: Path) -> None:
     from tiny import edit_json, tiny_eagle3_llama
     from tiny_dflash import tiny_dflash
+    from tiny_dspark import tiny_dspark
     from tiny_mla import tiny_eagle3_mla
 
     wanted = OTHER_NAMES[name]
@@ -68,6 +69,7 @@ def test_repairs_write_the_name_that_both_engines_have(name: str, tmp_path: Path
         "LlamaForCausalLMEagle3": tiny_eagle3_llama,
         "Eagle3DeepseekV2ForCausalLM": tiny_eagle3_mla,
         "DFlashDraftModel": tiny_dflash,
+        "Qwen3DSparkModel": tiny_dspark,
     }[wanted]
     folder = builder(tmp_path / "draft")
     edit_json(folder / "config.json", architectures=[name])
