@@ -129,6 +129,9 @@ def modules(question: Question) -> tuple[Module, ...]:
         found.append(Module(f"{root}fc", f"{root}fc", ("fc",), sharding))
     if question.family == "dflash2":
         found.append(SELECTOR)
+    if question.family == "dspark":
+        name = dspark.MARKOV.parts[0]
+        found.append(dspark.MARKOV._replace(name=name, prefix=name))
     if not question.is_dflash:  # which borrows the target's: `dflash_worker_v2.py:138`
         found.append(Module("lm_head", "lm_head", ("lm_head",), "column"))
     return tuple(found)
@@ -153,6 +156,7 @@ def plain(question: Question) -> frozenset[str]:
     head_too = not question.is_dflash and question.method in _QUANTIZED_HEADS
     leaves = set() if head_too else {"lm_head"}
     leaves |= {"kernel_projection", SELECTOR.leaf}  # `dflash.py:564,1184`
+    leaves.add(dspark.MARKOV.leaf)  # `dspark.py:179`
     return frozenset(leaves if question.family == "eagle3-mla" else leaves | {"fc"})
 
 
