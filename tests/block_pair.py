@@ -7,16 +7,21 @@ drafts, neither embedding nor head.
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.quantize.drafts import read_config
 from draftquant.quantize.drafts.families.dflash import DFlash
+from draftquant.quantize.files.checkpoint import Checkpoint
 from reference_dflash import random_weights
 from safetensors.torch import load_file, save_file
+from tiny import edit_json
+from tiny_dflash import OWN_KEYS, Kind
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -134,3 +139,38 @@ def _draft_weights(
     ridge = 1e-2 * x.square().sum() / x.shape[1] * torch.eye(x.shape[1], dtype=x.dtype)
     weights[f"{FITTED}.weight"] = torch.linalg.solve(x.T @ x + ridge, x.T @ towards).T.bfloat16()
     return weights
+
+
+MadeKind = Kind | Literal["dspark"]
+_DSPARK = {"projector_type": "dspark", "markov_rank": 12}
+
+
+def with_own_tensors(plain: Path, out: Path, kind: MadeKind, **own: Any) -> Path:
+    """The fitted draft with what its kin has besides, small enough that it goes on fitting."""
+    shutil.copytree(plain, out)
+    config = json.loads((out / "config.json").read_text())
+    added = _DSPARK if kind == "dspark" else OWN_KEYS[kind]
+    nested = {**config["dflash_config"], **added, **own}
+    anchor = {"sample_from_anchor": False} if kind == "dspark" else {}  # as the plain one is fitted
+    name = "DFlash2DraftModel" if kind == "dflash2" else "DFlashDraftModel"
+    edit_json(out / "config.json", architectures=[name], dflash_config=nested, **anchor)
+    family, geometry = read_config(Checkpoint.open(out))
+    weights, generator = load_file(out / "model.safetensors"), torch.manual_seed(3)
+    if kind == "dspark":  # beside which no engine reads the side file
+        table = shared_tables(plain.parent / "target")["embed_tokens.weight"].clone()
+        side = out / "mask_embedding.pt"
+        table[MASK_TOKEN_ID] = torch.load(side, weights_only=True)["embedding"].float()
+        weights["embed_tokens.weight"] = table
+        side.unlink()
+    for tensor, spec in family.tensor_specs(geometry).items():
+        if spec.role == "proposal":
+            shape = tuple(dim.size for dim in spec.shape)
+            weights[tensor] = 0.2 * torch.randn(shape, generator=generator)
+            if tensor.endswith("_codebook"):
+                weights[tensor] *= 3
+            if "_conv." in tensor:
+                weights[tensor] /= 20
+            if tensor.endswith("base_kernel"):
+                weights[tensor] += torch.tensor([1.0, 0.0])[:, None]
+    save_file({n: w.bfloat16().contiguous() for n, w in weights.items()}, out / "model.safetensors")
+    return out

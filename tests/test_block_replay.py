@@ -7,10 +7,8 @@ decide.
 """
 
 import dataclasses
-import json
-import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +16,13 @@ from block_loop import speculative_block_decode
 from block_pair import (
     BLOCK_SIZE,
     FITTED,
-    MASK_TOKEN_ID,
     TARGET_LAYER_IDS,
     VOCAB,
+    MadeKind,
     save_draft,
     save_target,
     shared_tables,
+    with_own_tensors,
 )
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
@@ -34,7 +33,7 @@ from draftquant.calibration.passes.predictions import draft_passes, draft_predic
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
-from draftquant.quantize.drafts import read_config, read_draft
+from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
@@ -53,8 +52,6 @@ from reference_draft import transformers_in_float64
 from reference_dspark import ReferenceDSpark
 from replay_proof import RoundInput, fp8_per_token, unrounded
 from safetensors.torch import load_file, save_file
-from tiny import edit_json
-from tiny_dflash import OWN_KEYS, Kind
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -382,40 +379,6 @@ def test_a_draft_of_a_third_kind_is_our_own_mistake() -> None:
 # ---- drafts that choose their tokens one after the other
 
 
-_DSPARK = {"projector_type": "dspark", "markov_rank": 12}
-
-
-def with_own_tensors(plain: Path, out: Path, kind: Kind | Literal["dspark"], **own: Any) -> Path:
-    """The fitted draft with what its kin has besides, small enough that it goes on fitting."""
-    shutil.copytree(plain, out)
-    config = json.loads((out / "config.json").read_text())
-    added = _DSPARK if kind == "dspark" else OWN_KEYS[kind]
-    nested = {**config["dflash_config"], **added, **own}
-    anchor = {"sample_from_anchor": False} if kind == "dspark" else {}  # as the plain one is fitted
-    name = "DFlash2DraftModel" if kind == "dflash2" else "DFlashDraftModel"
-    edit_json(out / "config.json", architectures=[name], dflash_config=nested, **anchor)
-    family, geometry = read_config(Checkpoint.open(out))
-    weights, generator = load_file(out / "model.safetensors"), torch.manual_seed(3)
-    if kind == "dspark":  # beside which no engine reads the side file
-        table = shared_tables(plain.parent / "target")["embed_tokens.weight"].clone()
-        side = out / "mask_embedding.pt"
-        table[MASK_TOKEN_ID] = torch.load(side, weights_only=True)["embedding"].float()
-        weights["embed_tokens.weight"] = table
-        side.unlink()
-    for tensor, spec in family.tensor_specs(geometry).items():
-        if spec.role == "proposal":
-            shape = tuple(dim.size for dim in spec.shape)
-            weights[tensor] = 0.2 * torch.randn(shape, generator=generator)
-            if tensor.endswith("_codebook"):
-                weights[tensor] *= 3
-            if "_conv." in tensor:
-                weights[tensor] /= 20
-            if tensor.endswith("base_kernel"):
-                weights[tensor] += torch.tensor([1.0, 0.0])[:, None]
-    save_file({n: w.bfloat16().contiguous() for n, w in weights.items()}, out / "model.safetensors")
-    return out
-
-
 @pytest.mark.parametrize(
     ("kind", "own", "reference"),
     [
@@ -429,7 +392,7 @@ def with_own_tensors(plain: Path, out: Path, kind: Kind | Literal["dspark"], **o
 )
 @pytest.mark.parametrize("num_draft_tokens", [K, 3])
 def test_kin_of_dflash_replays_as_it_decodes(
-    kind: Kind | Literal["dspark"],
+    kind: MadeKind,
     own: dict[str, Any],
     reference: type[ReferenceDFlash] | type[ReferenceDSpark],
     num_draft_tokens: int,

@@ -19,6 +19,7 @@ from draftquant.quantize.drafts.forward import BlockForward
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.lints import find_lints
 from draftquant.quantize.stored.loading import load_draft
 from engines.blocks import CASES, NUM_CONTEXT, NUM_DRAFT_TOKENS, OUT, draft, features
 from tiny import edit_json, read_tensors, write_tensors
@@ -229,6 +230,73 @@ def test_a_convolution_of_another_width_is_refused(tmp_path: Path) -> None:
     folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
     own_keys(folder, conv_kernel_size=3)
     refused(folder, "layers.0.attention_conv.base_kernel: expected shape [2, 3, 64]")
+
+
+# What is noted
+
+
+def lints(folder: Path) -> set[str]:
+    return {lint.name for lint in find_lints(read_draft(Checkpoint.open(folder)))}
+
+
+def test_lints_of_kin(tmp_path: Path) -> None:
+    own = {"domino-candidate-pool", "dflash2-float16", "dflash2-embedding-scale"}
+    plain = tiny_dflash(tmp_path / "plain", num_layers=1, dtype="F16")
+    assert not own & lints(plain)
+    domino = tiny_dflash(tmp_path / "domino", kind="domino", num_layers=1, dtype="F16")
+    assert own & lints(domino) == {"domino-candidate-pool"}
+    edit_json(domino / "config.json", architectures=[DOMINO])
+    (named,) = [x for x in find_lints(read_draft(Checkpoint.open(domino)))
+                if x.name == "architecture-name"]  # fmt: skip
+    assert named.fix == {
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config.projector_type": "domino",
+    }
+    draft2 = tiny_dflash(tmp_path / "dflash2", kind="dflash2", num_layers=1)
+    assert not own & lints(draft2)
+    own_keys(draft2, input_embedding_scale=2.5)
+    assert own & lints(draft2) == {"dflash2-embedding-scale"}
+    edit_json(draft2 / "config.json", torch_dtype="float16")
+    assert own & lints(draft2) == {"dflash2-embedding-scale", "dflash2-float16"}
+    half = tiny_dflash(tmp_path / "half", kind="dflash2", num_layers=1, dtype="F16")
+    assert own & lints(half) == {"dflash2-float16"}
+
+
+# What engines do
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "change", "verdict", "error"),
+    [
+        ("dflash2", "vllm", {}, "LOADS", None),
+        ("dflash2", "sglang", {}, "LOADS", None),
+        ("domino", "sglang", {}, "LOADS", None),
+        ("domino", "vllm", {}, "REFUSED", "no module or parameter named 'embed_proj'"),
+        ("domino", "vllm", {"architectures": [DOMINO]}, "REFUSED", "not supported for now"),
+        ("domino", "sglang", {"architectures": [DOMINO]}, "REFUSED", "Cannot find model module"),
+        ("domino", "sglang", {"pure_draft_prefix_len": 2}, "REFUSED", "prefix_len=1, got 2"),
+    ],
+)
+def test_check_says_what_the_engines_own_loaders_did(
+    kind: Kind, engine: Any, change: dict[str, Any], verdict: str, error: str | None, tmp_path: Path
+) -> None:
+    """Loading was executed, tests/engines; the length of the prefix was read."""
+    folder = tiny_dflash(
+        tmp_path / "draft", kind=kind, num_layers=1, config={"torch_dtype": "bfloat16"}
+    )
+    if "architectures" in change:
+        edit_json(folder / "config.json", **change)
+    else:
+        own_keys(folder, **change)
+    answer = check_draft(folder, engine=engine, arch="sm90", target_layers=8)
+    assert answer.verdict == verdict
+    assert (answer.error is None) if error is None else error in str(answer.error)
+    if verdict == "LOADS":
+        linears = {layer.module.rpartition(".")[2] for layer in answer.layers}
+        selects = {"kernel_projection", "hidden_projection"}
+        assert linears & selects == (selects if kind == "dflash2" else set())
+    else:
+        assert "SGLang" in str(answer.remedy) or engine == "sglang"
 
 
 # What is computed

@@ -20,6 +20,7 @@ from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import Lint, check_vocabulary_map, find_lints, fixed_config
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_dflash import Kind, tiny_dflash
 from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 
@@ -151,6 +152,11 @@ def without_fc(folder: Path) -> Path:
     return folder
 
 
+def kin(folder: Path, kind: Kind, dtype: str = "BF16", own: dict[str, Any] | None = None) -> Path:
+    config = {"torch_dtype": {"BF16": "bfloat16", "F16": "float16"}[dtype]}
+    return tiny_dflash(folder, kind=kind, dtype=dtype, num_layers=1, config=config, own=own)
+
+
 TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     "rope-base": [
         lambda to: mla(to, {"rope_theta": 50000.0}),
@@ -240,6 +246,11 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
             layers={"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64},
         ),
     ],
+    "domino-candidate-pool": [lambda to: kin(to, "domino")],
+    "dflash2-float16": [lambda to: kin(to, "dflash2", "F16")],
+    "dflash2-embedding-scale": [
+        lambda to: kin(to, "dflash2", own={"input_embedding_scale": 0.5}),
+    ],
     "speculators-layout": [
         lambda to: tiny_speculators_dflash(
             to, embed=False, config={"sliding_window_non_causal": True}
@@ -284,6 +295,7 @@ NOTES = (
     "rope-theta-missing",
     "rope-unreplayed",
     "last-hidden-state",
+    "domino-candidate-pool",
 )
 CASES = [(name, i) for name, triggers in TRIGGERS.items() for i in range(len(triggers))]
 

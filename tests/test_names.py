@@ -1,5 +1,6 @@
 """`check` of names, ropes and missing fc, held against what the engines' own loaders did."""
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -70,6 +71,7 @@ def test_repairs_write_the_name_that_both_engines_have(name: str, tmp_path: Path
         "Eagle3DeepseekV2ForCausalLM": tiny_eagle3_mla,
         "DFlashDraftModel": tiny_dflash,
         "Qwen3DSparkModel": tiny_dspark,
+        "DFlash2DraftModel": functools.partial(tiny_dflash, kind="dflash2"),
     }[wanted]
     folder = builder(tmp_path / "draft")
     edit_json(folder / "config.json", architectures=[name])

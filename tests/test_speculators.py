@@ -33,6 +33,9 @@ def change_layers(folder: Path, **changes: Any) -> None:
     edit_json(folder / "config.json", transformer_layer_config=kept)
 
 
+SUPPORTED = "supported: dflash, dflash2, dspark, eagle3"
+
+
 # What is read
 
 
@@ -169,13 +172,13 @@ def test_rope_in_both_spellings(rope: dict[str, Any], build: str, tmp_path: Path
         ("eagle3-llama", {"transformer_layer_config": [64]},
          "transformer_layer_config: expected an object, got [64]", "correct"),
         ("eagle3-llama", {"speculators_model_type": None},
-         "speculators_model_type: missing key", "supported: dflash"),
+         "speculators_model_type: missing key", SUPPORTED),
         ("eagle3-llama", {"speculators_model_type": "eagle"},
-         "speculators_model_type: 'eagle' is not supported", "supported: dflash"),
+         "speculators_model_type: 'eagle' is not supported", SUPPORTED),
         ("dflash", {"speculators_model_type": "dflash3"},
-         "speculators_model_type: 'dflash3' is not supported", "supported: dflash, dflash2"),
+         "speculators_model_type: 'dflash3' is not supported", SUPPORTED),
         ("eagle3-llama", {"speculators_model_type": ["eagle3"]},
-         "speculators_model_type: ['eagle3'] is not supported", "supported: dflash"),
+         "speculators_model_type: ['eagle3'] is not supported", SUPPORTED),
         ("eagle3-llama", {"speculators_model_type": "dflash"},
          "architectures: expected ['DFlashSpeculator'], got ['Eagle3Speculator'] beside"
          " speculators_model_type 'dflash'", "correct the one"),

@@ -6,7 +6,7 @@ Logits are never held for more than some rows: a loss and its gradient with resp
 states are computed part by part, and only hidden states have a graph behind them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -138,7 +138,7 @@ def agreement(
             alive = [_all_rows(one), _all_rows(one)]
         rights: tuple[list[Tensor], list[Tensor]] = ([], [])
         for mine, its, tokens in _parts(reference, one.hidden[0], other.hidden[0], recorded):
-            logits = [_logits(reference, hidden) for hidden in (mine, its)]
+            logits = [_wide(reference.logits, hidden) for hidden in (mine, its)]
             p, q = (found.softmax(-1) for found in logits)
             overlap += float(torch.minimum(p, q).sum())
             for right, found in zip(rights, logits, strict=True):
@@ -183,9 +183,9 @@ def _divergence(
     for mine, its, tokens, before in _parts(forward, one.hidden[0], taught, recorded, reached):
         leaf = mine.detach().requires_grad_()
         with torch.no_grad():
-            wanted = _logits(forward, its).log_softmax(-1)
+            wanted = _wide(forward.scores, its).log_softmax(-1)
         with torch.enable_grad():
-            logits = _logits(forward, leaf)
+            logits = _wide(forward.scores, leaf)
             each = (wanted.exp() * (wanted - logits.log_softmax(-1))).sum(-1)
             if teaching is not None:
                 surprise = _surprise(forward, logits / teaching.temperature, tokens)
@@ -241,11 +241,11 @@ def _parts(forward: DraftForward, hidden: Tensor, *others: Tensor) -> Iterator[t
     return zip(*(torch.split(x, together) for x in (hidden, *others)), strict=True)
 
 
-def _logits(forward: DraftForward, hidden: Tensor) -> Tensor:
-    """In float32 at least, whatever products are otherwise of.
+def _wide(head: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    """Logits in float32 at least, whatever products are otherwise of.
 
     Rounded to BF16, logits would move by more than what codes change in them.
     """
     with torch.autocast(hidden.device.type, enabled=False):
-        logits = forward.scores(hidden)
+        logits = head(hidden)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -63,7 +63,7 @@ class DFlash2Forward(DFlashForward):
         unary = unary * g.output_multiplier
         if g.final_logit_softcapping is not None:
             unary = g.final_logit_softcapping * (unary / g.final_logit_softcapping).tanh()
-        own, before = hidden.split((g.hidden_size, g.selector_rank), dim=-1)
+        own, before = hidden[..., : g.hidden_size], hidden[..., g.hidden_size :]
         projected = linear(
             self._norm("norm", own), self.weights[_SELECTOR + "hidden_projection.weight"]
         )
@@ -86,7 +86,8 @@ class DFlash2Forward(DFlashForward):
         """Convolve what a part of a layer reads and what it makes; x gives both their kernels."""
         g = self.geometry
         added = linear(x, self.weights[prefix + "kernel_projection.weight"]).to(x.dtype)
-        first, last = added.unflatten(-1, (2, g.conv_kernel_size, g.num_groups)).unbind(-3)
+        added = added.view(*x.shape[:-1], 2, g.conv_kernel_size, g.num_groups)
+        first, last = added.unbind(-3)
         base = self.weights[prefix + "base_kernel"]
         return grouped_conv(inner(grouped_conv(x, base[0], first)), base[1], last)
 
@@ -104,9 +105,9 @@ def grouped_conv(x: Tensor, base: Tensor, added: Tensor) -> Tensor:
         [A, S, W].
     """
     groups = added.shape[-1]
-    kernel = base.unflatten(-1, (groups, -1)) + added[..., None]
-    channels = x.unflatten(-1, (groups, -1))
-    out = kernel[:, :, 0] * channels
+    kernel = base.reshape(len(base), groups, -1) + added[..., None]
+    channels = x.reshape(*x.shape[:-1], groups, -1)
+    out: Tensor = kernel[:, :, 0] * channels
     for tap in range(1, len(base)):
         before = F.pad(channels, (0, 0, 0, 0, tap, 0))[:, : x.shape[1]]
         out = out + kernel[:, :, tap] * before

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..drafts import Draft
-from . import dflash, layers, norms, rope, storage, vocabulary
+from . import dflash, dspark, layers, norms, rope, storage, vocabulary
 from .lint import Check, Lint, config_changes
 
 CHECKS: tuple[Check, ...] = (
@@ -27,6 +27,10 @@ CHECKS: tuple[Check, ...] = (
     norms.double_norm,
     dflash.block_size,
     dflash.causality,
+    dflash.candidate_pool,
+    dflash.float16,
+    dflash.embedding_scale,
+    dspark.nested_keys,
     storage.layout,
     storage.architecture,
     storage.model_type,

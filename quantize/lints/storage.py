@@ -20,7 +20,6 @@ def architecture(draft: Draft) -> Iterator[Lint]:
     """Source: `architectures.py`; what each engine makes of a name, `check` says."""
     name = declared_architecture(draft.checkpoint.config)
     if name == DOMINO:
-        own = draft.checkpoint.config.get("dflash_config") or {}
         yield Lint(
             name="architecture-name",
             level="warning",
@@ -29,7 +28,7 @@ def architecture(draft: Draft) -> Iterator[Lint]:
             remedy="write DFlashDraftModel",
             fix={
                 "architectures": ["DFlashDraftModel"],
-                "dflash_config": {**own, "projector_type": "domino"},
+                "dflash_config.projector_type": "domino",
             },
         )
     wanted = OTHER_NAMES.get(name)

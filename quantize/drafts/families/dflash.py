@@ -64,8 +64,8 @@ class DFlash(Family):
     """The DFlash family with all its name variants."""
 
     name = "dflash"
-    architectures = ("DFlashDraftModel",)
-    prefixes = (
+    architectures: tuple[str, ...] = ("DFlashDraftModel",)
+    prefixes: tuple[tuple[str, str], ...] = (
         ("draft_model.", ""),
         ("dflash_module.", ""),
         ("model.", ""),
