@@ -23,9 +23,9 @@ from .contract import (
     Finding,
     Layer,
     Question,
-    shown,
 )
 from .declaration import Declaration, read_declaration
+from .layer_numbers import shown
 from .registry import choose, known_versions
 from .walk import Walk
 

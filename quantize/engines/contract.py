@@ -5,7 +5,6 @@ scheme; a module of `versions` says which of them hold for one version. `walk.py
 folder. What stands in no table is UNKNOWN.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
@@ -40,17 +39,6 @@ UNKNOWN_FIRST_LAYER = 10**6
 """Stands for the number of the target's layers in names, where it is not known."""
 _LIKE = {"gfx950": "gfx942"}
 """GPUs on which the same was executed, but for what has a row of its own."""
-_NUMBER = re.compile(rf"\blayers\.({UNKNOWN_FIRST_LAYER // 100}\d\d)\b")
-
-
-def shown(text: str) -> str:
-    """A text in which layers whose number is not known are N, N+1 and so on."""
-
-    def name(match: re.Match[str]) -> str:
-        layer = int(match[1]) - UNKNOWN_FIRST_LAYER
-        return f"layers.N+{layer}" if layer else "layers.N"
-
-    return _NUMBER.sub(name, text)
 
 
 class Finding(NamedTuple):

@@ -11,8 +11,9 @@ from ..drafts import read_config
 from ..drafts.architectures import declared_architecture
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import HF_QUANT_CONFIG
-from .contract import Engine, Finding, Module, Question, UnsureError, shown
+from .contract import Engine, Finding, Module, Question, UnsureError
 from .declaration import read_declaration
+from .layer_numbers import shown
 from .registry import newest_engines
 from .targets import scheme_of
 

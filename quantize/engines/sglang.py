@@ -17,7 +17,7 @@ from .declaration import Declaration
 from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
 from .linear_scheme import LinearScheme
 from .linears import SELECTOR, layer_linears
-from .sglang_config import is_ordinary, ordinary_model_problem
+from .sglang_config import domino_problem, is_ordinary, ordinary_model_problem
 from .sglang_schemes import CONCATENATED, algorithm_problem
 
 METHODS = frozenset(
@@ -268,15 +268,8 @@ def config_problem(question: Question) -> Finding | None:
         )
     if question.family == "dspark":
         return dspark.sglang_problem(question)
-    nested = config.get("dflash_config") or {}
-    if question.family == "domino" and nested.get("pure_draft_prefix_len") != 1:
-        # A key at the top would do as well, but is written by no trainer: `dflash_utils.py:738`.
-        return Finding(
-            "init",
-            "ValueError: DFLASH Domino currently requires pure_draft_prefix_len=1, got"
-            f" {nested.get('pure_draft_prefix_len')!r}.",
-            "train the draft with pure_draft_prefix_len 1",
-        )
+    if question.family == "domino" and (problem := domino_problem(question)) is not None:
+        return problem
     # A null key is there: the head is then the target's.
     if question.family == "eagle3-llama" and "draft_vocab_size" not in config:
         return Finding(
@@ -285,18 +278,6 @@ def config_problem(question: Question) -> Finding | None:
             "add draft_vocab_size to config.json",
         )
     return None
-
-
-def unshared_head(question: Question) -> Finding | None:
-    """`init_lm_head` of `eagle_worker_v2.py:357` asks `load_lm_head_from_target`: a null key."""
-    config = question.config
-    if question.is_dflash or config.get("tie_word_embeddings"):
-        return None
-    if config.get("draft_vocab_size") is None:
-        return None
-    text = "never written: lm_head, for it is not stored, and draft_vocab_size is not null"
-    remedy = "write draft_vocab_size: null, which makes SGLang take the target's head"
-    return Finding("wrong", text, remedy)
 
 
 def module_problem(
