@@ -16,8 +16,7 @@ from .drafts.fused import fused_names
 from .drafts.runtime_names import excluded_modules, known_target_layers, modules_in_layers
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
-from .layouts import OwnFormat, check_head, check_layout, get_layout, named_heads
-from .layouts.base import last_part
+from .layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads
 from .layouts.group_sizes import check_groups
 from .lints.concat import concat_linears
 

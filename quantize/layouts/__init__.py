@@ -6,7 +6,7 @@ from ...recipes.schema import LayoutName, Recipe
 from ..drafts.family import Row
 from ..errors import LayoutError
 from .awq import AwqLayout
-from .base import Columns, Layout, OwnFormat
+from .base import Columns, Layout, OwnFormat, last_part
 from .compressed_tensors import CompressedTensorsLayout
 from .fp8 import Fp8Layout
 from .modelopt import ModelOptLayout
@@ -100,5 +100,6 @@ __all__ = [
     "check_head",
     "check_layout",
     "get_layout",
+    "last_part",
     "named_heads",
 ]
