@@ -295,9 +295,8 @@ def _check_formats(plan: Plan) -> None:
 def _check_excludable(plan: Plan) -> None:
     """Excludes name the last part of a module (engines number layers in their own way)."""
     kept = {last_part(name): name for name in plan.kept_modules()}
-    for step in plan.quantized:
-        module, leaf = step.row.module, last_part(step.row.module)
-        if leaf in kept:
+    for module in (step.row.module for step in plan.quantized):
+        if (leaf := last_part(module)) in kept:
             raise PlanError(
                 f"recipe {plan.recipe.name}",
                 f"{module} would be quantized, {kept[leaf]} kept: engines number the layers of a"

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from engine_loop import CachedTarget, EngineRun
 from reference_dflash import ReferenceDFlash
+from reference_dspark import ReferenceDSpark
 
 
 @torch.no_grad()
 def speculative_block_decode(
     model: Any,
-    draft: ReferenceDFlash,
+    draft: ReferenceDFlash | ReferenceDSpark,
     prompt: Sequence[int],
     *,
     aux_layer_ids: Sequence[int],

@@ -10,7 +10,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from draftquant.calibration.passes.predictions import draft_predictions
@@ -141,15 +141,27 @@ def _draft_weights(
     return weights
 
 
-def with_own_tensors(plain: Path, out: Path, kind: Kind, **own: Any) -> Path:
+MadeKind = Kind | Literal["dspark"]
+_DSPARK = {"projector_type": "dspark", "markov_rank": 12}
+
+
+def with_own_tensors(plain: Path, out: Path, kind: MadeKind, **own: Any) -> Path:
     """The fitted draft with what its kin has besides, small enough that it goes on fitting."""
     shutil.copytree(plain, out)
     config = json.loads((out / "config.json").read_text())
-    nested = {**config["dflash_config"], **OWN_KEYS[kind], **own}
+    added = _DSPARK if kind == "dspark" else OWN_KEYS[kind]
+    nested = {**config["dflash_config"], **added, **own}
+    anchor = {"sample_from_anchor": False} if kind == "dspark" else {}  # as the plain one is fitted
     name = "DFlash2DraftModel" if kind == "dflash2" else "DFlashDraftModel"
-    edit_json(out / "config.json", architectures=[name], dflash_config=nested)
+    edit_json(out / "config.json", architectures=[name], dflash_config=nested, **anchor)
     family, geometry = read_config(Checkpoint.open(out))
     weights, generator = load_file(out / "model.safetensors"), torch.manual_seed(3)
+    if kind == "dspark":  # beside which no engine reads the side file
+        table = shared_tables(plain.parent / "target")["embed_tokens.weight"].clone()
+        side = out / "mask_embedding.pt"
+        table[MASK_TOKEN_ID] = torch.load(side, weights_only=True)["embedding"].float()
+        weights["embed_tokens.weight"] = table
+        side.unlink()
     for tensor, spec in family.tensor_specs(geometry).items():
         if spec.role == "proposal":
             shape = tuple(dim.size for dim in spec.shape)

@@ -18,6 +18,7 @@ from block_pair import (
     FITTED,
     TARGET_LAYER_IDS,
     VOCAB,
+    MadeKind,
     save_draft,
     save_target,
     shared_tables,
@@ -48,9 +49,9 @@ from draftquant.validate.statistics import AcceptanceCounts
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_dflash_kin import ReferenceDFlash2, ReferenceDomino
 from reference_draft import transformers_in_float64
+from reference_dspark import ReferenceDSpark
 from replay_proof import RoundInput, fp8_per_token, unrounded
 from safetensors.torch import load_file, save_file
-from tiny_dflash import Kind
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -107,7 +108,7 @@ def assert_replay_is_the_engine(
     *,
     num_draft_tokens: int,
     num_prompts: int | None = None,
-    kind: type[ReferenceDFlash] = ReferenceDFlash,
+    kind: type[ReferenceDFlash] | type[ReferenceDSpark] = ReferenceDFlash,
 ) -> AcceptanceCounts:
     """Decode prompts online and compare step by step with replay."""
     histogram = [0] * (num_draft_tokens + 1)
@@ -384,13 +385,16 @@ def test_a_draft_of_a_third_kind_is_our_own_mistake() -> None:
         ("dflash2", {}, ReferenceDFlash2),
         ("domino", {}, ReferenceDomino),
         ("domino", {"shift_label": False, "pure_draft_prefix_len": 0}, ReferenceDomino),
+        ("dspark", {"markov_head_type": "vanilla"}, ReferenceDSpark),
+        ("dspark", {"markov_head_type": "gated"}, ReferenceDSpark),
+        ("dspark", {"markov_head_type": "rnn"}, ReferenceDSpark),
     ],
 )
 @pytest.mark.parametrize("num_draft_tokens", [K, 3])
 def test_kin_of_dflash_replays_as_it_decodes(
-    kind: Kind,
+    kind: MadeKind,
     own: dict[str, Any],
-    reference: type[ReferenceDFlash],
+    reference: type[ReferenceDFlash] | type[ReferenceDSpark],
     num_draft_tokens: int,
     folder: Path,
     traces: TraceFolder,

@@ -200,8 +200,6 @@ def test_pruned_vocabulary_needs_head_and_map(name: str, tmp_path: Path) -> None
         ("aux_hidden_norms.0.weight", "Laguna DFlash"),
         ("layers.0.self_attn.g_proj.weight", "Laguna DFlash"),
         ("layers.0.self_attn.qkv_proj.weight", "Laguna DFlash"),
-        ("markov_head.markov_w1.weight", "DSpark"),
-        ("confidence_head.proj.weight", "DSpark"),
         ("layers.0.self_attn.attention_sink_bias", "DFlash with attention sinks"),
         ("mask_hidden", "P-EAGLE"),
     ],

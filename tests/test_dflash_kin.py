@@ -262,6 +262,43 @@ def test_lints_of_kin(tmp_path: Path) -> None:
     assert own & lints(half) == {"dflash2-float16"}
 
 
+# What engines do
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "change", "verdict", "error"),
+    [
+        ("dflash2", "vllm", {}, "LOADS", None),
+        ("dflash2", "sglang", {}, "LOADS", None),
+        ("domino", "sglang", {}, "LOADS", None),
+        ("domino", "vllm", {}, "REFUSED", "no module or parameter named 'embed_proj'"),
+        ("domino", "vllm", {"architectures": [DOMINO]}, "REFUSED", "not supported for now"),
+        ("domino", "sglang", {"architectures": [DOMINO]}, "REFUSED", "Cannot find model module"),
+        ("domino", "sglang", {"pure_draft_prefix_len": 2}, "REFUSED", "prefix_len=1, got 2"),
+    ],
+)
+def test_check_says_what_the_engines_own_loaders_did(
+    kind: Kind, engine: Any, change: dict[str, Any], verdict: str, error: str | None, tmp_path: Path
+) -> None:
+    """Loading was executed, tests/engines; the length of the prefix was read."""
+    folder = tiny_dflash(
+        tmp_path / "draft", kind=kind, num_layers=1, config={"torch_dtype": "bfloat16"}
+    )
+    if "architectures" in change:
+        edit_json(folder / "config.json", **change)
+    else:
+        own_keys(folder, **change)
+    answer = check_draft(folder, engine=engine, arch="sm90", target_layers=8)
+    assert answer.verdict == verdict
+    assert (answer.error is None) if error is None else error in str(answer.error)
+    if verdict == "LOADS":
+        linears = {layer.module.rpartition(".")[2] for layer in answer.layers}
+        selects = {"kernel_projection", "hidden_projection"}
+        assert linears & selects == (selects if kind == "dflash2" else set())
+    else:
+        assert "SGLang" in str(answer.remedy) or engine == "sglang"
+
+
 # What is computed
 
 

@@ -101,8 +101,8 @@ def unlike_any_name(draft: Path, architecture: str, **tensors: Stored) -> None:
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [
-        ("DSparkDraftModel", "DSpark"),
-        ("K3DSparkModel", "DSpark"),
+        ("K3DSparkModel", "DSpark with another body"),
+        ("DSparkMiniMaxDraftModel", "DSpark with another body"),
         ("DFlash2BeamDraftModel", "DFlash2 with layers of Beam"),
         ("LiLiCorrDraftModel", "LiLiCorr"),
         ("Qwen3XPressModel", "XPress"),

@@ -73,7 +73,9 @@ def test_a_name_that_an_engine_has_not(name: str, engine: str, remedy: str, make
     assert remedy in (answer.remedy or "")
 
 
-@pytest.mark.parametrize("name", ["DFlash2BeamDraftModel", "Qwen3DSparkModel", "GPT2LMHeadModel"])
+@pytest.mark.parametrize(
+    "name", ["DFlash2BeamDraftModel", "Lfm2DSparkDraftModel", "GPT2LMHeadModel"]
+)
 def test_a_name_of_which_nothing_is_known_is_unknown(name: str, make: Maker) -> None:
     answer = check_draft(make(named(name)), engine="sglang", arch="sm90")
     assert answer.verdict == "UNKNOWN"

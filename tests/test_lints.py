@@ -22,6 +22,7 @@ from draftquant.quantize.lints import Lint, check_vocabulary_map, find_lints, fi
 from draftquant.quantize.lints.spelling import near_key
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import Kind, tiny_dflash
+from tiny_dspark import tiny_dspark
 from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 
@@ -252,6 +253,11 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     "dflash2-embedding-scale": [
         lambda to: kin(to, "dflash2", own={"input_embedding_scale": 0.5}),
     ],
+    "dspark-keys-nested": [
+        lambda to: tiny_dspark(
+            to, layout="specforge", num_layers=1, config={"torch_dtype": "bfloat16"}
+        )
+    ],
     "speculators-layout": [
         lambda to: tiny_speculators_dflash(
             to, embed=False, config={"sliding_window_non_causal": True}
@@ -337,6 +343,7 @@ def test_the_readme_lists_every_lint() -> None:
 FIXABLE = {
     "aux-layer-ids", "draft-vocab-size-missing", "lm-head-missing", "dflash-causal",
     "model-type", "dtype-missing", "dtype-mismatch", "aux-layer-ids-empty", "architecture-name",
+    "dspark-keys-nested",
 }  # fmt: skip
 
 

@@ -62,6 +62,7 @@ def test_check_says_what_the_engine_did(key: str, drafts: Path) -> None:
 def test_repairs_write_the_name_that_both_engines_have(name: str, tmp_path: Path) -> None:
     from tiny import edit_json, tiny_eagle3_llama
     from tiny_dflash import tiny_dflash
+    from tiny_dspark import tiny_dspark
     from tiny_mla import tiny_eagle3_mla
 
     wanted = OTHER_NAMES[name]
@@ -69,6 +70,7 @@ def test_repairs_write_the_name_that_both_engines_have(name: str, tmp_path: Path
         "LlamaForCausalLMEagle3": tiny_eagle3_llama,
         "Eagle3DeepseekV2ForCausalLM": tiny_eagle3_mla,
         "DFlashDraftModel": tiny_dflash,
+        "Qwen3DSparkModel": tiny_dspark,
         "DFlash2DraftModel": functools.partial(tiny_dflash, kind="dflash2"),
     }[wanted]
     folder = builder(tmp_path / "draft")

@@ -51,8 +51,8 @@ def vllm_captures(config: Mapping[str, Any]) -> Captures:
 
 def sglang_captures(config: Mapping[str, Any]) -> Captures:
     """Nested ids only; for DeepSeek's and Kimi's targets they are inputs unless the first is 1."""
-    nested = _section(config, _DFLASH_SECTION)
-    if block := _ids({**config, **nested}.get(_DFLASH_KEY)):  # `dflash_utils.py:647`
+    own = _section(config, _DFLASH_SECTION)
+    if block := _ids({**config, **own}.get(_DFLASH_KEY)):  # `dflash_utils.py:647`
         return (Capture("SGLang", _plus_one(block)),)
     section = _section(config, SECTION)
     if section.get(KEY) == []:  # `llama.py:941`: none, not the default

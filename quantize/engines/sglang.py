@@ -17,7 +17,12 @@ from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_rege
 from .linear_scheme import LinearScheme
 from .linears import SELECTOR, layer_linears
 from .outside import has_fc, has_head, is_parallel
-from .sglang_config import eagle1_problem, is_ordinary, ordinary_model_problem
+from .sglang_config import (
+    domino_problem,
+    eagle1_problem,
+    is_ordinary,
+    ordinary_model_problem,
+)
 from .sglang_schemes import CONCATENATED, algorithm_problem
 
 _NAMES = """
@@ -109,6 +114,9 @@ def modules(question: Question) -> tuple[Module, ...]:
         found.append(Module(f"{root}fc", f"{root}fc", ("fc",), sharding))
     if question.family == "dflash2":
         found.append(SELECTOR)
+    if question.family == "dspark":
+        name = dspark.MARKOV.parts[0]
+        found.append(dspark.MARKOV._replace(name=name, prefix=name))
     # The head of a block draft is the target's: `dflash_worker_v2.py:138`.
     if has_head(question) and not question.is_dflash:
         found.append(Module("lm_head", "lm_head", ("lm_head",), "column"))
@@ -136,6 +144,7 @@ def plain(question: Question) -> frozenset[str]:
     head_too = not question.is_dflash and question.method in _QUANTIZED_HEADS
     leaves = set() if head_too else {"lm_head"}
     leaves |= {"kernel_projection", SELECTOR.leaf}  # `dflash.py:564,1184`
+    leaves.add(dspark.MARKOV.leaf)  # `dspark.py:179`
     return frozenset(leaves if question.family == "eagle3-mla" else leaves | {"fc"})
 
 
@@ -252,15 +261,8 @@ def config_problem(question: Question) -> Finding | None:
         )
     if question.family == "dspark":
         return dspark.sglang_problem(question)
-    nested = config.get("dflash_config") or {}
-    if question.family == "domino" and nested.get("pure_draft_prefix_len") != 1:
-        # A key at the top would do as well, but is written by no trainer: `dflash_utils.py:738`.
-        return Finding(
-            "init",
-            "ValueError: DFLASH Domino currently requires pure_draft_prefix_len=1, got"
-            f" {nested.get('pure_draft_prefix_len')!r}.",
-            "train the draft with pure_draft_prefix_len 1",
-        )
+    if question.family == "domino" and (problem := domino_problem(question)) is not None:
+        return problem
     # A null key is there: the head is then the target's.
     if question.family == "eagle3-llama" and "draft_vocab_size" not in config:
         return Finding(
@@ -272,18 +274,6 @@ def config_problem(question: Question) -> Finding | None:
         text = "dropped: mask_hidden, for SGLang drafts no tokens of EAGLE-3 in parallel"
         return Finding("wrong", text, "serve it with vLLM")
     return None
-
-
-def unshared_head(question: Question) -> Finding | None:
-    """`init_lm_head` of `eagle_worker_v2.py:357` asks `load_lm_head_from_target`: a null key."""
-    config = question.config
-    if question.is_dflash or config.get("tie_word_embeddings"):
-        return None
-    if config.get("draft_vocab_size") is None:
-        return None
-    text = "never written: lm_head, for it is not stored, and draft_vocab_size is not null"
-    remedy = "write draft_vocab_size: null, which makes SGLang take the target's head"
-    return Finding("wrong", text, remedy)
 
 
 def module_problem(

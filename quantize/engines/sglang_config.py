@@ -149,3 +149,27 @@ def ordinary_model_problem(question: Question) -> Finding | None:
         what = f"dropped: fc.weight, for SGLang loads the draft as a whole model, {name}"
         return Finding("wrong", what, remedy)
     return Finding("load", "KeyError: 'midlayer.mlp.gate_up_proj.weight'", remedy)
+
+
+def unshared_head(question: Question) -> Finding | None:
+    """`init_lm_head` of `eagle_worker_v2.py:357` asks `load_lm_head_from_target`: a null key."""
+    config = question.config
+    if question.is_dflash or config.get("tie_word_embeddings"):
+        return None
+    if config.get("draft_vocab_size") is None:
+        return None
+    text = "never written: lm_head, for it is not stored, and draft_vocab_size is not null"
+    remedy = "write draft_vocab_size: null, which makes SGLang take the target's head"
+    return Finding("wrong", text, remedy)
+
+
+def domino_problem(question: Question) -> Finding | None:
+    """`parse_dflash_draft_config`, `dflash_utils.py:779`; no trainer writes the key at the top."""
+    length = (question.config.get("dflash_config") or {}).get("pure_draft_prefix_len")
+    if length == 1:
+        return None
+    return Finding(
+        "init",
+        f"ValueError: DFLASH Domino currently requires pure_draft_prefix_len=1, got {length!r}.",
+        "train the draft with pure_draft_prefix_len 1",
+    )

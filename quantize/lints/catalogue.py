@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..drafts import Draft
-from . import dflash, layers, norms, rope, spelling, storage, vocabulary
+from . import dflash, dspark, layers, norms, rope, spelling, storage, vocabulary
 from .lint import Check, Lint, config_changes
 
 CHECKS: tuple[Check, ...] = (
@@ -30,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     dflash.candidate_pool,
     dflash.float16,
     dflash.embedding_scale,
+    dspark.nested_keys,
     storage.layout,
     storage.architecture,
     storage.model_type,

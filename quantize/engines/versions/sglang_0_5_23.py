@@ -33,7 +33,7 @@ ENGINE = Engine(
         table: f"{table} is not stored: the target's is served"
         for table in ("embed_tokens", "lm_head")
     },
-    unshared_head=sglang.unshared_head,
+    unshared_head=sglang_config.unshared_head,
     no_target={
         "compressed-tensors": "ValueError: Unable to find matching target for {prefix} in the"
         " compressed-tensors config."
