@@ -18,7 +18,6 @@ KINDS = {
     "dflash2": "DFlash2",
     "peagle": "P-EAGLE",
     "mtp": "an MTP layer",
-    "nextn": "an MTP layer",
     "eagle1": "EAGLE-1",
     "medusa": "Medusa",
     "eagle3-moe": "EAGLE-3 with layers of another kind",

@@ -132,9 +132,16 @@ def _misconfigured(question: Question) -> Finding | None:
             " architecture.",
             "set model_type to qwen2, whose layers these are",
         )
+    number = config.get("num_hidden_layers", 0)
+    numbered = any(name.startswith(f"model.layers.{number}.") for name in question.tensor_names)
+    if question.family == "deepseek-mtp" and not numbered:  # `deepseek_mtp.py:505`
+        return Finding(
+            "load",
+            f"ValueError: MTP speculative decoding layer {number} weights missing from checkpoint.",
+            f"name the tensors model.layers.{number}, or serve SGLang's export with SGLang",
+        )
     corrected = any(name.endswith("e_score_correction_bias") for name in question.tensor_names)
     if question.family == "deepseek-mtp" and corrected and "topk_method" not in config:
-        number = config.get("num_hidden_layers", 0)
         name = f"model.layers.{number}.mtp_block.mlp.gate.e_score_correction_bias"
         return Finding("load", _KEY.format(name=name), "add topk_method: noaux_tc to config.json")
     return None
