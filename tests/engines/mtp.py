@@ -1,7 +1,7 @@
 """What each engine's own loader makes of MTP layers in folders of their own: `mtp.json`.
 
 Usage: `.venv/bin/python tests/engines/mtp.py .venv-engines/bin/python`. The target that vLLM is
-given has the layer's own config.json, unquantized. `test_mtp.py` holds `check` against the file.
+given has the layer's own config.json, unquantized.
 """
 
 import json
