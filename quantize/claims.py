@@ -38,7 +38,9 @@ def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
 def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
     """Index of the rule that claims a tensor: patterns (exceptions) go before roles."""
     by_name = [i for i, rule in enumerate(recipe.rules) if _names(rule, row)]
-    by_role = [i for i, rule in enumerate(recipe.rules) if row.role in rule.role]
+    named = any("router" in rule.role for rule in recipe.rules)
+    role: Role = "norm" if row.role == "router" and not named else row.role  # kept, as norms are
+    by_role = [i for i, rule in enumerate(recipe.rules) if role in rule.role]
     for claims in (by_name, by_role):
         if len(claims) > 1:
             raise PlanError(

@@ -109,7 +109,7 @@ def unlike_any_name(draft: Path, architecture: str, **tensors: Stored) -> None:
         ("MuseGlimmerAssistantModel", "Muse Glimmer's DFlash"),
         ("DFlashLagunaForCausalLM", "Laguna's DFlash"),
         ("MedusaModel", "Medusa"),
-        ("DeepseekV3ForCausalLMNextN", "an MTP layer"),
+        ("Qwen3NextForCausalLMMTP", "an MTP layer"),
         ("Qwen3NextMTP", "an MTP layer"),
         ("GptOssForCausalLMEagle3", "EAGLE-3 with layers of another kind"),
         ("EagleMistralForCausalLM", "EAGLE-1"),

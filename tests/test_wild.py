@@ -14,7 +14,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 DRAFTS = wild_drafts()
 KINDS = {
     "mtp": "an MTP layer",
-    "nextn": "an MTP layer",
     "medusa": "Medusa",
     "eagle3-moe": "EAGLE-3 with layers of another kind",
 }

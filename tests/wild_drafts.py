@@ -320,7 +320,7 @@ _KINDS = {
     "domino": _domino,
     "dflash2": _dflash2,
     "eagle1": _eagle1,
-    "nextn": _nextn,
+    "deepseek-mtp": _nextn,
     "mtp": _mtp,
     "medusa": _medusa,
     "causal-lm": _causal_lm,

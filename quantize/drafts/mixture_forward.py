@@ -34,7 +34,7 @@ def routed(
     scores = logits.sigmoid() if mixture.scoring == "sigmoid" else logits.softmax(-1)
     choice = scores if correction is None else scores + correction.to(wide)
     if mixture.num_groups > 1:
-        groups = choice.unflatten(-1, (mixture.num_groups, -1))
+        groups = choice.view(len(choice), mixture.num_groups, -1)
         best = groups.topk(2, dim=-1).values.sum(-1).topk(mixture.groups_per_token).indices
         open_groups = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, True)
         choice = groups.masked_fill(~open_groups[..., None], float("-inf")).flatten(-2)
@@ -69,7 +69,7 @@ def mixture_mlp(
     flat = x.reshape(-1, x.shape[-1])
     experts, weights = routed(mixture, flat, router, correction)
     total = torch.zeros_like(flat, dtype=weights.dtype)
-    for expert in experts.unique().tolist():
+    for expert in sorted(set(experts.flatten().tolist())):
         token, slot = (experts == expert).nonzero(as_tuple=True)
         out = gated_mlp(f"{prefix}experts.{expert}.", flat[token], modules)
         total = total.index_add(0, token, out.to(weights.dtype) * weights[token, slot, None])

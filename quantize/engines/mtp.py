@@ -1,6 +1,6 @@
 """What engines make of a target's MTP layer in a folder of its own.
 
-Loading was executed with the engines' own classes (`tests/engines/mtp.py`, mtp.json). The routed
+Loading was executed with the engines' own classes (`tests/engines/mtp.py`). The routed
 experts of a mixture are one fused module in both, `experts`; unquantized ones load.
 """
 
@@ -132,9 +132,16 @@ def _misconfigured(question: Question) -> Finding | None:
             " architecture.",
             "set model_type to qwen2, whose layers these are",
         )
+    number = config.get("num_hidden_layers", 0)
+    numbered = any(name.startswith(f"model.layers.{number}.") for name in question.tensor_names)
+    if question.family == "deepseek-mtp" and not numbered:  # `deepseek_mtp.py:505`
+        return Finding(
+            "load",
+            f"ValueError: MTP speculative decoding layer {number} weights missing from checkpoint.",
+            f"name the tensors model.layers.{number}, or serve SGLang's export with SGLang",
+        )
     corrected = any(name.endswith("e_score_correction_bias") for name in question.tensor_names)
     if question.family == "deepseek-mtp" and corrected and "topk_method" not in config:
-        number = config.get("num_hidden_layers", 0)
         name = f"model.layers.{number}.mtp_block.mlp.gate.e_score_correction_bias"
         return Finding("load", _KEY.format(name=name), "add topk_method: noaux_tc to config.json")
     return None

@@ -45,9 +45,10 @@ class DeepseekMtp(Mtp):
         keys = ConfigReader(config, where)
         common = read_mtp(config, where, self.name)
         layers = keys.positive("num_hidden_layers")
-        dense = keys.config.get("n_routed_experts") is None or layers < (
-            keys.config.get("first_k_dense_replace") or 0
-        )
+        whole = config.get("architectures") != ["DeepseekV3ForCausalLMNextN"]
+        dense = config.get("n_routed_experts") is None or (
+            whole and layers < (config.get("first_k_dense_replace") or 0)
+        )  # SGLang's export counts one layer, which is always a mixture: `deepseek_v2.py`, is_nextn
         return MtpLatentGeometry(
             **common | {"rope": of_latent_attention(common["rope"], where)},
             mixture=None if dense else read_mixture(keys),

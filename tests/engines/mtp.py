@@ -1,0 +1,65 @@
+"""What each engine's own loader makes of MTP layers in folders of their own: `mtp.json`.
+
+Usage: `.venv/bin/python tests/engines/mtp.py .venv-engines/bin/python`. The target that vLLM is
+given has the layer's own config.json, unquantized.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from draftquant.scripts.cli import main as draftquant  # noqa: E402
+from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_mimo_mtp  # noqa: E402
+
+OUT = HERE / "mtp.json"
+RECIPE = "fp8-ptpc"
+BUILDERS = {
+    "mimo-mtp": tiny_mimo_mtp,
+    "deepseek-mtp": tiny_deepseek_mtp,
+    "glm4-moe-mtp": tiny_glm4_moe_mtp,
+}
+
+
+def main() -> int:
+    """See the module."""
+    rows = {}
+    with tempfile.TemporaryDirectory() as made:
+        for family, build in BUILDERS.items():
+            config = {"model_type": "qwen2"} if family == "mimo-mtp" else {}
+            folder = Path(made) / family
+            folder.mkdir()
+            plain = build(folder / "plain", tables=False, config=config)
+            quantize = ["quantize", str(plain), "--recipe", RECIPE]
+            if draftquant([*quantize, "--out", str(folder / "quantized")]):
+                return 1
+            (folder / "target").mkdir()
+            shutil.copy(plain / "config.json", folder / "target")
+            for engine in ("vllm", "sglang"):
+                rows |= {
+                    f"{engine} {family} {found['draft']}": found
+                    for found in _loaded(sys.argv[1], engine, folder)
+                }
+    keys = ("verdict", "stage", "error", "schemes", "unloaded")
+    text = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps({key: row[key] for key in keys})}"
+        for name, row in rows.items()
+    )
+    OUT.write_text("{\n" + text + "\n}\n")
+    return 0
+
+
+def _loaded(python: str, engine: str, folder: Path) -> list[dict[str, object]]:
+    command = [python, f"{engine}_loader.py", "--arch", "sm90", "--target", str(folder / "target")]
+    drafts = [str(folder / "plain"), str(folder / "quantized")]
+    done = subprocess.run([*command, *drafts], cwd=HERE, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
