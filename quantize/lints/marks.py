@@ -5,6 +5,7 @@ from typing import Any
 
 from ..drafts import Draft
 from ..drafts.eagle3_geometry import Eagle3Geometry
+from ..drafts.llama_geometry import LlamaGeometry
 from ..drafts.speculators import LAYER_CONFIG, is_speculators
 
 _MODELOPT_KEYS = ("next_layer_regular", "parallel_draft_step", "parallel_draft_heads_num_layers")
@@ -18,6 +19,11 @@ def eagle3(draft: Draft) -> Eagle3Geometry | None:
 def is_mla(draft: Draft) -> bool:
     """True for latent attention."""
     return draft.checkpoint.config.get("kv_lora_rank") is not None
+
+
+def is_whole(draft: Draft) -> bool:
+    """True for a language model, which shares nothing with the target."""
+    return isinstance(draft.geometry, LlamaGeometry) and not draft.geometry.reads_features
 
 
 def in_speculators_layout(draft: Draft) -> bool:
