@@ -5,6 +5,7 @@ executed (`tests/engines/RESULTS.md`), whose error texts these are.
 """
 
 import re
+from collections.abc import Mapping
 
 from ..drafts.architectures import OTHER_NAMES, declared_architecture
 from ..drafts.families.eagle3_llama import MASK_KEYS
@@ -70,7 +71,7 @@ def _roots(class_name: str, *names: str) -> dict[str, Finding]:
     }
 
 
-ROOTED = {
+ROOTED: Mapping[str, Mapping[str, Finding | None]] = {
     "eagle3-llama": _roots("LlamaModel", "model", "draft_model", "eagle_module"),
     "eagle3-mla": _roots("DeepseekV2Eagle3Model", "model"),
     "dflash": _roots("DFlashQwen3Model", "draft_model", "dflash_module"),
