@@ -14,6 +14,7 @@ from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.lints import find_lints
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
@@ -195,3 +196,8 @@ def test_its_servers_are_told_the_method(tmp_path: Path) -> None:
     folder = tiny_eagle1(tmp_path / "draft")
     assert '"method": "eagle"' in (check_draft(folder, engine="vllm").launch or "")
     assert "algorithm EAGLE " in (check_draft(folder, engine="sglang").launch or "")
+
+
+def test_no_lint_takes_it_for_eagle3(tmp_path: Path) -> None:
+    lints = find_lints(read_draft(Checkpoint.open(tiny_eagle1(tmp_path / "draft"))))
+    assert {lint.name for lint in lints} == {"embed-tokens"}

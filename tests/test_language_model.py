@@ -18,6 +18,7 @@ from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.lints import find_lints
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
@@ -193,3 +194,10 @@ def test_a_config_that_does_not_fit_is_refused(
     edit_json(folder / "config.json", **config)
     with pytest.raises(CheckpointError, match=what):
         read_draft(Checkpoint.open(folder))
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_no_lint_takes_it_for_another_draft(kind: str, tmp_path: Path) -> None:
+    """`--fix-config` would otherwise write the name of an EAGLE-3 head into its config.json."""
+    folder = tiny_language_model(tmp_path / "draft", kind=kind)
+    assert find_lints(read_draft(Checkpoint.open(folder))) == ()

@@ -24,6 +24,7 @@ from draftquant.recipes.schema import LayoutName
 from handmade import MADE, quantize_by_hand
 from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
+from tiny_llama import tiny_eagle1, tiny_language_model
 from tiny_mla import tiny_eagle3_mla
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +79,9 @@ def test_every_number_format_has_facts_and_a_decoder() -> None:
         assert bits == number.bits * number.codes_per_element
 
 
-@pytest.mark.parametrize("made", [tiny_eagle3_llama, tiny_eagle3_mla, tiny_dflash])
+@pytest.mark.parametrize(
+    "made", [tiny_eagle3_llama, tiny_eagle3_mla, tiny_dflash, tiny_eagle1, tiny_language_model]
+)
 def test_a_draft_has_all_members_of_a_fused_linear_or_none(
     made: typing.Callable[[Path], Path], tmp_path: Path
 ) -> None:
@@ -94,7 +97,8 @@ def test_a_draft_has_all_members_of_a_fused_linear_or_none(
 
 def test_the_families_that_are_tested_are_all() -> None:
     assert {family.name for family in FAMILIES} == {
-        "eagle3-llama", "eagle3-mla", "dflash", "dflash2", "domino", "dspark",
+        "eagle3-llama", "eagle3-mla", "dflash", "dflash2", "domino", "dspark", "eagle1-llama",
+        "language-model",
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..drafts import Draft
 from ..drafts.eagle3_geometry import Eagle3Geometry
+from ..drafts.llama_geometry import LlamaGeometry
 from ..drafts.mtp_geometry import MtpGeometry
 from ..drafts.speculators import LAYER_CONFIG, is_speculators
 
@@ -24,6 +25,11 @@ def is_mtp(draft: Draft) -> bool:
 def is_mla(draft: Draft) -> bool:
     """True for latent attention."""
     return draft.checkpoint.config.get("kv_lora_rank") is not None
+
+
+def is_whole(draft: Draft) -> bool:
+    """True for a language model, which shares nothing with the target."""
+    return isinstance(draft.geometry, LlamaGeometry) and not draft.geometry.reads_features
 
 
 def in_speculators_layout(draft: Draft) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ..drafts import Draft
 from ..drafts.architectures import DOMINO, KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
 from .lint import Lint
-from .marks import eagle3, in_speculators_layout, is_mla, is_mtp, layer_config
+from .marks import eagle3, in_speculators_layout, is_mla, is_mtp, is_whole, layer_config
 
 _TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -32,7 +32,7 @@ def architecture(draft: Draft) -> Iterator[Lint]:
             },
         )
     wanted = None if is_mtp(draft) else OTHER_NAMES.get(name)
-    if wanted in KNOWN_TO_BOTH:
+    if wanted in KNOWN_TO_BOTH and wanted in draft.family.architectures:
         yield Lint(
             name="architecture-name",
             level="warning",
@@ -89,6 +89,8 @@ def names(draft: Draft) -> Iterator[Lint]:
     spelled = [] if is_mtp(draft) else [row.tensor.name for row in draft.rows]
     unread = [name for name in spelled if name.startswith(_NOBODY_READS)]
     refused = [name for name in spelled if name.startswith(_VLLM_REFUSES)]
+    if is_whole(draft):  # which is loaded as any model, by its own names
+        return
     if unread:
         yield Lint(
             name="tensor-names",
@@ -150,6 +152,8 @@ def model_type(draft: Draft) -> Iterator[Lint]:
 def embedding(draft: Draft) -> Iterator[Lint]:
     """Source: SGLang 0.5.23 `eagle_worker_v2.py`; vLLM 0.33 `llm_base_proposer.py`."""
     row = draft.row("embed_tokens.weight")
+    if is_whole(draft):
+        return
     if row is not None and draft.geometry.hidden_size == draft.geometry.target_hidden_size:
         yield Lint(
             name="embed-tokens",

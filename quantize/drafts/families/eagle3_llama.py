@@ -73,7 +73,7 @@ class Eagle3Llama(Eagle3):
             mask_token_id=_mask_token_id(keys, common["vocab_size"]) if parallel else None,
         )
 
-    def tensor_specs(self, geometry: Eagle3LlamaGeometry) -> Mapping[str, TensorSpec]:
+    def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
         """See `Family.tensor_specs`; P-EAGLE's mask stands in the place of target features."""
         table = dict(super().tensor_specs(geometry))
         if geometry.parallel:

@@ -9,10 +9,16 @@ from .repair import Outcome, Repair, with_config
 
 
 def repair_architecture(checkpoint: Checkpoint, engine: Engine) -> Outcome:
-    """A name of the architecture that `engine` has not becomes the one that it has."""
+    """A name of the architecture that `engine` has not becomes the one that it has.
+
+    Raises:
+        CheckpointError: config.json is not that of a draft.
+    """
     name = declared_architecture(checkpoint.config)
     wanted = OTHER_NAMES.get(name)
     if wanted not in engine.architectures or name in engine.architectures:
+        return Outcome(checkpoint=checkpoint)
+    if wanted not in read_config(checkpoint)[0].architectures:  # a name of several kinds of drafts
         return Outcome(checkpoint=checkpoint)
     found = Repair(
         name="architecture",
