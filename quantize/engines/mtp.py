@@ -150,9 +150,7 @@ def _misconfigured(question: Question) -> Finding | None:
 def sglang_problem(question: Question) -> Finding | None:
     """Quantized experts are one module with kernels of their own, which were not executed."""
     if question.family == "deepseek-mtp":
-        what = (
-            "loading of this layer's kv_b_proj calls a GPU, which was not there when it was tried"
-        )
+        what = "loading of its kv_b_proj calls a GPU, which was not there when it was tried"
         return Finding("unknown", what, "try it")
     experts = any(is_expert(name) for name in question.tensor_names)
     if question.family not in SGLANG or question.declaration is None or not experts:
