@@ -149,6 +149,9 @@ def _misconfigured(question: Question) -> Finding | None:
 
 def sglang_problem(question: Question) -> Finding | None:
     """Quantized experts are one module with kernels of their own, which were not executed."""
+    if question.family == "deepseek-mtp":
+        what = "loading of its kv_b_proj calls a GPU, which was not there when it was tried"
+        return Finding("unknown", what, "try it")
     experts = any(is_expert(name) for name in question.tensor_names)
     if question.family not in SGLANG or question.declaration is None or not experts:
         return None
@@ -158,5 +161,8 @@ def sglang_problem(question: Question) -> Finding | None:
 
 def _in_vllm(name: str, layer: str) -> str:
     """A tensor of a decoder layer as vLLM looks for it."""
+    if ".experts." in name:
+        stacked = "w2" if ".down_proj." in name else "w13"
+        return f"{layer}mlp.experts.routed_experts.{stacked}_{name.rpartition('.')[2]}"
     at = max(name.find("self_attn."), name.find("mlp."))
     return layer + name[at:] if at >= 0 else name
