@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.eagle3_geometry import Eagle3LlamaGeometry
+from draftquant.quantize.drafts.registry import FAMILIES
 from draftquant.quantize.drafts.rope import RopeConfig
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -282,3 +283,11 @@ def test_wrong_dtype(name: str, dtype: str, size: int, expected: str, tmp_path: 
         count *= length
     change(folder, **{name: Stored(dtype, shape, bytes(size * count))})
     refused(folder, f"{name}: expected {expected}, got {dtype}", "floating-point draft")
+
+
+def test_the_families_page_names_every_family() -> None:
+    page = (Path(__file__).parent.parent / "docs/families.md").read_text()
+    what, commands = page.partition("\n## Commands\n")[::2]
+    for family in FAMILIES:
+        assert f"\n| `{family.name}` |" in what
+        assert f"`{family.name}`" in commands

@@ -132,7 +132,7 @@ def chosen_layers(
         raise TraceError(
             f"draft {draft.name}",
             "reads tokens alone: there are no features to fuse with it",
-            fix="leave --fuse-with out: traces of any features fit it",
+            fix="leave --fused out: traces of any features fit it",
         )
     if draft is not None and not reads_layers(draft):
         if asked is not None:

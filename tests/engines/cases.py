@@ -28,6 +28,7 @@ from mixes import KEPT_DOWN, MIXES
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
+from tiny_llama import tiny_eagle1, tiny_language_model
 from tiny_mla import MODELOPT_EXTRAS, tiny_eagle3_mla
 
 INPUT_SCALE = 0.01
@@ -57,6 +58,8 @@ _SOURCES: dict[FamilyName, tuple[Callable[..., Path], dict[str, Any]]] = {
     "dflash2": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2, "kind": "dflash2"}),
     "domino": (tiny_dflash, _SHAPE | _HEADS | {"num_layers": 2, "kind": "domino"}),
     "dspark": (tiny_dspark, _SHAPE | _HEADS | {"num_layers": 2, "rank": 128}),
+    "eagle1-llama": (tiny_eagle1, _SHAPE | _HEADS),
+    "language-model": (tiny_language_model, _SHAPE | _HEADS | {"num_layers": 2}),
 }
 FAMILIES = tuple(_SOURCES)
 READS: dict[FamilyName, tuple[int, ...]] = {
@@ -66,6 +69,8 @@ READS: dict[FamilyName, tuple[int, ...]] = {
     "dflash2": (2, 4, 6),
     "domino": (2, 4, 6),
     "dspark": (2, 4, 6),
+    "eagle1-llama": (),
+    "language-model": (),
 }
 """The target's layers whose inputs the drafts read; of EAGLE-3 the default for 8 layers."""
 

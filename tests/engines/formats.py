@@ -8,7 +8,10 @@ from draftquant.quantize.layouts import get_layout
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.schema import LayoutName
 
-FamilyName = Literal["eagle3-llama", "eagle3-mla", "dflash", "dflash2", "domino", "dspark"]
+FamilyName = Literal[
+    "eagle3-llama", "eagle3-mla", "dflash", "dflash2", "domino", "dspark", "eagle1-llama",
+    "language-model",
+]  # fmt: skip
 LAYOUTS: tuple[LayoutName, ...] = ("quark", "modelopt", "compressed-tensors", "fp8", "awq")
 WEIGHTS = {
     "int4-channel": WeightFormat(dtype="int4", granularity="channel", symmetric=True),
