@@ -292,10 +292,10 @@ def module_problem(
         error = "AttributeError: 'CompressedTensorsConfig' object has no attribute 'group_size'"
         return Finding("after load", error, "quantize the head to FP8, or keep it")
     if module.leaf == MLA_DOWN.sglang and scheme.first_stage:
-        what = "use FP8 per channel with dynamic tokens"
+        what = "use FP8 per channel with dynamic tokens: recipe fp8-ptpc"
         return Finding("init", "TypeError: unhashable type: 'dict'", what)
     if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(scheme.signature)):
-        return Finding("load", text, "use FP8 per channel with dynamic tokens, or FP8 blocks")
+        return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
     if _is_marlin(question):
         problem = _marlin_problem(module, sum(rows for rows, _ in shapes), columns)
         if problem is not None:

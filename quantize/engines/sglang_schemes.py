@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from .contract import Finding, Scheme
 
-_USE = "use FP8 per channel with dynamic tokens (quark or compressed-tensors)"
+_USE = "use FP8 per channel with dynamic tokens: recipe fp8-ptpc, or mi325x-fp8"
 _NO_QUARK = Finding("init", "NotImplementedError: No quark compatible scheme was found.", _USE)
 _NO_CT = Finding(
     "init", "NotImplementedError: No compressed-tensors compatible scheme was found.", _USE
@@ -28,7 +28,7 @@ _TOO_OLD = (
     "ValueError: The quantization method mxfp8 is not supported for the current GPU. Minimum"
     " capability: 100. Current capability: 90."
 )
-_STORE = "store it in layout compressed-tensors or quark"
+_STORE = "store it in layout compressed-tensors or quark: draftquant transcode"
 _ALGORITHMS = ("FP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "MIXED_PRECISION")
 _SCALE_INV = Finding(
     "wrong",
@@ -56,7 +56,7 @@ def algorithm_problem(algorithm: str, arch: str) -> Finding | None:
 _NEGATIVE = Finding(
     "init",
     "RuntimeError: Trying to create tensor with negative dimension -256: [-256, 128]",
-    "quantize with groups of 128",
+    "quantize with groups of 128: recipe int4-group128",
 )
 
 

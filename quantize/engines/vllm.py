@@ -110,7 +110,8 @@ def taken(declaration: Declaration, _arch: str) -> Declaration | Finding:
         algorithm = (declaration.algorithm or "").upper()
         if declaration.method == "modelopt" and algorithm and algorithm not in _ALGORITHMS:
             text = f"ValueError: ModelOpt currently only supports: {list(_ALGORITHMS)}"
-            return Finding("init", text, "store it in layout compressed-tensors or quark")
+            remedy = "store it in layout compressed-tensors or quark: draftquant transcode"
+            return Finding("init", text, remedy)
         return declaration
     algorithm = declaration.algorithm or ""
     if algorithm.upper() not in _NESTED_ALGORITHMS:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from .contract import Finding, Scheme
 
-_USE_QUARK = "use quark int4 in groups of 128, or FP8 per channel with dynamic tokens"
-_USE_CT = "use int4 without activations, or FP8 per channel with dynamic tokens"
+_USE_QUARK = "use FP8 per channel with dynamic tokens: recipe mi325x-fp8, or fp8-ptpc"
+_USE_CT = "use int4 without activations (recipe int4-channel), or FP8 (fp8-ptpc)"
 _NO_QUARK = Finding(
     "init", "NotImplementedError: No quark compatible scheme was found.", _USE_QUARK
 )
@@ -22,7 +22,7 @@ _NO_ACTIVATIONS = Finding(
     "init",
     "ValueError: Unsupported activation quant key:"
     " QuantKey(f8e4m3fn,scale(f32,dynamic,per_tensor),symmetric)",
-    "quantize without activations, or with MXFP4 activations",
+    "quantize without activations, or with MXFP4 ones: recipe mi355-mxfp4",
 )
 _NO_CT = Finding(
     "init", "NotImplementedError: No compressed-tensors compatible scheme was found", _USE_CT
