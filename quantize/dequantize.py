@@ -198,7 +198,7 @@ def dequantize_draft(
     Raises:
         DraftQuantError: of the stage that failed; nothing is left behind.
     """
-    checkpoint = source.open()
+    checkpoint = source.checkpoint()
     plan = plan_dequantization(checkpoint, dtype)
     side_files = [file for file in checkpoint.side_files() if file not in QUANTIZED_ONLY]
     travel = "beside the dequantized ones"

@@ -14,6 +14,7 @@ from tiny import tiny_eagle3_llama
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 DRAFT, TARGET = str(PAIR / "draft"), str(PAIR / "target")
+WHOLE_MODEL = str(PAIR.parent / "eagle3-mla" / "target")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_usage_errors_exit_with_2() -> None:
     [
         (["plan", "nowhere", "--recipe", "int4-channel"], ("nowhere: no such folder", "Hub id")),
         (["plan", DRAFT, "--recipe", "int4-chanel"], ("did you mean 'int4-channel'?",)),
-        (["plan", TARGET, "--recipe", "fp8-ptpc"], ("'LlamaForCausalLM' is no draft family",)),
+        (["plan", WHOLE_MODEL, "--recipe", "fp8-ptpc"], ("a whole model without an MTP layer",)),
         (["replay", DRAFT, "--traces", "nowhere"], ("nowhere",)),
         (["record", "--target", "nowhere", "--prompts", "p", "--out", "t"], ("fix:",)),
         (

@@ -15,11 +15,11 @@ import pytest
 from draftquant.quantize import lints
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.aux_layers import KEY, SECTION
+from draftquant.quantize.drafts.config_keys import near_key
 from draftquant.quantize.drafts.speculators import plain_config
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import Lint, check_vocabulary_map, find_lints, fixed_config
-from draftquant.quantize.lints.spelling import near_key
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import Kind, tiny_dflash
 from tiny_dspark import tiny_dspark

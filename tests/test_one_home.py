@@ -98,7 +98,7 @@ def test_a_draft_has_all_members_of_a_fused_linear_or_none(
 def test_the_families_that_are_tested_are_all() -> None:
     assert {family.name for family in FAMILIES} == {
         "eagle3-llama", "eagle3-mla", "dflash", "dflash2", "domino", "dspark", "eagle1-llama",
-        "language-model",
+        "language-model", "mimo-mtp", "deepseek-mtp", "glm4-moe-mtp",
     }  # fmt: skip
 
 

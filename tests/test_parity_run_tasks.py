@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.calibration.errors import ServerError
 from draftquant.quantize.errors import OutputError
 from draftquant.scripts.cli import main
-from draftquant.validate.errors import MeasureError, ParityError
+from draftquant.validate.errors import ParityError
 from draftquant.validate.parity.run_tasks import TaskRun, run_tasks
 from test_parity_tasks import DATE, right
 from vllm_server import MODEL, VLLMServer, served
@@ -213,7 +214,7 @@ def test_programs_that_are_none(server: VLLMServer, tmp_path: Path) -> None:
         with pytest.raises(ParityError, match=what):
             run_tasks(asked(server), tmp_path / "out", engine="vllm", command=command)
     gone = asked(server, server="http://127.0.0.1:9", timeout=1)
-    with pytest.raises(MeasureError, match="no answer after 3 attempt"):
+    with pytest.raises(ServerError, match="no answer after 3 attempt"):
         run_tasks(gone, tmp_path / "out", engine="vllm", command=sys.executable)
 
 

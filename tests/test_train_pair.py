@@ -380,8 +380,12 @@ def test_a_draft_over_the_target_of_another_pair(
     pair: Path, files: tuple[SourceFile, ...], tmp_path: Path
 ) -> None:
     out = tmp_path / "dspark"
-    report = train_pair(FAMILIES["dspark"], TINY_PLAN, files, out, seed=0, over=pair)
-    assert sorted(path.name for path in out.iterdir()) == ["draft", "training.json"]
+    report = train_pair(
+        FAMILIES["dspark"], TINY_PLAN, files, out, seed=0, shipped_target=pair / "target"
+    )
+    for name in ("model.safetensors", "config.json"):
+        copied = (out / "target" / name).read_bytes()
+        assert copied == (pair / "target" / name).read_bytes()
     own = load_file(out / "draft" / "model.safetensors")
     assert not any(name.startswith(("confidence_head.", "embed_tokens.")) for name in own)
     assert own["markov_head.markov_w1.weight"].shape == (TINY_SIZE.vocab_size, 32)

@@ -1,6 +1,5 @@
 """Typed reading of a draft's config.json: each key checked once, errors that name file and key."""
 
-import difflib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import Any
 
 from ...recipes.errors import short
 from ..errors import CheckpointError
+from .config_keys import misspelling_of
 
 _REQUIRED = object()
 
@@ -73,12 +73,12 @@ class ConfigReader:
         if value is not None:
             return value
         if default is _REQUIRED:
-            near = difflib.get_close_matches(key, self.config, n=1, cutoff=0.88)
+            near = misspelling_of(key, self.config)
             add = f"add {key!r} as the draft was trained with it"
             raise CheckpointError(
                 self.where,
                 f"{key}: missing key",
-                fix=f"rename {near[0]!r} to {key!r}" if near else add,
+                fix=f"rename {near!r} to {key!r}" if near else add,
             )
         return default
 

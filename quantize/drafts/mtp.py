@@ -129,6 +129,12 @@ def read_mtp(config: Mapping[str, Any], where: object, family: str) -> dict[str,
     """
     keys = ConfigReader(config, where)
     layers = config.get("num_nextn_predict_layers", 1)
+    if layers == 0:
+        raise CheckpointError(
+            where,
+            "num_nextn_predict_layers: 0: this is a whole model without an MTP layer, and no draft",
+            fix="give a draft, or a target that has an MTP layer, with --subtree",
+        )
     if layers != 1:
         raise CheckpointError(
             where,

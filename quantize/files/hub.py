@@ -25,7 +25,7 @@ class DraftSource:
     revision: str | None = None
     subtree: str | None = None
 
-    def open(self) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint:
         """Read config, index and headers.
 
         Raises:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def open_draft(reference: str, subtree: str | None = None) -> tuple[DraftSource, Draft]:
     """Resolve a folder or Hub id and read its headers and vocabulary map."""
     source = resolve_draft(reference, subtree)
-    draft = read_draft(source.open())
+    draft = read_draft(source.checkpoint())
     check_vocabulary_map(draft)
     return source, draft
 

@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     from ...quantize.dequantize import dequantize_draft, plan_dequantization
 
     source, dtype = resolve_draft(options.quantized, options.subtree), _DTYPES.get(options.dtype)
-    plan = plan_dequantization(source.open(), dtype)
+    plan = plan_dequantization(source.checkpoint(), dtype)
     with progress_bar("dequantize", plan.bytes_after) as bar:
         report = dequantize_draft(
             source, options.out, dtype=dtype, argv=options.argv, on_progress=bar.advance

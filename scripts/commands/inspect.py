@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    checkpoint = resolve_draft(options.draft, options.subtree).open()
+    checkpoint = resolve_draft(options.draft, options.subtree).checkpoint()
     return (_inspect_quantized if looks_quantized(checkpoint) else _inspect)(
         checkpoint, options.json
     )

@@ -20,6 +20,7 @@ _LAYERS: Mapping[str, LayerKind] = {
     "Qwen2ForCausalLM": "Qwen2",
     "Qwen3ForCausalLM": "Qwen3",
 }
+_ROOTS = frozenset({"embed_tokens", "layers", "norm", "lm_head"})
 
 
 class LanguageModel(Family):
@@ -41,11 +42,11 @@ class LanguageModel(Family):
     }
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
-        """Whole layers, a final norm, and no fc."""
+        """Whole layers, a final norm, and nothing besides but tables."""
         names = set(canonical_names)
         whole = {"norm.weight", "layers.0.input_layernorm.weight", "layers.0.mlp.up_proj.weight"}
-        mixes = any(name.startswith(("fc.", "hidden_norm.")) for name in names)
-        return whole <= names and not mixes and "layers.0.hidden_norm.weight" not in names
+        others = {name.partition(".")[0] for name in names} - _ROOTS
+        return whole <= names and not others and "layers.0.hidden_norm.weight" not in names
 
     def read_geometry(self, config: Mapping[str, Any], where: object) -> LlamaGeometry:
         """See `Family.read_geometry`."""
