@@ -272,7 +272,7 @@ def tiny_qwen3_next_mtp(
         tensors["lm_head.weight"] = write.weight(vocab, hidden)
     if inside_target:
         tensors[f"{root}norm.weight"] = write.zero_centred(hidden)
-    rope = {"rope_theta": 10000000.0, "partial_rotary_factor": 0.5}
+    rope = {"rope_theta": 10000000.0, "partial_rotary_factor": 0.25}
     keys = {"head_dim": head_dim, "num_key_value_heads": kv_heads, "attention_bias": False}
     keys |= _common_keys(hidden, intermediate, heads, 4, vocab, dtype)
     del keys["num_nextn_predict_layers"]
@@ -291,7 +291,7 @@ def tiny_qwen3_next_mtp(
             **(config or {}),
         }
     else:
-        section = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [2, 1, 1]}
+        section = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [1, 1, 0]}
         text = {
             "model_type": "qwen3_5_text",
             "attn_output_gate": True,

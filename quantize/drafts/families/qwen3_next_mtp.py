@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _NOT_SERVED = ("attention_bias", "qkv_bias", "mtp_use_dedicated_embeddings")
 """Flags of other layers than the released ones, of which engines differ or know nothing."""
+_SPECFORGE = "Qwen3_5MTPDraftModel"
+"""As which SpecForge trains it; its first layers, at 0958d4d, had no gate and other norms."""
 _MULTIMODAL = "model.language_model.embed_tokens."
 
 
@@ -43,6 +45,7 @@ class Qwen3NextMtp(Mtp):
         "Qwen3_5MoeMTP",
         "Qwen3NextForCausalLMMTP",
         "Qwen3_5ForCausalLMMTP",
+        _SPECFORGE,
     )
     layer = re.compile(r"mtp\.")
     outer = {  # noqa: RUF012 - a constant of the class
@@ -50,6 +53,7 @@ class Qwen3NextMtp(Mtp):
         "pre_fc_norm_embedding": "embedding_norm",
         "pre_fc_norm_hidden": "state_norm",
         "norm": "norm",
+        "lm_head": "lm_head",  # as SpecForge saves it
         "layers.0": "layers.0",  # the layer itself, which stands beside them
     }
     relatives = {  # noqa: RUF012 - likewise
@@ -71,9 +75,10 @@ class Qwen3NextMtp(Mtp):
         keys = ConfigReader(config, where)
         if config.get("text_config") is not None:
             keys = keys.section("text_config")
-        _check_served(keys)
+        trained = config.get("architectures") == [_SPECFORGE]
+        _check_served(keys, gate_named=trained)
         mixture = read_qwen_mixture(keys) if _has_experts(keys) else None
-        part, rest = rotated_part(keys, 0.25)
+        part, rest = rotated_part(keys, 1.0 if trained else 0.25)
         if mixture is not None:
             rest.setdefault("intermediate_size", mixture.width)  # of no module
         common = read_mtp(rest, keys.where, self.name)
@@ -106,8 +111,12 @@ class Qwen3NextMtp(Mtp):
         )
 
 
-def _check_served(keys: ConfigReader) -> None:
+def _check_served(keys: ConfigReader, *, gate_named: bool) -> None:
     """The layer is one, and as it was released.
+
+    Args:
+        keys: of the section with the sizes.
+        gate_named: a missing attn_output_gate means that there is none.
 
     Raises:
         CheckpointError: it is not, by which key.
@@ -115,7 +124,9 @@ def _check_served(keys: ConfigReader) -> None:
     wanted = {"mtp_num_hidden_layers": 1, "attn_output_gate": True}
     for key, value in (wanted | dict.fromkeys(_NOT_SERVED, False)).items():
         got = keys.config.get(key)
-        if got is not None and (type(got), got) != (type(value), value):
+        if got is None and not (gate_named and key == "attn_output_gate"):
+            continue
+        if (type(got), got) != (type(value), value):
             raise CheckpointError(
                 keys.where,
                 f"{key}: expected {value!r}, as {Qwen3NextMtp.name} is served, got {got!r}",
