@@ -1,8 +1,8 @@
 """MTP layers assembled from transformers' own decoder layers: the oracle of our forward maths.
 
 Attention, MLP, mixture and rope are transformers'. What is added is written from the model classes
-of vLLM 0.33 (`mimo_mtp.py`, `deepseek_mtp.py`, `glm4_moe_mtp.py`): the masked first embedding, both
-norms, the order of the concat, the last norm, and what the next step reads.
+of vLLM 0.33 (`mimo_mtp.py`, `deepseek_mtp.py`, `glm4_moe_mtp.py`, `qwen3_5_mtp.py`): the masked
+first embedding, both norms, the order of the concat, the last norm, and what the next step reads.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DeepseekV3Config, Glm4MoeConfig, Qwen2Config
+from transformers import (
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
 from transformers.models.glm4_moe import modeling_glm4_moe as glm
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 KINDS: dict[str, Any] = {
     "mimo-mtp": (Qwen2Config, qwen2.Qwen2DecoderLayer, qwen2.Qwen2RotaryEmbedding),
@@ -23,7 +31,20 @@ KINDS: dict[str, Any] = {
         deepseek.DeepseekV3RotaryEmbedding,
     ),
     "glm4-moe-mtp": (Glm4MoeConfig, glm.Glm4MoeDecoderLayer, glm.Glm4MoeRotaryEmbedding),
+    "qwen3-next-mtp": (
+        Qwen3NextConfig,
+        qwen3_next.Qwen3NextDecoderLayer,
+        qwen3_next.Qwen3NextRotaryEmbedding,
+    ),
+    "qwen3_5_text": (
+        Qwen3_5TextConfig,
+        qwen3_5.Qwen3_5DecoderLayer,
+        qwen3_5.Qwen3_5TextRotaryEmbedding,
+    ),
 }
+"""By family, or by model_type where one family has layers of two classes."""
+ZERO_CENTRED = "qwen3-next-mtp"
+"""Its norms multiply by 1 + weight, and it masks no embedding: `qwen3_5_mtp.py`."""
 
 
 class ReferenceMtp:
@@ -38,13 +59,17 @@ class ReferenceMtp:
     def __init__(
         self, family: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]
     ) -> None:
-        config_class, layer_class, rotary_class = KINDS[family]
+        config = config.get("text_config", config)
+        kind = config["model_type"] if config["model_type"] in KINDS else family
+        config_class, layer_class, rotary_class = KINDS[kind]
         keys = {k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")}
-        theta = keys.pop("rope_theta")
-        rope = {"rope_type": "default", "rope_theta": theta}
-        if "partial_rotary_factor" in keys:
-            rope["partial_rotary_factor"] = keys.pop("partial_rotary_factor")
-        made = config_class(**keys, rope_parameters=rope, attn_implementation="eager")
+        if "rope_parameters" not in keys:
+            theta = keys.pop("rope_theta")
+            rope = {"rope_type": "default", "rope_theta": theta}
+            if "partial_rotary_factor" in keys:
+                rope["partial_rotary_factor"] = keys.pop("partial_rotary_factor")
+            keys["rope_parameters"] = rope
+        made = config_class(**keys, attn_implementation="eager")
         self.family, self.weights, self.eps = family, weights, config["rms_norm_eps"]
         self.layer: nn.Module = layer_class(made, _number(family, config)).double()
         if family == "deepseek-mtp":  # engines hand the draft's epsilon to the norms of latents
@@ -84,7 +109,8 @@ class ReferenceMtp:
         """The layer over rows 0, 1, ... that see what stands before them, before the last norm."""
         rows = len(hidden)
         embedded = self.weights["embed_tokens.weight"][token_ids[1 : rows + 1]].clone()
-        embedded[0] = 0
+        if self.family != ZERO_CENTRED:
+            embedded[0] = 0
         parts = (self._norm("embedding_norm", embedded), self._norm("state_norm", hidden))
         both = torch.cat(parts[::-1] if self.family == "mimo-mtp" else parts, dim=-1)
         x = (both @ self.weights["fc.weight"].T)[None]
@@ -97,11 +123,14 @@ class ReferenceMtp:
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-        return self.weights[f"{name}.weight"] * x * scale
+        weight = self.weights[f"{name}.weight"]
+        return (1 + weight if self.family == ZERO_CENTRED else weight) * x * scale
 
 
 def _number(family: str, config: Mapping[str, Any]) -> int:
     """Of the layer among the target's, which says whether it has experts."""
+    if family == ZERO_CENTRED:
+        return 3  # the first of the target's layers with full attention
     return 0 if family == "mimo-mtp" else int(config["num_hidden_layers"])
 
 

@@ -206,7 +206,7 @@ def test_pruned_vocabulary_needs_head_and_map(name: str, tmp_path: Path) -> None
 )
 def test_relatives_are_refused_by_name(name: str, kind: str, draft: Path) -> None:
     change(draft, **{name: bf16(64)})
-    refused(draft, f"is the mark of {kind}", f"{kind} is not supported: engines run other maths")
+    refused(draft, f"is the mark of {kind}", f"{kind} is not supported: engines serve it otherwise")
     assert read_tensors(draft).keys() > {"fc.weight", name}
 
 

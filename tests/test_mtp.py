@@ -28,21 +28,30 @@ from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
 from reference_mtp import ReferenceMtp
 from tiny import edit_json, read_tensors, write_tensors
-from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_mimo_mtp
+from tiny_mtp import (
+    tiny_deepseek_mtp,
+    tiny_glm4_moe_mtp,
+    tiny_mimo_mtp,
+    tiny_qwen3_next_mtp,
+)
 
 BUILDERS: dict[str, Callable[..., Path]] = {
     "mimo-mtp": tiny_mimo_mtp,
     "deepseek-mtp": tiny_deepseek_mtp,
     "glm4-moe-mtp": tiny_glm4_moe_mtp,
+    "qwen3-next-mtp": tiny_qwen3_next_mtp,
 }
 TOLERANCE = 1e-5
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo": ("mimo-mtp", {}),
     "deepseek-dense": ("deepseek-mtp", {"experts": 0}),
+    "qwen3.5": ("qwen3-next-mtp", {"experts": 0}),
 }
 MIXED: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": ("deepseek-mtp", {}),
     "deepseek-many": ("deepseek-mtp", {"experts": 8, "config": {"num_experts_per_tok": 3}}),
+    "qwen3-next": ("qwen3-next-mtp", {}),
+    "qwen3-next-many": ("qwen3-next-mtp", {"experts": 8, "config": {"norm_topk_prob": False}}),
     "glm": ("glm4-moe-mtp", {}),
     "glm-unnormalised": ("glm4-moe-mtp", {"config": {"norm_topk_prob": False}}),
 }

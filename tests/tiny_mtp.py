@@ -222,6 +222,95 @@ def tiny_glm4_moe_mtp(
     return folder
 
 
+def tiny_qwen3_next_mtp(
+    folder: Path,
+    *,
+    seed: int = 0,
+    hidden: int = 64,
+    intermediate: int = 96,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    vocab: int = 96,
+    experts: int = 4,
+    moe_intermediate: int = 32,
+    tables: bool = True,
+    inside_target: bool = False,
+    dtype: str = "BF16",
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a tiny MTP layer of Qwen3-Next, or of Qwen3.5 without experts: config and weights.
+
+    Args: see `tiny_deepseek_mtp`; `experts` 0 = one MLP, with Qwen3.5's nested config.json.
+    """
+    write = _Layer(seed, hidden, dtype)
+    own, attention = "mtp.layers.0.", "mtp.layers.0.self_attn."
+    hidden_norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    layer_norms = ("input_layernorm", "post_attention_layernorm")
+    tensors = {
+        **{f"mtp.{name}.weight": write.zero_centred(hidden) for name in hidden_norms},
+        **{f"{own}{name}.weight": write.zero_centred(hidden) for name in layer_norms},
+        "mtp.fc.weight": write.weight(hidden, 2 * hidden),
+        f"{attention}q_proj.weight": write.weight(2 * heads * head_dim, hidden),
+        f"{attention}k_proj.weight": write.weight(kv_heads * head_dim, hidden),
+        f"{attention}v_proj.weight": write.weight(kv_heads * head_dim, hidden),
+        f"{attention}o_proj.weight": write.weight(hidden, heads * head_dim),
+        f"{attention}q_norm.weight": write.zero_centred(head_dim),
+        f"{attention}k_norm.weight": write.zero_centred(head_dim),
+    }
+    if experts:
+        tensors[f"{own}mlp.gate.weight"] = write.weight(experts, hidden)
+        tensors[f"{own}mlp.shared_expert_gate.weight"] = write.weight(1, hidden)
+        for i in range(experts):
+            tensors |= write.mlp(f"{own}mlp.experts.{i}.", moe_intermediate)
+        tensors |= write.mlp(f"{own}mlp.shared_expert.", 2 * moe_intermediate)
+    else:
+        tensors |= write.mlp(f"{own}mlp.", intermediate)
+    root = "model." if experts else "model.language_model."
+    if tables or inside_target:
+        tensors[f"{root}embed_tokens.weight"] = write.weight(vocab, hidden)
+        tensors["lm_head.weight"] = write.weight(vocab, hidden)
+    if inside_target:
+        tensors[f"{root}norm.weight"] = write.zero_centred(hidden)
+    rope = {"rope_theta": 10000000.0, "partial_rotary_factor": 0.25}
+    keys = {"head_dim": head_dim, "num_key_value_heads": kv_heads, "attention_bias": False}
+    keys |= _common_keys(hidden, intermediate, heads, 4, vocab, dtype)
+    del keys["num_nextn_predict_layers"]
+    if experts:
+        keys |= {
+            **rope,
+            "architectures": ["Qwen3NextForCausalLM"],
+            "model_type": "qwen3_next",
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": moe_intermediate,
+            "norm_topk_prob": True,
+            "num_experts": experts,
+            "num_experts_per_tok": 2,
+            "shared_expert_intermediate_size": 2 * moe_intermediate,
+            **(config or {}),
+        }
+    else:
+        section = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [1, 1, 0]}
+        text = {
+            "model_type": "qwen3_5_text",
+            "attn_output_gate": True,
+            "mtp_num_hidden_layers": 1,
+            "mtp_use_dedicated_embeddings": False,
+            "rope_parameters": {**rope, **section},
+            **keys,
+            **(config or {}),
+        }
+        keys = {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "model_type": "qwen3_5",
+            "text_config": text,
+            "tie_word_embeddings": False,
+        }
+    _publish(folder, keys, tensors, sharded=inside_target)
+    return folder
+
+
 class _Layer:
     """Random tensors of one dtype, and what the layers of DeepSeek and GLM have in common."""
 
@@ -235,6 +324,9 @@ class _Layer:
     def norm(self, width: int) -> Stored:
         values = 1 + 0.1 * self.rng.standard_normal(width, dtype=np.float32)
         return store(values, self.dtype)
+
+    def zero_centred(self, width: int) -> Stored:
+        return store(0.1 * self.rng.standard_normal(width, dtype=np.float32), self.dtype)
 
     def mlp(self, prefix: str, inner: int) -> dict[str, Stored]:
         return {

@@ -28,8 +28,10 @@ _WIDTHS = (
     "qk_nope_head_dim",
     "qk_rope_head_dim",
     "v_head_dim",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
 )
-_SECTIONS = ("transformer_layer_config", "dflash_config")
+_SECTIONS = ("transformer_layer_config", "dflash_config", "text_config")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,9 +283,22 @@ def _nextn(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
     return _tables(tensors["has"], config) | _weights("model.layers.0.", layer | own)
 
 
-def _mtp(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
-    hidden = config["hidden_size"]
+def _qwen3_next_mtp(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
+    config = config.get("text_config", config)
+    hidden, experts = config["hidden_size"], config.get("num_experts", 0)
     layer = _attention(config, hidden, normed=True) | _mlp(config)
+    layer["self_attn.q_proj"] = (2 * config["num_attention_heads"] * config["head_dim"], hidden)
+    if experts:
+        layer = {name: shape for name, shape in layer.items() if not name.startswith("mlp.")}
+        layer |= {"mlp.gate": (experts, hidden), "mlp.shared_expert_gate": (1, hidden)}
+        inner, shared = config["moe_intermediate_size"], config["shared_expert_intermediate_size"]
+        blocks = {f"experts.{i}": inner for i in range(experts)} | {"shared_expert": shared}
+        for block, width in blocks.items():
+            layer |= {
+                f"mlp.{block}.gate_proj": (width, hidden),
+                f"mlp.{block}.up_proj": (width, hidden),
+                f"mlp.{block}.down_proj": (hidden, width),
+            }
     norms: Shapes = {
         "mtp.fc.weight": (hidden, 2 * hidden),
         "mtp.norm.weight": (hidden,),
@@ -321,7 +336,7 @@ _KINDS = {
     "dflash2": _dflash2,
     "eagle1": _eagle1,
     "deepseek-mtp": _nextn,
-    "mtp": _mtp,
+    "qwen3-next-mtp": _qwen3_next_mtp,
     "medusa": _medusa,
     "causal-lm": _causal_lm,
 }

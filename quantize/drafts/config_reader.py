@@ -12,6 +12,12 @@ from .config_keys import misspelling_of
 _REQUIRED = object()
 
 
+def with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of a multimodal target's text_config beside its own, which go first."""
+    text = config.get("text_config")
+    return {**text, **config} if isinstance(text, Mapping) else config
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
     """Reads keys of one JSON object. `where` is named in errors."""

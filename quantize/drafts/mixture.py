@@ -32,6 +32,8 @@ class Mixture:
         num_groups: experts are chosen from the best `groups_per_token` of so many groups.
         normalises: the weights of a token's experts are divided by their sum.
         scale: of what the routed experts give.
+        shared: name of the module of the expert that sees every token.
+        gates_shared: its output is weighed by sigmoid of shared_expert_gate, one number per token.
     """
 
     num_experts: int
@@ -44,6 +46,8 @@ class Mixture:
     groups_per_token: int
     normalises: bool
     scale: float
+    shared: str = "shared_experts"
+    gates_shared: bool = False
 
 
 def read_mixture(keys: ConfigReader) -> Mixture:
@@ -89,6 +93,36 @@ def read_mixture(keys: ConfigReader) -> Mixture:
     return found
 
 
+def read_qwen_mixture(keys: ConfigReader) -> Mixture:
+    """A mixture as Qwen3-Next and Qwen3.5 spell it.
+
+    Raises:
+        CheckpointError: a key is missing or wrong.
+    """
+    found = Mixture(
+        num_experts=keys.positive("num_experts"),
+        per_token=keys.positive("num_experts_per_tok"),
+        width=keys.positive("moe_intermediate_size"),
+        shared_width=keys.positive("shared_expert_intermediate_size"),
+        scoring="softmax",
+        corrects=False,
+        num_groups=1,
+        groups_per_token=1,
+        normalises=keys.flag("norm_topk_prob", True),
+        scale=1.0,
+        shared="shared_expert",
+        gates_shared=True,
+    )
+    if found.per_token > found.num_experts:
+        raise CheckpointError(
+            keys.where,
+            f"num_experts_per_tok: expected at most num_experts, {found.num_experts}, got"
+            f" {found.per_token}",
+            fix="correct 'num_experts_per_tok' or 'num_experts'",
+        )
+    return found
+
+
 def mixture_shapes(mixture: Mixture, hidden: Dim) -> Shapes:
     """The router, every expert, and the shared one."""
     experts = Dim(mixture.num_experts, "n_routed_experts")
@@ -99,8 +133,10 @@ def mixture_shapes(mixture: Mixture, hidden: Dim) -> Shapes:
     for i in range(mixture.num_experts):
         shapes |= mlp_shapes(f"mlp.experts.{i}.", inner, hidden)
     if mixture.shared_width:
-        shared = Dim(mixture.shared_width, "moe_intermediate_size x n_shared_experts")
-        shapes |= mlp_shapes("mlp.shared_experts.", shared, hidden)
+        shared = Dim(mixture.shared_width, "the width of the shared expert")
+        shapes |= mlp_shapes(f"mlp.{mixture.shared}.", shared, hidden)
+    if mixture.gates_shared:
+        shapes["mlp.shared_expert_gate.weight"] = ("router", (Dim(1, "one gate"), hidden))
     return shapes
 
 

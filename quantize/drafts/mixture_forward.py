@@ -75,7 +75,10 @@ def mixture_mlp(
         total = total.index_add(0, token, out.to(weights.dtype) * weights[token, slot, None])
     total = total.to(x.dtype)
     if mixture.shared_width:
-        total = total + gated_mlp(f"{prefix}shared_experts.", flat, modules)
+        shared = gated_mlp(f"{prefix}{mixture.shared}.", flat, modules)
+        if mixture.gates_shared:
+            shared = shared * modules.kept_linear(f"{prefix}shared_expert_gate", flat).sigmoid()
+        total = total + shared.to(x.dtype)
     return total.view(x.shape)
 
 

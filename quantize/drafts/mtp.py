@@ -46,6 +46,8 @@ class Mtp(Family):
     """The embedding at position 0 is taken for zeros."""
     feeds_back_normed: ClassVar[bool]
     """The next step reads the layer's output behind its last norm, as the head does."""
+    zero_centred: ClassVar[bool] = False
+    """Norms multiply by 1 + weight."""
 
     prefixes = ()
     served_unquantized = ("embed_tokens", "fc", "lm_head")
@@ -118,6 +120,7 @@ class Mtp(Family):
             state_first=self.state_first,
             masks_first=self.masks_first,
             feeds_back_normed=self.feeds_back_normed,
+            zero_centred=self.zero_centred,
         )
 
 
@@ -160,9 +163,14 @@ def read_mtp(config: Mapping[str, Any], where: object, family: str) -> dict[str,
 
 
 def grouped_attention_shapes(geometry: MtpGroupedGeometry) -> Shapes:
-    """The tensors of grouped-query attention, with the biases and norms that it has."""
+    """The tensors of grouped-query attention, with the biases, norms and gate that it has."""
     g = geometry
-    linears = grouped_shapes(g, Dim(g.hidden_size, "hidden_size"))
+    hidden = Dim(g.hidden_size, "hidden_size")
+    linears = grouped_shapes(g, hidden)
+    if g.output_gate:
+        rows = 2 * g.num_attention_heads * g.head_dim
+        both = Dim(rows, "2 x num_attention_heads x head_dim")
+        linears["self_attn.q_proj"] = ("attention", (both, hidden))
     shapes: Shapes = {f"{name}.weight": row for name, row in linears.items()}
     if g.qkv_bias:
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -172,3 +180,26 @@ def grouped_attention_shapes(geometry: MtpGroupedGeometry) -> Shapes:
         head = Dim(g.head_dim, "head_dim")
         shapes |= {f"self_attn.{name}_norm.weight": ("norm", (head,)) for name in ("q", "k")}
     return shapes
+
+
+def rotated_part(keys: ConfigReader, default: float) -> tuple[float, dict[str, Any]]:
+    """The share of a head that is rotated, and config.json without it.
+
+    Args:
+        keys: of config.json.
+        default: where it has none.
+
+    Raises:
+        CheckpointError: it is no number above 0 and up to 1.
+    """
+    key, spelled = "partial_rotary_factor", "rope_parameters"
+    nested = keys.section(spelled)
+    part = nested.number(key, keys.number(key, default))
+    if part > 1:
+        raise CheckpointError(
+            keys.where, f"{key}: expected at most 1, got {part:g}", fix=f"correct {key!r}"
+        )
+    rest = {name: value for name, value in keys.config.items() if name != key}
+    if keys.config.get(spelled) is not None:
+        rest[spelled] = {n: v for n, v in nested.config.items() if n != key}
+    return part, rest

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .eagle3_forward import Attention
+from .eagle3_forward import Attention, Modules
 from .forward import Attend, ChainForward, OnInput, embedding, linear, rms_norm
 from .mixture_forward import gated_mlp, mixture_mlp
-from .mtp_geometry import MtpGeometry
+from .mtp_geometry import MtpGeometry, MtpGroupedGeometry
 
 
 class MtpForward(ChainForward):
-    """One MTP layer over weights given by canonical name; see `Mtp` for the three choices."""
+    """One MTP layer over weights given by canonical name; see `Mtp` for the four choices."""
 
     def __init__(
         self,
@@ -29,6 +29,7 @@ class MtpForward(ChainForward):
         state_first: bool,
         masks_first: bool,
         feeds_back_normed: bool,
+        zero_centred: bool,
     ) -> None:
         self.geometry = geometry
         self.weights = weights
@@ -37,6 +38,7 @@ class MtpForward(ChainForward):
         self.state_first = state_first
         self.masks_first = masks_first
         self.feeds_back_normed = feeds_back_normed
+        self.zero_centred = zero_centred
 
     @property
     def num_logits(self) -> int:
@@ -52,9 +54,10 @@ class MtpForward(ChainForward):
         r = self.linear("fc", self._both(token_ids, hidden, positions))
         prefix = "layers.0."
         a = self.norm(prefix + "input_layernorm", r)
-        q, k, v, scale = self.attention.project(prefix + "self_attn.", a, positions, self)
+        modules = self._of_attention()
+        q, k, v, scale = self.attention.project(prefix + "self_attn.", a, positions, modules)
         mixed = attend(0, q, k, v, scale).transpose(1, 2).flatten(2)
-        r = r + self.linear(prefix + "self_attn.o_proj", mixed)
+        r = r + modules.linear(prefix + "self_attn.o_proj", mixed)
         x = r + self._mlp(prefix + "mlp.", self.norm(prefix + "post_attention_layernorm", r))
         return self.norm("norm", x) if self.feeds_back_normed else x
 
@@ -83,7 +86,16 @@ class MtpForward(ChainForward):
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """See `Modules.norm`."""
-        return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
+        weight, eps = self.weights[f"{name}.weight"], self.geometry.rms_norm_eps
+        if not self.zero_centred:
+            return rms_norm(x, weight, eps)
+        wide = torch.promote_types(x.dtype, torch.float32)  # rounded once: 1 + weight needs bits
+        return rms_norm(x.to(wide), 1 + weight.to(wide), eps).to(x.dtype)
+
+    def _of_attention(self) -> Modules:
+        g = self.geometry
+        gated = isinstance(g, MtpGroupedGeometry) and g.output_gate
+        return Gated(self, g.head_dim) if gated else self
 
     def _both(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
         """The normed embedding and the normed state, in the order of the family."""
@@ -101,3 +113,34 @@ class MtpForward(ChainForward):
         router = self.weights[f"{prefix}gate.weight"]
         correction = self.weights.get(f"{prefix}gate.e_score_correction_bias")
         return mixture_mlp(mixture, prefix, x, self, router, correction)
+
+
+class Gated:
+    """The modules of an attention whose output is gated, element by element: Qwen3-Next.
+
+    A head's rows of q_proj are its query and then its gate g: o_proj reads sigmoid(g) times what
+    the head saw. One is made for one step.
+    """
+
+    def __init__(self, modules: Modules, head_dim: int) -> None:
+        self.modules = modules
+        self.head_dim = head_dim
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.linear`; of q_proj the queries alone, before o_proj the gate."""
+        if name.endswith(".o_proj"):
+            return self.modules.linear(name, x * self._gate.sigmoid())
+        product = self.modules.linear(name, x)
+        if not name.endswith(".q_proj"):
+            return product
+        queries, gate = product.unflatten(-1, (-1, 2, self.head_dim)).unbind(-2)
+        self._gate = gate.flatten(-2)
+        return queries.flatten(-2)
+
+    def kept_linear(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.kept_linear`."""
+        return self.modules.kept_linear(name, x)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.norm`."""
+        return self.modules.norm(name, x)

@@ -53,6 +53,7 @@ class MtpGroupedGeometry(MtpGeometry):
         qkv_bias: q, k and v have biases, as in Qwen2.
         qk_norm: each head's query and key is normed before it is rotated, as in Qwen3.
         rotary_dim: the first so many elements of a head are rotated.
+        output_gate: q_proj gives each head's query and, behind it, the gate of the head's output.
     """
 
     num_key_value_heads: int
@@ -60,6 +61,7 @@ class MtpGroupedGeometry(MtpGeometry):
     qkv_bias: bool
     qk_norm: bool
     rotary_dim: int
+    output_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

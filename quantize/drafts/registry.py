@@ -163,7 +163,7 @@ def _unknown(
             return CheckpointError(
                 checkpoint.folder,
                 f"{name}: no tensor of {family.name}; {mark!r} is the mark of {kind}",
-                fix=f"{kind} is not supported: engines run other maths for it",
+                fix=f"{kind} is not supported: engines serve it otherwise",
             )
     layers = mtp_layers(checkpoint.tensors) if checkpoint.subtree is None else ()
     if layers and name.startswith("model."):

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..drafts import Family, read_config
 from ..drafts.architectures import declared_architecture
+from ..drafts.config_reader import with_text_config
 from ..drafts.family import most_draft_tokens
 from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
@@ -147,7 +148,7 @@ def _check(
     geometry = _with_norms(engine, family, geometry, checkpoint.config)
     question = Question(
         family=family.name,
-        config=checkpoint.config,
+        config=with_text_config(checkpoint.config),
         tensor_names=frozenset(checkpoint.tensors),
         declaration=declaration,
         has_side_file=has_side_file,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..drafts import read_config
 from ..drafts.architectures import declared_architecture
+from ..drafts.config_reader import with_text_config
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import HF_QUANT_CONFIG
 from .contract import Engine, Finding, Module, Question, UnsureError
@@ -70,7 +71,7 @@ def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None)
     family, geometry = read_config(checkpoint)
     return Question(
         family=family.name,
-        config=checkpoint.config,
+        config=with_text_config(checkpoint.config),
         tensor_names=frozenset(checkpoint.tensors),
         declaration=taken,
         has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),

@@ -5,13 +5,16 @@ experts of a mixture are one fused module in both, `experts`; unquantized ones l
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ..drafts.architectures import declared_architecture
 from ..drafts.fused import FusedLinear
 from ..drafts.mixture import is_expert
 from ..stored.parts import COMPANIONS
 from .contract import Finding, Module, Question
 from .linears import layer_linears
+
+_ATTENTION = "self_attn."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +25,25 @@ class Served:
         architectures: names in config.json for which the loading was executed.
         layer: the name of the decoder layer, with {n} for its number behind the target's.
         prefix: the same as excludes are held against, "" = none.
+        prefixes: the prefix for some of the architectures, where it differs.
+        attention: what stands for "self_attn." in the name of the layer's attention.
         no_parameter: the error for a stored tensor that has no parameter, with {name}.
     """
 
     architectures: frozenset[str]
     layer: str
     prefix: str
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    attention: str = _ATTENTION
     no_parameter: str = ""
 
 
 _KEY = "KeyError: '{name}'"
+_QWEN = frozenset({"Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration"})
+NOT_EXECUTED = frozenset(
+    {"Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
+)
+"""Other names that vLLM rewrites to those of layers: `config/speculative.py:987`."""
 VLLM: Mapping[str, Served] = {
     "mimo-mtp": Served(
         architectures=frozenset({"MiMoForCausalLM"}),
@@ -51,6 +63,13 @@ VLLM: Mapping[str, Served] = {
         prefix="model.layers.{n}.",
         no_parameter=_KEY,
     ),
+    "qwen3-next-mtp": Served(
+        architectures=_QWEN,
+        layer="model.layers.0.",
+        prefix="mtp.layers.0.",
+        no_parameter="ValueError: There is no module or parameter named '{name}' in"
+        " Qwen3_5MultiTokenPredictor.",
+    ),
 }
 SGLANG: Mapping[str, Served] = {
     "mimo-mtp": Served(
@@ -66,6 +85,13 @@ SGLANG: Mapping[str, Served] = {
         layer="model.decoder.",
         prefix="model.decoder.",
     ),
+    "qwen3-next-mtp": Served(
+        architectures=_QWEN,
+        layer="model.layers.0.",
+        prefix="mtp.layers.0.",  # `qwen3_5_mtp.py`
+        prefixes={"Qwen3NextForCausalLM": "model.layers.0."},  # `qwen3_next_mtp.py`
+        attention="",
+    ),
 }
 
 
@@ -79,6 +105,8 @@ def modules(
 ) -> tuple[Module, ...]:
     """The linears that may be quantized; fc is a plain nn.Linear in both engines.
 
+    VLLM alone builds Qwen's fc under the target's declaration, which none of ours has it in.
+
     Args:
         question: of a folder whose config.json is the target's own.
         served: how the engine builds the layer.
@@ -86,11 +114,13 @@ def modules(
     """
     number = question.config.get("num_hidden_layers", 0)
     mixture = any(is_expert(name) for name in question.tensor_names)
-    mlp = "mlp.shared_experts" if mixture else "mlp"
+    shared = "shared_expert" if question.family == "qwen3-next-mtp" else "shared_experts"
+    mlp = f"mlp.{shared}" if mixture else "mlp"
+    prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
     layers = tuple(
         Module(
-            served.layer.format(n=number) + path,
-            served.prefix.format(n=number) + path,
+            served.layer.format(n=number) + path.replace(_ATTENTION, served.attention),
+            prefix.format(n=number) + path,
             parts,
             sharding,
         )
@@ -115,9 +145,21 @@ def vllm_problem(question: Question) -> Finding | None:
     layer = served.layer.format(n=question.config.get("num_hidden_layers", 0))
     return Finding(
         "load",
-        served.no_parameter.format(name=_in_vllm(stored[0], layer)),
+        _of_qwen(stored[0])
+        if question.family == "qwen3-next-mtp" and is_expert(stored[0])
+        else served.no_parameter.format(name=_in_vllm(stored[0], layer)),
         "give the target this quantization_config with its own layers ignored (--hf-overrides):"
         " vLLM reads the target's for an MTP layer; or serve it with SGLang",
+    )
+
+
+def _of_qwen(name: str) -> str:
+    """What its loader says of a routed expert: `AutoWeightsLoader`, not that of the layer."""
+    module, _, leaf = name.partition(".experts.")
+    stacked = "w2" if ".down_proj." in leaf else "w13"
+    return (
+        f"AttributeError: Layer {module}.experts has no parameter"
+        f" '{stacked}_{leaf.rpartition('.')[2]}' for checkpoint weight '{name}'"
     )
 
 
@@ -161,6 +203,8 @@ def sglang_problem(question: Question) -> Finding | None:
 
 def _in_vllm(name: str, layer: str) -> str:
     """A tensor of a decoder layer as vLLM looks for it."""
+    if name.startswith("mtp."):
+        return name.removeprefix("mtp.")
     if ".experts." in name:
         stacked = "w2" if ".down_proj." in name else "w13"
         return f"{layer}mlp.experts.routed_experts.{stacked}_{name.rpartition('.')[2]}"

@@ -57,6 +57,7 @@ _NOT_EXECUTED = frozenset(
         "K3DSparkModel",
         "MuseSparkDSparkModel",
         "Gemma4DSparkModel",
+        *mtp.NOT_EXECUTED,
     }
 )
 """Other names of drafts that are registered, under methods and with tensors of their own."""

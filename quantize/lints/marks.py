@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..drafts import Draft
+from ..drafts.config_reader import with_text_config
 from ..drafts.eagle3_geometry import Eagle3Geometry
 from ..drafts.llama_geometry import LlamaGeometry
 from ..drafts.mtp_geometry import MtpGeometry
@@ -49,7 +50,7 @@ def is_modelopt(draft: Draft) -> bool:
 
 
 def layer_config(draft: Draft) -> Mapping[str, Any]:
-    """Where the keys of the decoder layers stand: nested in the speculators layout."""
+    """Where the keys of the decoder layers stand, nested in the speculators layout and others."""
     config = draft.checkpoint.config
     nested: Mapping[str, Any] = config.get(LAYER_CONFIG) or {}
-    return nested if in_speculators_layout(draft) else config
+    return nested if in_speculators_layout(draft) else with_text_config(config)

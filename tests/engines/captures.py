@@ -21,7 +21,9 @@ def method_of(architecture: str, tensors: Collection[str]) -> str:
     Args:
         architecture: in config.json. tensors: their names.
     """
-    if any("mtp_layers" in name or "eh_proj" in name for name in tensors):
+    if any(
+        "mtp_layers" in name or "eh_proj" in name or name == "mtp.fc.weight" for name in tensors
+    ):
         return "mtp"
     for part, method in (("DSpark", "dspark"), ("DFlash", "dflash")):
         if part in architecture:

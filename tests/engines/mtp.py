@@ -9,13 +9,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from draftquant.scripts.cli import main as draftquant  # noqa: E402
-from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_mimo_mtp  # noqa: E402
+from tiny_mtp import (  # noqa: E402
+    tiny_deepseek_mtp,
+    tiny_glm4_moe_mtp,
+    tiny_mimo_mtp,
+    tiny_qwen3_next_mtp,
+)
 
 OUT = HERE / "mtp.json"
 RECIPE = "fp8-ptpc"
@@ -23,6 +29,8 @@ BUILDERS = {
     "mimo-mtp": tiny_mimo_mtp,
     "deepseek-mtp": tiny_deepseek_mtp,
     "glm4-moe-mtp": tiny_glm4_moe_mtp,
+    "qwen3-next-mtp": tiny_qwen3_next_mtp,
+    "qwen3.5-mtp": partial(tiny_qwen3_next_mtp, experts=0),
 }
 
 

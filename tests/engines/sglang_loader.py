@@ -32,7 +32,8 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.model_loader import loader
 
-    num_target_layers = json.loads((target / "config.json").read_text())["num_hidden_layers"]
+    served = json.loads((target / "config.json").read_text())
+    num_target_layers = served.get("text_config", served)["num_hidden_layers"]
     architecture = json.loads((draft / "config.json").read_text())["architectures"][0]
     tensors = read_tensors(draft)
     reads = reads_layers(method_of(architecture, tensors))

@@ -43,6 +43,8 @@ _KERNEL_PACKAGES = frozenset(
 )
 # Arithmetic of theirs that SGLang needs to choose a kernel.
 _ARITHMETIC = {"cutlass.cute.ceil_div": lambda a, b: -(-a // b)}
+# What kernels of linear attention, which Qwen3-Next imports, look up a module of torch by.
+_ANSWERS = {"triton.runtime.driver.active.get_current_target.backend": "cuda"}
 
 
 def install(arch: str) -> None:
@@ -124,10 +126,11 @@ class StandIn:
             raise StandInCalledError(f"{self._name} was called")
         return StandIn(self._name)
 
-    def __getattr__(self, name: str) -> "StandIn":
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return StandIn(f"{self._name}.{name}")
+        full = f"{self._name}.{name}"
+        return _ANSWERS.get(full) or StandIn(full)
 
     def __getitem__(self, key: object) -> "StandIn":
         return StandIn(self._name)

@@ -18,6 +18,7 @@ _COMPILED = ("_C", "_moe_C", "_C_cache_ops")
 
 def install(arch: str) -> None:
     """Fake the platform for the rest of the process."""
+    _stand_in_for_packages()
     _import_models()
     if arch in CAPABILITIES:
         _claim_cuda(CAPABILITIES[arch])
@@ -25,6 +26,25 @@ def install(arch: str) -> None:
         _claim_rocm(arch)
     _stand_in_for_compiled_ops()
     _start_one_process_group()
+
+
+def _stand_in_for_packages() -> None:
+    """Replaces: Triton's and torchvision's, which models of Qwen3-Next and Qwen3.5 import.
+
+    Kernels and pictures are not asked for when weights are loaded. What is not there, Transformers
+    has found out before.
+    """
+    import vllm.model_executor.models.registry as registry
+    from transformers import AutoProcessor  # noqa: F401
+    from vllm.triton_utils import triton
+
+    triton.Config = lambda sizes, num_stages=3, num_warps=4, **_named: types.SimpleNamespace(
+        kwargs=sizes, num_stages=num_stages, num_warps=num_warps
+    )  # modules of kernels filter theirs
+    registry._run_in_subprocess = lambda function: function()  # a process has no fakes
+    for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules["torchvision.transforms.v2"].functional = None
 
 
 def become_rank(tp: int, rank: int) -> None:

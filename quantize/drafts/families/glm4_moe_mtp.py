@@ -10,10 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...errors import CheckpointError
 from ..config_reader import ConfigReader
 from ..mixture import Shapes, read_mixture
-from ..mtp import Mtp, grouped_attention_shapes, read_mtp
+from ..mtp import Mtp, grouped_attention_shapes, read_mtp, rotated_part
 from ..mtp_geometry import MtpGroupedGeometry
 from .deepseek_mtp import DeepseekMtp
 
@@ -34,7 +33,7 @@ class Glm4MoeMtp(Mtp):
     def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpGroupedGeometry:
         """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
-        part, rest = _rotated_part(keys)
+        part, rest = rotated_part(keys, 0.5)
         common = read_mtp(rest, where, self.name)
         heads = common["num_attention_heads"]
         head_dim = keys.positive("head_dim", common["hidden_size"] // heads)
@@ -62,25 +61,6 @@ class Glm4MoeMtp(Mtp):
             qk_norm=geometry.qk_norm,
             rotary_dim=geometry.rotary_dim,
         )
-
-
-def _rotated_part(keys: ConfigReader) -> tuple[float, dict[str, Any]]:
-    """The share of a head that is rotated, and config.json without it.
-
-    Raises:
-        CheckpointError: it is no number above 0 and up to 1.
-    """
-    key, spelled = "partial_rotary_factor", "rope_parameters"
-    nested = keys.section(spelled)
-    part = nested.number(key, keys.number(key, 0.5))
-    if part > 1:
-        raise CheckpointError(
-            keys.where, f"{key}: expected at most 1, got {part:g}", fix=f"correct {key!r}"
-        )
-    rest = {name: value for name, value in keys.config.items() if name != key}
-    if keys.config.get(spelled) is not None:
-        rest[spelled] = {n: v for n, v in nested.config.items() if n != key}
-    return part, rest
 
 
 FAMILY = Glm4MoeMtp()

@@ -1,0 +1,165 @@
+"""MTP layers of Qwen3-Next and Qwen3.5: what other layers do not have.
+
+Their maths against transformers' own layers, and the way through the commands: `test_mtp.py`.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.mtp_forward import Gated
+from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.errors import CheckpointError, PlanError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.lints import find_lints
+from draftquant.quantize.plan import make_plan
+from draftquant.recipes import load_recipe
+from draftquant.scripts.cli import main
+from tiny import edit_json, read_tensors, write_tensors
+from tiny_mtp import tiny_qwen3_next_mtp
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_subtree_is_the_layer_alone(experts: int, tmp_path: Path) -> None:
+    target = tiny_qwen3_next_mtp(tmp_path / "target", experts=experts, inside_target=True)
+    out = tmp_path / "out"
+    quantize = ["quantize", str(target), "--subtree", "mtp", "--recipe", "fp8-ptpc"]
+    assert main([*quantize, "--out", str(out)]) == 0
+    assert main(["verify", str(out), "--against", str(target), "--subtree", "mtp"]) == 0
+    stored = read_tensors(out)
+    assert all(name.startswith("mtp.") for name in stored)
+    assert "mtp.layers.0.self_attn.q_proj.weight_scale" in stored
+    kept = {"mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.self_attn.q_norm.weight"}
+    if experts:
+        kept |= {"mtp.layers.0.mlp.gate.weight", "mtp.layers.0.mlp.shared_expert_gate.weight"}
+    before = read_tensors(target)
+    assert {name: stored[name] for name in kept} == {name: before[name] for name in kept}
+
+
+def test_whole_target_is_told_to_name_its_layer(tmp_path: Path) -> None:
+    target = tiny_qwen3_next_mtp(tmp_path / "target", experts=0, inside_target=True)
+    with pytest.raises(CheckpointError, match=r"whose layer is mtp here") as caught:
+        read_draft(Checkpoint.open(target))
+    assert "--subtree mtp" in caught.value.fix
+
+
+def test_roles(tmp_path: Path) -> None:
+    draft = read_draft(Checkpoint.open(tiny_qwen3_next_mtp(tmp_path / "draft")))
+    roles = {row.canonical: row.role for row in draft.rows}
+    assert roles["layers.0.mlp.shared_expert_gate.weight"] == "router"
+    assert roles["layers.0.mlp.shared_expert.up_proj.weight"] == "mlp"
+    assert roles["fc.weight"] == "fusion"
+    assert roles["lm_head.weight"] == "head"
+    assert draft.geometry.num_layers == 1
+
+
+class Identity:
+    """Linears that give their input twice, or as it is."""
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x, x), dim=-1) if name.endswith("q_proj") else x
+
+    kept_linear = norm = linear
+
+
+def test_gate_stands_behind_each_heads_query() -> None:
+    gated = Gated(Identity(), head_dim=1)
+    x = torch.tensor([[1.0, -2.0]])  # q_proj gives 1 -2 | 1 -2: queries 1 and 1, gates -2 and -2
+    assert gated.linear("self_attn.q_proj", x).tolist() == [[1.0, 1.0]]
+    assert gated.linear("self_attn.k_proj", x).tolist() == x.tolist()
+    out = gated.linear("self_attn.o_proj", torch.tensor([[4.0, 8.0]]))
+    torch.testing.assert_close(out, torch.tensor([[4.0, 8.0]]) / (1 + math.e**2))
+
+
+@pytest.mark.parametrize(
+    ("experts", "changes", "said"),
+    [
+        (0, {"attn_output_gate": False}, "attn_output_gate: expected True, as qwen3-next-mtp is"),
+        (0, {"attn_output_gate": 1}, "attn_output_gate: expected True"),
+        (0, {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers: expected 1"),
+        (0, {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings: expected False"),
+        (0, {"attention_bias": True}, "attention_bias: expected False"),
+        (0, {"partial_rotary_factor": 2, "rope_parameters": None}, "expected at most 1, got 2"),
+        (0, {"num_attention_heads": 3}, "num_attention_heads x head_dim of config.json"),
+        (4, {"num_experts_per_tok": 5}, "num_experts_per_tok: expected at most num_experts, 4"),
+        (4, {"num_experts_per_tok": 0}, "num_experts_per_tok: expected a positive whole number"),
+        (4, {"shared_expert_intermediate_size": 32}, "disagrees with the width of the shared"),
+        (4, {"num_experts": 5}, "3 tensor.s. of qwen3-next-mtp are missing|disagrees with"),
+        (4, {"mlp_only_layers": [0]}, "mlp.experts.0.down_proj.weight: no tensor of qwen3-next"),
+    ],
+)
+def test_bad_configs(experts: int, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = tiny_qwen3_next_mtp(tmp_path / "draft", experts=experts, config=changes)
+    with pytest.raises(CheckpointError, match=said):
+        read_draft(Checkpoint.open(folder))
+
+
+def test_text_config_that_is_no_object(tmp_path: Path) -> None:
+    folder = tiny_qwen3_next_mtp(tmp_path / "draft", experts=0)
+    edit_json(folder / "config.json", text_config=[1])
+    with pytest.raises(CheckpointError, match="text_config: expected an object"):
+        read_draft(Checkpoint.open(folder))
+
+
+def test_errors_name_the_section(tmp_path: Path) -> None:
+    folder = tiny_qwen3_next_mtp(tmp_path / "draft", experts=0, config={"hidden_size": None})
+    with pytest.raises(CheckpointError, match=r"text_config: hidden_size: missing key"):
+        read_draft(Checkpoint.open(folder))
+
+
+def test_stacked_experts_are_refused_by_name(tmp_path: Path) -> None:
+    folder = tiny_qwen3_next_mtp(tmp_path / "draft")
+    tensors = read_tensors(folder)
+    stacked = tensors["mtp.layers.0.mlp.experts.0.up_proj.weight"]
+    own = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    own["mtp.layers.0.mlp.experts.gate_up_proj"] = stacked
+    write_tensors(folder, own, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="a mixture whose experts are stacked") as caught:
+        read_draft(Checkpoint.open(folder))
+    assert caught.value.fix.endswith("engines serve it otherwise")
+
+
+def test_specforges_layer_without_a_gate_is_refused(tmp_path: Path) -> None:
+    folder = tiny_qwen3_next_mtp(tmp_path / "draft", experts=0)
+    config = json.loads((folder / "config.json").read_text())["text_config"]
+    flat = {**config, "architectures": ["Qwen3_5MTPDraftModel"], "model_type": "qwen3"}
+    (folder / "config.json").write_text(json.dumps(flat))
+    assert read_draft(Checkpoint.open(folder)).family.name == "qwen3-next-mtp"
+    del flat["attn_output_gate"]
+    (folder / "config.json").write_text(json.dumps(flat))
+    with pytest.raises(CheckpointError, match=r"attn_output_gate: expected True.*got None"):
+        read_draft(Checkpoint.open(folder))
+
+
+def test_experts_are_rounded_to_nearest_only(tmp_path: Path) -> None:
+    draft = read_draft(Checkpoint.open(tiny_qwen3_next_mtp(tmp_path / "mixed")))
+    with pytest.raises(PlanError, match="rounding gptq would need the inputs of every expert"):
+        make_plan(load_recipe("int4-channel-gptq"), draft)
+    dense = tiny_qwen3_next_mtp(tmp_path / "dense", experts=0)
+    plan = make_plan(load_recipe("int4-channel-gptq"), read_draft(Checkpoint.open(dense)))
+    assert len(plan.quantized) == 7
+
+
+def test_dtype_of_the_section_counts(tmp_path: Path) -> None:
+    folder = tiny_qwen3_next_mtp(tmp_path / "draft", experts=0)
+    lints = {lint.name for lint in find_lints(read_draft(Checkpoint.open(folder)))}
+    assert "dtype-missing" not in lints
+    config = json.loads((folder / "config.json").read_text())
+    del config["text_config"]["torch_dtype"]
+    (folder / "config.json").write_text(json.dumps(config))
+    lints = {lint.name for lint in find_lints(read_draft(Checkpoint.open(folder)))}
+    assert "dtype-missing" in lints
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen3_5ForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen3NextMTP"]
+)
+def test_names_that_were_not_executed_are_unknown(name: str, tmp_path: Path) -> None:
+    folder = tiny_qwen3_next_mtp(tmp_path / "draft", experts=0)
+    edit_json(folder / "config.json", architectures=[name])
+    assert check_draft(folder, engine="vllm").verdict == "UNKNOWN"
+    assert check_draft(folder, engine="sglang").verdict == "UNKNOWN"
