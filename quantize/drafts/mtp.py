@@ -168,8 +168,7 @@ def grouped_attention_shapes(geometry: MtpGroupedGeometry) -> Shapes:
     hidden = Dim(g.hidden_size, "hidden_size")
     linears = grouped_shapes(g, hidden)
     if g.output_gate:
-        rows = 2 * g.num_attention_heads * g.head_dim
-        both = Dim(rows, "2 x num_attention_heads x head_dim")
+        both = Dim(2 * g.num_attention_heads * g.head_dim, "2 x num_attention_heads x head_dim")
         linears["self_attn.q_proj"] = ("attention", (both, hidden))
     shapes: Shapes = {f"{name}.weight": row for name, row in linears.items()}
     if g.qkv_bias:

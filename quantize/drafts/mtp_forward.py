@@ -94,8 +94,9 @@ class MtpForward(ChainForward):
 
     def _of_attention(self) -> Modules:
         g = self.geometry
-        gated = isinstance(g, MtpGroupedGeometry) and g.output_gate
-        return Gated(self, g.head_dim) if gated else self
+        if isinstance(g, MtpGroupedGeometry) and g.output_gate:
+            return Gated(self, g.head_dim)
+        return self
 
     def _both(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
         """The normed embedding and the normed state, in the order of the family."""
@@ -125,6 +126,7 @@ class Gated:
     def __init__(self, modules: Modules, head_dim: int) -> None:
         self.modules = modules
         self.head_dim = head_dim
+        self._gate: Tensor
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """See `Modules.linear`; of q_proj the queries alone, before o_proj the gate."""
@@ -133,7 +135,7 @@ class Gated:
         product = self.modules.linear(name, x)
         if not name.endswith(".q_proj"):
             return product
-        queries, gate = product.unflatten(-1, (-1, 2, self.head_dim)).unbind(-2)
+        queries, gate = product.view(*x.shape[:-1], -1, 2, self.head_dim).unbind(-2)
         self._gate = gate.flatten(-2)
         return queries.flatten(-2)
 
