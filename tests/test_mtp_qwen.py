@@ -13,6 +13,7 @@ import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.mtp_forward import Gated
 from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import find_lints
@@ -163,3 +164,31 @@ def test_names_that_were_not_executed_are_unknown(name: str, tmp_path: Path) -> 
     edit_json(folder / "config.json", architectures=[name])
     assert check_draft(folder, engine="vllm").verdict == "UNKNOWN"
     assert check_draft(folder, engine="sglang").verdict == "UNKNOWN"
+
+
+def test_sglang_builds_qwen3_5_in_bf16_where_nvfp4_is_declared(tmp_path: Path) -> None:
+    """Executed with SGLang 0.5.23's own loader on sm100; Qwen3-Next it builds as declared."""
+    source, out = tiny_qwen3_next_mtp(tmp_path / "draft", experts=0), tmp_path / "out"
+    quantize = ["quantize", str(source), "--recipe", "blackwell-nvfp4", "--input-scale", "0.01"]
+    assert main([*quantize, "--out", str(out)]) == 0
+    said = check_draft(out, engine="sglang", arch="sm100")
+    assert said.verdict == "REFUSED"
+    assert "param_data.shape == loaded_weight.shape" in (said.error or "")
+    assert "in BF16" in (said.remedy or "")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_qwen3_next_without_experts_is_refused_by_engines(
+    engine: EngineName, tmp_path: Path
+) -> None:
+    """Executed; with experts that the MTP layer does not use, in vLLM alone."""
+    dense = tiny_qwen3_next_mtp(tmp_path / "dense", experts=0, tables=False)
+    mixed = tiny_qwen3_next_mtp(tmp_path / "mixed", config={"num_experts": 0})
+    (dense / "config.json").write_text((mixed / "config.json").read_text())
+    said = check_draft(dense, engine=engine)
+    assert said.verdict == "REFUSED"
+    wanted = {"vllm": "No Qwen3Next layer found", "sglang": "than the number of experts 0."}
+    assert wanted[engine] in (said.error or "")
+    edit_json(dense / "config.json", num_experts=4, mlp_only_layers=[0])
+    assert check_draft(dense, engine="vllm").verdict == "REFUSED"
+    assert check_draft(dense, engine="sglang").verdict == "UNKNOWN"

@@ -166,6 +166,9 @@ def _of_qwen(name: str) -> str:
 def _misconfigured(question: Question) -> Finding | None:
     """Keys without which vLLM does not build the layer that the tensors are of."""
     config = question.config
+    if _is_dense_qwen3_next(question):
+        text = "RuntimeError: No Qwen3Next layer found in the model.layers."
+        return Finding("init", text, _EXPERTS_WANTED)
     if config.get("model_type") == "mimo" and "auto_map" not in config:
         return Finding(
             "config",
@@ -189,11 +192,41 @@ def _misconfigured(question: Question) -> Finding | None:
     return None
 
 
+_EXPERTS_WANTED = "engines serve layers of Qwen3-Next with experts alone"
+
+
+def _is_dense_qwen3_next(question: Question) -> bool:
+    """Whether it has an MLP, which only Qwen3.5's layers have in engines; executed."""
+    own = declared_architecture(question.config) == "Qwen3NextForCausalLM"
+    return own and not any(is_expert(name) for name in question.tensor_names)
+
+
 def sglang_problem(question: Question) -> Finding | None:
-    """Quantized experts are one module with kernels of their own, which were not executed."""
+    """What SGLang takes otherwise than the layer's declaration says, or was not seen to take.
+
+    Quantized experts are one module with kernels of their own, which were not executed.
+    """
     if question.family == "deepseek-mtp":
         what = "loading of its kv_b_proj calls a GPU, which was not there when it was tried"
         return Finding("unknown", what, "try it")
+    if _is_dense_qwen3_next(question):
+        told = f"ValueError: Tensor parallel size {question.tp} is greater than the number of"
+        none = not question.config.get("num_experts")
+        unsure = "a layer of Qwen3-Next without experts: loading it was not executed"
+        return Finding(
+            "init" if none else "unknown",
+            f"{told} experts 0." if none else unsure,
+            _EXPERTS_WANTED,
+        )
+    name = declared_architecture(question.config)
+    if name.startswith("Qwen3_5") and question.signature.startswith("modelopt nvfp4"):
+        return Finding(  # whatever is excluded: `qwen3_5_mtp.py:58`, and executed
+            "load",
+            "AssertionError: sglang/srt/layers/linear.py:894: assert param_data.shape =="
+            " loaded_weight.shape",
+            "use another format: SGLang builds this layer in BF16 where ModelOpt's NVFP4 is"
+            " declared",
+        )
     experts = any(is_expert(name) for name in question.tensor_names)
     if question.family not in SGLANG or question.declaration is None or not experts:
         return None
