@@ -111,7 +111,7 @@ def test_predictions_are_what_the_engines_did(answers: list[tuple[Outcome, Engin
     assert faults == []
     assert len(answers) > 600
     mixed = [outcome for outcome, _ in answers if "nvfp4-fp8-down" in outcome["draft"]]
-    assert len(mixed) == 3 * 10  # on every GPU, in 1 and 2 shards
+    assert len(mixed) == len(FAMILIES) * 10  # on every GPU, in 1 and 2 shards
 
 
 def test_linears_have_the_shapes_that_the_engines_built(
@@ -146,7 +146,7 @@ def test_a_parameter_of_another_shape_or_name_is_a_mismatch(
 
 
 def test_results_stay_small() -> None:
-    assert JSON_FILE.stat().st_size < 450_000
+    assert JSON_FILE.stat().st_size < 900_000
 
 
 def test_results_can_be_written_from_themselves() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ...recipes.schema import LayoutName
+from ..drafts.architectures import declared_architecture
 from ..drafts.fused import GATE_UP, MLA_DOWN, QKV
 from . import dspark, mtp
 from .blocks import block_problem, group_problem
@@ -296,6 +297,9 @@ def module_problem(
         return Finding("init", "TypeError: unhashable type: 'dict'", what)
     if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(scheme.signature)):
         return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
+    if question.method == "fp8" and scheme.granularity == "block" and _is_whole_llama(question):
+        text = f"dropped: weight_scale_inv of {module.leaf}: `llama.py:723` renames it"
+        return Finding("wrong", text, "quantize it per channel: recipe fp8-ptpc")
     if _is_marlin(question):
         problem = _marlin_problem(module, sum(rows for rows, _ in shapes), columns)
         if problem is not None:
@@ -304,6 +308,11 @@ def module_problem(
         return block_problem(question, module, shapes)
     errors = _ROCM_SPLIT if question.arch in _ROCM else _CUDA_SPLIT
     return group_problem(module, scheme, columns, errors, _DROPPED_GROUPS)
+
+
+def _is_whole_llama(question: Question) -> bool:
+    name = declared_architecture(question.config)
+    return question.family == "language-model" and name == "LlamaForCausalLM"
 
 
 def _marlin_problem(module: Module, rows: int, columns: int) -> Finding | None:

@@ -27,10 +27,12 @@ def head_problem(question: Question, module: Module, scheme: LinearScheme) -> Fi
     """`_should_share` compares `weight` with the target's, and packed integers have none.
 
     Source: `v1/worker/gpu/spec_decode/eagle/utils.py:31`, of the V2 model runner, the default one;
-    that of V1 looks whether there is a weight (`llm_base_proposer.py:1527`).
+    that of V1 looks whether there is a weight (`llm_base_proposer.py:1527`). A language model's
+    head is never shared (`standalone_ar/speculator.py`).
     """
     packed = scheme.suffix == "weight_packed" and scheme.weight_dtype.startswith("int")
-    if module.leaf != "lm_head" or not packed or question.config.get(OWN_HEAD):
+    own = question.config.get(OWN_HEAD) or question.family == "language-model"
+    if module.leaf != "lm_head" or not packed or own:
         return None
     return Finding(
         "after load",
@@ -44,7 +46,5 @@ def _hands(question: Question) -> bool:
         return False  # `qwen3_dspark.py:248`
     if question.is_dflash:
         return bool(question.config.get(OWN_HEAD))
-    return question.family in (
-        "eagle3-llama",
-        "language-model",
-    )  # `llama.py`, `qwen2.py`, `qwen3.py`
+    # `llama.py`, `qwen2.py`, `qwen3.py`
+    return question.family in ("eagle3-llama", "language-model")

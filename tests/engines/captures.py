@@ -5,6 +5,7 @@ default layers.
 """
 
 import ast
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ def method_of(architecture: str, tensors: Collection[str]) -> str:
             return method
     if "Eagle3" in architecture or any("hidden_norm" in name for name in tensors):
         return "eagle3"
-    fused = "Eagle" in architecture or any(name.endswith("fc.weight") for name in tensors)
+    fused = "Eagle" in architecture or any(re.search(r"(^|[.])fc[.]", name) for name in tensors)
     return "eagle" if fused else "draft_model"
 
 
