@@ -6,7 +6,7 @@ from ...recipes.schema import Role
 from .family import Dim
 
 Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
-"""Module name below "layers.N." -> role and shape of its weight."""
+"""Name below "layers.N." of a tensor, or of the module whose weight it is -> role and shape."""
 
 
 def grouped_shapes(g: Any, width: Dim) -> Shapes:
@@ -56,3 +56,20 @@ def latent_shapes(g: Any, width: Dim) -> Shapes:
         "self_attn.kv_b_proj": ("kv_up", (keys_values, kv_latent)),
         "self_attn.o_proj": ("attention", (hidden, values)),
     }
+
+
+def head_norm_shapes(g: Any) -> Shapes:
+    """The norms of each head's query and key."""
+    head = Dim(g.head_dim, "head_dim")
+    return {f"self_attn.{name}_norm": ("norm", (head,)) for name in ("q", "k")}
+
+
+def input_bias_shapes(linears: Shapes) -> Shapes:
+    """Biases of q, k and v, by whole names; vectors are kept as norms are."""
+    names = [f"self_attn.{name}_proj" for name in ("q", "k", "v")]
+    return {f"{name}.bias": ("norm", linears[name][1][:1]) for name in names}
+
+
+def weight_names(shapes: Shapes) -> Shapes:
+    """The same by the names of the weights."""
+    return {f"{name}.weight": row for name, row in shapes.items()}

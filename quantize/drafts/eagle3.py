@@ -9,8 +9,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...recipes.schema import Role
 from ..errors import CheckpointError
+from .attention_shapes import Shapes
 from .aux_layers import read_aux_layer_ids, reads_aux_layers
 from .config_reader import ConfigReader
 from .eagle3_geometry import Eagle3Geometry
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from .eagle3_forward import Attention
     from .forward import ChainForward, OnInput
-
-Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
-"""Module name below "layers.N." -> role and shape of its weight."""
 
 _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.")
 

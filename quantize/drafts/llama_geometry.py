@@ -9,10 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...recipes.schema import Role
 from ..errors import CheckpointError
+from .attention_shapes import (
+    Shapes,
+    grouped_shapes,
+    head_norm_shapes,
+    input_bias_shapes,
+    weight_names,
+)
 from .config_reader import ConfigReader
 from .family import Dim, TensorSpec
+from .mixture import mlp_shapes
 from .rope import RopeConfig, read_rope
 
 LayerKind = Literal["Llama", "Qwen2", "Qwen3"]
@@ -130,33 +137,19 @@ def layer_specs(g: LlamaGeometry, layer: int) -> dict[str, TensorSpec]:
     """The tensors of one layer, by canonical name."""
     hidden = Dim(g.hidden_size, "hidden_size")
     inner = Dim(g.intermediate_size, "intermediate_size")
-    queries = Dim(g.num_attention_heads * g.head_dim, "num_attention_heads x head_dim")
-    keys = Dim(g.num_key_value_heads * g.head_dim, "num_key_value_heads x head_dim")
-    shapes: dict[str, tuple[Role, tuple[Dim, ...]]] = {
-        "self_attn.q_proj.weight": ("attention", (queries, hidden)),
-        "self_attn.k_proj.weight": ("attention", (keys, hidden)),
-        "self_attn.v_proj.weight": ("attention", (keys, hidden)),
-        "self_attn.o_proj.weight": ("attention", (hidden, queries)),
-        "mlp.gate_proj.weight": ("mlp", (inner, hidden)),
-        "mlp.up_proj.weight": ("mlp", (inner, hidden)),
-        "mlp.down_proj.weight": ("mlp", (hidden, inner)),
+    linears = grouped_shapes(g, hidden)
+    shapes: Shapes = {
+        **weight_names(linears),
+        **mlp_shapes("mlp.", inner, hidden),
         "input_layernorm.weight": ("norm", (hidden,)),
         "post_attention_layernorm.weight": ("norm", (hidden,)),
     }
-    if g.input_bias:  # vectors are kept as norms are
-        shapes |= {
-            "self_attn.q_proj.bias": ("norm", (queries,)),
-            "self_attn.k_proj.bias": ("norm", (keys,)),
-            "self_attn.v_proj.bias": ("norm", (keys,)),
-        }
+    if g.input_bias:
+        shapes |= input_bias_shapes(linears)
     if g.output_bias:
         shapes["self_attn.o_proj.bias"] = ("norm", (hidden,))
     if g.qk_norm:
-        head = Dim(g.head_dim, "head_dim")
-        shapes |= {
-            "self_attn.q_norm.weight": ("norm", (head,)),
-            "self_attn.k_norm.weight": ("norm", (head,)),
-        }
+        shapes |= weight_names(head_norm_shapes(g))
     return {
         f"layers.{layer}.{name}": TensorSpec(role=role, shape=shape)
         for name, (role, shape) in shapes.items()

@@ -8,13 +8,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from ...recipes.schema import Role
 from ..errors import CheckpointError
+from .attention_shapes import Shapes
 from .config_reader import ConfigReader
 from .family import Dim
-
-Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
-"""Tensor name below "layers.N." -> role and shape."""
 
 _EXPERT = re.compile(r"\.(experts\.\d+|shared_experts?)\.")
 

@@ -17,10 +17,16 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import CheckpointError
-from .attention_shapes import grouped_shapes
+from .attention_shapes import (
+    Shapes,
+    grouped_shapes,
+    head_norm_shapes,
+    input_bias_shapes,
+    weight_names,
+)
 from .config_reader import ConfigReader
 from .family import Dim, Family, TensorSpec
-from .mixture import Shapes, mixture_shapes, mlp_shapes
+from .mixture import mixture_shapes, mlp_shapes
 from .mtp_geometry import MtpGeometry, MtpGroupedGeometry
 from .rope import read_rope
 
@@ -170,14 +176,11 @@ def grouped_attention_shapes(geometry: MtpGroupedGeometry) -> Shapes:
     if g.output_gate:
         both = Dim(2 * g.num_attention_heads * g.head_dim, "2 x num_attention_heads x head_dim")
         linears["self_attn.q_proj"] = ("attention", (both, hidden))
-    shapes: Shapes = {f"{name}.weight": row for name, row in linears.items()}
+    shapes = weight_names(linears)
     if g.qkv_bias:
-        for name in ("q_proj", "k_proj", "v_proj"):
-            _, (rows, _) = linears[f"self_attn.{name}"]
-            shapes[f"self_attn.{name}.bias"] = ("norm", (rows,))
+        shapes |= input_bias_shapes(linears)
     if g.qk_norm:
-        head = Dim(g.head_dim, "head_dim")
-        shapes |= {f"self_attn.{name}_norm.weight": ("norm", (head,)) for name in ("q", "k")}
+        shapes |= weight_names(head_norm_shapes(g))
     return shapes
 
 

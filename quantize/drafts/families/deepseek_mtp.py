@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..attention_shapes import latent_shapes
+from ..attention_shapes import Shapes, latent_shapes, weight_names
 from ..config_reader import ConfigReader
 from ..family import Dim
-from ..mixture import Shapes, read_mixture
+from ..mixture import read_mixture
 from ..mtp import Mtp, read_mtp
 from ..mtp_geometry import MtpLatentGeometry
 from ..rope import of_latent_attention
@@ -62,8 +62,7 @@ class DeepseekMtp(Mtp):
 
     def attention_shapes(self, geometry: MtpLatentGeometry) -> Shapes:
         """See `Mtp.attention_shapes`."""
-        linears = latent_shapes(geometry, Dim(geometry.hidden_size, "hidden_size"))
-        return {f"{name}.weight": row for name, row in linears.items()}
+        return weight_names(latent_shapes(geometry, Dim(geometry.hidden_size, "hidden_size")))
 
     def attention(self, geometry: MtpLatentGeometry) -> "MlaAttention":
         """See `Mtp.attention`."""

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
 from ...files.entries import MASK_EMBEDDING_FILE
+from ..attention_shapes import Shapes, grouped_shapes, head_norm_shapes, weight_names
 from ..config_reader import ConfigReader
 from ..dflash_geometry import DFlashGeometry
 from ..family import Dim, Family, TensorSpec
+from ..mixture import mlp_shapes
 from ..rope import read_rope
 
 if TYPE_CHECKING:
@@ -171,7 +173,7 @@ class DFlash(Family):
             ),
         }
         for i in range(g.num_layers):
-            table |= {f"layers.{i}.{name}.weight": spec for name, spec in _layer_specs(g).items()}
+            table |= {f"layers.{i}.{name}": spec for name, spec in _layer_specs(g).items()}
         return table
 
     def forward(
@@ -194,25 +196,16 @@ class DFlash(Family):
 
 
 def _layer_specs(g: DFlashGeometry) -> Mapping[str, TensorSpec]:
-    """Module name below "layers.N." -> its weight; the same for every layer."""
+    """Name below "layers.N." -> its tensor; the same for every layer."""
     hidden = Dim(g.hidden_size, "hidden_size")
     inner = Dim(g.intermediate_size, "intermediate_size")
-    head = Dim(g.head_dim, "head_dim")
-    queries = Dim(g.num_attention_heads * g.head_dim, "num_attention_heads x head_dim")
-    keys = Dim(g.num_key_value_heads * g.head_dim, "num_key_value_heads x head_dim")
-    return {
-        "self_attn.q_proj": TensorSpec(role="attention", shape=(queries, hidden)),
-        "self_attn.k_proj": TensorSpec(role="attention", shape=(keys, hidden)),
-        "self_attn.v_proj": TensorSpec(role="attention", shape=(keys, hidden)),
-        "self_attn.o_proj": TensorSpec(role="attention", shape=(hidden, queries)),
-        "self_attn.q_norm": TensorSpec(role="norm", shape=(head,)),
-        "self_attn.k_norm": TensorSpec(role="norm", shape=(head,)),
-        "mlp.gate_proj": TensorSpec(role="mlp", shape=(inner, hidden)),
-        "mlp.up_proj": TensorSpec(role="mlp", shape=(inner, hidden)),
-        "mlp.down_proj": TensorSpec(role="mlp", shape=(hidden, inner)),
-        "input_layernorm": TensorSpec(role="norm", shape=(hidden,)),
-        "post_attention_layernorm": TensorSpec(role="norm", shape=(hidden,)),
+    shapes: Shapes = {
+        **weight_names(grouped_shapes(g, hidden) | head_norm_shapes(g)),
+        **mlp_shapes("mlp.", inner, hidden),
+        "input_layernorm.weight": ("norm", (hidden,)),
+        "post_attention_layernorm.weight": ("norm", (hidden,)),
     }
+    return {name: TensorSpec(role=role, shape=shape) for name, (role, shape) in shapes.items()}
 
 
 def _over(nested: ConfigReader, keys: ConfigReader) -> ConfigReader:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ....recipes.errors import short
 from ...errors import CheckpointError
 from ..architectures import declared_architecture
+from ..attention_shapes import Shapes, grouped_shapes, head_norm_shapes
 from ..config_reader import ConfigReader
-from ..eagle3 import Eagle3, Shapes, read_common
+from ..eagle3 import Eagle3, read_common
 from ..eagle3_geometry import Eagle3LlamaGeometry
 from ..family import Dim, TensorSpec
 
@@ -97,20 +98,8 @@ class Eagle3Llama(Eagle3):
 
     def attention_shapes(self, geometry: Eagle3LlamaGeometry, width: Dim) -> Shapes:
         """See `Eagle3.attention_shapes`."""
-        g = geometry
-        hidden = Dim(g.hidden_size, "hidden_size")
-        queries = Dim(g.num_attention_heads * g.head_dim, "num_attention_heads x head_dim")
-        keys = Dim(g.num_key_value_heads * g.head_dim, "num_key_value_heads x head_dim")
-        shapes: Shapes = {
-            "self_attn.q_proj": ("attention", (queries, width)),
-            "self_attn.k_proj": ("attention", (keys, width)),
-            "self_attn.v_proj": ("attention", (keys, width)),
-            "self_attn.o_proj": ("attention", (hidden, queries)),
-        }
-        if g.qk_norm:
-            head = Dim(g.head_dim, "head_dim")
-            shapes |= {"self_attn.q_norm": ("norm", (head,)), "self_attn.k_norm": ("norm", (head,))}
-        return shapes
+        shapes = grouped_shapes(geometry, width)
+        return shapes | head_norm_shapes(geometry) if geometry.qk_norm else shapes
 
     def attention(self, geometry: Eagle3LlamaGeometry) -> "LlamaAttention":
         """See `Eagle3.attention`."""

@@ -8,9 +8,9 @@ from its template mean nothing: every engine builds one dense MLP.
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..attention_shapes import latent_shapes
+from ..attention_shapes import Shapes, latent_shapes
 from ..config_reader import ConfigReader
-from ..eagle3 import Eagle3, Shapes, read_common
+from ..eagle3 import Eagle3, read_common
 from ..eagle3_geometry import Eagle3MlaGeometry
 from ..family import Dim
 from ..rope import of_latent_attention

@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..attention_shapes import Shapes
 from ..config_reader import ConfigReader
-from ..mixture import Shapes, read_mixture
+from ..mixture import read_mixture
 from ..mtp import Mtp, grouped_attention_shapes, read_mtp, rotated_part
 from ..mtp_geometry import MtpGroupedGeometry
 from .deepseek_mtp import DeepseekMtp

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
+from ..attention_shapes import Shapes
 from ..config_reader import ConfigReader
-from ..mixture import Shapes
 from ..mtp import Mtp, grouped_attention_shapes, read_mtp
 from ..mtp_geometry import MtpGroupedGeometry
 

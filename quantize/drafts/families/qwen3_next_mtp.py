@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
+from ..attention_shapes import Shapes
 from ..config_reader import ConfigReader
-from ..mixture import Shapes, read_qwen_mixture
+from ..mixture import read_qwen_mixture
 from ..mtp import Mtp, grouped_attention_shapes, read_mtp, rotated_part
 from ..mtp_geometry import MtpGroupedGeometry
 
