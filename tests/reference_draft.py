@@ -13,8 +13,8 @@ from unittest import mock
 
 import torch
 from draftquant.quantize.drafts.eagle3 import Eagle3
-from draftquant.quantize.drafts.eagle3_geometry import Eagle3Geometry, Eagle3LlamaGeometry
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
+from draftquant.quantize.drafts.geometries.eagle3 import Eagle3Geometry, Eagle3LlamaGeometry
 from draftquant.quantize.drafts.rope import RopeConfig
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, PreTrainedConfig, modeling_rope_utils

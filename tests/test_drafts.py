@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.eagle3_geometry import Eagle3LlamaGeometry
+from draftquant.quantize.drafts.geometries.eagle3 import Eagle3LlamaGeometry
 from draftquant.quantize.drafts.registry import FAMILIES
 from draftquant.quantize.drafts.rope import RopeConfig
 from draftquant.quantize.errors import CheckpointError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.eagle3_geometry import Eagle3MlaGeometry
+from draftquant.quantize.drafts.geometries.eagle3 import Eagle3MlaGeometry
 from draftquant.quantize.drafts.rope import RopeConfig, Yarn
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint

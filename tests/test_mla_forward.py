@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.passes.predictions import draft_predictions
-from draftquant.quantize.drafts.eagle3_geometry import Eagle3MlaGeometry
 from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
-from draftquant.quantize.drafts.forward import ChainForward, softmax_attention
-from draftquant.quantize.drafts.mla_forward import MlaAttention, served_rope, softmax_mscale
+from draftquant.quantize.drafts.forwards.base import ChainForward, softmax_attention
+from draftquant.quantize.drafts.forwards.mla import MlaAttention, served_rope, softmax_mscale
+from draftquant.quantize.drafts.geometries.eagle3 import Eagle3MlaGeometry
 from draftquant.quantize.drafts.rope import rope_frequencies
 from reference_draft import random_weights
 from reference_mla import ReferenceMlaDraft

@@ -23,7 +23,7 @@ from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
-from draftquant.quantize.drafts.forward import DraftForward
+from draftquant.quantize.drafts.forwards.base import DraftForward
 from draftquant.quantize.stored.activations import InputRounding
 from reference_dflash import ReferenceDFlash
 from reference_draft import ReferenceDraft, random_weights

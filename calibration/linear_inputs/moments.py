@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...quantize.algorithms import InputMoments
-from ...quantize.drafts.forward import BlockForward, OnInput
+from ...quantize.drafts.forwards.base import BlockForward, OnInput
 from ...quantize.drafts.fused import fused_group
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...quantize.drafts.family import Geometry, most_draft_tokens
-from ...quantize.drafts.forward import BlockForward, ChainForward, DraftForward, TextForward
+from ...quantize.drafts.forwards.base import BlockForward, ChainForward, DraftForward, TextForward
 from .block import block_passes
 from .chain import chain_passes
 from .draft_pass import BLOCK_ROWS, DraftPass, finite, whole_rows

@@ -10,6 +10,8 @@ from ..errors import CheckpointError
 from .config_keys import misspelling_of
 
 _REQUIRED = object()
+Served = Mapping[str, tuple[Any, str]]
+"""Config key -> the value that a family's maths is for, and what another one means."""
 
 
 def with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -73,6 +75,24 @@ class ConfigReader:
         if not good or sorted(set(value)) != value:
             raise self._wrong(key, "distinct layer numbers in ascending order", value)
         return tuple(value)
+
+    def refuse_others(self, served: Served) -> None:
+        """Refuse what would be other maths than that of the family; a missing key is the family's.
+
+        Raises:
+            CheckpointError: a key has another value than the one that is served.
+        """
+        for key, (expected, meaning) in served.items():
+            got = self.config.get(key)
+            if got is None or (
+                got == expected and isinstance(got, bool) == isinstance(expected, bool)
+            ):
+                continue
+            raise CheckpointError(
+                self.where,
+                f"{key}: expected {expected!r}, got {short(got)}: {meaning}",
+                fix="such a draft cannot be quantized or replayed: no family has these maths",
+            )
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.config.get(key)

@@ -13,15 +13,15 @@ from ..errors import CheckpointError
 from .attention_shapes import Shapes
 from .aux_layers import read_aux_layer_ids, reads_aux_layers
 from .config_reader import ConfigReader
-from .eagle3_geometry import Eagle3Geometry
 from .family import Concat, Dim, Family, TensorSpec
+from .geometries.eagle3 import Eagle3Geometry
 from .rope import read_rope
 
 if TYPE_CHECKING:
     import torch
 
-    from .eagle3_forward import Attention
-    from .forward import ChainForward, OnInput
+    from .forwards.base import ChainForward, OnInput
+    from .forwards.eagle3 import Attention
 
 _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.")
 
@@ -113,7 +113,7 @@ class Eagle3(Family):
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "ChainForward":
         """See `Family.forward`."""
-        from .eagle3_forward import Eagle3Forward
+        from .forwards.eagle3 import Eagle3Forward
 
         return Eagle3Forward(geometry, weights, on_input, self.attention(geometry))
 

@@ -21,7 +21,7 @@ from .rope import RopeConfig
 if TYPE_CHECKING:
     import torch
 
-    from .forward import DraftForward, OnInput
+    from .forwards.base import DraftForward, OnInput
 
 
 class Dim(NamedTuple):

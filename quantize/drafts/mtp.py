@@ -26,15 +26,15 @@ from .attention_shapes import (
 )
 from .config_reader import ConfigReader
 from .family import Dim, Family, TensorSpec
+from .geometries.mtp import MtpGeometry, MtpGroupedGeometry
 from .mixture import mixture_shapes, mlp_shapes
-from .mtp_geometry import MtpGeometry, MtpGroupedGeometry
 from .rope import read_rope
 
 if TYPE_CHECKING:
     import torch
 
-    from .eagle3_forward import Attention
-    from .forward import ChainForward, OnInput
+    from .forwards.base import ChainForward, OnInput
+    from .forwards.eagle3 import Attention
 
 
 class Mtp(Family):
@@ -116,7 +116,7 @@ class Mtp(Family):
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "ChainForward":
         """See `Family.forward`."""
-        from .mtp_forward import MtpForward
+        from .forwards.mtp import MtpForward
 
         return MtpForward(
             geometry,

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from ..drafts import Draft
-from ..drafts.dflash2_geometry import DFlash2Geometry
-from ..drafts.domino_geometry import DominoGeometry
+from ..drafts.geometries.dflash2 import DFlash2Geometry
+from ..drafts.geometries.domino import DominoGeometry
 from .lint import Lint
 from .marks import in_speculators_layout, layer_config
 

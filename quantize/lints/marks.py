@@ -5,9 +5,9 @@ from typing import Any
 
 from ..drafts import Draft
 from ..drafts.config_reader import with_text_config
-from ..drafts.eagle3_geometry import Eagle3Geometry
-from ..drafts.llama_geometry import LlamaGeometry
-from ..drafts.mtp_geometry import MtpGeometry
+from ..drafts.geometries.eagle3 import Eagle3Geometry
+from ..drafts.geometries.llama import LlamaGeometry
+from ..drafts.geometries.mtp import MtpGeometry
 from ..drafts.speculators import LAYER_CONFIG, is_speculators
 
 _MODELOPT_KEYS = ("next_layer_regular", "parallel_draft_step", "parallel_draft_heads_num_layers")

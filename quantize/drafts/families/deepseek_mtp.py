@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from ..attention_shapes import Shapes, latent_shapes, weight_names
 from ..config_reader import ConfigReader
 from ..family import Dim
+from ..geometries.mtp import MtpLatentGeometry
 from ..mixture import read_mixture
 from ..mtp import Mtp, read_mtp
-from ..mtp_geometry import MtpLatentGeometry
 from ..rope import of_latent_attention
 
 if TYPE_CHECKING:
-    from ..mla_forward import MlaAttention
+    from ..forwards.mla import MlaAttention
 
 
 class DeepseekMtp(Mtp):
@@ -66,7 +66,7 @@ class DeepseekMtp(Mtp):
 
     def attention(self, geometry: MtpLatentGeometry) -> "MlaAttention":
         """See `Mtp.attention`."""
-        from ..mla_forward import MlaAttention
+        from ..forwards.mla import MlaAttention
 
         return MlaAttention(geometry)
 

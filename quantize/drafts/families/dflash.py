@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CheckpointError
 from ...files.entries import MASK_EMBEDDING_FILE
 from ..attention_shapes import Shapes, grouped_shapes, head_norm_shapes, weight_names
-from ..config_reader import ConfigReader
-from ..dflash_geometry import DFlashGeometry
+from ..config_reader import ConfigReader, Served
 from ..family import Dim, Family, TensorSpec
+from ..geometries.dflash import DFlashGeometry
 from ..mixture import mlp_shapes
 from ..rope import read_rope
 
 if TYPE_CHECKING:
     import torch
 
-    from ..forward import BlockForward, OnInput
+    from ..forwards.base import BlockForward, OnInput
 
 DEFAULT_BLOCK_SIZE = 16
 """Where config.json has none: SGLang's (`dflash.py:703`); vLLM drafts as many as it is told to."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_SERVED: Mapping[str, tuple[Any, str]] = {
+_SERVED: Served = {
     "attention_bias": (False, "engines add biases that no quantized layout stores"),
     "mlp_bias": (False, "no engine reads them"),
     "hidden_act": ("silu", "another activation"),
@@ -79,7 +79,7 @@ class DFlash(Family):
     )
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "hidden_norm.")
-    served: Mapping[str, tuple[Any, str]] = _SERVED
+    served: Served = _SERVED
     relatives: Mapping[str, str] = {
         "aux_hidden_norms.": "Laguna DFlash",
         "g_proj": "Laguna DFlash",
@@ -114,7 +114,10 @@ class DFlash(Family):
         """
         keys = ConfigReader(config, where)
         nested, options = keys.section("dflash_config"), self.options(config, where)
-        _check_served(options, self.served)
+        with_rope = options
+        for section in ("rope_scaling", "rope_parameters"):
+            with_rope = _over(with_rope, with_rope.section(section))
+        with_rope.refuse_others(self.served)
         hidden, heads = keys.positive("hidden_size"), keys.positive("num_attention_heads")
         vocab, layers = keys.positive("vocab_size"), keys.positive("num_hidden_layers")
         block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)
@@ -180,7 +183,7 @@ class DFlash(Family):
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "BlockForward":
         """See `Family.forward`."""
-        from ..dflash_forward import DFlashForward
+        from ..forwards.dflash import DFlashForward
 
         return DFlashForward(geometry, weights, on_input)
 
@@ -212,20 +215,6 @@ def _over(nested: ConfigReader, keys: ConfigReader) -> ConfigReader:
     """One object in which a nested key stands over the same key of the top level."""
     given = {key: value for key, value in nested.config.items() if value is not None}
     return ConfigReader({**keys.config, **given}, keys.where)
-
-
-def _check_served(options: ConfigReader, all_served: Mapping[str, tuple[Any, str]]) -> None:
-    """Refuse what would be other maths than that of the family."""
-    for section in ("rope_scaling", "rope_parameters"):
-        options = _over(options, options.section(section))
-    for key, (served, meaning) in all_served.items():
-        value = options.config.get(key)
-        if value is not None and value != served:
-            raise CheckpointError(
-                options.where,
-                f"{key}: expected {served!r}, got {value!r}: {meaning}",
-                fix="this draft cannot be quantized or replayed: no family has these maths",
-            )
 
 
 def _layer_types(keys: ConfigReader, num_layers: int) -> tuple[str, ...] | None:

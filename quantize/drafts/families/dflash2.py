@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
-from ..config_reader import ConfigReader
-from ..dflash2_geometry import DFlash2Geometry
+from ..config_reader import ConfigReader, Served
 from ..family import Dim, TensorSpec
+from ..geometries.dflash2 import DFlash2Geometry
 from .dflash import DFlash
 
 if TYPE_CHECKING:
     import torch
 
-    from ..forward import BlockForward, OnInput
+    from ..forwards.base import BlockForward, OnInput
 
 _CONVOLUTIONS = ("attention_conv", "mlp_conv")
 _SELECTOR = "candidate_selector."
@@ -27,7 +27,7 @@ class DFlash2(DFlash):
 
     name = "dflash2"
     architectures = ("DFlash2DraftModel",)
-    served: Mapping[str, tuple[Any, str]] = {
+    served: Served = {  # noqa: RUF012 - a constant of the class
         key: value
         for key, value in DFlash.served.items()
         if key not in ("conv_kernel_size", "selector_rank")
@@ -104,7 +104,7 @@ class DFlash2(DFlash):
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "BlockForward":
         """See `Family.forward`."""
-        from ..dflash2_forward import DFlash2Forward
+        from ..forwards.dflash2 import DFlash2Forward
 
         return DFlash2Forward(geometry, weights, on_input)
 

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
-from ..config_reader import ConfigReader
-from ..domino_geometry import DominoGeometry
+from ..config_reader import ConfigReader, Served
 from ..family import Dim, TensorSpec
+from ..geometries.domino import DominoGeometry
 from .dflash import DFlash
 
 if TYPE_CHECKING:
     import torch
 
-    from ..forward import BlockForward, OnInput
+    from ..forwards.base import BlockForward, OnInput
 
 
 class Domino(DFlash):
@@ -25,7 +25,7 @@ class Domino(DFlash):
 
     name = "domino"
     architectures = ("DominoDraftModel",)
-    served: Mapping[str, tuple[Any, str]] = {
+    served: Served = {  # noqa: RUF012 - a constant of the class
         **{key: value for key, value in DFlash.served.items() if key != "shift_label"},
         "projector_type": ("domino", "another way to correct logits"),
     }
@@ -76,7 +76,7 @@ class Domino(DFlash):
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "BlockForward":
         """See `Family.forward`."""
-        from ..domino_forward import DominoForward
+        from ..forwards.domino import DominoForward
 
         return DominoForward(geometry, weights, on_input)
 

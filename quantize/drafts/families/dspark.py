@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
 from ...files.entries import MASK_EMBEDDING_FILE
-from ..config_reader import ConfigReader
-from ..dspark_geometry import MARKOV_HEADS, DSparkGeometry
+from ..config_reader import ConfigReader, Served
 from ..family import Dim, TensorSpec
+from ..geometries.dspark import MARKOV_HEADS, DSparkGeometry
 from .dflash import DFlash
 
 if TYPE_CHECKING:
     import torch
 
-    from ..forward import BlockForward, OnInput
+    from ..forwards.base import BlockForward, OnInput
 
 _SECTION = "dflash_config"
 _OF_OTHERS = ("sample_from_anchor", "shift_label", "projector_type", "markov_rank")
@@ -43,7 +43,7 @@ class DSpark(DFlash):
         ("joint_proj.", "markov_head.joint_proj."),
         ("confidence_proj.", "confidence_head.proj."),
     )
-    served: Mapping[str, tuple[Any, str]] = {
+    served: Served = {  # noqa: RUF012 - a constant of the class
         **{key: value for key, value in DFlash.served.items() if key not in _OF_OTHERS},
         "projector_type": ("dspark", "a draft of another kind"),
         "dspark_config": (None, "SGLang alone reads it, not the keys beside it"),
@@ -98,7 +98,7 @@ class DSpark(DFlash):
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "BlockForward":
         """See `Family.forward`."""
-        from ..dspark_forward import DSparkForward
+        from ..forwards.dspark import DSparkForward
 
         return DSparkForward(geometry, weights, on_input)
 

@@ -15,12 +15,13 @@ from ...errors import CheckpointError
 from ..architectures import declared_architecture
 from ..config_reader import ConfigReader
 from ..family import Dim, Family, TensorSpec
-from ..llama_geometry import LlamaGeometry, layer_specs, read_llama
+from ..geometries.llama import LlamaGeometry
+from ..llama import layer_specs, read_llama
 
 if TYPE_CHECKING:
     import torch
 
-    from ..forward import ChainForward, OnInput
+    from ..forwards.base import ChainForward, OnInput
 
 
 class Eagle1Llama(Family):
@@ -86,7 +87,7 @@ class Eagle1Llama(Family):
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "ChainForward":
         """See `Family.forward`."""
-        from ..llama_forward import Eagle1Forward
+        from ..forwards.llama import Eagle1Forward
 
         return Eagle1Forward(geometry, weights, on_input)
 

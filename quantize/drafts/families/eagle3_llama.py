@@ -14,14 +14,14 @@ from ..architectures import declared_architecture
 from ..attention_shapes import Shapes, grouped_shapes, head_norm_shapes
 from ..config_reader import ConfigReader
 from ..eagle3 import Eagle3, read_common
-from ..eagle3_geometry import Eagle3LlamaGeometry
 from ..family import Dim, TensorSpec
+from ..geometries.eagle3 import Eagle3LlamaGeometry
 
 if TYPE_CHECKING:
     import torch
 
-    from ..eagle3_forward import LlamaAttention
-    from ..forward import ChainForward, OnInput
+    from ..forwards.base import ChainForward, OnInput
+    from ..forwards.eagle3 import LlamaAttention
 
 
 _PARALLEL = ("PEagleDraftModel", "PeagleQwen3ForCausalLM")
@@ -92,7 +92,7 @@ class Eagle3Llama(Eagle3):
         """See `Family.forward`."""
         if not geometry.parallel:
             return super().forward(geometry, weights, on_input)
-        from ..peagle_forward import PEagleForward
+        from ..forwards.peagle import PEagleForward
 
         return PEagleForward(geometry, weights, on_input, self.attention(geometry))
 
@@ -103,7 +103,7 @@ class Eagle3Llama(Eagle3):
 
     def attention(self, geometry: Eagle3LlamaGeometry) -> "LlamaAttention":
         """See `Eagle3.attention`."""
-        from ..eagle3_forward import LlamaAttention
+        from ..forwards.eagle3 import LlamaAttention
 
         g = geometry
         return LlamaAttention(head_dim=g.head_dim, rope=g.rope, qk_norm=g.qk_norm)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ..attention_shapes import Shapes, latent_shapes
 from ..config_reader import ConfigReader
 from ..eagle3 import Eagle3, read_common
-from ..eagle3_geometry import Eagle3MlaGeometry
 from ..family import Dim
+from ..geometries.eagle3 import Eagle3MlaGeometry
 from ..rope import of_latent_attention
 
 if TYPE_CHECKING:
-    from ..mla_forward import MlaAttention
+    from ..forwards.mla import MlaAttention
 
 
 class Eagle3Mla(Eagle3):
@@ -55,7 +55,7 @@ class Eagle3Mla(Eagle3):
 
     def attention(self, geometry: Eagle3MlaGeometry) -> "MlaAttention":
         """See `Eagle3.attention`."""
-        from ..mla_forward import MlaAttention
+        from ..forwards.mla import MlaAttention
 
         return MlaAttention(geometry)
 

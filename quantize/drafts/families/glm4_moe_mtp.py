@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..attention_shapes import Shapes
 from ..config_reader import ConfigReader
+from ..geometries.mtp import MtpGroupedGeometry
 from ..mixture import read_mixture
 from ..mtp import Mtp, grouped_attention_shapes, read_mtp, rotated_part
-from ..mtp_geometry import MtpGroupedGeometry
 from .deepseek_mtp import DeepseekMtp
 
 if TYPE_CHECKING:
-    from ..eagle3_forward import LlamaAttention
+    from ..forwards.eagle3 import LlamaAttention
 
 
 class Glm4MoeMtp(Mtp):
@@ -54,7 +54,7 @@ class Glm4MoeMtp(Mtp):
 
     def attention(self, geometry: MtpGroupedGeometry) -> "LlamaAttention":
         """See `Mtp.attention`."""
-        from ..eagle3_forward import LlamaAttention
+        from ..forwards.eagle3 import LlamaAttention
 
         return LlamaAttention(
             head_dim=geometry.head_dim,

@@ -8,12 +8,13 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..family import Dim, Family, TensorSpec
-from ..llama_geometry import LayerKind, LlamaGeometry, layer_specs, read_llama
+from ..geometries.llama import LlamaGeometry
+from ..llama import LayerKind, layer_specs, read_llama
 
 if TYPE_CHECKING:
     import torch
 
-    from ..forward import ChainForward, OnInput
+    from ..forwards.base import ChainForward, OnInput
 
 _LAYERS: Mapping[str, LayerKind] = {
     "LlamaForCausalLM": "Llama",
@@ -72,7 +73,7 @@ class LanguageModel(Family):
         self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
     ) -> "ChainForward":
         """See `Family.forward`."""
-        from ..llama_forward import LanguageModelForward
+        from ..forwards.llama import LanguageModelForward
 
         return LanguageModelForward(geometry, weights, on_input)
 

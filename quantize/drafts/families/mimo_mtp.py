@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CheckpointError
 from ..attention_shapes import Shapes
 from ..config_reader import ConfigReader
+from ..geometries.mtp import MtpGroupedGeometry
 from ..mtp import Mtp, grouped_attention_shapes, read_mtp
-from ..mtp_geometry import MtpGroupedGeometry
 
 if TYPE_CHECKING:
-    from ..eagle3_forward import LlamaAttention
+    from ..forwards.eagle3 import LlamaAttention
 
 
 class MimoMtp(Mtp):
@@ -61,7 +61,7 @@ class MimoMtp(Mtp):
 
     def attention(self, geometry: MtpGroupedGeometry) -> "LlamaAttention":
         """See `Mtp.attention`."""
-        from ..eagle3_forward import LlamaAttention
+        from ..forwards.eagle3 import LlamaAttention
 
         return LlamaAttention(head_dim=geometry.head_dim, rope=geometry.rope)
 

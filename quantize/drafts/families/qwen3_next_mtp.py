@@ -14,18 +14,22 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...errors import CheckpointError
 from ..attention_shapes import Shapes
-from ..config_reader import ConfigReader
+from ..config_reader import ConfigReader, Served
+from ..geometries.mtp import MtpGroupedGeometry
 from ..mixture import read_qwen_mixture
 from ..mtp import Mtp, grouped_attention_shapes, read_mtp, rotated_part
-from ..mtp_geometry import MtpGroupedGeometry
 
 if TYPE_CHECKING:
-    from ..eagle3_forward import LlamaAttention
+    from ..forwards.eagle3 import LlamaAttention
 
-_NOT_SERVED = ("attention_bias", "qkv_bias", "mtp_use_dedicated_embeddings")
-"""Flags of other layers than the released ones, of which engines differ or know nothing."""
+_SERVED: Served = {
+    "mtp_num_hidden_layers": (1, "several layers"),
+    "attn_output_gate": (True, "attention without a gate, as where SpecForge names no key"),
+    "attention_bias": (False, "biases, of which engines know nothing"),
+    "qkv_bias": (False, "biases, of which engines know nothing"),
+    "mtp_use_dedicated_embeddings": (False, "an embedding of its own"),
+}
 _SPECFORGE = "Qwen3_5MTPDraftModel"
 """As which SpecForge trains it; its first layers, at 0958d4d, had no gate and other norms."""
 _MULTIMODAL = "model.language_model.embed_tokens."
@@ -77,7 +81,7 @@ class Qwen3NextMtp(Mtp):
         if config.get("text_config") is not None:
             keys = keys.section("text_config")
         trained = config.get("architectures") == [_SPECFORGE]
-        _check_served(keys, gate_named=trained)
+        _refuse_others(keys, gate_named=trained)
         mixture = read_qwen_mixture(keys) if _has_experts(keys) else None
         part, rest = rotated_part(keys, 1.0 if trained else 0.25)
         if mixture is not None:
@@ -102,7 +106,7 @@ class Qwen3NextMtp(Mtp):
 
     def attention(self, geometry: MtpGroupedGeometry) -> "LlamaAttention":
         """See `Mtp.attention`."""
-        from ..eagle3_forward import LlamaAttention
+        from ..forwards.eagle3 import LlamaAttention
 
         return LlamaAttention(
             head_dim=geometry.head_dim,
@@ -112,27 +116,19 @@ class Qwen3NextMtp(Mtp):
         )
 
 
-def _check_served(keys: ConfigReader, *, gate_named: bool) -> None:
-    """The layer is one, and as it was released.
+def _refuse_others(keys: ConfigReader, *, gate_named: bool) -> None:
+    """Refuse a layer that is not one, or not as it was released.
 
     Args:
         keys: of the section with the sizes.
         gate_named: a missing attn_output_gate means that there is none.
 
     Raises:
-        CheckpointError: it is not, by which key.
+        CheckpointError: it is another, by which key.
     """
-    wanted = {"mtp_num_hidden_layers": 1, "attn_output_gate": True}
-    for key, value in (wanted | dict.fromkeys(_NOT_SERVED, False)).items():
-        got = keys.config.get(key)
-        if got is None and not (gate_named and key == "attn_output_gate"):
-            continue
-        if (type(got), got) != (type(value), value):
-            raise CheckpointError(
-                keys.where,
-                f"{key}: expected {value!r}, as {Qwen3NextMtp.name} is served, got {got!r}",
-                fix="such a layer is not supported",
-            )
+    without_gate = gate_named and keys.config.get("attn_output_gate") is None
+    named = {**keys.config, "attn_output_gate": False} if without_gate else keys.config
+    ConfigReader(named, keys.where).refuse_others(_SERVED)
 
 
 def _has_experts(keys: ConfigReader) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .rope import RopeConfig
+from ..rope import RopeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from .dflash2_geometry import DFlash2Geometry
-from .dflash_forward import DFlashForward
-from .forward import Attend, embedding, linear
+from ..geometries.dflash2 import DFlash2Geometry
+from .base import Attend, embedding, linear
+from .dflash import DFlashForward
 
 _SELECTOR = "candidate_selector."
 

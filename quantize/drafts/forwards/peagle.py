@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..errors import CheckpointError
-from .eagle3_forward import Attention, Eagle3Forward
-from .eagle3_geometry import Eagle3LlamaGeometry
-from .forward import OnInput
+from ...errors import CheckpointError
+from ..geometries.eagle3 import Eagle3LlamaGeometry
+from .base import OnInput
+from .eagle3 import Attention, Eagle3Forward
 
 
 class PEagleForward(Eagle3Forward):

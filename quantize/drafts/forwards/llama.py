@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from .eagle3_forward import LlamaAttention
-from .forward import Attend, ChainForward, OnInput, TextForward, embedding, linear, rms_norm
-from .llama_geometry import LlamaGeometry
+from ..geometries.llama import LlamaGeometry
+from .base import Attend, ChainForward, OnInput, TextForward, embedding, linear, rms_norm
+from .eagle3 import LlamaAttention
 
 
 class LlamaForward(ChainForward):

@@ -1,12 +1,6 @@
-"""What the maths and the shapes of ordinary Llama layers follow from, and reading it.
-
-EAGLE-1 heads and small language models have such layers: grouped-query attention behind a norm and
-an MLP behind another, in Llama's, Qwen2's (biased queries, keys and values) and Qwen3's (normed
-heads) way.
-"""
+"""Ordinary Llama layers, which EAGLE-1 heads and small language models have: config and shapes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import CheckpointError
@@ -17,74 +11,20 @@ from .attention_shapes import (
     input_bias_shapes,
     weight_names,
 )
-from .config_reader import ConfigReader
+from .config_reader import ConfigReader, Served
 from .family import Dim, TensorSpec
+from .geometries.llama import LlamaGeometry
 from .mixture import mlp_shapes
-from .rope import RopeConfig, read_rope
+from .rope import read_rope
 
 LayerKind = Literal["Llama", "Qwen2", "Qwen3"]
-_SERVED: Mapping[str, tuple[Any, str]] = {
+_SERVED: Served = {
     "hidden_act": ("silu", "another activation"),
     "mlp_bias": (False, "biases of the MLP"),
     "use_sliding_window": (False, "a sliding window"),
     "logit_scale": (1, "scaled logits"),
     "hot_vocab_size": (None, "a part of the vocabulary"),
 }
-"""Config key -> the value that the maths here is for (also where it is absent), and what another
-one means."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaGeometry:
-    """Config of a draft of ordinary layers, which has the target's whole vocabulary.
-
-    Attributes:
-        input_bias: queries, keys and values have biases. output_bias: so has what they mix into.
-        qk_norm: each head's query and key is normed before it is rotated.
-        fuses: False: there is no fc over outputs of the target's layers.
-        reads_features: False for a draft that reads tokens alone.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    rms_norm_eps: float
-    rope: RopeConfig
-    input_bias: bool
-    output_bias: bool
-    qk_norm: bool
-    tied: bool
-    fuses: bool = False
-    reads_features: bool = True
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """All of the target's tokens."""
-        return self.vocab_size
-
-    @property
-    def target_hidden_size(self) -> int:
-        """The draft is as wide as the target."""
-        return self.hidden_size
-
-    @property
-    def num_aux_layers(self) -> int:
-        """One: the target's last hidden state."""
-        return 1
-
-    @property
-    def aux_layer_ids(self) -> None:
-        """None: no output of a layer is read."""
-        return
-
-    @property
-    def block_size(self) -> None:
-        """None: the draft proposes a chain."""
-        return
 
 
 def read_llama(config: Mapping[str, Any], where: object, layers: LayerKind) -> dict[str, Any]:
@@ -97,7 +37,7 @@ def read_llama(config: Mapping[str, Any], where: object, layers: LayerKind) -> d
         CheckpointError: a key is missing or wrong, or asks for what is not computed here.
     """
     keys = ConfigReader(config, where)
-    _check_served(keys)
+    keys.refuse_others(_SERVED)
     biased = keys.flag("attention_bias", False)
     if biased and layers == "Qwen3":
         raise CheckpointError(
@@ -154,14 +94,3 @@ def layer_specs(g: LlamaGeometry, layer: int) -> dict[str, TensorSpec]:
         f"layers.{layer}.{name}": TensorSpec(role=role, shape=shape)
         for name, (role, shape) in shapes.items()
     }
-
-
-def _check_served(keys: ConfigReader) -> None:
-    for key, (served, meaning) in _SERVED.items():
-        value = keys.config.get(key)
-        if value is not None and value != served:
-            raise CheckpointError(
-                keys.where,
-                f"{key}: expected {served!r}, got {value!r}: {meaning}",
-                fix="a draft with it is not supported: its maths is not known here",
-            )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from .dflash_geometry import DFlashGeometry
+from .dflash import DFlashGeometry
 
 MarkovHead = Literal["vanilla", "gated", "rnn"]
 MARKOV_HEADS: tuple[MarkovHead, ...] = get_args(MarkovHead)

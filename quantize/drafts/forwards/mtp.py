@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .eagle3_forward import Attention, Modules
-from .forward import Attend, ChainForward, OnInput, embedding, linear, rms_norm
-from .mixture_forward import gated_mlp, mixture_mlp
-from .mtp_geometry import MtpGeometry, MtpGroupedGeometry
+from ..geometries.mtp import MtpGeometry, MtpGroupedGeometry
+from .base import Attend, ChainForward, OnInput, embedding, linear, rms_norm
+from .eagle3 import Attention, Modules
+from .mixture import gated_mlp, mixture_mlp
 
 
 class MtpForward(ChainForward):

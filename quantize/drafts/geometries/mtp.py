@@ -2,19 +2,18 @@
 
 from dataclasses import dataclass
 
-from .mixture import Mixture
-from .rope import RopeConfig
+from ..mixture import Mixture
+from ..rope import RopeConfig
+from .last_state import LastStateGeometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MtpGeometry:
+class MtpGeometry(LastStateGeometry):
     """Config of one MTP layer, which is a target's own; widths in elements.
 
     Attributes:
         intermediate_size: of its MLP, where it has no mixture of experts.
         mixture: of experts in place of the MLP; None = none.
-        fuses: False: it reads the target's last hidden state, behind the final norm, and no outputs
-            of layers.
     """
 
     hidden_size: int
@@ -25,24 +24,6 @@ class MtpGeometry:
     rope: RopeConfig
     mixture: Mixture | None = None
     num_layers: int = 1
-    num_aux_layers: int = 1
-    aux_layer_ids: tuple[int, ...] | None = None
-    fuses: bool = False
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """The whole vocabulary: its head is the target's."""
-        return self.vocab_size
-
-    @property
-    def target_hidden_size(self) -> int:
-        """The target's width is its own."""
-        return self.hidden_size
-
-    @property
-    def block_size(self) -> None:
-        """None: it proposes a chain."""
-        return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .dflash_geometry import DFlashGeometry
+from .dflash import DFlashGeometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

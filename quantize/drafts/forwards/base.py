@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from .rope import RopeConfig, rope_frequencies
+from ..rope import RopeConfig, rope_frequencies
 
 OnInput = Callable[[str, Tensor], Tensor]
 """Called with (canonical module name, input [..., in_features]) before every linear that may be

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from .eagle3_forward import Modules
-from .forward import linear
-from .mixture import Mixture
+from ..mixture import Mixture
+from .base import linear
+from .eagle3 import Modules
 
 _EPSILON = 1e-20
 """Added to the sum that weights are divided by, as engines and transformers do."""

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from .eagle3_geometry import Eagle3Geometry
-from .forward import (
+from ..geometries.eagle3 import Eagle3Geometry
+from ..rope import RopeConfig, check_replayed
+from .base import (
     Attend,
     ChainForward,
     OnInput,
@@ -21,7 +22,6 @@ from .forward import (
     rotate,
     target_ids,
 )
-from .rope import RopeConfig, check_replayed
 
 
 class Modules(Protocol):

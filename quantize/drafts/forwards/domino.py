@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from .dflash_forward import DFlashForward
-from .domino_geometry import DominoGeometry
-from .forward import embedding, linear
+from ..geometries.domino import DominoGeometry
+from .base import embedding, linear
+from .dflash import DFlashForward
 
 
 class DominoForward(DFlashForward):

@@ -10,11 +10,11 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from .eagle3_forward import Modules
-from .eagle3_geometry import Eagle3MlaGeometry
-from .forward import rotate
-from .mtp_geometry import MtpLatentGeometry
-from .rope import RopeConfig, Yarn, check_replayed, yarn_mscale
+from ..geometries.eagle3 import Eagle3MlaGeometry
+from ..geometries.mtp import MtpLatentGeometry
+from ..rope import RopeConfig, Yarn, check_replayed, yarn_mscale
+from .base import rotate
+from .eagle3 import Modules
 
 
 class MlaAttention:

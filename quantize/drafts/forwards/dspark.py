@@ -7,9 +7,9 @@ SGLang 0.5.23 `models/dspark.py`, SpecForge `modeling/draft/dspark.py`.
 import torch
 from torch import Tensor
 
-from .dflash_forward import DFlashForward
-from .dspark_geometry import DSparkGeometry
-from .forward import embedding, linear
+from ..geometries.dspark import DSparkGeometry
+from .base import embedding, linear
+from .dflash import DFlashForward
 
 _HEAD = "markov_head."
 

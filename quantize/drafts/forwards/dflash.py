@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from .dflash_geometry import DFlashGeometry
-from .forward import (
+from ..geometries.dflash import DFlashGeometry
+from ..rope import check_replayed
+from .base import (
     Attend,
     BlockForward,
     OnInput,
@@ -20,7 +21,6 @@ from .forward import (
     rotate,
     target_ids,
 )
-from .rope import check_replayed
 
 
 class DFlashForward(BlockForward):

@@ -1,0 +1,1 @@
+"""What the maths and the shapes of drafts follow from: frozen numbers, read from config.json."""
