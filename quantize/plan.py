@@ -14,7 +14,12 @@ from .claims import claims
 from .drafts.family import Draft, Row
 from .drafts.fused import fused_names
 from .drafts.mixture import without_expert
-from .drafts.runtime_names import excluded_modules, known_target_layers, modules_in_layers
+from .drafts.runtime_names import (
+    excluded_modules,
+    first_layer,
+    known_target_layers,
+    modules_in_layers,
+)
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
 from .layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads
@@ -158,8 +163,9 @@ class Plan:
         """Names of the 2-D modules that stay floating-point, for the exclude list."""
         exact = get_layout(self.recipe.layout).exact_excludes
         sides = self._kept_matrices(), [step.row for step in self.quantized]
-        layers = self.target_layers if exact else None
-        return excluded_modules(self.draft, *sides, target_layers=layers)
+        return excluded_modules(
+            self.draft, *sides, whole_names=exact, target_layers=self.target_layers
+        )
 
     def kept_in_layers(self) -> tuple[str, ...]:
         """Canonical names of the kept linears of decoder layers."""
@@ -304,7 +310,8 @@ def _check_excludable(plan: Plan) -> None:
                 fix=f"quantize {leaf!r} in every layer or in none",
             )
     numbered = plan.kept_in_layers()
-    if numbered and plan.target_layers is None and get_layout(plan.recipe.layout).exact_excludes:
+    first = first_layer(plan.draft.family, plan.target_layers)
+    if numbered and first is None and get_layout(plan.recipe.layout).exact_excludes:
         raise PlanError(
             f"recipe {plan.recipe.name}",
             f"{', '.join(numbered)} would be kept, and layout {plan.recipe.layout} excludes whole"

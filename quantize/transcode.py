@@ -152,7 +152,9 @@ def plan_transcoding(
         recipe=recipe,
         origin=origin,
         outputs=tuple(_output(stored, recipe, row, origin.scale_dtype) for row in rows),
-        excludes=excluded_modules(stored.draft, kept, codes, target_layers=layers),
+        excludes=excluded_modules(
+            stored.draft, kept, codes, whole_names=exact, target_layers=layers
+        ),
         record=record,
     )
 

@@ -129,6 +129,8 @@ class Family(ABC):
     """Name prefixes to replace, in order, to reach the canonical name."""
     served_unquantized: tuple[str, ...]
     """Modules that an engine builds for every draft, also where the draft does not ship them."""
+    served_root: str = ""
+    """Below which vLLM builds a draft that counts its layers from 0; empty = after the target's."""
     makes_features: tuple[str, ...]
     """Canonical prefixes of the tensors that turn target features into the draft's first input."""
     relatives: Mapping[str, str] = MappingProxyType({})

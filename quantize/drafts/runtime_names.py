@@ -1,7 +1,7 @@
 """Names under which engines hold the linears of a draft: fused, and numbered after the target's.
 
 Source: vLLM 0.33, in which the layers of a draft are `model.layers.{N + i}`, N being the target's
-number of layers.
+number of layers; a language model is built below a root of its own and counts from 0.
 """
 
 from collections.abc import Collection
@@ -10,18 +10,28 @@ from typing import Any
 from ...recipes.schema import QUANTIZABLE
 from ..errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from .family import Draft, Row
+from .family import Draft, Family, Row
 from .fused import fused_names
 
 
-def numbered_name(canonical: str, target_layers: int) -> str:
+def numbered_name(canonical: str, first_layer: int) -> str:
     """The name in vLLM of a module of a decoder layer, `layers.0.mlp.up_proj`."""
     _, layer, path = canonical.split(".", 2)
-    return f"model.layers.{target_layers + int(layer)}.{path}"
+    return f"model.layers.{first_layer + int(layer)}.{path}"
+
+
+def first_layer(family: Family, target_layers: int | None) -> int | None:
+    """Number in vLLM of a draft's first layer; None = it follows from the target, not known."""
+    return 0 if family.served_root else target_layers
 
 
 def excluded_modules(
-    draft: Draft, kept: Collection[Row], quantized: Collection[Row], *, target_layers: int | None
+    draft: Draft,
+    kept: Collection[Row],
+    quantized: Collection[Row],
+    *,
+    whole_names: bool,
+    target_layers: int | None,
 ) -> tuple[str, ...]:
     """Names of the 2-D modules that stay floating-point, for the list of excludes.
 
@@ -32,17 +42,22 @@ def excluded_modules(
         draft: whose modules they are.
         kept: the rows of its matrices that are stored, and not quantized.
         quantized: the rows that are.
-        target_layers: number the layers as vLLM does, for layouts whose excludes are whole names.
+        whole_names: of a layout whose excludes are whole names: layers are numbered as vLLM does,
+            and names begin as its do.
+        target_layers: the target's number of decoder layers; None = not known.
     """
     names = {row.module for row in kept}
     may_be = (row for row in quantized if row.role in QUANTIZABLE)
     as_codes = {row.canonical.removesuffix(".weight") for row in may_be}
     unnamed = set(draft.family.served_unquantized) - as_codes
     unnamed -= {name.rpartition(".")[2] for name in names}
-    if target_layers is not None:
-        names |= {numbered_name(module, target_layers) for module in modules_in_layers(kept)}
-    names |= {fused for name in names for fused in fused_names(name)}
-    return tuple(sorted(names | unnamed))
+    first = first_layer(draft.family, target_layers) if whole_names else None
+    if first is not None:
+        names |= {numbered_name(module, first) for module in modules_in_layers(kept)}
+    names |= {fused for name in names for fused in fused_names(name)} | unnamed
+    if whole_names and draft.family.served_root:
+        names |= {f"{draft.family.served_root}{name}" for name in names}
+    return tuple(sorted(names))
 
 
 def modules_in_layers(rows: Collection[Row]) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ def exclude_faults(draft: Draft, scheme: DeclaredScheme, quantized: frozenset[st
     faults = []
     matrices = [row for row in draft.rows if len(row.tensor.shape) == 2]
     kept = [row for row in matrices if row.module not in quantized]
-    first = _first_layer([row for row in kept if _in_layer(row)], scheme)
+    root = draft.family.served_root
+    first = 0 if root else _first_layer([row for row in kept if _in_layer(row)], scheme)
     for row in matrices:
         module = row.module
         if module in quantized:
@@ -33,7 +34,7 @@ def exclude_faults(draft: Draft, scheme: DeclaredScheme, quantized: frozenset[st
             base = module.removeprefix("model.")
             # The head stands outside `model` at run time.
             names = {module, base} if row.role == "head" else {module, base, f"model.{base}"}
-            names |= {_numbered(row, first)} if _in_layer(row) else set()
+            names |= {f"{root}{_numbered(row, first)}"} if _in_layer(row) else set()
             for name in sorted(names):
                 if not scheme.is_excluded(name):
                     faults.append(_exclude_fault(scheme, name, "excluded: it is kept"))

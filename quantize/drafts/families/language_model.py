@@ -31,6 +31,7 @@ class LanguageModel(Family):
     architectures = tuple(_LAYERS)
     prefixes = (("model.", ""),)
     served_unquantized = ("embed_tokens", "lm_head")
+    served_root = "draft_model."
     makes_features = ()
     relatives: Mapping[str, str] = {
         "markov": "DSpark",

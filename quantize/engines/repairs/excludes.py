@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 from ...drafts import Row
-from ...drafts.runtime_names import excluded_modules, modules_in_layers
+from ...drafts.runtime_names import excluded_modules, first_layer, modules_in_layers
 from ...errors import VerifyError
 from ...files.checkpoint import Checkpoint
 from ...layouts import get_layout
@@ -32,14 +32,17 @@ def repair_excludes(
     if found is None or not stored.modules:
         return Outcome(checkpoint=checkpoint)
     layout, kept = get_layout(found.layout), _kept(stored)
-    if layout.exact_excludes and target_layers is None and modules_in_layers(kept):
+    first = first_layer(stored.draft.family, target_layers)
+    if layout.exact_excludes and first is None and modules_in_layers(kept):
         return _unnumbered(checkpoint, stored)
     wrong = _wrong(checkpoint, stored, target_layers)
     if not wrong:
         return Outcome(checkpoint=checkpoint)
-    layers = target_layers if layout.exact_excludes else None
     codes = [row for row in stored.draft.linears() if stored.is_quantized(row)]
-    excludes = layout.excludes(excluded_modules(stored.draft, kept, codes, target_layers=layers))
+    names = excluded_modules(
+        stored.draft, kept, codes, whole_names=layout.exact_excludes, target_layers=target_layers
+    )
+    excludes = layout.excludes(names)
     lists = dict.fromkeys(layout.exclude_keys, excludes)
     repaired = with_declaration(checkpoint, {**found.value, **lists})
     left = _wrong(repaired, stored, target_layers)
