@@ -50,8 +50,8 @@ class DraftKind:
 
     family: Family
     config: Callable[[TargetSize], Mapping[str, Any]]
-    first_layer: str
-    ships_tables: bool
+    first_layer: str = "layers.0."
+    ships_tables: bool = False
     outside: Mapping[str, str] = field(default_factory=dict)
 
     def published_name(self, canonical: str) -> str:

@@ -270,15 +270,9 @@ def _peagle(target: TargetSize) -> dict[str, Any]:
 PEAGLE = DraftKind(
     family=eagle3_llama.FAMILY,
     config=_peagle,
-    first_layer="layers.0.",
     ships_tables=True,
 )
-EAGLE1_LLAMA = DraftKind(
-    family=eagle1_llama.FAMILY,
-    config=_eagle1_llama,
-    first_layer="layers.0.",
-    ships_tables=False,
-)
+EAGLE1_LLAMA = DraftKind(family=eagle1_llama.FAMILY, config=_eagle1_llama)
 EAGLE3_LLAMA = DraftKind(
     family=eagle3_llama.FAMILY,
     config=_eagle3_llama,
@@ -291,35 +285,14 @@ EAGLE3_MLA = DraftKind(
     first_layer="midlayer.",
     ships_tables=True,
 )
-DFLASH = DraftKind(
-    family=dflash.FAMILY,
-    config=_dflash,
-    first_layer="layers.0.",
-    ships_tables=False,
-)
-DFLASH2 = DraftKind(
-    family=dflash2.FAMILY,
-    config=_dflash2,
-    first_layer="layers.0.",
-    ships_tables=False,
-)
-DOMINO = DraftKind(
-    family=domino.FAMILY,
-    config=_domino,
-    first_layer="layers.0.",
-    ships_tables=False,
-)
-DSPARK = DraftKind(
-    family=dspark.FAMILY,
-    config=_dspark,
-    first_layer="layers.0.",
-    ships_tables=False,
-)
+DFLASH = DraftKind(family=dflash.FAMILY, config=_dflash)
+DFLASH2 = DraftKind(family=dflash2.FAMILY, config=_dflash2)
+DOMINO = DraftKind(family=domino.FAMILY, config=_domino)
+DSPARK = DraftKind(family=dspark.FAMILY, config=_dspark)
 _MIMO = "model.mtp_layers.0."
 MIMO_MTP = DraftKind(
     family=mimo_mtp.FAMILY,
     config=_mimo_mtp,
     first_layer=_MIMO,
-    ships_tables=False,
     outside={canonical: f"{_MIMO}{module}" for module, canonical in mimo_mtp.FAMILY.outer.items()},
 )
