@@ -139,8 +139,9 @@ def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSiz
     weights: dict[str, Tensor] = {}
     for name, spec in kind.family.tensor_specs(geometry).items():
         shape = tuple(dim.size for dim in spec.shape)
-        # A confidence head is optional, and changes no proposal.
-        if spec.role == "vocabulary_map" or (spec.role == "proposal" and spec.optional):
+        table = spec.role in ("embedding", "head")
+        # A bias of EAGLE-1's fc, which vLLM drops; a confidence head, which changes no proposal.
+        if spec.role == "vocabulary_map" or (spec.optional and not table):
             continue
         if spec.role == "embedding":
             weights[name] = input_embedding(target).weight.detach().clone()
