@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..recipes.errors import visible
+from .api.watch import Watch
 
 _PIPED_WIDTH = 160  # a pipe has no width: wide enough for every table of ours
 Part = str | tuple[str, str]
@@ -205,6 +206,20 @@ def progress_bar(label: str, total: int) -> Iterator[Bar]:
     quiet = not console.is_terminal  # a log wants no bars
     with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
         yield Bar(progress, label, total)
+
+
+class OnTerminal(Watch):
+    """Bars and lines of a run on stderr."""
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Bar]:
+        """See `progress_bar`."""
+        with progress_bar(label, total) as bar:
+            yield bar
+
+    def line(self, text: str) -> None:
+        """See `Output.line`."""
+        stderr().line(text)
 
 
 def megabytes(nbytes: int) -> str:

@@ -18,6 +18,8 @@ VENDORS = {
     "compressed_tensors": set(),
 }
 MAX_LINES = 350
+FACADE = Path("scripts/draftquant")
+"""Installed as `draftquant` itself: the other packages lie in it by name alone."""
 CHECKOUT_ONLY = {"draftquant.scripts.training", "draftquant.scripts.real_shapes"}
 """Packages that the wheel leaves out: users need neither the trainer nor published shapes."""
 MODULES = [
@@ -42,15 +44,21 @@ def imported_names(module: Path, node: Import) -> list[tuple[str, ...]]:
         return [tuple(alias.name.split(".")) for alias in node.names]
     if node.level == 0:
         return [tuple((node.module or "").split("."))]
-    base = ("draftquant", *module.with_suffix("").parts)[: -node.level]
+    base = installed_parts(module)[: -node.level]
     if node.module is None:
         return [(*base, alias.name) for alias in node.names]
     return [(*base, *node.module.split("."))]
 
 
+def installed_parts(module: Path) -> tuple[str, ...]:
+    """The parts of its dotted name, `__init__` too."""
+    home = module.relative_to(FACADE) if module.is_relative_to(FACADE) else module
+    return ("draftquant", *home.with_suffix("").parts)
+
+
 def module_name(module: Path) -> tuple[str, ...]:
     """The parts of its dotted name; a package is named by its folder."""
-    parts = module.with_suffix("").parts
+    parts = installed_parts(module)
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
@@ -77,7 +85,7 @@ def test_the_wheel_holds_every_package_but_those_of_a_checkout() -> None:
     }
     with_init = {folder for folder in folders if (ROOT / folder / "__init__.py").is_file()}
     assert folders == with_init
-    packages = {".".join(("draftquant", *folder.parts)) for folder in with_init}
+    packages = {".".join(module_name(folder / "__init__.py")) for folder in with_init}
     assert packages >= CHECKOUT_ONLY
     assert sorted(project()["tool"]["setuptools"]["packages"]) == sorted(packages - CHECKOUT_ONLY)
 
@@ -106,7 +114,8 @@ def test_the_benchmark_of_a_wheel_says_that_it_needs_a_checkout(name: str, tmp_p
     for package in project()["tool"]["setuptools"]["packages"]:
         folder = tmp_path.joinpath(*package.split("."))
         folder.mkdir(parents=True, exist_ok=True)
-        for path in ROOT.joinpath(*package.split(".")[1:]).glob("*.py"):
+        home = package.split(".")[1:] or FACADE.parts
+        for path in ROOT.joinpath(*home).glob("*.py"):
             (folder / path.name).symlink_to(path)
     code = (
         "import runpy, sys;"
@@ -162,7 +171,7 @@ def test_modules_import_only_from_layers_below() -> None:
 
 def test_no_module_imports_one_that_imports_it() -> None:
     """Also not in a function or for its types only, and however long the way round is."""
-    names = {("draftquant", *module_name(module)): module for module in MODULES}
+    names = {module_name(module): module for module in MODULES}
     imported: dict[Path, set[Path]] = {module: set() for module in MODULES}
     for module in MODULES:
         for node, _ in imports(parsed(module)):

@@ -5,13 +5,13 @@ With `--fix` it writes a repaired copy, and says what the engine will do with th
 
 import argparse
 import dataclasses
-from pathlib import Path
 from typing import Any
 
-from ...quantize.engines import EngineCheck, check_draft
+from ...quantize.engines import EngineCheck
 from ...quantize.engines.contract import ENGINE_NAMES
-from ...quantize.engines.hardware import architecture
 from ...quantize.files.hub import resolve_draft
+from ..api.check import check
+from ..api.opening import Reference
 from ..console import print_json, print_table, stdout, table
 from .check_fix import add_fix_arguments, check_fix_arguments, fix, print_fix
 
@@ -48,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     check_fix_arguments(options)
-    options.arch = architecture(options.arch) if options.arch else None
     source = resolve_draft(options.draft)
     answer = _check(source.folder, options)
     if options.fix:
@@ -70,10 +69,10 @@ def run(options: argparse.Namespace) -> int:
     return _EXIT[answer.verdict]
 
 
-def _check(folder: Path, options: argparse.Namespace) -> EngineCheck:
-    return check_draft(
-        folder,
-        engine=options.engine,
+def _check(draft: Reference, options: argparse.Namespace) -> EngineCheck:
+    return check(
+        draft,
+        options.engine,
         version=options.version,
         arch=options.arch,
         tp=options.tp,

@@ -1,35 +1,23 @@
 """What several commands share: opening drafts, choosing a recipe, the target's tables, K."""
 
 import argparse
-import dataclasses
 import typing
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ...quantize.drafts import Draft, read_draft
-from ...quantize.files.hub import DraftSource, resolve_draft
-from ...quantize.lints import check_vocabulary_map
-from ...recipes import Recipe, load_recipe
-from ...recipes.errors import RecipeError, short
-from ...recipes.refused import named_algorithm, refusal
+from ...quantize.files.hub import resolve_draft
+from ...recipes import Recipe
+from ...recipes.errors import short
 from ...recipes.schema import ALGORITHMS, BackendName
 from ...validate.estimand import DraftSampling
+from ..api import opening
+from ..api.opening import open_draft as open_draft
+from ..api.opening import shared_tables as shared_tables
+from ..api.opening import with_algorithm as with_algorithm
 
 if TYPE_CHECKING:
-    import torch
-
     from ...calibration.traces.folder import TraceFolder
-    from ...calibration.traces.target_tables import SharedTables
-    from ...quantize.stored.loading import LoadedDraft
     from ...validate.measure.plan import DraftIdentity
-
-
-def open_draft(reference: str, subtree: str | None = None) -> tuple[DraftSource, Draft]:
-    """Resolve a folder or Hub id and read its headers and vocabulary map."""
-    source = resolve_draft(reference, subtree)
-    draft = read_draft(source.checkpoint())
-    check_vocabulary_map(draft)
-    return source, draft
 
 
 def draft_identity(reference: str) -> "DraftIdentity":
@@ -87,32 +75,10 @@ def add_target_layers(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_recipe(options: argparse.Namespace) -> Recipe:
-    """The recipe with `--backend` and `--algorithm` applied.
-
-    Raises:
-        RecipeError: the recipe is wrong, or its backend does not run the algorithm.
-    """
-    recipe = load_recipe(options.recipe)
-    if options.algorithm:
-        recipe = with_algorithm(recipe, options.algorithm, options.backend or "torch")
-    elif options.backend:
-        recipe = dataclasses.replace(recipe, backend=options.backend)
-    refused = refusal(recipe.backend, recipe.algorithm)
-    if refused is not None:
-        where = f"recipe {recipe.name}: backend {recipe.backend}, {recipe.algorithm}"
-        raise RecipeError(where, refused.reason, fix=refused.fix)
-    return recipe
-
-
-def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") -> Recipe:
-    """A recipe by what the command line calls `name`, computed by a backend.
-
-    Raises:
-        RecipeError: the backend does not run it, or no algorithm has this name.
-    """
-    scale, rounding = named_algorithm(name, backend)
-    algorithm = dataclasses.replace(recipe.algorithm, scale=scale, rounding=rounding)
-    return dataclasses.replace(recipe, algorithm=algorithm, backend=backend)
+    """The recipe with `--backend` and `--algorithm` applied; see `api.opening`."""
+    return opening.chosen_recipe(
+        options.recipe, backend=options.backend, algorithm=options.algorithm
+    )
 
 
 def add_draft_sampling(parser: argparse.ArgumentParser) -> None:
@@ -192,46 +158,17 @@ def add_allow_zero_rows(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def shared_tables(
-    traces: "TraceFolder", target: Path | None, device: "torch.device"
-) -> "SharedTables":
-    """Embedding and head for drafts without: the target's if it is given, else the traces'.
-
-    As they are stored, so that a draft that is loaded compact holds them so.
-    """
-    from ...calibration.traces.target_tables import TargetTables
-
-    if target:
-        return TargetTables.find(target).shared(None, device)
-    return traces.tables(None, device)
-
-
-class DraftOnTraces(NamedTuple):
-    """A draft that is loaded to run along traces.
-
-    Attributes:
-        draft: unquantized, held as narrow as it is stored.
-        shared: the target's tables that it may share.
-        num_draft_tokens: K, as asked or its own.
-    """
-
-    draft: "LoadedDraft"
-    shared: "SharedTables"
-    num_draft_tokens: int
-
-
 def draft_on_traces(
     folder: Path, traces: "TraceFolder", options: argparse.Namespace
-) -> DraftOnTraces:
+) -> opening.DraftOnTraces:
     """Load a draft by `--device`, `--target` and `--num-draft-tokens`."""
-    from ...calibration.passes.devices import resolve_device
-    from ...quantize.stored.loading import load_draft
-    from ...validate.replay import chosen_num_draft_tokens
-
-    device = resolve_device(options.device)
-    shared = shared_tables(traces, options.target, device)
-    draft = load_draft(folder, device=device, compact=True, shared=shared)
-    return DraftOnTraces(draft, shared, chosen_num_draft_tokens(options.num_draft_tokens, [draft]))
+    return opening.draft_on_traces(
+        folder,
+        traces,
+        device=options.device,
+        target=options.target,
+        num_draft_tokens=options.num_draft_tokens,
+    )
 
 
 def comma_numbers(text: str) -> tuple[int, ...]:

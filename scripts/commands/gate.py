@@ -7,18 +7,14 @@ target taught is judged against the BF16 draft taught alike too: see `retuned`.
 import argparse
 import json
 import typing
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.files.checkpoint import CONFIG_FILE
-from ...quantize.files.hub import resolve_draft
-from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.files.staging import check_output, write_text
 from ...recipes.expectations import PolicyName
 from ...validate.looks import Spending, parse_look
-from ..console import print_json
+from ..api.gate import Judged, OnTraces, judge_on_traces
+from ..console import OnTerminal, print_json
 from .common import share
 from .gate_measured import (
     add_measured_arguments,
@@ -29,25 +25,13 @@ from .gate_measured import (
 )
 from .gate_report import print_judged
 from .replay import print_replays
-from .replaying import add_replay_arguments, load_for_replay, replay_loaded
+from .replaying import add_replay_arguments, settings_of
 
 if TYPE_CHECKING:
-    from ...calibration.traces.folder import TraceFolder
-    from ...validate.doubts import Background
-    from ...validate.draft_replay import DraftReplay
     from ...validate.gate import GateReport
     from ...validate.looks import Look
     from ...validate.policy import Policy
     from ...validate.retuned import RetunedReport
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnTraces:
-    """What replays said; `background` is what they were judged with."""
-
-    replays: "Sequence[DraftReplay]"
-    report: "GateReport | RetunedReport"
-    background: "Background"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,80 +133,12 @@ def run(options: argparse.Namespace) -> int:
 def _judge_on_traces(
     options: argparse.Namespace, policy: "Policy", look: "Look | None"
 ) -> OnTraces:
-    from ...calibration.traces.folder import TraceFolder
-    from ...calibration.traces.head_agreement import head_agreement
-    from ...validate.doubts import Background
-    from ...validate.gate import judge
-    from ...validate.held_out import check_held_out
-    from ...validate.pairing import DraftFolder, check_folders, check_loaded
-    from ...validate.retuned import check_tuned_baseline, judge_retuned
-
-    references = [options.baseline, options.candidate]
-    baseline, candidate = (DraftFolder.read(resolve_draft(name).folder) for name in references)
-    tuned = None
-    if options.tuned_baseline:
-        references.append(options.tuned_baseline)
-        tuned = DraftFolder.read(resolve_draft(options.tuned_baseline).folder)
-    warnings = check_folders(baseline, candidate, unrelated=options.unrelated)
-    warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=options.unrelated)
-    traces = TraceFolder.open(options.traces)
-    warnings += check_held_out(candidate.quantized_by, traces)
-    loaded = load_for_replay(references, traces, options)
-    warnings += check_loaded(*loaded.both, candidate, unrelated=options.unrelated)
-    if tuned is not None:
-        warnings += check_loaded(loaded.drafts[0], loaded.drafts[2], tuned)
-    warnings += _target_warnings(options.target, traces)
-    warnings += other_policy_warnings(candidate.quantized_by, options.policy)
-    replays = replay_loaded(loaded, options)
-    background = Background(
-        baseline_sha256=baseline.sha256,
-        candidate_sha256=candidate.sha256,
-        head_agreement=head_agreement(traces, loaded.tables),
-        expected_baseline=options.expect_baseline,
+    judged = Judged(
+        baseline=options.baseline,
+        candidate=options.candidate,
+        tuned_baseline=options.tuned_baseline,
+        traces=options.traces,
         unrelated=options.unrelated,
-        algorithm_to_try=algorithm_to_try(candidate.quantized_by),
-        warnings=warnings,
+        expect_baseline=options.expect_baseline,
     )
-    report: GateReport | RetunedReport
-    if tuned is None:
-        report = judge(replays[0], replays[1], policy, look=look, background=background)
-    else:
-        report = judge_retuned(
-            replays, policy, look=look, background=background, tuned_sha256=tuned.sha256
-        )
-    return OnTraces(replays=replays, report=report, background=background)
-
-
-def other_policy_warnings(
-    candidate: QuantizedProvenance | None, policy: PolicyName
-) -> tuple[str, ...]:
-    """A candidate does not choose its own judge, but what its recipe asks for is said."""
-    if candidate is None or candidate.recipe.gate.policy == policy:
-        return ()
-    asked = candidate.recipe.gate.policy
-    return (f"the candidate's recipe asks for the policy {asked!r}, in use is {policy!r}",)
-
-
-def algorithm_to_try(candidate: QuantizedProvenance | None) -> str | None:
-    """What may round the candidate's four bits better than it was done."""
-    if candidate is None or candidate.recipe.algorithm.rounding != "nearest":
-        return None
-    return None if candidate.recipe.weights.dtype == "fp8_e4m3" else "gptq"
-
-
-def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, ...]:
-    """The tables of a target that was not recorded make another draft of both."""
-    from ...calibration.traces.folder import file_sha256
-
-    recorded = traces.manifest.target
-    if target is None or file_sha256(target / CONFIG_FILE) == recorded.config_sha256:
-        return ()
-    if recorded.config_sha256 is None:
-        return (
-            f"the traces do not say which {CONFIG_FILE} their target {recorded.name} had: whether"
-            f" --target {target.name} is that target is not known",
-        )
-    return (
-        f"--target {target.name} has another {CONFIG_FILE} than the target {recorded.name} that was"
-        " recorded: embedding and head may be those of another target",
-    )
+    return judge_on_traces(judged, policy, look, settings_of(options), OnTerminal())

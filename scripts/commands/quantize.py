@@ -1,18 +1,17 @@
 """`draftquant quantize`: plan, write, verify, publish."""
 
 import argparse
-import dataclasses
 import json
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...quantize.engines import EngineCheck
 from ...quantize.lints import Lint, find_lints
-from ...quantize.plan import Plan, Step, make_plan
-from ..console import Bar, megabytes, print_json, progress_bar, stderr, stdout
+from ...quantize.plan import Plan
+from ..api.quantize import quantize
+from ..console import OnTerminal, megabytes, print_json, stderr, stdout
 from .common import (
     add_allow_zero_rows,
     add_device,
@@ -20,15 +19,10 @@ from .common import (
     add_recipe_arguments,
     add_subtree,
     add_target,
-    chosen_recipe,
-    draft_on_traces,
-    open_draft,
 )
-from .learning import learn
 from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loads
 
 if TYPE_CHECKING:
-    from ...calibration.linear_inputs.plan_inputs import PlanInputs
     from ...quantize.quantize import QuantizeReport
 
 
@@ -62,41 +56,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...quantize.quantize import check_retuning, check_tables, quantize_draft
-
-    source, draft = open_draft(options.draft, options.subtree)
-    plan = make_plan(chosen_recipe(options), draft, target_layers=options.target_layers)
-    check_retuning(plan, None)
-    check_tables(plan, options.target)
-    verdicts = verdicts_of(plan, fix_config=options.fix_config)
-    warn_if_nothing_loads(plan, verdicts)
+    verdicts: tuple[EngineCheck, ...] = ()
     seconds = _Stopwatch()
-    with ExitStack() as stack:
-        measuring = _Measuring()
-        inputs = _inputs(plan, options, stack, measuring)
-        bar = measuring.bar = stack.enter_context(progress_bar("quantize", plan.bytes_before))
 
-        def advance(step: Step) -> None:
-            bar.advance(step.bytes_before)
+    def preview(plan: Plan) -> None:
+        nonlocal verdicts
+        verdicts = verdicts_of(plan, fix_config=options.fix_config)
+        warn_if_nothing_loads(plan, verdicts)
 
-        report = quantize_draft(
-            plan,
-            options.out,
-            source=source,
-            argv=options.argv,
-            input_scales=inputs.static.scales if inputs.static else None,
-            input_scale_origin=inputs.static.origin if inputs.static else None,
-            statistics=inputs.statistics,
-            found=inputs.found,
-            calibration_prompts=inputs.prompts,
-            allow_zero_rows=options.allow_zero_rows,
-            fix_config=options.fix_config,
-            target=options.target,
-            on_progress=advance,
-            on_stage=seconds.start,
-        )
+    report = quantize(
+        options.draft,
+        options.recipe,
+        options.out,
+        subtree=options.subtree,
+        backend=options.backend,
+        algorithm=options.algorithm,
+        target_layers=options.target_layers,
+        traces=options.traces,
+        input_scale=options.input_scale,
+        num_draft_tokens=options.num_draft_tokens,
+        device=options.device,
+        target=options.target,
+        allow_zero_rows=options.allow_zero_rows,
+        fix_config=options.fix_config,
+        argv=options.argv,
+        on_plan=preview,
+        on_stage=seconds.start,
+        watch=OnTerminal(),
+    )
     seconds.start("")
-    _print_lints(find_lints(draft), options)
+    _print_lints(find_lints(report.plan.draft), options)
     if options.json:
         print_json({**_mapping(report, seconds.spent), "engines": to_mapping(verdicts)})
     else:
@@ -146,70 +135,6 @@ def _print_lints(lints: Sequence[Lint], options: argparse.Namespace) -> None:
     out.line(f"lints: {names}; see 'draftquant inspect {options.draft}'")
     if fixable:
         out.line(f"--fix-config corrects {', '.join(fixable)} in the output")
-
-
-def _inputs(
-    plan: Plan, options: argparse.Namespace, stack: ExitStack, measuring: "_Measuring"
-) -> "PlanInputs":
-    """Of `--input-scale` and `--traces`: what the recipe needs, or what the algorithm does."""
-    from ...calibration.linear_inputs.plan_inputs import (
-        PlanInputs,
-        check_traces_wanted,
-        measured_inputs,
-        need_of,
-    )
-    from ...calibration.linear_inputs.static_scales import constant_scales
-    from ...calibration.traces.feature_evidence import feature_evidence
-    from ...calibration.traces.folder import TraceFolder
-
-    constant = None if options.input_scale is None else constant_scales(plan, options.input_scale)
-    if options.traces is None:
-        return PlanInputs(static=constant)
-    check_traces_wanted(plan, scale_is_given=constant is not None)
-    traces = TraceFolder.open(options.traces)
-    folder = plan.draft.checkpoint.folder
-    draft, _, num_draft_tokens = draft_on_traces(folder, traces, options)
-    spool = stack.enter_context(tempfile.TemporaryDirectory(prefix="draftquant-moments-"))
-    with progress_bar("calibrate", len(traces)) as bar:
-        found = measured_inputs(
-            plan,
-            draft,
-            traces,
-            num_draft_tokens=num_draft_tokens,
-            spool=Path(spool),
-            static=constant,
-            on_progress=bar.set,
-            on_stage_progress=measuring,
-        )
-    if problem := feature_evidence(traces).problem():
-        stderr().line(f"warning: {options.traces}: {problem}")
-    if need_of(plan) != "codes" or plan.recipe.needs_input_scales:
-        what = "input scales" if found.statistics is None else "inputs"
-        stderr().line(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
-    if need_of(plan) != "codes":
-        return found
-    codes = learn(
-        stack,
-        plan,
-        draft,
-        traces,
-        options.out,
-        num_draft_tokens=num_draft_tokens,
-        static=found.static,
-    )
-    return dataclasses.replace(found, found=codes)
-
-
-class _Measuring:
-    """Shows how far the measurement of a stage is, beside the tensors written."""
-
-    bar: Bar | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        """So many prompts of all."""
-        if self.bar is not None:
-            measured = f", inputs of {done} of {total} prompts" if done < total else ""
-            self.bar.label(f"quantize{measured}")
 
 
 class _Stopwatch:

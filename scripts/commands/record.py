@@ -2,26 +2,16 @@
 
 import argparse
 import typing
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.drafts import read_config
-from ...quantize.files.checkpoint import Checkpoint
-from ...quantize.files.hub import resolve_draft
-from ..console import megabytes, progress_bar, stderr, stdout
+from ..api.record import record_as, server_command
+from ..api.record_settings import RecordSettings, Turns
+from ..console import OnTerminal, megabytes, print_document, stdout
 from .common import add_device, add_sampling, comma_numbers
-from .record_engine import (
-    HowToRecord,
-    add_engine_arguments,
-    check_engine,
-    print_server_command,
-    record_from_engine,
-)
+from .record_engine import add_engine_arguments
 
 if TYPE_CHECKING:
-    from ...calibration.prompts.prompt_file import Prompt
-    from ...calibration.recording.conversations import Record
     from ...calibration.traces.folder import TraceFolder
 
 
@@ -46,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--turns",
-        choices=("first", "all"),
+        choices=typing.get_args(Turns),
         default="first",
         help="of conversations: all = the target answers each turn on top of its own answers"
         " (default first)",
@@ -113,104 +103,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from transformers.utils import logging
-
     from ...calibration.errors import TraceError
-    from ...calibration.prompts.prompt_file import read_prompts
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
-    check_engine(options)
-    options.dtype = options.dtype or ("float32" if options.engine == "transformers" else "bfloat16")
-    if options.fused and not options.draft:
-        raise TraceError("--fused", "needs the draft whose fc is applied", fix="add --draft DRAFT")
-    if options.table_ids and not options.tables:
-        raise TraceError("--table-ids", "says which rows the tables carry", fix="add --tables")
-    how = _how(options)
-    prompts = read_prompts(options.prompts, target=options.target)
-    longer = sum(bool(prompt.later_turns) for prompt in prompts)
-    if longer and options.turns == "first":
-        stderr().line(
-            f"{options.prompts}: {longer} of {len(prompts)} prompts have later turns of the user,"
-            " which follow the target's answer: the first turn is recorded (--turns all: each)"
-        )
+    settings = _settings(options)
+    settings.check(starts_server=options.print_server_args)
     if options.print_server_args:
-        return print_server_command(how, prompts, options)
-    with progress_bar("record", len(prompts)) as bar:
-
-        def record(some: "Sequence[Prompt]", out: Path) -> "TraceFolder":
-            if options.engine == "vllm":
-                return record_from_engine(how, some, options, out, bar.set)
-            return _record_with_transformers(how, some, options, out, bar.set)
-
-        if options.turns == "all":
-            traces = _all_turns(options, prompts, record)
-        else:
-            traces = record(prompts, options.out)
-    _print_traces(traces)
+        print_document(server_command(settings, options.target, options.prompts, OnTerminal()))
+        return 0
+    if not options.out:
+        raise TraceError("--out", "expected the folder to create", fix="add --out T")
+    _print_traces(record_as(settings, options.target, options.prompts, options.out, OnTerminal()))
     return 0
 
 
-def _how(options: argparse.Namespace) -> HowToRecord:
-    """What is recorded, whoever runs the target."""
-    import torch
-
-    from ...calibration.passes.devices import resolve_device
-    from ...calibration.passes.draft_inputs import mask_token_ids
-    from ...calibration.recording.decoding import Decoding
-    from ...calibration.traces.target_tables import TargetTables
-    from ...quantize.stored.loading import load_draft
-
-    device = resolve_device(options.device)
-    aux_layer_ids, fuse_with = options.aux_layers, None
-    table_ids = options.table_ids or ()
-    if options.draft:
-        folder = resolve_draft(options.draft).folder
-        _, geometry = read_config(Checkpoint.open(folder))
-        aux_layer_ids = aux_layer_ids or geometry.aux_layer_ids
-        table_ids += mask_token_ids(geometry)
-        if options.fused:
-            dtype = getattr(torch, options.dtype)
-            shared = TargetTables.find(options.target).shared(None, device)
-            fuse_with = load_draft(folder, dtype=dtype, device=device, compact=True, shared=shared)
-    return HowToRecord(
-        decoding=Decoding(
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            seed=options.seed,
-            logprobs=options.logprobs,
-            num_top_logprobs=options.top_logprobs,
-        ),
-        aux_layer_ids=aux_layer_ids,
-        fuse_with=fuse_with,
-        table_ids=table_ids if options.tables else None,
-        device=device,
-    )
-
-
-def _record_with_transformers(
-    how: HowToRecord,
-    prompts: "Sequence[Prompt]",
-    options: argparse.Namespace,
-    out: Path,
-    on_progress: Callable[[int, int], None],
-) -> "TraceFolder":
-    from ...calibration.recording.record import record_traces
-    from ...calibration.recording.target_model import Placement
-
-    return record_traces(
-        options.target,
-        prompts,
-        out,
+def _settings(options: argparse.Namespace) -> RecordSettings:
+    return RecordSettings(
+        draft=options.draft,
+        fused=options.fused,
+        aux_layer_ids=options.aux_layers,
+        tables=options.tables,
+        table_ids=options.table_ids or (),
+        turns=options.turns,
         max_new_tokens=options.max_new_tokens,
-        decoding=how.decoding,
-        aux_layer_ids=how.aux_layer_ids,
-        fuse_with=how.fuse_with,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        seed=options.seed,
+        logprobs=options.logprobs,
+        top_logprobs=options.top_logprobs,
         dtype=options.dtype,
         batch_size=options.batch_size,
-        placement=Placement(device=how.device, device_map=options.device_map),
-        table_ids=how.table_ids,
-        on_progress=on_progress,
+        device=options.device,
+        device_map=options.device_map,
+        engine=options.engine,
+        engine_args=dict(options.engine_arg or ()),
+        server=options.server,
+        shared=options.shared,
     )
 
 
@@ -226,22 +154,3 @@ def _print_traces(traces: "TraceFolder") -> None:
             f"{tables.file}: embedding {tables.num_token_ids:,} x {tables.width:,}, head {head},"
             f" {megabytes(tables.nbytes)}"
         )
-
-
-def _all_turns(
-    options: argparse.Namespace, prompts: "Sequence[Prompt]", record: "Record"
-) -> "TraceFolder":
-    """Record conversations, and say how far they went."""
-    from ...calibration.recording.conversations import record_conversations
-
-    report = record_conversations(
-        prompts, options.target, options.out, record, max_new_tokens=options.max_new_tokens
-    )
-    turns = ", ".join(f"{count} prompts" for count in report.num_turns)
-    stderr().line(f"turn by turn: {turns}")
-    if report.num_cut_short:
-        stderr().line(
-            f"{report.num_cut_short} conversations end before their last turn, which the target"
-            " has no positions for"
-        )
-    return report.traces

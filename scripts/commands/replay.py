@@ -5,8 +5,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..console import print_json, print_table, stdout, table
-from .replaying import add_replay_arguments, load_for_replay, replay_loaded
+from ..api import replay as api
+from ..console import OnTerminal, print_json, print_table, stdout, table
+from .replaying import add_replay_arguments
 
 if TYPE_CHECKING:
     from ...validate.draft_replay import DraftReplay
@@ -28,11 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...calibration.traces.folder import TraceFolder
-
-    traces = TraceFolder.open(options.traces)
-    loaded = load_for_replay(options.drafts, traces, options, rope_theta=options.rope_theta)
-    replays = replay_loaded(loaded, options)
+    replays = api.replay(
+        options.drafts,
+        options.traces,
+        num_draft_tokens=options.num_draft_tokens,
+        draft_sampling=options.draft_sampling,
+        target=options.target,
+        device=options.device,
+        dtype=options.dtype,
+        batch_size=options.batch_size,
+        rope_theta=options.rope_theta,
+        watch=OnTerminal(),
+    )
     if options.json:
         how = {"rope_theta": options.rope_theta, "dtype": options.dtype}
         print_json([_mapping(replay) | how for replay in replays])

@@ -1,52 +1,19 @@
-"""What `replay` and `gate` share: loading drafts within the memory that there is, running them."""
+"""Arguments of `replay`, `gate` and whatever else runs drafts along traces."""
 
 import argparse
+import typing
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.files.hub import resolve_draft
-from ..console import progress_bar, stderr
-from .common import (
-    add_device,
-    add_draft_sampling,
-    add_num_draft_tokens,
-    add_target,
-    shared_tables,
-)
+from ..api import replay as api
+from ..console import OnTerminal
+from .common import add_device, add_draft_sampling, add_num_draft_tokens, add_target
 
 if TYPE_CHECKING:
-    import torch
-
     from ...calibration.traces.folder import TraceFolder
-    from ...calibration.traces.target_tables import SharedTables
-    from ...quantize.stored.loading import LoadedDraft
-    from ...validate.draft_replay import DraftReplay
 
-DTYPES = ("float32", "bfloat16")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedForReplay:
-    """Drafts that fit in memory beside what their passes need, and how they are to be run.
-
-    Attributes:
-        drafts: the reference first. tables: of the target, for drafts without their own.
-        max_tokens: see `replay_drafts`.
-    """
-
-    drafts: "list[LoadedDraft]"
-    traces: "TraceFolder"
-    tables: "SharedTables"
-    device: "torch.device"
-    max_tokens: int
-
-    @property
-    def both(self) -> "tuple[LoadedDraft, LoadedDraft]":
-        """Baseline and candidate of a gate, the first two."""
-        baseline, candidate, *_ = self.drafts
-        return baseline, candidate
+DTYPES = typing.get_args(api.ComputeDtype)
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser, *, traces_required: bool = True) -> None:
@@ -78,87 +45,19 @@ def add_trace_arguments(parser: argparse.ArgumentParser, *, traces_required: boo
 
 
 def load_for_replay(
-    references: Sequence[str],
-    traces: "TraceFolder",
-    options: argparse.Namespace,
-    *,
-    rope_theta: float | None = None,
-) -> LoadedForReplay:
-    """Say on stderr what memory a replay takes, refuse what does not fit, and load the drafts.
+    references: Sequence[str], traces: "TraceFolder", options: argparse.Namespace
+) -> api.LoadedForReplay:
+    """Load drafts by `add_trace_arguments`, and say on stderr what memory that takes."""
+    return api.load_for_replay(references, traces, settings_of(options), OnTerminal())
 
-    Args:
-        references: folders or Hub ids, the reference draft first.
-        traces: to replay.
-        options: of `add_replay_arguments`.
-        rope_theta: see `load_draft`.
 
-    Raises:
-        DeviceError: there is no such device, or too little memory.
-        ReplayError: a batch size below 1.
-        CheckpointError, VerifyError: see `load_draft`.
-    """
-    import torch
-
-    from ...calibration.passes.devices import resolve_device
-    from ...calibration.passes.memory import estimate_replay
-    from ...quantize.stored.loading import load_draft
-    from ...validate.errors import ReplayError
-
-    if options.batch_size is not None and options.batch_size < 1:
-        raise ReplayError(
-            "--batch-size", f"expected at least 1, got {options.batch_size}", fix="leave it out"
-        )
-    device, dtype = resolve_device(options.device), getattr(torch, options.dtype)
-    folders = [resolve_draft(reference).folder for reference in references]
-    estimate = estimate_replay(
-        folders,
-        traces,
-        dtype=dtype,
-        device=device,
+def settings_of(options: argparse.Namespace) -> api.ReplaySettings:
+    """Of `add_replay_arguments`, or of `add_trace_arguments` alone."""
+    return api.ReplaySettings(
         num_draft_tokens=options.num_draft_tokens,
+        draft_sampling=getattr(options, "draft_sampling", "greedy"),
+        target=options.target,
+        device=options.device,
+        dtype=options.dtype,
         batch_size=options.batch_size,
     )
-    estimate.check()
-    stderr().line(estimate.line())
-    tables = shared_tables(traces, options.target, device)
-    drafts: list[LoadedDraft] = []
-    for folder in folders:
-        draft = load_draft(
-            folder,
-            dtype=dtype,
-            device=device,
-            compact=True,
-            like=drafts[0] if drafts else None,
-            shared=tables,
-            rope_theta=rope_theta,
-        )
-        drafts.append(draft)
-    return LoadedForReplay(
-        drafts=drafts,
-        traces=traces,
-        tables=tables,
-        device=device,
-        max_tokens=estimate.max_tokens,
-    )
-
-
-def replay_loaded(loaded: LoadedForReplay, options: argparse.Namespace) -> "Sequence[DraftReplay]":
-    """Replay with a progress bar; then say on stderr what memory it took."""
-    from ...calibration.passes.devices import peak_bytes
-    from ...validate.replay import chosen_num_draft_tokens, replay_drafts
-
-    chosen = chosen_num_draft_tokens(options.num_draft_tokens, loaded.drafts)
-    with progress_bar("replay", len(loaded.traces)) as bar:
-        replays = replay_drafts(
-            loaded.drafts,
-            loaded.traces,
-            num_draft_tokens=chosen,
-            draft_sampling=options.draft_sampling,
-            batch_size=options.batch_size,
-            max_tokens=loaded.max_tokens,
-            on_progress=bar.set,
-        )
-    held = peak_bytes(loaded.device) / 1e9
-    kind = "of this process" if loaded.device.type == "cpu" else f"on {loaded.device}"
-    stderr().line(f"memory {kind}: {held:.2f} GB at its peak")
-    return replays

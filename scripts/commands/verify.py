@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from ...quantize.files.hub import resolve_draft
-from ...quantize.verify.folder import VerifyReport, verify
+from ...quantize.verify.folder import VerifyReport
+from ..api.verify import verify
 from ..console import print_json, print_table, stdout, table
 from .common import add_subtree
 
@@ -31,13 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    output, source = resolve_draft(options.output), resolve_draft(options.against, options.subtree)
     report = verify(
-        output.folder,
-        source.folder,
+        options.output,
+        options.against,
+        subtree=options.subtree,
         foreign=options.foreign,
         target=options.target,
-        subtree=source.subtree,
     )
     if options.json:
         print_json(report.to_mapping())

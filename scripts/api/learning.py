@@ -1,11 +1,11 @@
-"""Learned rounding for `draftquant quantize`, and what is shown meanwhile."""
+"""Learned rounding for `quantize`, and what is said meanwhile."""
 
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...quantize.plan import Plan
-from ..console import progress_bar, stderr
+from .watch import Watch
 
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.static_scales import StaticScales
@@ -24,18 +24,19 @@ def learn(
     *,
     num_draft_tokens: int,
     static: "StaticScales | None",
+    watch: Watch,
 ) -> "LearnedCodes":
     """`learned_codes` with its default settings; they are there until the stack is left."""
     from ...calibration.rounding.learn import learned_codes
     from ...calibration.rounding.settings import LearningSettings
 
     settings = LearningSettings()
-    with progress_bar("learn", settings.steps) as bar:
+    with watch.bar("learn", settings.steps) as bar:
 
         def show(progress: "LearningProgress") -> None:
             bar.set(progress.step, progress.steps)
             if progress.validation.step == progress.step:
-                stderr().line(_line(progress))
+                watch.line(_line(progress))
 
         found = stack.enter_context(
             learned_codes(
@@ -50,7 +51,7 @@ def learn(
             )
         )
     origin = found.origin
-    stderr().line(
+    watch.line(
         f"codes of step {origin.kept_step}: acceptance length {origin.acceptance_length:.3f} on"
         f" {origin.validation_prompts} prompts that were held back, {origin.overlap:.2%} overlap"
         f" with the unquantized draft; before: {origin.acceptance_length_before:.3f},"
