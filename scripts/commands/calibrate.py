@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replay the first T with inputs rounded under several scales, and under the same scale"
         " moved a little: what is less than that spread is no gain",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,17 +3,19 @@
 import argparse
 import dataclasses
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...quantize.drafts import Draft, read_draft
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
-from ...recipes import Recipe, load_recipe
+from ...recipes import Recipe, aliases, load_recipe
 from ...recipes.errors import RecipeError, short
 from ...recipes.refused import named_algorithm, refusal
 from ...recipes.schema import ALGORITHMS, BackendName
 from ...validate.estimand import DraftSampling
+from ..console import Bar, note
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +94,7 @@ def chosen_recipe(options: argparse.Namespace) -> Recipe:
     Raises:
         RecipeError: the recipe is wrong, or its backend does not run the algorithm.
     """
-    recipe = load_recipe(options.recipe)
+    recipe = named_recipe(options.recipe)
     if options.algorithm:
         recipe = with_algorithm(recipe, options.algorithm, options.backend or "torch")
     elif options.backend:
@@ -101,6 +103,18 @@ def chosen_recipe(options: argparse.Namespace) -> Recipe:
     if refused is not None:
         where = f"recipe {recipe.name}: backend {recipe.backend}, {recipe.algorithm}"
         raise RecipeError(where, refused.reason, fix=refused.fix)
+    return recipe
+
+
+def named_recipe(reference: str) -> Recipe:
+    """The recipe that the command line names; of an alias it is said which one that is.
+
+    Raises:
+        RecipeError: see `load_recipe`.
+    """
+    recipe = load_recipe(reference)
+    if reference.lower() in aliases():
+        note(f"recipe {reference} is {recipe.name}: {recipe.summary}")
     return recipe
 
 
@@ -181,6 +195,16 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         help="target folder, for drafts without embedding or head where the traces carry neither,"
         " and for recipes that drop what equals the target's",
     )
+
+
+def begin_verifying(bar: Bar) -> Callable[[str], None]:
+    """For `on_stage` of what writes a folder: shows that it is verified now."""
+
+    def begin(stage: str) -> None:
+        if stage == "verify":
+            bar.phase("verify")
+
+    return begin
 
 
 def add_allow_zero_rows(parser: argparse.ArgumentParser) -> None:

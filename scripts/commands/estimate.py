@@ -21,9 +21,9 @@ from ...quantize.estimate.target import (
 )
 from ...quantize.estimate.work import Machine
 from ...quantize.plan import Plan, make_plan
-from ...recipes import built_in_recipes, load_recipe
+from ...recipes import built_in_recipes
 from ..console import print_json
-from .common import add_num_draft_tokens, comma_numbers, open_draft
+from .common import add_num_draft_tokens, comma_numbers, named_recipe, open_draft
 from .estimate_data import Report, to_mapping
 from .estimate_report import print_report
 
@@ -83,7 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="decoder layers of the target, for layouts whose excludes are whole names (fp8)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -120,7 +119,7 @@ def _plans(draft: Draft, options: argparse.Namespace) -> tuple[list[Plan], Mappi
     """
     names = dict.fromkeys(options.recipe or built_in_recipes())
     plans, refused = [], {}
-    for recipe in map(load_recipe, names):
+    for recipe in map(named_recipe, names):
         try:
             plans.append(make_plan(recipe, draft, target_layers=options.target_layers))
         except (PlanError, LayoutError) as exc:

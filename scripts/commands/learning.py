@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...quantize.plan import Plan
-from ..console import progress_bar, stderr
+from ..console import note, progress_bar
 
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.static_scales import StaticScales
@@ -35,7 +35,7 @@ def learn(
         def show(progress: "LearningProgress") -> None:
             bar.set(progress.step, progress.steps)
             if progress.validation.step == progress.step:
-                stderr().line(_line(progress))
+                note(_line(progress))
 
         found = stack.enter_context(
             learned_codes(
@@ -50,7 +50,7 @@ def learn(
             )
         )
     origin = found.origin
-    stderr().line(
+    note(
         f"codes of step {origin.kept_step}: acceptance length {origin.acceptance_length:.3f} on"
         f" {origin.validation_prompts} prompts that were held back, {origin.overlap:.2%} overlap"
         f" with the unquantized draft; before: {origin.acceptance_length_before:.3f},"

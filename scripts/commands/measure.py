@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...quantize.files.staging import check_output
 from ...validate.errors import MeasureError
 from ...validate.measure.measurement import EngineName
-from ..console import Bar, print_json, print_table, progress_bar, stderr, stdout, table
+from ..console import Bar, note, print_json, print_table, progress_bar, stdout, table
 from .common import add_sampling, draft_identity
 from .measure_launch import add_launch_arguments, run_launch
 
@@ -88,7 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="per request, where the server is overloaded or breaks off (default 6)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -154,7 +153,7 @@ def _plan(options: argparse.Namespace) -> "Plan":
     encoder = PromptEncoder(options.tokenizer)
     prompts = read_prompts(options.prompts, encoder=encoder)
     if longer := sum(bool(prompt.later_turns) for prompt in prompts):
-        stderr().line(
+        note(
             f"{options.prompts}: {longer} of {len(prompts)} prompts have later turns of the user,"
             " which follow the target's answer: the first turn is measured"
         )
@@ -190,15 +189,15 @@ class _Teller:
         self._bar.set(progress.num_done, progress.num_prompts)
 
     def _say(self, progress: "Progress") -> None:
-        out, setup = stderr(), progress.setup
+        setup = progress.setup
         if progress.num_done:
             cut = ", whose last line was cut off and is asked for again"
-            out.line(
+            note(
                 f"goes on with {progress.num_done} of {progress.num_prompts} requests that are kept"
                 + (cut if progress.dropped_line else "")
             )
         if setup.asked.concurrency < self._concurrency:
-            out.line(
+            note(
                 f"{setup.asked.concurrency} request(s) in flight, not {self._concurrency}: only the"
                 " server's counters tell what is accepted"
             )

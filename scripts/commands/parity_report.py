@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--report` and `--json`."""
+    """`--report`."""
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="also write the findings here, for 'gate'"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_confidence(parser: argparse.ArgumentParser) -> None:

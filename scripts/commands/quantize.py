@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...quantize.lints import Lint, find_lints
 from ...quantize.plan import Plan, Step, make_plan
-from ..console import Bar, megabytes, print_json, progress_bar, stderr, stdout
+from ..console import Bar, megabytes, note, print_json, progress_bar, stderr, stdout
 from .common import (
     add_allow_zero_rows,
     add_device,
@@ -30,6 +30,10 @@ from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loa
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.plan_inputs import PlanInputs
     from ...quantize.quantize import QuantizeReport
+
+
+TOOLKITS = {"torch": "PyTorch", "quark": "AMD Quark", "modelopt": "NVIDIA ModelOpt"}
+"""Backend -> what it loads."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="change the output's config.json as the lints of 'inspect' ask for",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         measuring = _Measuring()
         inputs = _inputs(plan, options, stack, measuring)
-        bar = measuring.bar = stack.enter_context(progress_bar("quantize", plan.bytes_before))
+        bar = measuring.bar = stack.enter_context(progress_bar("check", None))
+        phases = _Phases(bar, seconds, plan)
 
         def advance(step: Step) -> None:
             bar.advance(step.bytes_before)
@@ -93,7 +97,8 @@ def run(options: argparse.Namespace) -> int:
             fix_config=options.fix_config,
             target=options.target,
             on_progress=advance,
-            on_stage=seconds.start,
+            on_stage=phases.begin,
+            on_verified=bar.set,
         )
     seconds.start("")
     _print_lints(find_lints(draft), options)
@@ -185,7 +190,7 @@ def _inputs(
         stderr().line(f"warning: {options.traces}: {problem}")
     if need_of(plan) != "codes" or plan.recipe.needs_input_scales:
         what = "input scales" if found.statistics is None else "inputs"
-        stderr().line(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
+        note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
     if need_of(plan) != "codes":
         return found
     codes = learn(
@@ -212,6 +217,25 @@ class _Measuring:
             self.bar.label(f"quantize{measured}")
 
 
+class _Phases:
+    """Shows and times the stages of a run."""
+
+    def __init__(self, bar: Bar, seconds: "_Stopwatch", plan: Plan) -> None:
+        self._bar, self._seconds, self._plan = bar, seconds, plan
+
+    def begin(self, stage: str) -> None:
+        """The next stage."""
+        self._seconds.start(stage)
+        if stage == "write":
+            self._bar.phase("quantize", self._plan.bytes_before, "bytes")
+        elif stage == "start":
+            self._bar.phase(f"load {TOOLKITS[self._plan.recipe.backend]}")
+        elif stage == "verify":
+            self._bar.phase("verify", self._plan.bytes_before + self._plan.bytes_after, "bytes")
+        else:
+            self._bar.phase("write to the disk")
+
+
 class _Stopwatch:
     """Wall seconds per stage; a stage ends when the next one starts."""
 
@@ -224,7 +248,8 @@ class _Stopwatch:
         """End the running stage and begin the next ("" for none)."""
         now = time.perf_counter()
         if self._stage:
-            self.spent[self._stage] = now - self._since
+            spent = self.spent.get(self._stage, 0)
+            self.spent[self._stage] = spent + now - self._since
         self._stage, self._since = stage, now
 
 

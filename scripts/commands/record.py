@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...quantize.drafts import read_config
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
-from ..console import megabytes, progress_bar, stderr, stdout
+from ..console import megabytes, note, progress_bar, stdout
 from .common import add_device, add_sampling, comma_numbers
 from .record_engine import (
     HowToRecord,
@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
     prompts = read_prompts(options.prompts, target=options.target)
     longer = sum(bool(prompt.later_turns) for prompt in prompts)
     if longer and options.turns == "first":
-        stderr().line(
+        note(
             f"{options.prompts}: {longer} of {len(prompts)} prompts have later turns of the user,"
             " which follow the target's answer: the first turn is recorded (--turns all: each)"
         )
@@ -238,9 +238,9 @@ def _all_turns(
         prompts, options.target, options.out, record, max_new_tokens=options.max_new_tokens
     )
     turns = ", ".join(f"{count} prompts" for count in report.num_turns)
-    stderr().line(f"turn by turn: {turns}")
+    note(f"turn by turn: {turns}")
     if report.num_cut_short:
-        stderr().line(
+        note(
             f"{report.num_cut_short} conversations end before their last turn, which the target"
             " has no positions for"
         )

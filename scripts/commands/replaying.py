@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...quantize.files.hub import resolve_draft
-from ..console import progress_bar, stderr
+from ..console import note, progress_bar
 from .common import (
     add_device,
     add_draft_sampling,
@@ -119,7 +119,7 @@ def load_for_replay(
         batch_size=options.batch_size,
     )
     estimate.check()
-    stderr().line(estimate.line())
+    note(estimate.line())
     tables = shared_tables(traces, options.target, device)
     drafts: list[LoadedDraft] = []
     for folder in folders:
@@ -160,5 +160,5 @@ def replay_loaded(loaded: LoadedForReplay, options: argparse.Namespace) -> "Sequ
         )
     held = peak_bytes(loaded.device) / 1e9
     kind = "of this process" if loaded.device.type == "cpu" else f"on {loaded.device}"
-    stderr().line(f"memory {kind}: {held:.2f} GB at its peak")
+    note(f"memory {kind}: {held:.2f} GB at its peak")
     return replays

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`traces info T`."""
     parser.add_argument("traces", type=Path, metavar="T", help="trace folder")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from ...quantize.files.hub import resolve_draft
 from ...recipes.schema import LayoutName
 from ..console import megabytes, print_json, progress_bar, stdout
+from .common import begin_verifying
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="decoder layers of the target, for layouts whose excludes are whole names (fp8)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,8 +42,14 @@ def run(options: argparse.Namespace) -> int:
         options.carrier,
         target_layers=options.target_layers,
     )
-    with progress_bar("transcode", plan.bytes_after) as bar:
-        report = transcode_draft(plan, options.out, argv=options.argv, on_progress=bar.advance)
+    with progress_bar("transcode", plan.bytes_after, "bytes") as bar:
+        report = transcode_draft(
+            plan,
+            options.out,
+            argv=options.argv,
+            on_progress=bar.advance,
+            on_stage=begin_verifying(bar),
+        )
     if options.json:
         print_json(dataclasses.asdict(report) | {"out": str(report.out)})
     else:

@@ -15,10 +15,10 @@ from ...quantize.files.hub import DraftSource
 from ...quantize.files.staging import check_output, write_text
 from ...quantize.layouts import check_layout
 from ...quantize.plan import make_plan
-from ...recipes import Recipe, built_in_recipes, load_recipe
+from ...recipes import Recipe, built_in_recipes
 from ...recipes.errors import RecipeError
 from ...recipes.schema import ALGORITHMS, LayoutName
-from ..console import print_json, stderr
+from ..console import note, print_json
 from .common import (
     add_allow_zero_rows,
     add_device,
@@ -26,6 +26,7 @@ from .common import (
     add_target,
     add_target_layers,
     draft_on_traces,
+    named_recipe,
     open_draft,
     share,
     with_algorithm,
@@ -105,7 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="as 'quantize --fix-config' will change config.json",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -127,14 +127,13 @@ def run(options: argparse.Namespace) -> int:
     candidates, judging = _candidates(options, source, draft, recipes)
     units = units_of(make_plan(recipes[0], draft, target_layers=options.target_layers))
     mixed = options_of(recipes)
-    say = stderr()
     report = tune_draft(
         candidates,
         units,
         mixed,
         judging,
         wanted,
-        on_progress=lambda what: say.line(f"tune: {what}"),
+        on_progress=lambda what: note(f"tune: {what}"),
     )
     chosen = report.chosen
     recipe = candidates.recipe(chosen.mixture, options.out.stem) if chosen else None
@@ -174,7 +173,7 @@ def _recipes(options: argparse.Namespace) -> list[Recipe]:
     names = options.recipe or built_in_recipes()
     found, last = [], None
     for name in names:
-        recipe = with_algorithm(load_recipe(name), options.algorithm)
+        recipe = with_algorithm(named_recipe(name), options.algorithm)
         if not options.recipe and recipe.weights.scale_dtype:
             continue  # AWQ's own scales: another recipe has the same codes
         recipe = dataclasses.replace(recipe, layout=options.layout)
@@ -226,4 +225,4 @@ def _candidates(
 
 
 def _say(what: str) -> None:
-    stderr().line(f"tune: {what}")
+    note(f"tune: {what}")

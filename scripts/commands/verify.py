@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ...quantize.files.hub import resolve_draft
 from ...quantize.verify.folder import VerifyReport, verify
-from ..console import print_json, print_table, stdout, table
+from ..console import print_json, print_table, progress_bar, stdout, table
 from .common import add_subtree
 
 
@@ -26,19 +26,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help="target folder: compare its tables again with those that O leaves to it",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     output, source = resolve_draft(options.output), resolve_draft(options.against, options.subtree)
-    report = verify(
-        output.folder,
-        source.folder,
-        foreign=options.foreign,
-        target=options.target,
-        subtree=source.subtree,
-    )
+    with progress_bar("read headers", None) as bar:
+
+        def show(done: int, total: int) -> None:
+            if not bar.measured:
+                bar.phase("verify", total, "bytes")
+            bar.set(done, total)
+
+        report = verify(
+            output.folder,
+            source.folder,
+            show,
+            foreign=options.foreign,
+            target=options.target,
+            subtree=source.subtree,
+        )
     if options.json:
         print_json(report.to_mapping())
     else:
