@@ -7,6 +7,7 @@ ANOMALOUS.
 import argparse
 import errno
 import importlib
+import platform
 import signal
 import sys
 from collections.abc import Container, Iterator, Sequence
@@ -16,7 +17,7 @@ from types import FrameType
 from ..quantize.errors import VerifyError
 from ..quantize.files.provenance import package_version
 from ..recipes.errors import DraftQuantError, visible
-from .console import RESULTS, StdoutError, open_streams, print_error, speak, stderr
+from .console import RESULTS, StdoutError, detail, open_streams, print_error, speak, stderr
 from .examples import EXAMPLES
 from .parsers import COMMON, CommandParser, UsageError, add_common_options, sentence
 
@@ -92,6 +93,10 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
     """Parse into `options`, and run."""
     _parser(arguments).parse_args(arguments, namespace=options)
     speak(quiet=options.quiet, verbose=options.verbose)
+    if options.verbose:
+        packages = ("draftquant", "torch", "transformers", "numpy")
+        versions = ", ".join(f"{name} {package_version(name)}" for name in packages)
+        detail(f"{versions}, Python {platform.python_version()}")
     # Names of files may be no Unicode; what is recorded in draftquant.json is.
     options.argv = ["draftquant", *map(visible, arguments)]
     with _unwinding_signals():
@@ -99,7 +104,9 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
         return int(command.run(options))
 
 
-def _told(exc: DraftQuantError | OSError | StdoutError, options: argparse.Namespace) -> DraftQuantError:
+def _told(
+    exc: DraftQuantError | OSError | StdoutError, options: argparse.Namespace
+) -> DraftQuantError:
     """Any of them with a place and a fix."""
     if isinstance(exc, DraftQuantError):
         return exc

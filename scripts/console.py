@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 from rich.console import Console
 from rich.text import Text
 
-from ..recipes.errors import DraftQuantError, visible
+from ..recipes.errors import visible
 from .progress import Bar, progress_bar
 from .tables import ResultTable
 from .terminal import SPEECH, discard, speak, terminal, width_is_known
@@ -82,15 +82,15 @@ def print_json(value: Any) -> None:
     RESULTS.write(json.dumps(value, indent=2).replace("\x7f", r"\u007f") + "\n")
 
 
-def print_error(exc: DraftQuantError, *, as_json: bool = False) -> None:
+def print_error(exc: BaseException, *, as_json: bool = False) -> None:
     """Print an error on stderr, its own lines as lines; for machines on stdout too."""
-    first, *rest = str(exc).split("\n")
+    first, *rest = str(exc).split("\n") if str(exc) else [type(exc).__name__]
     stderr().line(("error:", "bold red"), f" {first}")
     for line in rest:
         stderr().line(line)
     if as_json:
         keys = ("where", "what", "fix", "details")
-        print_json({"error": {key: getattr(exc, key) for key in keys}})
+        print_json({"error": {key: getattr(exc, key, "") for key in keys}})
 
 
 def print_document(text: str) -> None:

@@ -87,9 +87,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant parity run-tasks --server http://127.0.0.1:8000 --tokenizer ./target"
         " --model target --tasks gsm8k --out ./scores-bf16",
     ),
-    "parity sampled": (
-        "draftquant parity sampled plain.jsonl fp8.jsonl --target ./target",
-    ),
+    "parity sampled": ("draftquant parity sampled plain.jsonl fp8.jsonl --target ./target",),
     "parity draft": ("draftquant parity draft ./draft ./draft-fp8 --traces ./gate-traces",),
     "completion": (
         "draftquant completion bash > ~/.local/share/bash-completion/completions/draftquant",

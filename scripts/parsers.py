@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from ..recipes.errors import DraftQuantError, short
+from .option_groups import GROUPS, MANY, NEEDED, heading
 
 _KINDS: dict[object, tuple[str, str]] = {
     int: ("a whole number", "4"),
@@ -84,6 +85,20 @@ class CommandParser(argparse.ArgumentParser):
         """Whether an option is declared already."""
         return option in self._option_string_actions
 
+    def group_options(self) -> None:
+        """Show the options under headings, where there are many."""
+        options = list(self._optionals._group_actions)
+        if len(options) <= MANY:
+            return
+        groups: dict[str, argparse._ArgumentGroup] = {}
+        for title in (NEEDED, *GROUPS):
+            found = [option for option in options if heading(option) == title]
+            if found:
+                groups[title] = self.add_argument_group(title)
+            for option in found:
+                self._optionals._group_actions.remove(option)
+                groups[title]._group_actions.append(option)
+
     def keep(self, option: str) -> None:
         """Let an option that is left out keep the value that a parser above gave it."""
         self._option_string_actions[option].default = argparse.SUPPRESS
@@ -136,7 +151,8 @@ class CommandParser(argparse.ArgumentParser):
         option = next((each for each in extras if each.startswith("-") and len(each) > 1), None)
         if option is not None:
             self._refuse_option(option.partition("=")[0])
-        names = [str(each.metavar or each.dest) for each in self._actions if not each.option_strings]
+        taken = (each for each in self._actions if not each.option_strings)
+        names = [str(each.metavar or each.dest) for each in taken]
         fix = f"give {' '.join(names)} side by side, and nothing more" if names else "leave it out"
         self._fail(self.prog, f"one argument too many: {short(extras[0])}", fix)
 
@@ -149,7 +165,7 @@ class CommandParser(argparse.ArgumentParser):
         if action.nargs == argparse.PARSER:
             fix = f"did you mean '{self.prog} {meant}'?" if meant else f"see '{self._help()}'"
             self._fail(self.prog, f"has no command {short(value)}", fix)
-        fix = f"did you mean {meant}?" if meant else f"use one of: {', '.join(choices)}"
+        fix = f"did you mean {meant}?" if meant else f"see '{self._help()}'"
         self._fail(_named(action), f"expected one of {', '.join(choices)}, got {short(value)}", fix)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
@@ -193,6 +209,7 @@ def add_common_options(parser: CommandParser, version: str) -> None:
 
     They count wherever they stand: before or behind the name of a command.
     """
+    parser.group_options()
     group = parser.add_argument_group("common options")
     group.add_argument("-h", "--help", action="help", help="show this and stop")
     for names, summary in _FLAGS:

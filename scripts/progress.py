@@ -21,7 +21,7 @@ Unit = Literal["bytes", "items"]
 PATIENCE = 5.0
 """Seconds after which a log hears of a phase that goes on."""
 SHORT = 1.0
-"""Seconds of a phase of unknown length that nobody needs to hear of."""
+"""Seconds of a phase that no log needs to hear of."""
 
 
 class Bar:
@@ -30,6 +30,7 @@ class Bar:
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
         self._task = None if progress is None else progress.add_task("", total=None)
+        self._console = terminal(stderr_stream()) if progress is None else progress.console
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self._label, self._unit, self._total, self._done = "", "items", 0, 0
@@ -88,10 +89,12 @@ class Bar:
         if not label or (self._progress is not None and not SPEECH.verbose):
             return
         spent = time.perf_counter() - self._since
+        if spent < SHORT and not SPEECH.verbose:
+            return
         if self._done:
             amount = f"{self._amount(self._done)} in {seconds(spent)}, {self._speed(spent)}"
             self._say(f"{label}: {amount}")
-        elif spent >= SHORT or SPEECH.verbose:
+        else:
             self._say(f"{label}: {seconds(spent)}")
 
     def stop(self) -> None:
@@ -106,10 +109,8 @@ class Bar:
         return speed(self._done / max(spent, 1e-9), self._unit)
 
     def _say(self, text: str) -> None:
-        if SPEECH.quiet:
-            return
-        console = self._progress.console if self._progress else terminal(stderr_stream())
-        console.print(Text(visible(text)), soft_wrap=True)
+        if not SPEECH.quiet:
+            self._console.print(Text(visible(text)), soft_wrap=True)
 
 
 class _Said(ProgressColumn):

@@ -62,5 +62,5 @@ def speak(*, quiet: bool, verbose: bool) -> None:
 
 
 def stderr_stream() -> IO[str]:
-    """stderr as it is now: tests and shells put others in its place."""
+    """What is stderr now: tests and shells put others in its place."""
     return sys.stderr

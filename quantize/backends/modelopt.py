@@ -107,9 +107,9 @@ class ModelOptBackend:
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
         self.check(weights)
         inputs = gptq_inputs(moments) if self.needs == "second_moments" else None
-        with _failing(f"backend modelopt, weight {list(weight.shape)} {weight.dtype}"):
-            with torch.no_grad(), process_state():
-                packed = _run_modelopt(covered, weights, self._algorithm, inputs)
+        where = f"backend modelopt, weight {list(weight.shape)} {weight.dtype}"
+        with _failing(where), torch.no_grad(), process_state():
+            packed = _run_modelopt(covered, weights, self._algorithm, inputs)
         codes, scale = packed.weight.data[: len(weight)], packed.weight_scale
         if weights.dtype == "nvfp4":
             if largest < SMALLEST_NORMAL:

@@ -96,9 +96,9 @@ class QuarkBackend:
         covered = with_absmax(self.name, weight, weights, absmax)
         self.check(weights)
         inputs = gptq_inputs(moments) if self._gptq else None
-        with _failing(f"backend quark, weight {list(weight.shape)} {weight.dtype}"):
-            with torch.no_grad(), quark_process_state():
-                codes, scale, first_scale = _run_quark(covered, weights, inputs)
+        where = f"backend quark, weight {list(weight.shape)} {weight.dtype}"
+        with _failing(where), torch.no_grad(), quark_process_state():
+            codes, scale, first_scale = _run_quark(covered, weights, inputs)
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
         # Where a scale would be zero Quark 0.13 stores 2^-23, draftquant 1: all codes are 0.
         if weights.dtype == "fp8_e4m3":

@@ -63,7 +63,9 @@ def add_subtree(parser: argparse.ArgumentParser) -> None:
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     """`--recipe`, `--backend`, `--algorithm` and `--target-layers`."""
-    parser.add_argument("--recipe", required=True, metavar="R", help="built-in name or .yaml path")
+    parser.add_argument(
+        "--recipe", required=True, metavar="RECIPE", help="built-in name or .yaml path"
+    )
     parser.add_argument(
         "--backend",
         choices=typing.get_args(BackendName),
@@ -83,7 +85,7 @@ def add_target_layers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target-layers",
         type=int,
-        metavar="N",
+        metavar="LAYERS",
         help="decoder layers of the target, for layouts whose excludes are whole names (fp8)",
     )
 
@@ -169,11 +171,21 @@ def add_num_draft_tokens(parser: argparse.ArgumentParser) -> None:
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """`--temperature`, `--top-p`, `--top-k` and `--seed`: how text is continued."""
     parser.add_argument(
-        "--temperature", type=float, default=0, metavar="T", help="draw tokens (default 0: greedy)"
+        "--temperature",
+        type=float,
+        default=0,
+        metavar="TEMPERATURE",
+        help="draw tokens (default 0: greedy)",
     )
-    parser.add_argument("--top-p", type=float, default=1, metavar="P", help="default 1: all tokens")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="default 0: all tokens")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draws (default 0)")
+    parser.add_argument(
+        "--top-p", type=float, default=1, metavar="SHARE", help="default 1: all tokens"
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=0, metavar="TOKENS", help="default 0: all tokens"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="SEED", help="of the draws (default 0)"
+    )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -181,7 +193,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="auto",
-        metavar="D",
+        metavar="DEVICE",
         help="auto (the first GPU that torch sees, else the CPU), cpu, cuda or cuda:I",
     )
 
@@ -191,7 +203,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         type=Path,
-        metavar="M",
+        metavar="TARGET",
         help="target folder, for drafts without embedding or head where the traces carry neither,"
         " and for recipes that drop what equals the target's",
     )

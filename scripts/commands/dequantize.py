@@ -18,8 +18,10 @@ _DTYPES: "dict[str, FloatDtype]" = {"bfloat16": "BF16", "float32": "F32"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`dequantize O --out B [--dtype bfloat16|float32]`."""
-    parser.add_argument("quantized", metavar="O", help="quantized draft folder or Hub id")
-    parser.add_argument("--out", required=True, type=Path, metavar="B", help="folder to create")
+    parser.add_argument("quantized", metavar="QUANT", help="quantized draft folder or Hub id")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
+    )
     parser.add_argument(
         "--dtype",
         choices=tuple(_DTYPES),

@@ -33,11 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--engine", choices=typing.get_args(EngineName), help="that runs there")
     parser.add_argument(
-        "--prompts", type=Path, metavar="P", help="as of 'record'; of conversations the first turn"
+        "--prompts",
+        type=Path,
+        metavar="PROMPTS",
+        help="as of 'record'; of conversations the first turn",
     )
-    parser.add_argument("--out", type=Path, metavar="R", help="file to create, JSON lines")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to create, JSON lines")
     parser.add_argument(
-        "--show", type=Path, metavar="R", help="only print the figures of a measurement"
+        "--show", type=Path, metavar="MEASUREMENT", help="only print the figures of a measurement"
     )
     parser.add_argument(
         "--tokenizer",
@@ -53,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="refuse a server that serves its target by another name"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default 128")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=128, metavar="TOKENS", help="default 128"
+    )
     parser.add_argument(
         "--ignore-eos", action="store_true", help="continue each prompt to --max-new-tokens"
     )
@@ -62,30 +67,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top-logprobs",
         type=int,
         default=0,
-        metavar="N",
+        metavar="TOKENS",
         help="keep log-probabilities, and with N > 1 the gap of the two most likely tokens",
     )
     parser.add_argument(
-        "--concurrency", type=int, default=8, metavar="N", help="requests in flight (default 8)"
+        "--concurrency",
+        type=int,
+        default=8,
+        metavar="REQUESTS",
+        help="requests in flight (default 8)",
     )
     parser.add_argument(
         "--warm-up",
         type=int,
         default=0,
-        metavar="N",
+        metavar="REQUESTS",
         help="requests before, which are not recorded (default 0)",
     )
     parser.add_argument(
-        "--max-requests-per-second", type=float, metavar="X", help="begin no more than that"
+        "--max-requests-per-second", type=float, metavar="RATE", help="begin no more than that"
     )
     parser.add_argument(
-        "--timeout", type=float, default=600, metavar="S", help="of a request (default 600)"
+        "--timeout", type=float, default=600, metavar="SECONDS", help="of a request (default 600)"
     )
     parser.add_argument(
         "--attempts",
         type=int,
         default=6,
-        metavar="N",
+        metavar="ATTEMPTS",
         help="per request, where the server is overloaded or breaks off (default 6)",
     )
 

@@ -31,7 +31,7 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launch",
         type=Path,
-        metavar="MATRIX",
+        metavar="MATRIX.yaml",
         help="instead of asking a server that runs: start those of this .yaml file one after the"
         " other, measure each at every concurrency into the folder --out, and compare their speed",
     )

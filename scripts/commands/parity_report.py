@@ -27,7 +27,7 @@ def add_confidence(parser: argparse.ArgumentParser) -> None:
         "--confidence",
         type=share,
         default=0.95,
-        metavar="C",
+        metavar="SHARE",
         help="of each one-sided bound (default 0.95)",
     )
 

@@ -41,16 +41,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
     add_subtree(parser)
     add_recipe_arguments(parser)
-    parser.add_argument("--out", required=True, type=Path, metavar="O", help="folder to create")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
+    )
     parser.add_argument(
         "--traces",
         type=Path,
-        metavar="T",
+        metavar="TRACES",
         help="calibration traces for static activation scales and for algorithms that look at"
         " inputs",
     )
     parser.add_argument(
-        "--input-scale", type=float, metavar="X", help="one static activation scale for all linears"
+        "--input-scale",
+        type=float,
+        metavar="SCALE",
+        help="one static activation scale for all linears",
     )
     add_num_draft_tokens(parser)
     add_device(parser)

@@ -25,7 +25,6 @@ from ..examples import EXAMPLES
 from ..parsers import sentence
 from .common import named_recipe
 
-
 VERBS = {
     "list": "the built-in recipes, those of a GPU, an engine or a family if asked",
     "show": "one recipe, resolved: what is hashed and stored",
@@ -45,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         for verb, summary in VERBS.items()
     )
-    listing.add_argument(
-        "--engine", choices=typing.get_args(EngineName), help="only what it loads"
-    )
+    listing.add_argument("--engine", choices=typing.get_args(EngineName), help="only what it loads")
     listing.add_argument("--arch", metavar="GPU", help="only for mi325x, h200, b200, sm90, ...")
     listing.add_argument(
         "--family", metavar="FAMILY", help="only for drafts of eagle3-llama, eagle3-mla, ..."

@@ -29,25 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`retune DRAFT --recipe R --traces T --out O --baseline B`."""
     parser.add_argument("draft", metavar="DRAFT", help="BF16 draft folder or Hub id (owner/name)")
     parser.add_argument(
-        "--recipe", required=True, metavar="R", help="format: built-in name or .yaml path"
+        "--recipe", required=True, metavar="RECIPE", help="format: built-in name or .yaml path"
     )
     parser.add_argument(
         "--traces",
         required=True,
         type=Path,
-        metavar="T",
+        metavar="TRACES",
         help="what the target did on prompts that the gate will not judge, 160 or more",
     )
     parser.add_argument(
-        "--out", required=True, type=Path, metavar="O", help="quantized draft folder to create"
+        "--out", required=True, type=Path, metavar="FOLDER", help="quantized draft folder to create"
     )
     parser.add_argument(
         "--baseline",
         required=True,
         type=Path,
-        metavar="B",
-        help="folder to create, of the BF16 draft taught alike: what O is compared with; one that"
-        " the same traces and settings gave is used again",
+        metavar="FOLDER",
+        help="folder to create, of the BF16 draft taught alike: what --out is compared with; one"
+        " that the same traces and settings gave is used again",
     )
     add_num_draft_tokens(parser)
     add_device(parser)

@@ -13,21 +13,25 @@ from .common import begin_verifying
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`transcode O --layout L [--carrier fp8_e4m3|none] --out C`."""
-    parser.add_argument("quantized", metavar="O", help="quantized draft folder or Hub id")
+    parser.add_argument("quantized", metavar="QUANT", help="quantized draft folder or Hub id")
     parser.add_argument(
-        "--layout", choices=typing.get_args(LayoutName), help="of the output; default: that of O"
+        "--layout",
+        choices=typing.get_args(LayoutName),
+        help="of the output; default: that of QUANT",
     )
     parser.add_argument(
         "--carrier",
         choices=("fp8_e4m3", "none"),
         help="store INT4 codes per channel as FP8 ones, which every engine loads, or back as INT4;"
-        " default: as in O",
+        " default: as in QUANT",
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="C", help="folder to create")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
+    )
     parser.add_argument(
         "--target-layers",
         type=int,
-        metavar="N",
+        metavar="LAYERS",
         help="decoder layers of the target, for layouts whose excludes are whole names (fp8)",
     )
 

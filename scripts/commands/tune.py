@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--traces",
         required=True,
         type=Path,
-        metavar="T",
+        metavar="TRACES",
         help="traces to find and judge mixtures by; not the ones that the gate judges on",
     )
     parser.add_argument(
@@ -61,12 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--arch", required=True, metavar="GPU", help="on which: b200, sm100, ...")
     parser.add_argument(
-        "--out", required=True, type=Path, metavar="R.yaml", help="recipe file to create"
+        "--out", required=True, type=Path, metavar="FILE.yaml", help="recipe file to create"
     )
     parser.add_argument(
         "--recipe",
         nargs="+",
-        metavar="R",
+        metavar="RECIPE",
         help="recipes whose formats may be mixed, the first one gives the rules (default: all"
         " built-in ones whose format the layout holds)",
     )
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limit.add_argument(
         "--max-drop",
         type=share,
-        metavar="X",
+        metavar="SHARE",
         help="largest relative loss of acceptance length, ruled out at 95 %%"
         f" (default: {MAX_DROP:g})",
     )
