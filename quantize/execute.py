@@ -60,6 +60,7 @@ def execute(
     measured: Measured,
     allow_zero_rows: bool,
     on_progress: Callable[[Step], None],
+    on_written: Callable[[], None] = lambda: None,
 ) -> None:
     """Write every safetensors file of the plan into `folder`.
 
@@ -70,6 +71,7 @@ def execute(
         measured: what of the draft and its inputs is known.
         allow_zero_rows: store all-zero rows instead of refusing them.
         on_progress: called in this thread after each tensor.
+        on_written: called before what is written goes to the disk, which may take as long again.
 
     Raises:
         BackendError: a weight holds NaN, inf or an all-zero row, the toolkit failed, or nothing was
@@ -79,6 +81,7 @@ def execute(
     """
     with ExitStack() as stack:
         _Execution(stack, plan, folder, backend, measured, allow_zero_rows).run(on_progress)
+        on_written()
 
 
 class _Execution:

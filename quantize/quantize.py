@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def quantize_draft(
     target: Path | None = None,
     on_progress: Callable[[Step], None] = lambda _step: None,
     on_stage: Callable[[str], None] = lambda _stage: None,
+    on_verified: Callable[[int, int], None] | None = None,
 ) -> QuantizeReport:
     """Quantize a draft into a new folder: write, verify by re-reading, rename.
 
@@ -90,7 +92,9 @@ def quantize_draft(
         target: folder of the target, needed exactly where the recipe drops a table: that the target
             has the very same is shown first.
         on_progress: called after each tensor written.
-        on_stage: called with "write" and "verify" when they begin.
+        on_stage: called with "start" (where a vendor's toolkit is loaded), "write", "sync" and
+            "verify" when they begin.
+        on_verified: called with bytes re-read and bytes to re-read, of both folders.
 
     Raises:
         DraftQuantError: of the stage that failed; nothing is left behind.
@@ -111,6 +115,10 @@ def quantize_draft(
         side_files = tuple(file for file in side_files if file != CARD_FILE)
 
     def write_tensors(staging: Path) -> None:
+        if not backend.streams_rows:
+            on_stage("start")
+            backend.start()
+            on_stage("write")
         execute(
             plan,
             staging,
@@ -118,12 +126,14 @@ def quantize_draft(
             measured=_measured(plan, scales, balanced, statistics, found),
             allow_zero_rows=allow_zero_rows,
             on_progress=on_progress,
+            on_written=partial(on_stage, "sync"),
         )
 
     def verified(staging: Path) -> VerifyReport:
         report = verify(
             staging,
             checkpoint.folder,
+            on_verified,
             method=method,
             subtree=checkpoint.subtree,
             config_file=UNVERIFIED_CONFIG_FILE,
@@ -283,11 +293,13 @@ def _checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str,
         return {}
     missing = [module for module in modules if module not in (scales or {})]
     if scales is None or missing:
+        static = next(form.activations for form in plan.recipe.formats if form.needs_input_scale)
         raise BackendError(
             f"recipe {plan.recipe.name}",
-            f"static activations need an input scale per linear; missing: {', '.join(missing)}",
-            fix="record traces ('draftquant record') and pass --traces, or use a dynamic recipe"
-            " (fp8-ptpc), or pass --input-scale 1.0",
+            f"activations are {static}: a static scale of the input of each linear is needed,"
+            f" missing: {', '.join(missing)}",
+            fix="record traces ('draftquant record') and pass --traces, or use a recipe without"
+            " static scales (fp8-ptpc), or pass --input-scale 1.0",
         )
     return {module: scales[module] for module in modules}
 

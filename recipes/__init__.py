@@ -2,7 +2,7 @@
 
 from .errors import DraftQuantError, RecipeError
 from .expectations import Expectation, GateChoice
-from .library import built_in_recipes, load_recipe
+from .library import aliases, built_in_recipes, load_recipe
 from .schema import (
     ActivationFormat,
     Algorithm,
@@ -25,6 +25,7 @@ __all__ = [
     "RecipeError",
     "Rule",
     "WeightFormat",
+    "aliases",
     "built_in_recipes",
     "load_recipe",
     "recipe_sha256",

@@ -1,16 +1,24 @@
 """Finding recipes: built-in ones by name, a user's own by path, and `extends` one level deep."""
 
-import difflib
+from collections.abc import Mapping
 from pathlib import Path
 
 from yaml.nodes import MappingNode, ScalarNode
 
+from .decode import nearest
 from .errors import RecipeError
 from .recipe_file import Problem, RecipeFileError, compose, decode, merge
 from .refused import REFUSED, refusal
 from .schema import Recipe
 
 _FOLDER = Path(__file__).parent
+_ALIASES: Mapping[str, str] = {
+    "b200": "blackwell-fp8-mla",
+    "h200": "fp8-ptpc",
+    "mi325x": "mi325x-fp8",
+}
+"""GPU -> the recipe to begin with there: engines load its result for every family, and nothing has
+to be recorded before; a test asks `loads_on`."""
 _ALGORITHM_KEYS = ("algorithm.scale", "algorithm.rounding")
 
 
@@ -19,8 +27,13 @@ def built_in_recipes() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
 
+def aliases() -> Mapping[str, str]:
+    """Short names of recipes: that of a GPU -> the built-in recipe to begin with there."""
+    return _ALIASES
+
+
 def load_recipe(reference: str | Path) -> Recipe:
-    """Load a recipe by built-in name (`mi325x-w4a8`) or by path (`mine.yaml`).
+    """Load a recipe by built-in name (`mi325x-w4a8`), alias (`mi325x`) or path (`mine.yaml`).
 
     Raises:
         RecipeError: no such recipe; RecipeFileError with every fault of the file if it is wrong.
@@ -56,6 +69,7 @@ def load_recipe(reference: str | Path) -> Recipe:
 
 def _locate(reference: str | Path) -> Path:
     text = str(reference)
+    text = _ALIASES.get(text.lower(), text)
     if text in built_in_recipes():
         return _FOLDER / f"{text}.yaml"
     if _is_path(text):
@@ -63,8 +77,7 @@ def _locate(reference: str | Path) -> Path:
         if path.is_file():
             return path
         raise RecipeError(text, "no such recipe file", fix="check the path")
-    close = difflib.get_close_matches(text, built_in_recipes(), n=1)
-    fix = f"did you mean {close[0]!r}?" if close else f"use one of: {', '.join(built_in_recipes())}"
+    fix = nearest(text.lower(), (*_ALIASES, *built_in_recipes()))
     raise RecipeError(text, "no built-in recipe has this name", fix=f"{fix} (or give a .yaml path)")
 
 

@@ -133,7 +133,8 @@ class ActivationFormat:
 
     def __str__(self) -> str:
         kind = "dynamic" if self.dynamic else "static"
-        return f"{self.dtype} per {self.granularity}, {kind}"
+        over = " under one static scale" if NUMBER_FORMATS[self.dtype].global_scale else ""
+        return f"{self.dtype} per {self.granularity}, {kind}{over}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

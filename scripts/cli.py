@@ -5,18 +5,21 @@ ANOMALOUS.
 """
 
 import argparse
+import errno
 import importlib
+import platform
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
 
 from ..quantize.errors import VerifyError
 from ..quantize.files.provenance import package_version
 from ..recipes.errors import DraftQuantError, visible
-from .console import RESULTS, StdoutError, discard_stdout, open_streams, print_error, stderr
+from .console import RESULTS, StdoutError, detail, open_streams, print_error, speak, stderr
+from .examples import EXAMPLES
+from .parsers import COMMON, CommandParser, UsageError, add_common_options, sentence
 
 COMMANDS = {
     "recipes": "list, show or check recipes",
@@ -40,26 +43,46 @@ COMMANDS = {
     "reconcile": "what a server accepted against what replay says, every difference explained",
     "gate": "may the quantized draft replace the BF16 one?",
     "parity": "does speculation, or a quantized draft, change what is said?",
+    "completion": "what a shell completes commands, flags and recipes by",
 }
+_FIXES = {
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EROFS: "choose a place on another disk: this one is read-only",
+    errno.ENOSPC: "free some space, or write to another disk",
+    errno.EDQUOT: "free some of your quota, or write to another disk",
+    errno.ENOENT: "check the path",
+    errno.EISDIR: "give a file",
+    errno.ENOTDIR: "give a folder",
+    errno.EMFILE: "raise the limit on open files: ulimit -n 4096",
+}
+"""What mends an error that the operating system gave."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns the exit code.
+
+    A reader of stdout that goes away, as `head` does, has seen what it wanted: what is left is not
+    printed, and the exit code stays that of the command, so that no pipe hides a FAIL.
+    """
     arguments = sys.argv[1:] if argv is None else list(argv)
     open_streams()
-    options = argparse.Namespace(debug=False)
+    options = argparse.Namespace(**COMMON)
+    speak(quiet=False, verbose=False)
     try:
         try:
             return _run(arguments, options)
         finally:
             RESULTS.flush()  # what cannot be written is an error of this run, not of its end
-    except BrokenPipeError:  # `draftquant ... | head`: as other tools, without a word
-        discard_stdout()
-        return 128 + signal.SIGPIPE
+    except UsageError as exc:
+        if exc.usage:
+            stderr().line(exc.usage)
+        print_error(exc, as_json="--json" in arguments)
+        raise SystemExit(2) from exc
     except (DraftQuantError, OSError, StdoutError) as exc:
         if options.debug:
             raise
-        print_error(_unprinted(exc, options) if isinstance(exc, StdoutError) else exc)
+        as_json = options.json and not isinstance(exc, StdoutError)
+        print_error(_told(exc, options), as_json=as_json)
         return 1 if isinstance(exc, VerifyError) else 2
     except KeyboardInterrupt:
         stderr().line("interrupted: nothing unfinished was published")
@@ -69,11 +92,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
     """Parse into `options`, and run."""
     _parser(arguments).parse_args(arguments, namespace=options)
+    speak(quiet=options.quiet, verbose=options.verbose)
+    if options.verbose:
+        packages = ("draftquant", "torch", "transformers", "numpy")
+        versions = ", ".join(f"{name} {package_version(name)}" for name in packages)
+        detail(f"{versions}, Python {platform.python_version()}")
     # Names of files may be no Unicode; what is recorded in draftquant.json is.
     options.argv = ["draftquant", *map(visible, arguments)]
     with _unwinding_signals():
         command = importlib.import_module(f".commands.{options.command}", __package__)
         return int(command.run(options))
+
+
+def _told(
+    exc: DraftQuantError | OSError | StdoutError, options: argparse.Namespace
+) -> DraftQuantError:
+    """Any of them with a place and a fix."""
+    if isinstance(exc, DraftQuantError):
+        return exc
+    if isinstance(exc, StdoutError):
+        return _unprinted(exc, options)
+    fix = _FIXES.get(exc.errno or 0, "see what the system says of it, and run again")
+    return DraftQuantError(exc.filename or "the system", exc.strerror or str(exc), fix=fix)
 
 
 def _unprinted(exc: StdoutError, options: argparse.Namespace) -> DraftQuantError:
@@ -84,27 +124,29 @@ def _unprinted(exc: StdoutError, options: argparse.Namespace) -> DraftQuantError
     return DraftQuantError("stdout", f"cannot be written: {exc}", details=done, fix=fix)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """End the command; the message quotes the command line."""
-        super().error(visible(message))
+def every_parser() -> CommandParser:
+    """The parser with the arguments of all commands, for completion and documentation."""
+    return _parser(COMMANDS)
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser(arguments: Container[str]) -> CommandParser:
+    version = package_version("draftquant")
+    parser = CommandParser(
         prog="draftquant",
         description="Quantize speculative-decoding drafts, verify every byte, gate on acceptance.",
-        epilog="exit codes: 0 done or PASS, 1 verify or gate says no, 2 bad input, "
-        "3 INCONCLUSIVE or ANOMALOUS",
+        examples=EXAMPLES[""],
+        epilog="exit codes: 0 done or PASS, 1 verify or gate says no, 2 bad input,\n"
+        "3 INCONCLUSIVE or ANOMALOUS; help of a command: draftquant COMMAND --help",
     )
-    parser.add_argument("--version", action="version", version=package_version("draftquant"))
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        sub = commands.add_parser(name, help=summary, description=summary.capitalize())
-        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        sub = commands.add_parser(
+            name, help=summary, description=sentence(summary), examples=EXAMPLES.get(name, ())
+        )
         if name in arguments:  # the arguments of the other commands are not needed
             module = importlib.import_module(f".commands.{name}", __package__)
             module.add_arguments(sub)
+    add_common_options(parser, version)
     return parser
 
 

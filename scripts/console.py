@@ -14,14 +14,17 @@ from contextlib import contextmanager
 from typing import IO, Any, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from ..recipes.errors import visible
 from .api.watch import Watch
+from .progress import Bar, Unit, progress_bar
+from .tables import ResultTable
+from .terminal import SPEECH, discard, speak, terminal, width_is_known
 
-_PIPED_WIDTH = 160  # a pipe has no width: wide enough for every table of ours
+__all__ = ["Bar", "Output", "ResultTable", "progress_bar", "speak"]
+
+_PIPED_WIDTH = 160  # a pipe has no width: wide enough for most tables of ours
 Part = str | tuple[str, str]
 """Text, or text and its style."""
 
@@ -29,8 +32,9 @@ Part = str | tuple[str, str]
 class Output:
     """Where lines and tables go: stdout or stderr."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, width_is_known: bool = True) -> None:
         self._console = console
+        self._width_is_known = width_is_known
 
     def line(self, *parts: Part, style: str = "") -> None:
         """Print one line, whatever its parts hold; a terminal wraps it."""
@@ -41,6 +45,8 @@ class Output:
     def table(self, found: "ResultTable") -> None:
         """Print a table below its title; rich would wrap a title to the width of the table."""
         self.line(found.heading, style="bold")
+        if not self._width_is_known:
+            self._console.width = max(_PIPED_WIDTH, found.least_width)
         self._console.print(found)
 
     def rule(self, title: str) -> None:
@@ -48,34 +54,28 @@ class Output:
         self._console.rule(Text(visible(title)))
 
 
-class ResultTable(Table):
-    """A table in the house look, whose cells are one line each."""
-
-    def __init__(self, heading: str, *columns: str, right: tuple[str, ...] = ()) -> None:
-        super().__init__(header_style="bold")
-        self.heading = heading
-        for column in columns:
-            self.add_column(
-                Text(visible(column)),
-                justify="right" if column in right else "left",
-                overflow="fold",
-            )
-
-    def row(self, *cells: str, style: str = "") -> None:
-        """Add a row."""
-        self.add_row(*(Text(visible(cell)) for cell in cells), style=style)
-
-
 def stdout() -> Output:
     """For results."""
-    width = None if sys.stdout.isatty() else _PIPED_WIDTH
-    file = cast(IO[str], RESULTS)
-    return Output(_Console(file=file, width=width, highlight=False, markup=False, emoji=False))
+    known = width_is_known(sys.stdout)
+    width = None if known else _PIPED_WIDTH
+    return Output(terminal(cast(IO[str], RESULTS), width), width_is_known=known)
 
 
 def stderr() -> Output:
-    """For progress and errors."""
-    return Output(_Console(stderr=True, highlight=False, markup=False, emoji=False))
+    """For warnings and errors."""
+    return Output(terminal(sys.stderr))
+
+
+def note(*parts: Part) -> None:
+    """Say on stderr what is good to know; not with `--quiet`."""
+    if not SPEECH.quiet:
+        stderr().line(*parts)
+
+
+def detail(*parts: Part) -> None:
+    """Say on stderr what only `--verbose` asks for."""
+    if SPEECH.verbose:
+        stderr().line(*parts)
 
 
 def print_json(value: Any) -> None:
@@ -83,12 +83,15 @@ def print_json(value: Any) -> None:
     RESULTS.write(json.dumps(value, indent=2).replace("\x7f", r"\u007f") + "\n")
 
 
-def print_error(exc: BaseException) -> None:
-    """Print an error, its own lines as lines."""
+def print_error(exc: BaseException, *, as_json: bool = False) -> None:
+    """Print an error on stderr, its own lines as lines; for machines on stdout too."""
     first, *rest = str(exc).split("\n") if str(exc) else [type(exc).__name__]
     stderr().line(("error:", "bold red"), f" {first}")
     for line in rest:
         stderr().line(line)
+    if as_json:
+        keys = ("where", "what", "fix", "details")
+        print_json({"error": {key: getattr(exc, key, "") for key in keys}})
 
 
 def print_document(text: str) -> None:
@@ -97,9 +100,11 @@ def print_document(text: str) -> None:
         RESULTS.write(visible(line) + "\n")
 
 
-def table(heading: str, *columns: str, right: tuple[str, ...] = ()) -> ResultTable:
-    """An empty table; columns named in `right` are aligned to the right."""
-    return ResultTable(heading, *columns, right=right)
+def table(
+    heading: str, *columns: str, right: tuple[str, ...] = (), spare: tuple[str, ...] = ()
+) -> ResultTable:
+    """An empty table; see `ResultTable`."""
+    return ResultTable(heading, *columns, right=right, spare=spare)
 
 
 def print_table(found: ResultTable) -> None:
@@ -123,17 +128,15 @@ def open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def discard_stdout() -> None:
-    """Throw away what was printed and not written, which would fail again at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 class StdoutError(Exception):
     """A result cannot be written to stdout."""
 
 
 class _Results:
-    """stdout, whose errors are told from those of files; a pipe without reader is none of them."""
+    """stdout, whose errors are told from those of files.
+
+    A pipe whose reader went away has no error: what is left is thrown away.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stdout, name)
@@ -146,6 +149,7 @@ class _Results:
         """
         with _named():
             return sys.stdout.write(text)
+        return len(text)
 
     def flush(self) -> None:
         """As of a stream; raises as `write` does."""
@@ -158,68 +162,31 @@ def _named() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise
+        discard(sys.stdout)
     except OSError as exc:
-        discard_stdout()
+        discard(sys.stdout)
         raise StdoutError(exc.strerror or str(exc)) from exc
 
 
 RESULTS = _Results()
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Leave the BrokenPipeError to `main`, which is quiet about it; rich would exit."""
-        raise
-
-
-class Bar:
-    """One progress bar; `advance` is safe to call often."""
-
-    def __init__(self, progress: Progress, label: str, total: int) -> None:
-        self._progress = progress
-        self._task = progress.add_task(label, total=total)
-
-    def advance(self, by: int = 1) -> None:
-        """Move on by some items."""
-        self._progress.advance(self._task, by)
-
-    def label(self, text: str) -> None:
-        """Say something else before the bar."""
-        self._progress.update(self._task, description=text)
-
-    def set(self, done: int, total: int) -> None:
-        """Move to `done` of `total`."""
-        self._progress.update(self._task, completed=done, total=total)
-
-
-@contextmanager
-def progress_bar(label: str, total: int) -> Iterator[Bar]:
-    """A progress bar on stderr."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = _Console(stderr=True)
-    quiet = not console.is_terminal  # a log wants no bars
-    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
-        yield Bar(progress, label, total)
-
-
 class OnTerminal(Watch):
     """Bars and lines of a run on stderr."""
 
     @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Bar]:
+    def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
         """See `progress_bar`."""
-        with progress_bar(label, total) as bar:
+        with progress_bar(label, total, unit) as bar:
             yield bar
 
     def line(self, text: str) -> None:
         """See `Output.line`."""
         stderr().line(text)
+
+    def note(self, text: str) -> None:
+        """See `note`."""
+        note(text)
 
 
 def megabytes(nbytes: int) -> str:

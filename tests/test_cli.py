@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from draftquant.scripts.cli import COMMANDS, main
 from draftquant.scripts.commands.common import share
+from draftquant.scripts.parsers import sentence
 from tiny import tiny_eagle3_llama
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
@@ -45,7 +46,7 @@ def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit) as exit_:
         main([*([command] if command else []), "--help"])
     assert exit_.value.code == 0
-    assert (COMMANDS[command].capitalize() if command else "exit codes") in capsys.readouterr().out
+    assert (sentence(COMMANDS[command]) if command else "exit codes") in capsys.readouterr().out
 
 
 def test_usage_errors_exit_with_2() -> None:

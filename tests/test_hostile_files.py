@@ -90,7 +90,7 @@ HOMES = {
     "read_text": {"quantize/files/stale.py"},  # of /proc, and the identity of this machine
     "read_bytes": set(),
     "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py", "scripts/console.py",
-             "quantize/files/staging.py",
+             "scripts/terminal.py", "quantize/files/staging.py",
              "quantize/backends/quark_import.py"},  # a folder, to lock it
     "loads": {"recipes/strict_json.py"},
     "load": {"quantize/files/torch_file.py", "calibration/linear_inputs/moments.py"},

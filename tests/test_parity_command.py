@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from draftquant.scripts.cli import main
 from draftquant.scripts.commands.parity import VERBS
+from draftquant.scripts.parsers import sentence
 from draftquant.validate.measure.measurement_file import line_of
 from handmade_runs import SPECULATION, record, run
 
@@ -15,7 +16,7 @@ def test_help_of_every_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> No
         main(["parity", verb, "--help"])
     assert exit_.value.code == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert VERBS[verb][1].capitalize() in printed
+    assert sentence(VERBS[verb][1]) in printed
 
 
 def test_divergence_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,13 @@ class Backend(Protocol):
                 algorithm does not.
         """
 
+    def start(self) -> None:
+        """Load the toolkit, which takes seconds; `quantize` does so unasked.
+
+        Raises:
+            BackendError: it cannot be loaded.
+        """
+
     def quantize(
         self,
         weight: Tensor,

@@ -6,7 +6,7 @@ inside `quantize`. Its export packing is private API, hence the pinned version a
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -74,6 +74,12 @@ class ModelOptBackend:
             )
         tested_version(self.name, "nvidia-modelopt", TESTED_SERIES)
 
+    def start(self) -> None:
+        """See `Backend.start`."""
+        with _failing("backend modelopt"), process_state():
+            import modelopt.torch.export.unified_export_hf
+            import modelopt.torch.quantization  # noqa: F401
+
     def quantize(
         self,
         weight: Tensor,
@@ -101,15 +107,9 @@ class ModelOptBackend:
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
         self.check(weights)
         inputs = gptq_inputs(moments) if self.needs == "second_moments" else None
-        try:
-            with torch.no_grad(), process_state():
-                packed = _run_modelopt(covered, weights, self._algorithm, inputs)
-        except TOOLKIT_ERRORS as exc:
-            raise BackendError(
-                f"backend modelopt, weight {list(weight.shape)} {weight.dtype}",
-                f"NVIDIA ModelOpt failed: {type(exc).__name__}: {exc}",
-                fix="use 'backend: torch'",
-            ) from exc
+        where = f"backend modelopt, weight {list(weight.shape)} {weight.dtype}"
+        with _failing(where), torch.no_grad(), process_state():
+            packed = _run_modelopt(covered, weights, self._algorithm, inputs)
         codes, scale = packed.weight.data[: len(weight)], packed.weight_scale
         if weights.dtype == "nvfp4":
             if largest < SMALLEST_NORMAL:
@@ -146,6 +146,19 @@ def _problem(algorithm: Algorithm, weights: WeightFormat) -> str | None:
             " that engines fuse share that of the matrix"
         )
     return None
+
+
+@contextlib.contextmanager
+def _failing(where: str) -> Iterator[None]:
+    """What ModelOpt raises, as an error of ours."""
+    try:
+        yield
+    except TOOLKIT_ERRORS as exc:
+        raise BackendError(
+            where,
+            f"NVIDIA ModelOpt failed: {type(exc).__name__}: {exc}",
+            fix="use 'backend: torch'",
+        ) from exc
 
 
 def _run_modelopt(

@@ -7,6 +7,7 @@ import wants is `quark_import`.
 
 import contextlib
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -61,6 +62,11 @@ class QuarkBackend:
         tested_version(self.name, "amd-quark", TESTED_VERSION)
         require_build_tools()
 
+    def start(self) -> None:
+        """See `Backend.start`: Quark's first import builds its extension."""
+        with _failing("backend quark"), quark_process_state():
+            pass
+
     def quantize(
         self,
         weight: Tensor,
@@ -90,16 +96,9 @@ class QuarkBackend:
         covered = with_absmax(self.name, weight, weights, absmax)
         self.check(weights)
         inputs = gptq_inputs(moments) if self._gptq else None
-        try:
-            with torch.no_grad(), quark_process_state():
-                codes, scale, first_scale = _run_quark(covered, weights, inputs)
-        except TOOLKIT_ERRORS as exc:
-            raise BackendError(
-                f"backend quark, weight {list(weight.shape)} {weight.dtype}",
-                f"AMD Quark failed: {type(exc).__name__}: {exc}",
-                fix="use 'backend: torch'; if it is the extension that was not built, install g++"
-                " and ninja",
-            ) from exc
+        where = f"backend quark, weight {list(weight.shape)} {weight.dtype}"
+        with _failing(where), torch.no_grad(), quark_process_state():
+            codes, scale, first_scale = _run_quark(covered, weights, inputs)
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
         # Where a scale would be zero Quark 0.13 stores 2^-23, draftquant 1: all codes are 0.
         if weights.dtype == "fp8_e4m3":
@@ -135,6 +134,20 @@ class _OneLinear(nn.Module):
         del use_cache
         y: Tensor = self.layers[0](x)
         return y
+
+
+@contextlib.contextmanager
+def _failing(where: str) -> Iterator[None]:
+    """What Quark raises, as an error of ours."""
+    try:
+        yield
+    except TOOLKIT_ERRORS as exc:
+        raise BackendError(
+            where,
+            f"AMD Quark failed: {type(exc).__name__}: {exc}",
+            fix="use 'backend: torch'; if it is the extension that was not built, install g++"
+            " and ninja",
+        ) from exc
 
 
 def _run_quark(

@@ -31,6 +31,9 @@ class TorchBackend:
                 fix="use 'scale: absmax' and 'rounding: nearest', or another format",
             )
 
+    def start(self) -> None:
+        """See `Backend.start`: there is nothing to load."""
+
     def quantize(
         self,
         weight: Tensor,

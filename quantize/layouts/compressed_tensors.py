@@ -40,7 +40,7 @@ _ACTIVATIONS: dict[tuple[str, str], tuple[str | None, ...]] = {
     ("fp8_e4m3", "channel"): (None, _TOKEN, _TENSOR),
     ("fp8_e4m3", "tensor"): (None, _TOKEN, _TENSOR),
     ("fp8_e4m3", "block"): (_GROUP,),
-    ("nvfp4", "group"): (None, "nvfp4 per group, dynamic"),
+    ("nvfp4", "group"): (None, "nvfp4 per group, dynamic under one static scale"),
     ("mxfp4", "group"): (None,),
 }
 """Activations that a weight format may be paired with."""

@@ -152,6 +152,6 @@ def _algorithm(recipe: Recipe) -> str | None:
     return {
         ("fp8_e4m3", "tensor", "fp8_e4m3 per tensor, static"): "FP8",
         ("fp8_e4m3", "channel", "fp8_e4m3 per token, dynamic"): "FP8_PER_CHANNEL_PER_TOKEN",
-        ("nvfp4", "group", "nvfp4 per group, dynamic"): "NVFP4",
+        ("nvfp4", "group", "nvfp4 per group, dynamic under one static scale"): "NVFP4",
         ("nvfp4", "group", None): "W4A16_NVFP4",
     }.get(pair)

@@ -36,7 +36,7 @@ def learn(
         def show(progress: "LearningProgress") -> None:
             bar.set(progress.step, progress.steps)
             if progress.validation.step == progress.step:
-                watch.line(_line(progress))
+                watch.note(_line(progress))
 
         found = stack.enter_context(
             learned_codes(
@@ -51,7 +51,7 @@ def learn(
             )
         )
     origin = found.origin
-    watch.line(
+    watch.note(
         f"codes of step {origin.kept_step}: acceptance length {origin.acceptance_length:.3f} on"
         f" {origin.validation_prompts} prompts that were held back, {origin.overlap:.2%} overlap"
         f" with the unquantized draft; before: {origin.acceptance_length_before:.3f},"

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ...quantize.quantize import QuantizeReport
 
 
+TOOLKITS = {"torch": "PyTorch", "quark": "AMD Quark", "modelopt": "NVIDIA ModelOpt"}
+"""Backend -> what it loads."""
+
+
 def quantize(
     draft: Reference,
     recipe: Recipe | Reference,
@@ -92,7 +96,8 @@ def quantize(
         inputs = _Inputs(
             plan, folder, optional_path(traces), num_draft_tokens, device, own_target, watch
         ).found(stack, measuring, input_scale)
-        bar = measuring.bar = stack.enter_context(watch.bar("quantize", plan.bytes_before))
+        bar = measuring.bar = stack.enter_context(watch.bar("check", None))
+        begin = _Phases(bar, plan, on_stage)
 
         def advance(step: Step) -> None:
             bar.advance(step.bytes_before)
@@ -111,7 +116,8 @@ def quantize(
             fix_config=fix_config,
             target=own_target,
             on_progress=advance,
-            on_stage=on_stage,
+            on_stage=begin,
+            on_verified=bar.set,
         )
 
 
@@ -170,7 +176,7 @@ class _Inputs:
             watch.line(f"warning: {self.traces}: {problem}")
         if need_of(plan) != "codes" or plan.recipe.needs_input_scales:
             what = "input scales" if found.statistics is None else "inputs"
-            watch.line(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
+            watch.note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")
         if need_of(plan) != "codes":
             return found
         codes = learn(
@@ -184,6 +190,25 @@ class _Inputs:
             watch=watch,
         )
         return dataclasses.replace(found, found=codes)
+
+
+class _Phases:
+    """Shows the stages of a run."""
+
+    def __init__(self, bar: Bar, plan: Plan, on_stage: Callable[[str], None]) -> None:
+        self._bar, self._plan, self._on_stage = bar, plan, on_stage
+
+    def __call__(self, stage: str) -> None:
+        """The next stage."""
+        self._on_stage(stage)
+        if stage == "write":
+            self._bar.phase("quantize", self._plan.bytes_before, "bytes")
+        elif stage == "start":
+            self._bar.phase(f"load {TOOLKITS[self._plan.recipe.backend]}")
+        elif stage == "verify":
+            self._bar.phase("verify", self._plan.bytes_before + self._plan.bytes_after, "bytes")
+        else:
+            self._bar.phase("write to the disk")
 
 
 class _Measuring:

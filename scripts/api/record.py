@@ -164,7 +164,7 @@ def _read(
     read = read_prompts(prompts, target=target)
     longer = sum(bool(prompt.later_turns) for prompt in read)
     if longer and settings.turns == "first":
-        watch.line(
+        watch.note(
             f"{prompts}: {longer} of {len(read)} prompts have later turns of the user,"
             " which follow the target's answer: the first turn is recorded (--turns all: each)"
         )
@@ -298,9 +298,9 @@ def _all_turns(
         prompts, target, out, record, max_new_tokens=settings.max_new_tokens
     )
     turns = ", ".join(f"{count} prompts" for count in report.num_turns)
-    watch.line(f"turn by turn: {turns}")
+    watch.note(f"turn by turn: {turns}")
     if report.num_cut_short:
-        watch.line(
+        watch.note(
             f"{report.num_cut_short} conversations end before their last turn, which the target"
             " has no positions for"
         )

@@ -163,7 +163,7 @@ def load_for_replay(
         batch_size=settings.batch_size,
     )
     estimate.check()
-    watch.line(estimate.line())
+    watch.note(estimate.line())
     tables = shared_tables(traces, settings.target, device)
     drafts: list[LoadedDraft] = []
     for folder in folders:
@@ -206,5 +206,5 @@ def replay_loaded(
         )
     held = peak_bytes(loaded.device) / 1e9
     kind = "of this process" if loaded.device.type == "cpu" else f"on {loaded.device}"
-    watch.line(f"memory {kind}: {held:.2f} GB at its peak")
+    watch.note(f"memory {kind}: {held:.2f} GB at its peak")
     return tuple(replays)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ...quantize.files.hub import resolve_draft
 from .opening import Reference, folder_of, optional_path
+from .watch import SILENT, Watch
 
 if TYPE_CHECKING:
     from ...quantize.verify.folder import VerifyReport
@@ -17,6 +18,7 @@ def verify(
     subtree: str | None = None,
     foreign: bool = False,
     target: str | Path | None = None,
+    watch: Watch = SILENT,
 ) -> "VerifyReport":
     """Check every byte of a quantized folder against the draft that it was made from.
 
@@ -32,6 +34,7 @@ def verify(
         foreign: another tool made `output`: no draftquant.json is expected, and codes and scales
             may have the roundings of such tools.
         target: folder of the target: its tables are compared again with those left to it.
+        watch: sees how far the run is.
 
     Returns:
         What was found, faults too: a wrong byte is no exception.
@@ -42,10 +45,18 @@ def verify(
     from ...quantize.verify import folder
 
     source = resolve_draft(str(against), subtree)
-    return folder.verify(
-        folder_of(output),
-        source.folder,
-        foreign=foreign,
-        target=optional_path(target),
-        subtree=source.subtree,
-    )
+    with watch.bar("read headers", None) as bar:
+
+        def show(done: int, total: int) -> None:
+            if not bar.measured:
+                bar.phase("verify", total, "bytes")
+            bar.set(done, total)
+
+        return folder.verify(
+            folder_of(output),
+            source.folder,
+            show,
+            foreign=foreign,
+            target=optional_path(target),
+            subtree=source.subtree,
+        )

@@ -2,11 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Literal, Protocol
+
+Unit = Literal["bytes", "items"]
 
 
 class Bar(Protocol):
-    """How far something is."""
+    """How far something is, phase by phase."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is known how long the phase that runs is."""
+
+    def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
+        """End the phase that runs and begin the next; without a total it is not known how long."""
 
     def advance(self, by: int = 1) -> None:
         """Move on by some items."""
@@ -25,16 +34,27 @@ class Watch:
     """
 
     @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Bar]:
-        """Something of `total` items begins; it ends with the block."""
-        del label, total
+    def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
+        """Something of `total` items or bytes begins; None = of nobody knows how many.
+
+        It ends with the block.
+        """
+        del label, total, unit
         yield _NoBar()
 
     def line(self, text: str) -> None:
-        """A sentence, such as a warning; what it quotes may hold any character."""
+        """A warning; what it quotes may hold any character."""
+
+    def note(self, text: str) -> None:
+        """What is good to know, which may be left out."""
 
 
 class _NoBar:
+    measured = False
+
+    def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
+        pass
+
     def advance(self, by: int = 1) -> None:
         pass
 

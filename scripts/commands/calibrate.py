@@ -27,14 +27,14 @@ SHARES = (0.5, 0.99, 0.9999)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`calibrate DRAFT --traces T...`."""
+    """`calibrate DRAFT --traces TRACES...`."""
     parser.add_argument("draft", metavar="DRAFT", help="folder or Hub id, BF16")
     parser.add_argument(
         "--traces",
         required=True,
         nargs="+",
         type=Path,
-        metavar="T",
+        metavar="TRACES",
         help="trace folders for calibration: what they show is added up",
     )
     add_num_draft_tokens(parser)
@@ -46,10 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="replay the first T with inputs rounded under several scales, and under the same scale"
-        " moved a little: what is less than that spread is no gain",
+        help="replay the first TRACES with inputs rounded under several scales, and under the same"
+        " scale moved a little: what is less than that spread is no gain",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

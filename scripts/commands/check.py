@@ -26,13 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " source, 2 bad input, 3 UNKNOWN"
     )
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id, quantized or not")
-    parser.add_argument("--engine", required=True, choices=ENGINE_NAMES)
-    parser.add_argument("--version", metavar="V", help="of the engine; default: the newest known")
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel shards")
+    parser.add_argument(
+        "--engine", required=True, choices=ENGINE_NAMES, help="that is to load the draft"
+    )
+    parser.add_argument(
+        "--version", metavar="VERSION", help="of the engine; default: the newest known"
+    )
+    parser.add_argument("--tp", type=int, default=1, metavar="GPUS", help="tensor-parallel shards")
     parser.add_argument(
         "--target-layers",
         type=int,
-        metavar="N",
+        metavar="LAYERS",
         help="decoder layers of the target, after which vLLM numbers the draft's",
     )
     parser.add_argument(
@@ -42,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " agree",
     )
     add_fix_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

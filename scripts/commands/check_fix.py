@@ -50,7 +50,7 @@ def add_fix_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fix", action="store_true", help="write a copy with its config repaired; needs --out"
     )
-    parser.add_argument("--out", type=Path, metavar="O", help="folder to create, with --fix")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder to create, with --fix")
     parser.add_argument(
         "--against",
         metavar="BF16",

@@ -20,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also what runs on other machines have not touched for so long; without it only what"
         " died here",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

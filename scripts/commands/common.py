@@ -2,11 +2,12 @@
 
 import argparse
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...quantize.files.hub import resolve_draft
-from ...recipes import Recipe
+from ...recipes import Recipe, aliases, load_recipe
 from ...recipes.errors import short
 from ...recipes.schema import ALGORITHMS, BackendName
 from ...validate.estimand import DraftSampling
@@ -14,6 +15,7 @@ from ..api import opening
 from ..api.opening import open_draft as open_draft
 from ..api.opening import shared_tables as shared_tables
 from ..api.opening import with_algorithm as with_algorithm
+from ..console import Bar, note
 
 if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
@@ -49,7 +51,9 @@ def add_subtree(parser: argparse.ArgumentParser) -> None:
 
 def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
     """`--recipe`, `--backend`, `--algorithm` and `--target-layers`."""
-    parser.add_argument("--recipe", required=True, metavar="R", help="built-in name or .yaml path")
+    parser.add_argument(
+        "--recipe", required=True, metavar="RECIPE", help="built-in name or .yaml path"
+    )
     parser.add_argument(
         "--backend",
         choices=typing.get_args(BackendName),
@@ -69,7 +73,7 @@ def add_target_layers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target-layers",
         type=int,
-        metavar="N",
+        metavar="LAYERS",
         help="decoder layers of the target, for layouts whose excludes are whole names (fp8)",
     )
 
@@ -77,8 +81,20 @@ def add_target_layers(parser: argparse.ArgumentParser) -> None:
 def chosen_recipe(options: argparse.Namespace) -> Recipe:
     """The recipe with `--backend` and `--algorithm` applied; see `api.opening`."""
     return opening.chosen_recipe(
-        options.recipe, backend=options.backend, algorithm=options.algorithm
+        named_recipe(options.recipe), backend=options.backend, algorithm=options.algorithm
     )
+
+
+def named_recipe(reference: str) -> Recipe:
+    """The recipe that the command line names; of an alias it is said which one that is.
+
+    Raises:
+        RecipeError: see `load_recipe`.
+    """
+    recipe = load_recipe(reference)
+    if reference.lower() in aliases():
+        note(f"recipe {reference} is {recipe.name}: {recipe.summary}")
+    return recipe
 
 
 def add_draft_sampling(parser: argparse.ArgumentParser) -> None:
@@ -121,11 +137,21 @@ def add_num_draft_tokens(parser: argparse.ArgumentParser) -> None:
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """`--temperature`, `--top-p`, `--top-k` and `--seed`: how text is continued."""
     parser.add_argument(
-        "--temperature", type=float, default=0, metavar="T", help="draw tokens (default 0: greedy)"
+        "--temperature",
+        type=float,
+        default=0,
+        metavar="TEMPERATURE",
+        help="draw tokens (default 0: greedy)",
     )
-    parser.add_argument("--top-p", type=float, default=1, metavar="P", help="default 1: all tokens")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="default 0: all tokens")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draws (default 0)")
+    parser.add_argument(
+        "--top-p", type=float, default=1, metavar="SHARE", help="default 1: all tokens"
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=0, metavar="TOKENS", help="default 0: all tokens"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="SEED", help="of the draws (default 0)"
+    )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +159,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="auto",
-        metavar="D",
+        metavar="DEVICE",
         help="auto (the first GPU that torch sees, else the CPU), cpu, cuda or cuda:I",
     )
 
@@ -143,10 +169,20 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         type=Path,
-        metavar="M",
+        metavar="TARGET",
         help="target folder, for drafts without embedding or head where the traces carry neither,"
         " and for recipes that drop what equals the target's",
     )
+
+
+def begin_verifying(bar: Bar) -> Callable[[str], None]:
+    """For `on_stage` of what writes a folder: shows that it is verified now."""
+
+    def begin(stage: str) -> None:
+        if stage == "verify":
+            bar.phase("verify")
+
+    return begin
 
 
 def add_allow_zero_rows(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...quantize.files.hub import resolve_draft
 from ..console import megabytes, print_json, print_table, progress_bar, stdout, table
-from .common import add_subtree
+from .common import add_subtree, begin_verifying
 
 if TYPE_CHECKING:
     from ...quantize.dequantize import DequantizeReport
@@ -18,15 +18,16 @@ _DTYPES: "dict[str, FloatDtype]" = {"bfloat16": "BF16", "float32": "F32"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`dequantize O --out B [--dtype bfloat16|float32]`."""
-    parser.add_argument("quantized", metavar="O", help="quantized draft folder or Hub id")
-    parser.add_argument("--out", required=True, type=Path, metavar="B", help="folder to create")
+    parser.add_argument("quantized", metavar="QUANT", help="quantized draft folder or Hub id")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
+    )
     parser.add_argument(
         "--dtype",
         choices=tuple(_DTYPES),
         help="of the dequantized weights, instead of that of the kept ones; float32 loses nothing",
     )
     add_subtree(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,9 +36,14 @@ def run(options: argparse.Namespace) -> int:
 
     source, dtype = resolve_draft(options.quantized, options.subtree), _DTYPES.get(options.dtype)
     plan = plan_dequantization(source.checkpoint(), dtype)
-    with progress_bar("dequantize", plan.bytes_after) as bar:
+    with progress_bar("dequantize", plan.bytes_after, "bytes") as bar:
         report = dequantize_draft(
-            source, options.out, dtype=dtype, argv=options.argv, on_progress=bar.advance
+            source,
+            options.out,
+            dtype=dtype,
+            argv=options.argv,
+            on_progress=bar.advance,
+            on_stage=begin_verifying(bar),
         )
     if options.json:
         print_json(_mapping(report))

@@ -21,9 +21,9 @@ from ...quantize.estimate.target import (
 )
 from ...quantize.estimate.work import Machine
 from ...quantize.plan import Plan, make_plan
-from ...recipes import built_in_recipes, load_recipe
+from ...recipes import built_in_recipes
 from ..console import print_json
-from .common import add_num_draft_tokens, comma_numbers, open_draft
+from .common import add_num_draft_tokens, comma_numbers, named_recipe, open_draft
 from .estimate_data import Report, to_mapping
 from .estimate_report import print_report
 
@@ -34,56 +34,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe",
         action="append",
-        metavar="R",
+        metavar="RECIPE",
         help="built-in name or .yaml path, may be repeated; default: all that fit the draft",
     )
     parser.add_argument(
         "--gpu",
         action="append",
-        metavar="G",
+        metavar="GPU",
         help=f"h100, mi325x, ..., may be repeated; default: {', '.join(USUAL_GPUS)}",
     )
     add_num_draft_tokens(parser)
     parser.add_argument(
-        "--context", type=int, default=4096, metavar="N", help="positions per sequence (4096)"
+        "--context", type=int, default=4096, metavar="TOKENS", help="positions per sequence (4096)"
     )
     parser.add_argument(
         "--concurrency",
         type=comma_numbers,
         default=(1, 2, 4, 8, 16, 32, 64),
-        metavar="C,...",
+        metavar="SEQUENCES,...",
         help="sequences at once (1,2,4,8,16,32,64)",
     )
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel shards")
+    parser.add_argument("--tp", type=int, default=1, metavar="GPUS", help="tensor-parallel shards")
     parser.add_argument(
         "--efficiency",
         type=float,
         default=0.75,
-        metavar="S",
+        metavar="SHARE",
         help="share of the data sheets' bandwidths and peaks that kernels reach (0.75)",
     )
     target = parser.add_mutually_exclusive_group()
     target.add_argument(
         "--target-step-ms",
-        metavar="MS",
+        metavar="MILLISECONDS",
         help="the target's verify step as measured: 14.2, or by concurrency 1=9.5,8=14.2,64=38",
     )
     target.add_argument(
-        "--target", type=Path, metavar="M", help="folder with the config.json of a dense target"
+        "--target",
+        type=Path,
+        metavar="TARGET",
+        help="folder with the config.json of a dense target",
     )
     target.add_argument(
         "--target-bytes",
         type=float,
-        metavar="N",
+        metavar="BYTES",
         help="bytes of the target's weights that one token reads, such as 140e9",
     )
     parser.add_argument(
         "--target-layers",
         type=int,
-        metavar="N",
+        metavar="LAYERS",
         help="decoder layers of the target, for layouts whose excludes are whole names (fp8)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -120,7 +122,7 @@ def _plans(draft: Draft, options: argparse.Namespace) -> tuple[list[Plan], Mappi
     """
     names = dict.fromkeys(options.recipe or built_in_recipes())
     plans, refused = [], {}
-    for recipe in map(load_recipe, names):
+    for recipe in map(named_recipe, names):
         try:
             plans.append(make_plan(recipe, draft, target_layers=options.target_layers))
         except (PlanError, LayoutError) as exc:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("candidate", metavar="QUANT", nargs="?", help="the quantized draft")
     parser.add_argument(
         "--tuned-baseline",
-        metavar="B",
+        metavar="TUNED",
         help="for a QUANT that 'retune' wrote, and there needed: the BF16 draft taught alike",
     )
     add_replay_arguments(parser, traces_required=False)
@@ -54,11 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-relative-drop",
         type=share,
-        metavar="X",
+        metavar="SHARE",
         help="margin instead of the policy's, such as 0.01 or 1%%",
     )
-    parser.add_argument("--confidence", type=share, metavar="C", help="instead of the policy's")
-    parser.add_argument("--min-prompts", type=int, metavar="N", help="instead of the policy's")
+    parser.add_argument("--confidence", type=share, metavar="SHARE", help="instead of the policy's")
+    parser.add_argument(
+        "--min-prompts", type=int, metavar="PROMPTS", help="instead of the policy's"
+    )
     parser.add_argument(
         "--every-category-passes",
         action="store_true",

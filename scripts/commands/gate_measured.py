@@ -73,7 +73,7 @@ def add_measured_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         default=[],
-        metavar="F",
+        metavar="FILE",
         help="what `parity --report` wrote: each finding enters the verdict",
     )
 

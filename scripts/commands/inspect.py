@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`inspect DRAFT`."""
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
     add_subtree(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...quantize.files.staging import check_output
 from ...validate.errors import MeasureError
 from ...validate.measure.measurement import EngineName
-from ..console import Bar, print_json, print_table, progress_bar, stderr, stdout, table
+from ..console import Bar, note, print_json, print_table, progress_bar, stdout, table
 from .common import add_sampling, draft_identity
 from .measure_launch import add_launch_arguments, run_launch
 
@@ -33,11 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--engine", choices=typing.get_args(EngineName), help="that runs there")
     parser.add_argument(
-        "--prompts", type=Path, metavar="P", help="as of 'record'; of conversations the first turn"
+        "--prompts",
+        type=Path,
+        metavar="PROMPTS",
+        help="as of 'record'; of conversations the first turn",
     )
-    parser.add_argument("--out", type=Path, metavar="R", help="file to create, JSON lines")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to create, JSON lines")
     parser.add_argument(
-        "--show", type=Path, metavar="R", help="only print the figures of a measurement"
+        "--show", type=Path, metavar="MEASUREMENT", help="only print the figures of a measurement"
     )
     parser.add_argument(
         "--tokenizer",
@@ -53,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="refuse a server that serves its target by another name"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default 128")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=128, metavar="TOKENS", help="default 128"
+    )
     parser.add_argument(
         "--ignore-eos", action="store_true", help="continue each prompt to --max-new-tokens"
     )
@@ -62,33 +67,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top-logprobs",
         type=int,
         default=0,
-        metavar="N",
+        metavar="TOKENS",
         help="keep log-probabilities, and with N > 1 the gap of the two most likely tokens",
     )
     parser.add_argument(
-        "--concurrency", type=int, default=8, metavar="N", help="requests in flight (default 8)"
+        "--concurrency",
+        type=int,
+        default=8,
+        metavar="REQUESTS",
+        help="requests in flight (default 8)",
     )
     parser.add_argument(
         "--warm-up",
         type=int,
         default=0,
-        metavar="N",
+        metavar="REQUESTS",
         help="requests before, which are not recorded (default 0)",
     )
     parser.add_argument(
-        "--max-requests-per-second", type=float, metavar="X", help="begin no more than that"
+        "--max-requests-per-second", type=float, metavar="RATE", help="begin no more than that"
     )
     parser.add_argument(
-        "--timeout", type=float, default=600, metavar="S", help="of a request (default 600)"
+        "--timeout", type=float, default=600, metavar="SECONDS", help="of a request (default 600)"
     )
     parser.add_argument(
         "--attempts",
         type=int,
         default=6,
-        metavar="N",
+        metavar="ATTEMPTS",
         help="per request, where the server is overloaded or breaks off (default 6)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -154,7 +162,7 @@ def _plan(options: argparse.Namespace) -> "Plan":
     encoder = PromptEncoder(options.tokenizer)
     prompts = read_prompts(options.prompts, encoder=encoder)
     if longer := sum(bool(prompt.later_turns) for prompt in prompts):
-        stderr().line(
+        note(
             f"{options.prompts}: {longer} of {len(prompts)} prompts have later turns of the user,"
             " which follow the target's answer: the first turn is measured"
         )
@@ -190,15 +198,15 @@ class _Teller:
         self._bar.set(progress.num_done, progress.num_prompts)
 
     def _say(self, progress: "Progress") -> None:
-        out, setup = stderr(), progress.setup
+        setup = progress.setup
         if progress.num_done:
             cut = ", whose last line was cut off and is asked for again"
-            out.line(
+            note(
                 f"goes on with {progress.num_done} of {progress.num_prompts} requests that are kept"
                 + (cut if progress.dropped_line else "")
             )
         if setup.asked.concurrency < self._concurrency:
-            out.line(
+            note(
                 f"{setup.asked.concurrency} request(s) in flight, not {self._concurrency}: only the"
                 " server's counters tell what is accepted"
             )

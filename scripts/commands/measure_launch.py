@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...validate.errors import MeasureError
-from ..console import print_json, print_table, progress_bar, stderr, stdout, table
+from ..console import note, print_json, print_table, progress_bar, stdout, table
 from .common import draft_identity
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launch",
         type=Path,
-        metavar="MATRIX",
+        metavar="MATRIX.yaml",
         help="instead of asking a server that runs: start those of this .yaml file one after the"
         " other, measure each at every concurrency into the folder --out, and compare their speed",
     )
@@ -65,7 +65,7 @@ def run_launch(options: argparse.Namespace) -> int:
         plan=cell_measurer.identity(),
         ready=cell_measurer.first_answer,
         measure=cell_measurer.measure,
-        on_progress=lambda what: stderr().line(what),
+        on_progress=note,
     )
     report = speed_report(_runs(matrix, folder))
     if options.plot:

@@ -24,26 +24,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plain-again",
         type=Path,
-        metavar="R",
+        metavar="MEASUREMENT",
         help="PLAIN measured again at another concurrency: what numeric noise does there",
     )
     parser.add_argument(
         "--max-gap",
         type=float,
-        metavar="X",
+        metavar="NATS",
         help="nats between the target's two most likely tokens up to which a difference is noise"
         " (default 0.25, or twice what --plain-again shows, up to 0.5)",
     )
     parser.add_argument(
         "--max-hazard-ratio",
         type=float,
-        metavar="X",
+        metavar="RATIO",
         help="speculation may part from PLAIN X times as often as --plain-again does",
     )
     parser.add_argument(
         "--min-prompts",
         type=int,
-        metavar="N",
+        metavar="PROMPTS",
         help="distinct prompts with fewer of which nothing passes (default 30)",
     )
     add_report_arguments(parser)

@@ -35,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace_arguments(parser)
     parser.set_defaults(batch_size=1)
     parser.add_argument(
-        "--top", type=int, default=5, metavar="N", help="tokens of the set compared (default 5)"
+        "--top",
+        type=int,
+        default=5,
+        metavar="TOKENS",
+        help="tokens of the set compared (default 5)",
     )
     for option, what in LIMITS.items():
         parser.add_argument(f"--{option}", type=float, metavar="X", help=what)

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--report` and `--json`."""
+    """`--report`."""
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="also write the findings here, for 'gate'"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_confidence(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +27,7 @@ def add_confidence(parser: argparse.ArgumentParser) -> None:
         "--confidence",
         type=share,
         default=0.95,
-        metavar="C",
+        metavar="SHARE",
         help="of each one-sided bound (default 0.95)",
     )
 

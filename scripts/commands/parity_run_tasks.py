@@ -20,16 +20,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="NAME", help="that the server calls its target by (default: it is asked)"
     )
-    parser.add_argument("--tokenizer", type=Path, metavar="M", help="the target's folder")
+    parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help="the target's folder")
     parser.add_argument(
-        "--tasks", required=True, metavar="T,...", help="by lm_eval's names, such as gsm8k"
+        "--tasks", required=True, metavar="TASK,...", help="by lm_eval's names, such as gsm8k"
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to create")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
+    )
     parser.add_argument(
         "--chat", action="store_true", help="send messages; the server applies its chat template"
     )
     parser.add_argument(
-        "--include-path", type=Path, metavar="D", help="folder with task definitions of your own"
+        "--include-path",
+        type=Path,
+        metavar="FOLDER",
+        help="folder with task definitions of your own",
     )
     numbers = {
         "num-fewshot": (None, "examples in each prompt (default: the task's own)"),
@@ -43,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (default, what) in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=what)
     parser.add_argument(
-        "--gen-kwargs", metavar="K=V,...", help="how to generate (default: as the task says)"
+        "--gen-kwargs", metavar="KEY=VALUE,...", help="how to generate (default: as the task says)"
     )
     parser.add_argument(
         "--confirm-run-unsafe-code",

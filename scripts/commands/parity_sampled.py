@@ -35,17 +35,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "speculative", type=Path, metavar="SPECULATIVE", help="the same with a draft"
     )
     parser.add_argument(
-        "--prompts", type=Path, required=True, metavar="P", help="that both were measured with"
+        "--prompts",
+        type=Path,
+        required=True,
+        metavar="PROMPTS",
+        help="that both were measured with",
     )
     parser.add_argument(
         "--tokenizer",
         type=Path,
-        metavar="M",
+        metavar="FOLDER",
         help="folder of the tokenizer, for prompts that are text (default: --target)",
     )
     scorer = parser.add_mutually_exclusive_group(required=True)
     scorer.add_argument(
-        "--target", type=Path, metavar="M", help="target folder: transformers scores"
+        "--target", type=Path, metavar="TARGET", help="target folder: transformers scores"
     )
     scorer.add_argument(
         "--score-server", metavar="URL", help="server of the target without a draft: it scores"
@@ -61,13 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrency",
         type=int,
         default=8,
-        metavar="N",
+        metavar="REQUESTS",
         help="requests in flight at --score-server (default 8)",
     )
     parser.add_argument(
         "--max-logprob-drop",
         type=float,
-        metavar="X",
+        metavar="NATS",
         help="nats per token by which output may be less likely, or more (which is as wrong)",
     )
     add_confidence(parser)

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-score-drop",
         type=share,
-        metavar="X",
+        metavar="MARGIN",
         help="margin in the metric's own unit: of right answers 0.01 or 1%%",
     )
     add_confidence(parser)

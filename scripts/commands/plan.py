@@ -15,7 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
     add_subtree(parser)
     add_recipe_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

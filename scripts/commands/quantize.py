@@ -19,6 +19,7 @@ from .common import (
     add_recipe_arguments,
     add_subtree,
     add_target,
+    named_recipe,
 )
 from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loads
 
@@ -31,16 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
     add_subtree(parser)
     add_recipe_arguments(parser)
-    parser.add_argument("--out", required=True, type=Path, metavar="O", help="folder to create")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
+    )
     parser.add_argument(
         "--traces",
         type=Path,
-        metavar="T",
+        metavar="TRACES",
         help="calibration traces for static activation scales and for algorithms that look at"
         " inputs",
     )
     parser.add_argument(
-        "--input-scale", type=float, metavar="X", help="one static activation scale for all linears"
+        "--input-scale",
+        type=float,
+        metavar="SCALE",
+        help="one static activation scale for all linears",
     )
     add_num_draft_tokens(parser)
     add_device(parser)
@@ -51,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="change the output's config.json as the lints of 'inspect' ask for",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
     report = quantize(
         options.draft,
-        options.recipe,
+        named_recipe(options.recipe),
         options.out,
         subtree=options.subtree,
         backend=options.backend,
@@ -149,7 +154,8 @@ class _Stopwatch:
         """End the running stage and begin the next ("" for none)."""
         now = time.perf_counter()
         if self._stage:
-            self.spent[self._stage] = now - self._since
+            spent = self.spent.get(self._stage, 0)
+            self.spent[self._stage] = spent + now - self._since
         self._stage, self._since = stage, now
 
 

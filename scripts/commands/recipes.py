@@ -9,37 +9,65 @@ import yaml
 from ...quantize.drafts import FAMILIES
 from ...quantize.engines.contract import EngineName
 from ...quantize.engines.hardware import architecture
-from ...recipes import built_in_recipes, load_recipe, recipe_sha256, to_mapping
+from ...recipes import (
+    Recipe,
+    aliases,
+    built_in_recipes,
+    load_recipe,
+    recipe_sha256,
+    to_mapping,
+)
+from ...recipes.decode import nearest
 from ...recipes.errors import RecipeError
 from ...recipes.expectations import LoadsOn
 from ..console import print_document, print_json, print_table, stdout, table
+from ..examples import EXAMPLES
+from ..parsers import sentence
+from .common import named_recipe
+
+VERBS = {
+    "list": "the built-in recipes, those of a GPU, an engine or a family if asked",
+    "show": "one recipe, resolved: what is hashed and stored",
+    "check": "report every problem of a recipe file",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`recipes [list | show NAME | check FILE]`."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    listing = actions.add_parser("list", help="the built-in recipes")
-    listing.add_argument("--json", action="store_true", help="print JSON")
-    listing.add_argument(
-        "--engine", choices=typing.get_args(EngineName), help="whose results it loads"
+    actions = parser.add_subparsers(dest="action", metavar="VERB")
+    listing, show, check = (
+        actions.add_parser(
+            verb,
+            help=summary,
+            description=sentence(summary),
+            examples=EXAMPLES[f"recipes {verb}"],
+        )
+        for verb, summary in VERBS.items()
     )
-    listing.add_argument("--arch", metavar="GPU", help="on which: mi325x, h100, sm90, ...")
-    listing.add_argument("--family", metavar="F", help="for drafts of which: eagle3-mla, ...")
-    show = actions.add_parser("show", help="one recipe, resolved: what is hashed and stored")
-    show.add_argument("recipe", help="name or .yaml path")
-    check = actions.add_parser("check", help="report every problem of a recipe file")
-    check.add_argument("recipe", help="name or .yaml path")
+    listing.add_argument("--engine", choices=typing.get_args(EngineName), help="only what it loads")
+    listing.add_argument("--arch", metavar="GPU", help="only for mi325x, h200, b200, sm90, ...")
+    listing.add_argument(
+        "--family", metavar="FAMILY", help="only for drafts of eagle3-llama, eagle3-mla, ..."
+    )
+    show.add_argument("recipe", metavar="RECIPE", help="name, alias or .yaml path")
+    check.add_argument("recipe", metavar="RECIPE", help="name, alias or .yaml path")
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     if options.action == "show":
-        recipe = load_recipe(options.recipe)
-        print_document(f"# sha256 of the resolved recipe: {recipe_sha256(recipe)}")
-        print_document(yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100))
+        recipe = named_recipe(options.recipe)
+        if options.json:
+            print_json(to_mapping(recipe) | {"sha256": recipe_sha256(recipe)})
+        else:
+            print_document(f"# sha256 of the resolved recipe: {recipe_sha256(recipe)}")
+            print_document(yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100))
     elif options.action == "check":
-        recipe = load_recipe(options.recipe)
-        stdout().line(f"{options.recipe}: good ({recipe.name}, {len(recipe.rules)} rules)")
+        recipe = named_recipe(options.recipe)
+        if options.json:
+            print_json({"recipe": recipe.name, "rules": len(recipe.rules), "good": True})
+        else:
+            stdout().line(f"{options.recipe}: good ({recipe.name}, {len(recipe.rules)} rules)")
     else:
         _list(options)
     return 0
@@ -50,21 +78,23 @@ def _list(options: argparse.Namespace) -> None:
     arch = architecture(gpu) if gpu else None
     names = [each.name for each in FAMILIES]
     if family is not None and family not in names:
-        raise RecipeError("--family", f"no family {family!r}", fix=f"one of: {', '.join(names)}")
+        raise RecipeError("--family", f"no family {family!r}", fix=nearest(family, names))
     asked = engine or arch or family
     recipes = [
         recipe
         for recipe in map(load_recipe, built_in_recipes())
         if not asked or any(_loads(place, engine, arch, family) for place in recipe.loads_on)
     ]
-    if getattr(options, "json", False):
-        print_json([to_mapping(recipe) for recipe in recipes])
+    if options.json:
+        print_json([to_mapping(recipe) | {"aliases": _aliases(recipe)} for recipe in recipes])
         return
-    columns = "name", "weights", "activations", "algorithm", "layout", "backend", "loads on"
-    found = table("Recipes", *columns)
+    spare = "backend", "layout", "algorithm"
+    columns = "name", "alias", "weights", "activations", "algorithm", "layout", "backend"
+    found = table("Recipes", *columns, "loads on", spare=spare)
     for recipe in recipes:
         found.row(
             recipe.name,
+            ", ".join(_aliases(recipe)),
             _each(form.weights for form in recipe.formats),
             _each(form.activations or "none" for form in recipe.formats),
             recipe.algorithm.name,
@@ -73,6 +103,10 @@ def _list(options: argparse.Namespace) -> None:
             "; ".join(map(str, recipe.loads_on)) or "no stock engine",
         )
     print_table(found)
+
+
+def _aliases(recipe: Recipe) -> list[str]:
+    return [alias for alias, name in aliases().items() if name == recipe.name]
 
 
 def _each(formats: Iterable[object]) -> str:

@@ -32,21 +32,20 @@ OF_ROUNDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`reconcile TRACES R --draft D`."""
     parser.add_argument("traces", type=Path, metavar="TRACES", help="recorded from the target")
-    parser.add_argument("measured", type=Path, metavar="R", help="what `measure` wrote")
-    parser.add_argument("--draft", required=True, metavar="D", help="that was served")
+    parser.add_argument("measured", type=Path, metavar="MEASUREMENT", help="what `measure` wrote")
+    parser.add_argument("--draft", required=True, metavar="DRAFT", help="that was served")
     add_target(parser)
     add_device(parser)
     parser.add_argument(
         "--max-gap",
         type=float,
-        metavar="X",
+        metavar="NATS",
         help="nats between two tokens of the target up to which either may be written (default"
         " 0.5: four BF16 steps of a logit in [16, 32))",
     )
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="also write the JSON report here"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:

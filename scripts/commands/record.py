@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         required=True,
         type=Path,
-        metavar="M",
+        metavar="TARGET",
         help="transformers folder of the target (safetensors, no remote code)",
     )
     parser.add_argument(
         "--prompts",
         required=True,
         type=Path,
-        metavar="P",
+        metavar="PROMPTS",
         help='JSON lines: {"id", "category", and token_ids, text or messages}; also files of'
         " MT-Bench, ShareGPT and SPEED-Bench (parquet too)",
     )
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of conversations: all = the target answers each turn on top of its own answers"
         " (default first)",
     )
-    parser.add_argument("--out", type=Path, metavar="T", help="folder to create")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder to create")
     parser.add_argument(
         "--draft",
         metavar="DRAFT",
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--aux-layers",
-        metavar="I,J,K",
+        metavar="LAYER,...",
         type=comma_numbers,
         help="target layers whose outputs are recorded, 0-based",
     )
@@ -65,11 +65,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--table-ids",
-        metavar="I,J,K",
+        metavar="TOKEN_ID,...",
         type=comma_numbers,
         help="tokens whose embedding is carried beside those of the traces and DRAFT's mask token",
     )
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=128,
+        metavar="TOKENS",
+        help="of each answer (default 128)",
+    )
     add_sampling(parser)
     parser.add_argument(
         "--logprobs",
@@ -77,7 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep log-probabilities of emitted tokens; of drawn ones they are always kept",
     )
     parser.add_argument(
-        "--top-logprobs", type=int, default=0, metavar="N", help="keep the N most likely tokens too"
+        "--top-logprobs",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="keep the N most likely tokens too",
     )
     parser.add_argument(
         "--dtype",
@@ -88,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size",
         type=int,
         default=32,
-        metavar="B",
+        metavar="PROMPTS",
         help="prompts run together, or handed to an engine at a time (default 32)",
     )
     add_device(parser)

@@ -34,7 +34,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shared",
         type=Path,
-        metavar="DIR",
+        metavar="FOLDER",
         help="folder that server and recorder share, for hidden states on their way",
     )
     parser.add_argument(

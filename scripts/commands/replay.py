@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rope-theta",
         type=float,
-        metavar="X",
+        metavar="BASE",
         help="rotary base for all drafts instead of their config's: with the base that a draft was"
         " trained with it accepts most",
     )

@@ -23,7 +23,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser, *, traces_required: bo
     parser.add_argument(
         "--batch-size",
         type=int,
-        metavar="B",
+        metavar="PROMPTS",
         help="prompts that go through a draft together (default: as many as are of use and fit)",
     )
 
@@ -31,7 +31,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser, *, traces_required: bo
 def add_trace_arguments(parser: argparse.ArgumentParser, *, traces_required: bool = True) -> None:
     """Traces, how many tokens are drafted, the target; device and dtype."""
     parser.add_argument(
-        "--traces", required=traces_required, type=Path, metavar="T", help="trace folder"
+        "--traces", required=traces_required, type=Path, metavar="TRACES", help="trace folder"
     )
     add_num_draft_tokens(parser)
     add_target(parser)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...quantize.plan import make_plan
-from ...recipes import Recipe, load_recipe
-from ..console import Bar, megabytes, print_json, progress_bar, stderr, stdout
+from ...recipes import Recipe
+from ..console import Bar, megabytes, note, print_json, progress_bar, stdout
 from .common import (
     add_allow_zero_rows,
     add_device,
@@ -15,6 +15,7 @@ from .common import (
     add_target,
     add_target_layers,
     draft_on_traces,
+    named_recipe,
     open_draft,
 )
 
@@ -28,32 +29,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`retune DRAFT --recipe R --traces T --out O --baseline B`."""
     parser.add_argument("draft", metavar="DRAFT", help="BF16 draft folder or Hub id (owner/name)")
     parser.add_argument(
-        "--recipe", required=True, metavar="R", help="format: built-in name or .yaml path"
+        "--recipe", required=True, metavar="RECIPE", help="format: built-in name or .yaml path"
     )
     parser.add_argument(
         "--traces",
         required=True,
         type=Path,
-        metavar="T",
+        metavar="TRACES",
         help="what the target did on prompts that the gate will not judge, 160 or more",
     )
     parser.add_argument(
-        "--out", required=True, type=Path, metavar="O", help="quantized draft folder to create"
+        "--out", required=True, type=Path, metavar="FOLDER", help="quantized draft folder to create"
     )
     parser.add_argument(
         "--baseline",
         required=True,
         type=Path,
-        metavar="B",
-        help="folder to create, of the BF16 draft taught alike: what O is compared with; one that"
-        " the same traces and settings gave is used again",
+        metavar="FOLDER",
+        help="folder to create, of the BF16 draft taught alike: what --out is compared with; one"
+        " that the same traces and settings gave is used again",
     )
     add_num_draft_tokens(parser)
     add_device(parser)
     add_target(parser)
     add_target_layers(parser)
     add_allow_zero_rows(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
             argv=options.argv,
             on_progress=_Shown(bar),
         )
-    stderr().line(f"memory: {peak_bytes(loaded.device) / 1e9:.2f} GB at its peak")
+    note(f"memory: {peak_bytes(loaded.device) / 1e9:.2f} GB at its peak")
     if options.json:
         print_json(_mapping(report))
     else:
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 def retuned_recipe(reference: str) -> Recipe:
     """A recipe whose codes the target is to teach, from where it says that scales start."""
-    recipe = load_recipe(reference)
+    recipe = named_recipe(reference)
     algorithm = dataclasses.replace(recipe.algorithm, rounding="retuned")
     if recipe.algorithm.rounding == "nearest":
         algorithm = dataclasses.replace(algorithm, scale="mse")
@@ -111,7 +111,7 @@ class _Shown:
         found = progress.validation
         if found.step != progress.step:
             return
-        stderr().line(
+        note(
             f"{_name(side)}, step {progress.step} of {progress.steps}: loss {progress.loss:.4f}, on"
             f" prompts that are held back acceptance length {found.acceptance_length:.3f} (as"
             f" released {found.unquantized:.3f}), {found.overlap:.2%} overlap with the draft as"

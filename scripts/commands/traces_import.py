@@ -30,11 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         required=True,
         type=Path,
-        metavar="M",
+        metavar="TARGET",
         help="folder of the target that was dumped: its head shows whether answers are its own;"
         " where it runs here, a few positions are recomputed and show which layers these are",
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="T", help="folder to create")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
+    )
     parser.add_argument(
         "--draft",
         metavar="DRAFT",
@@ -43,14 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--aux-layers",
-        metavar="I,J,K",
+        metavar="LAYER,...",
         type=comma_numbers,
         help="layers that the dump should hold, 0-based, counted after the layer",
     )
     parser.add_argument(
         "--prompts",
         type=Path,
-        metavar="P",
+        metavar="PROMPTS",
         help="prompt file that the dump was made with: ids, categories, and where prompts end if"
         " the dump has no loss mask",
     )
@@ -70,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--table-ids",
-        metavar="I,J,K",
+        metavar="TOKEN_ID,...",
         type=comma_numbers,
         help="tokens whose embedding is carried beside those of the traces and DRAFT's mask token",
     )

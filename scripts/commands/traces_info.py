@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`traces info T`."""
-    parser.add_argument("traces", type=Path, metavar="T", help="trace folder")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("traces", type=Path, metavar="TRACES", help="trace folder")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,9 +9,11 @@ from ..console import stdout
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`traces merge A B ... --out C`."""
     parser.add_argument(
-        "traces", nargs="+", type=Path, metavar="T", help="trace folders, which stay"
+        "traces", nargs="+", type=Path, metavar="TRACES", help="trace folders, which stay"
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="C", help="folder to create")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

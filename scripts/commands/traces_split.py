@@ -9,7 +9,7 @@ from .common import share
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`traces split T --out A B --fraction F | --count N | --category C...`."""
-    parser.add_argument("traces", type=Path, metavar="T", help="trace folder, which stays")
+    parser.add_argument("traces", type=Path, metavar="TRACES", help="trace folder, which stays")
     parser.add_argument(
         "--out",
         dest="outs",
@@ -20,13 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folders to create, for example calibration and gate",
     )
     size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--fraction", type=share, metavar="F", help="share of the prompts in A")
-    size.add_argument("--count", type=int, metavar="N", help="prompts in A")
+    size.add_argument("--fraction", type=share, metavar="SHARE", help="share of the prompts in A")
+    size.add_argument("--count", type=int, metavar="PROMPTS", help="prompts in A")
     size.add_argument(
-        "--category", nargs="+", default=(), metavar="C", help="the categories of A, whole"
+        "--category", nargs="+", default=(), metavar="CATEGORY", help="the categories of A, whole"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="equal seeds give equal splits (default 0)"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="SEED",
+        help="equal seeds give equal splits (default 0)",
     )
 
 

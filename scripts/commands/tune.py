@@ -15,10 +15,10 @@ from ...quantize.files.hub import DraftSource
 from ...quantize.files.staging import check_output, write_text
 from ...quantize.layouts import check_layout
 from ...quantize.plan import make_plan
-from ...recipes import Recipe, built_in_recipes, load_recipe
+from ...recipes import Recipe, built_in_recipes
 from ...recipes.errors import RecipeError
 from ...recipes.schema import ALGORITHMS, LayoutName
-from ..console import print_json, stderr
+from ..console import note, print_json
 from .common import (
     add_allow_zero_rows,
     add_device,
@@ -26,6 +26,7 @@ from .common import (
     add_target,
     add_target_layers,
     draft_on_traces,
+    named_recipe,
     open_draft,
     share,
     with_algorithm,
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--traces",
         required=True,
         type=Path,
-        metavar="T",
+        metavar="TRACES",
         help="traces to find and judge mixtures by; not the ones that the gate judges on",
     )
     parser.add_argument(
@@ -60,12 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--arch", required=True, metavar="GPU", help="on which: b200, sm100, ...")
     parser.add_argument(
-        "--out", required=True, type=Path, metavar="R.yaml", help="recipe file to create"
+        "--out", required=True, type=Path, metavar="FILE.yaml", help="recipe file to create"
     )
     parser.add_argument(
         "--recipe",
         nargs="+",
-        metavar="R",
+        metavar="RECIPE",
         help="recipes whose formats may be mixed, the first one gives the rules (default: all"
         " built-in ones whose format the layout holds)",
     )
@@ -88,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limit.add_argument(
         "--max-drop",
         type=share,
-        metavar="X",
+        metavar="SHARE",
         help="largest relative loss of acceptance length, ruled out at 95 %%"
         f" (default: {MAX_DROP:g})",
     )
@@ -105,7 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="as 'quantize --fix-config' will change config.json",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -127,14 +127,13 @@ def run(options: argparse.Namespace) -> int:
     candidates, judging = _candidates(options, source, draft, recipes)
     units = units_of(make_plan(recipes[0], draft, target_layers=options.target_layers))
     mixed = options_of(recipes)
-    say = stderr()
     report = tune_draft(
         candidates,
         units,
         mixed,
         judging,
         wanted,
-        on_progress=lambda what: say.line(f"tune: {what}"),
+        on_progress=lambda what: note(f"tune: {what}"),
     )
     chosen = report.chosen
     recipe = candidates.recipe(chosen.mixture, options.out.stem) if chosen else None
@@ -174,7 +173,7 @@ def _recipes(options: argparse.Namespace) -> list[Recipe]:
     names = options.recipe or built_in_recipes()
     found, last = [], None
     for name in names:
-        recipe = with_algorithm(load_recipe(name), options.algorithm)
+        recipe = with_algorithm(named_recipe(name), options.algorithm)
         if not options.recipe and recipe.weights.scale_dtype:
             continue  # AWQ's own scales: another recipe has the same codes
         recipe = dataclasses.replace(recipe, layout=options.layout)
@@ -226,4 +225,4 @@ def _candidates(
 
 
 def _say(what: str) -> None:
-    stderr().line(f"tune: {what}")
+    note(f"tune: {what}")

@@ -10,8 +10,9 @@ from ..console import megabytes, print_json, stdout
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`unpickle DRAFT --out O`."""
     parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
-    parser.add_argument("--out", required=True, type=Path, metavar="O", help="folder to create")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

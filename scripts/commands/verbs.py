@@ -5,6 +5,9 @@ import importlib
 from collections.abc import Mapping
 from types import ModuleType
 
+from ..examples import EXAMPLES
+from ..parsers import sentence
+
 Verbs = Mapping[str, tuple[str, str]]
 """Verb -> its module, and what it does."""
 
@@ -13,7 +16,10 @@ def add_verbs(parser: argparse.ArgumentParser, verbs: Verbs) -> None:
     """A parser for each verb, with the arguments of its module."""
     parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, (module, summary) in verbs.items():
-        sub = parsers.add_parser(verb, help=summary, description=summary.capitalize())
+        examples = EXAMPLES[f"{parser.prog.partition(' ')[2]} {verb}"]
+        sub = parsers.add_parser(
+            verb, help=summary, description=sentence(summary), examples=examples
+        )
         _module(module).add_arguments(sub)
 
 

@@ -5,28 +5,27 @@ from pathlib import Path
 
 from ...quantize.verify.folder import VerifyReport
 from ..api.verify import verify
-from ..console import print_json, print_table, stdout, table
+from ..console import OnTerminal, print_json, print_table, stdout, table
 from .common import add_subtree
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`verify O --against DRAFT [--foreign] [--target M]`."""
-    parser.add_argument("output", metavar="O", help="quantized draft folder or Hub id")
+    parser.add_argument("output", metavar="QUANT", help="quantized draft folder or Hub id")
     parser.add_argument("--against", required=True, metavar="DRAFT", help="its BF16 source")
     add_subtree(parser)
     parser.add_argument(
         "--foreign",
         action="store_true",
-        help="another tool made O: no draftquant.json is expected, and codes and scales may have"
-        " the roundings of such tools",
+        help="another tool made QUANT: no draftquant.json is expected, and codes and scales may"
+        " have the roundings of such tools",
     )
     parser.add_argument(
         "--target",
         type=Path,
-        metavar="M",
-        help="target folder: compare its tables again with those that O leaves to it",
+        metavar="TARGET",
+        help="target folder: compare its tables again with those that QUANT leaves to it",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
         subtree=options.subtree,
         foreign=options.foreign,
         target=options.target,
+        watch=OnTerminal(),
     )
     if options.json:
         print_json(report.to_mapping())
@@ -74,7 +74,7 @@ def print_verification(report: VerifyReport) -> None:
         shown = (
             "compared with the target's again, byte for byte"
             if report.dropped_shown
-            else "recorded as equal to the target's, not compared again (--target M)"
+            else "recorded as equal to the target's, not compared again (--target TARGET)"
         )
         out.line(f"{names}: dropped, {shown}")
     if report.ok:

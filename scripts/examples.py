@@ -1,0 +1,97 @@
+"""Command lines to copy: one or two for every command, shown below its `--help`."""
+
+from collections.abc import Mapping
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "": (
+        "draftquant recipes list",
+        "draftquant quantize ./draft --recipe mi325x --out ./draft-fp8",
+        "draftquant gate ./draft ./draft-fp8 --traces ./gate-traces",
+    ),
+    "recipes": (
+        "draftquant recipes list --engine sglang --arch mi325x",
+        "draftquant recipes show mi325x > mine.yaml",
+    ),
+    "recipes list": ("draftquant recipes list --engine vllm --arch b200 --family eagle3-llama",),
+    "recipes show": ("draftquant recipes show mi325x-w4a8",),
+    "recipes check": ("draftquant recipes check ./mine.yaml",),
+    "inspect": ("draftquant inspect nvidia/Kimi-K2.5-Thinking-Eagle3",),
+    "plan": ("draftquant plan ./draft --recipe mi325x",),
+    "estimate": (
+        "draftquant estimate ./draft --gpu mi325x --target-step-ms 1=9.5,8=14.2,64=38",
+        "draftquant estimate ./draft --recipe mi325x --gpu b200 --context 8192 --tp 2",
+    ),
+    "calibrate": ("draftquant calibrate ./draft --traces ./calibration-traces --plot ranges.svg",),
+    "tune": (
+        "draftquant tune ./draft --traces ./calibration-traces --engine vllm --arch b200"
+        " --max-drop 1% --out tuned.yaml",
+    ),
+    "quantize": (
+        "draftquant quantize ./draft --recipe mi325x --out ./draft-fp8",
+        "draftquant quantize ./draft --recipe blackwell-nvfp4 --traces ./calibration-traces"
+        " --out ./draft-nvfp4",
+    ),
+    "retune": (
+        "draftquant retune ./draft --recipe mi355-mxfp4 --traces ./calibration-traces"
+        " --out ./draft-mxfp4 --baseline ./draft-taught",
+    ),
+    "verify": ("draftquant verify ./draft-fp8 --against ./draft",),
+    "dequantize": ("draftquant dequantize ./draft-fp8 --out ./draft-plain",),
+    "unpickle": ("draftquant unpickle ./draft-bin --out ./draft",),
+    "transcode": (
+        "draftquant transcode ./draft-w4a8 --layout compressed-tensors --out ./draft-ct",
+    ),
+    "check": (
+        "draftquant check ./draft-fp8 --engine sglang --arch mi325x",
+        "draftquant check ./draft-fp8 --engine vllm --version 0.33 --fix-to ./draft-mended",
+    ),
+    "clean": ("draftquant clean ./outputs --older-than 24",),
+    "record": (
+        "draftquant record --target ./target --draft ./draft --prompts prompts.jsonl"
+        " --out ./gate-traces",
+        "draftquant record --engine vllm --target ./target --draft ./draft --prompts prompts.jsonl"
+        " --max-new-tokens 256 --out ./gate-traces",
+    ),
+    "traces": (
+        "draftquant traces info ./gate-traces",
+        "draftquant traces split ./traces --fraction 0.3 --out ./calibration-traces ./gate-traces",
+    ),
+    "traces import": (
+        "draftquant traces import ./dump --from specforge --target ./target --draft ./draft"
+        " --out ./traces",
+    ),
+    "traces info": ("draftquant traces info ./gate-traces",),
+    "traces split": (
+        "draftquant traces split ./traces --fraction 0.3 --out ./calibration-traces ./gate-traces",
+    ),
+    "traces merge": ("draftquant traces merge ./traces-a ./traces-b --out ./traces",),
+    "replay": ("draftquant replay ./draft ./draft-fp8 --traces ./gate-traces -k 3",),
+    "measure": (
+        "draftquant measure --server http://127.0.0.1:8000 --engine vllm --prompts prompts.jsonl"
+        " --tokenizer ./target --out bf16.jsonl",
+        "draftquant measure --show bf16.jsonl",
+    ),
+    "reconcile": ("draftquant reconcile ./gate-traces fp8.jsonl --draft ./draft-fp8",),
+    "gate": (
+        "draftquant gate ./draft ./draft-fp8 --traces ./gate-traces --report gate.json",
+        "draftquant gate --measured bf16.jsonl fp8.jsonl",
+    ),
+    "report": ("draftquant report gate.json --html gate.html",),
+    "compare": ("draftquant compare ./draft ./draft-fp8 ./draft-int4 --traces ./gate-traces",),
+    "card": ("draftquant card ./draft-fp8 --gate gate.json",),
+    "push": ("draftquant push ./draft-fp8 my-team/draft-fp8",),
+    "parity": ("draftquant parity draft ./draft ./draft-fp8 --traces ./gate-traces",),
+    "parity divergence": ("draftquant parity divergence plain.jsonl bf16.jsonl fp8.jsonl",),
+    "parity tasks": ("draftquant parity tasks ./scores-bf16 ./scores-fp8",),
+    "parity run-tasks": (
+        "draftquant parity run-tasks --server http://127.0.0.1:8000 --tokenizer ./target"
+        " --model target --tasks gsm8k --out ./scores-bf16",
+    ),
+    "parity sampled": ("draftquant parity sampled plain.jsonl fp8.jsonl --target ./target",),
+    "parity draft": ("draftquant parity draft ./draft ./draft-fp8 --traces ./gate-traces",),
+    "completion": (
+        "draftquant completion bash > ~/.local/share/bash-completion/completions/draftquant",
+        "draftquant completion zsh > ~/.zfunc/_draftquant",
+    ),
+}
+"""Command, verbs with it -> command lines; "" = of `draftquant` itself."""

@@ -1,0 +1,224 @@
+"""Parsers of the command line: what was meant, below the usage of the very command, and one fix.
+
+They know arguments, not what commands do.
+"""
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from ..recipes.errors import DraftQuantError, short
+from .option_groups import GROUPS, MANY, NEEDED, heading
+
+_KINDS: dict[object, tuple[str, str]] = {
+    int: ("a whole number", "4"),
+    float: ("a number", "0.5"),
+}
+"""Type of an argument -> what is expected, and for example."""
+
+
+class UsageError(DraftQuantError):
+    """A command line that cannot be parsed; `usage` is the line of the command in question."""
+
+    def __init__(self, where: object, what: str, *, fix: str, usage: str = "") -> None:
+        super().__init__(where, what, fix=fix)
+        self.usage = usage
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Usage in one line: what must be given; the list below has the rest."""
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None = None,
+    ) -> None:
+        """Only what must be given, in any order of groups."""
+        needed = [each for each in actions if each.required or not each.option_strings]
+        needed.sort(key=lambda each: bool(each.option_strings))
+        del groups
+        if usage is None and prefix is None:
+            # argparse puts positional arguments behind options, where commas of nargs="+" end.
+            parts = [self._format_needed(each) for each in needed]
+            usage = " ".join(["%(prog)s", *parts, "[options]"])
+            if any(each.nargs == argparse.PARSER for each in needed):
+                usage = usage.removesuffix(" [options]")
+        super().add_usage(usage, needed, [], prefix)
+
+    def _format_needed(self, action: argparse.Action) -> str:
+        metavar = self._get_default_metavar_for_positional(action)
+        if action.option_strings:
+            metavar = self._get_default_metavar_for_optional(action)
+            return f"{action.option_strings[0]} {self._format_args(action, metavar)}".strip()
+        return self._format_args(action, metavar)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that raises `UsageError`, and says what was probably meant.
+
+    Attributes:
+        examples: command lines that work, shown below `--help` and as the fix of what is missing.
+        commands: name -> parser of what stands below it; none for a leaf.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", _Formatter)
+        super().__init__(*args, add_help=False, **kwargs)
+        self.examples = tuple(examples)
+        self.commands: dict[str, CommandParser] = {}
+        if self.examples:
+            noun = "example" if len(self.examples) == 1 else "examples"
+            lines = "\n".join(f"  {example}" for example in self.examples)
+            self.epilog = "\n\n".join(filter(None, (f"{noun}:\n{lines}", self.epilog)))
+
+    def add_subparsers(self, **kwargs: Any) -> Any:
+        """As argparse's; the parsers are `commands` too."""
+        action = super().add_subparsers(prog=self.prog, **kwargs)
+        self.commands = action.choices
+        return action
+
+    def has(self, option: str) -> bool:
+        """Whether an option is declared already."""
+        return option in self._option_string_actions
+
+    def group_options(self) -> None:
+        """Show the options under headings, where there are many."""
+        options = list(self._optionals._group_actions)
+        if len(options) <= MANY:
+            return
+        groups: dict[str, argparse._ArgumentGroup] = {}
+        for title in (NEEDED, *GROUPS):
+            found = [option for option in options if heading(option) == title]
+            if found:
+                groups[title] = self.add_argument_group(title)
+            for option in found:
+                self._optionals._group_actions.remove(option)
+                groups[title]._group_actions.append(option)
+
+    def keep(self, option: str) -> None:
+        """Let an option that is left out keep the value that a parser above gave it."""
+        self._option_string_actions[option].default = argparse.SUPPRESS
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but what is not known is an error of this very command."""
+        self._check_options(args)
+        found, extras = super().parse_known_args(args, namespace)
+        if extras:
+            self._refuse_extras(extras)
+        return found, extras
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse found."""
+        found = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
+        where, what = (found[1], found[2]) if found else (self.prog, message)
+        if "not allowed with" in what:
+            fix = "leave one of the two out"
+        elif "ambiguous option" in what:
+            fix = "write the option out"
+        else:
+            fix = self._example_or_help()
+        self._fail(where, what.replace("the following arguments are required", "missing"), fix)
+
+    def _fail(self, where: object, what: str, fix: str) -> NoReturn:
+        raise UsageError(where, what, fix=fix, usage=self.format_usage().strip())
+
+    def _example_or_help(self) -> str:
+        return f"for example: {self.examples[0]}" if self.examples else f"see '{self._help()}'"
+
+    def _help(self) -> str:
+        return f"{self.prog} --help"
+
+    def _check_options(self, args: Sequence[str]) -> None:
+        """A misspelt option before what is missing because of it; as far as arguments are ours."""
+        known = self._option_string_actions
+        for argument in args:
+            name = argument.partition("=")[0]
+            if argument == "--" or (self.commands and not argument.startswith("-")):
+                return
+            if name.startswith("--") and not any(each.startswith(name) for each in known):
+                self._refuse_option(name)
+
+    def _refuse_option(self, name: str) -> NoReturn:
+        meant = _close(name, [each for each in self._option_string_actions if each[:2] == "--"])
+        fix = f"did you mean {meant}?" if meant else f"'{self._help()}' lists the options"
+        self._fail(self.prog, f"has no option {name}", fix)
+
+    def _refuse_extras(self, extras: Sequence[str]) -> NoReturn:
+        option = next((each for each in extras if each.startswith("-") and len(each) > 1), None)
+        if option is not None:
+            self._refuse_option(option.partition("=")[0])
+        taken = (each for each in self._actions if not each.option_strings)
+        names = [str(each.metavar or each.dest) for each in taken]
+        fix = f"give {' '.join(names)} side by side, and nothing more" if names else "leave it out"
+        self._fail(self.prog, f"one argument too many: {short(extras[0])}", fix)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A choice that there is."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        meant = _close(str(value), choices)
+        if action.nargs == argparse.PARSER:
+            fix = f"did you mean '{self.prog} {meant}'?" if meant else f"see '{self._help()}'"
+            self._fail(self.prog, f"has no command {short(value)}", fix)
+        fix = f"did you mean {meant}?" if meant else f"see '{self._help()}'"
+        self._fail(_named(action), f"expected one of {', '.join(choices)}, got {short(value)}", fix)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """A value of its type."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as exc:
+            kind, example = _KINDS.get(action.type, ("", ""))
+            what = f"expected {kind}, got {short(arg_string)}" if kind else exc.message
+            fix = f"for example {_named(action)} {example}" if kind else f"see '{self._help()}'"
+            self._fail(_named(action), what, fix)
+
+
+def sentence(summary: str) -> str:
+    """A summary as the first line of a help text; names keep their capital letters."""
+    return f"{summary[:1].upper()}{summary[1:]}"
+
+
+def _close(name: str, known: Sequence[str]) -> str | None:
+    """What was probably meant."""
+    return next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
+
+
+def _named(action: argparse.Action) -> str:
+    """An option by its longest name, an argument by its metavar."""
+    return max(action.option_strings, key=len, default=str(action.metavar or action.dest))
+
+
+_FLAGS = (
+    (("--json",), "print JSON on stdout, errors too"),
+    (("-q", "--quiet"), "say nothing on stderr but warnings and errors"),
+    (("-v", "--verbose"), "say which versions run, and how long each phase took"),
+    (("--debug",), "show the traceback of an error"),
+)
+COMMON = {names[-1].strip("-"): False for names, _ in _FLAGS}
+"""The common options where none is given."""
+
+
+def add_common_options(parser: CommandParser, version: str) -> None:
+    """`-h`, `--json`, `-q`, `-v`, `-V` and `--debug` for a parser and all below it.
+
+    They count wherever they stand: before or behind the name of a command.
+    """
+    parser.group_options()
+    group = parser.add_argument_group("common options")
+    group.add_argument("-h", "--help", action="help", help="show this and stop")
+    for names, summary in _FLAGS:
+        if not parser.has(names[-1]):
+            group.add_argument(*names, action="store_true", help=summary)
+        parser.keep(names[-1])
+    # check --version is that of an engine.
+    names = ("-V",) if parser.has("--version") else ("-V", "--version")
+    text = f"draftquant {version}"
+    group.add_argument(*names, action="version", version=text, help="show the version and stop")
+    for below in dict.fromkeys(parser.commands.values()):
+        add_common_options(below, version)
