@@ -5,7 +5,6 @@ target taught is judged against the BF16 draft taught alike too: see `retuned`.
 """
 
 import argparse
-import json
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...quantize.files.checkpoint import CONFIG_FILE
+from ...quantize.files.command_line import recorded_argv
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.provenance import QuantizedProvenance
-from ...quantize.files.staging import check_output, write_text
 from ...recipes.expectations import PolicyName
 from ...validate.looks import Spending, parse_look
 from ..console import print_json
@@ -26,10 +25,12 @@ from .gate_measured import (
     judge_joint,
     print_joint,
     read_measured,
+    served_drafts,
 )
 from .gate_report import print_judged
 from .replay import print_replays
 from .replaying import add_replay_arguments, load_for_replay, replay_loaded
+from .report_outputs import add_page_arguments, check_pages, wants_pages, write_pages
 
 if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
@@ -38,16 +39,24 @@ if TYPE_CHECKING:
     from ...validate.gate import GateReport
     from ...validate.looks import Look
     from ...validate.policy import Policy
+    from ...validate.report.document import Drafts
+    from ...validate.report.facts import EngineFacts
     from ...validate.retuned import RetunedReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnTraces:
-    """What replays said; `background` is what they were judged with."""
+    """What replays said; `background` is what they were judged with.
+
+    Attributes:
+        drafts: who was judged. engines: what they do with the candidate.
+    """
 
     replays: "Sequence[DraftReplay]"
     report: "GateReport | RetunedReport"
     background: "Background"
+    drafts: "Drafts"
+    engines: "tuple[EngineFacts, ...]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,17 +112,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="acceptance length that BF16 is known to have with this K: confirms an unusual one",
     )
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="also write the JSON report here"
+        "--report", type=Path, metavar="F.json", help="also write the JSON report here"
     )
+    add_page_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from ...validate.policy import resolve_policy
+    from ...validate.report.document import document_of, document_text, parse_report
     from ...validate.served.joint import JointReport
 
     check_given(options)
+    check_pages(options)
     policy = resolve_policy(
         options.policy,
         max_relative_drop=options.max_relative_drop,
@@ -122,8 +134,6 @@ def run(options: argparse.Namespace) -> int:
         every_category_passes=options.every_category_passes,
     )
     look = parse_look(options.look, options.spending)
-    if options.report:
-        check_output(options.report)
     measured = read_measured(options)
     on_traces = _judge_on_traces(options, policy, look) if options.traces else None
     report: GateReport | RetunedReport | JointReport
@@ -132,10 +142,18 @@ def run(options: argparse.Namespace) -> int:
         report = on_traces.report
     else:
         report = judge_joint(options, measured, on_traces, policy, look)
-    if options.report:
-        write_text(options.report, json.dumps(report.to_mapping(), indent=2) + "\n")
+    document = document_of(
+        report,
+        argv=recorded_argv(options.argv),
+        drafts=on_traces.drafts if on_traces is not None else served_drafts(measured),
+        engines=() if on_traces is None else on_traces.engines,
+    )
+    text = document_text(document)
+    if options.report or wants_pages(options):
+        beside = {options.report: text} if options.report else {}
+        write_pages(options, parse_report(text, "gate"), beside=beside)
     if options.json:
-        print_json(report.to_mapping())
+        print_json(document)
         return report.exit_code
     if on_traces is not None:
         print_replays(on_traces.replays)
@@ -155,6 +173,8 @@ def _judge_on_traces(
     from ...validate.gate import judge
     from ...validate.held_out import check_held_out
     from ...validate.pairing import DraftFolder, check_folders, check_loaded
+    from ...validate.report.document import Drafts
+    from ...validate.report.facts import engine_facts, folder_facts
     from ...validate.retuned import check_tuned_baseline, judge_retuned
 
     references = [options.baseline, options.candidate]
@@ -167,6 +187,12 @@ def _judge_on_traces(
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=options.unrelated)
     traces = TraceFolder.open(options.traces)
     warnings += check_held_out(candidate.quantized_by, traces)
+    drafts = Drafts(
+        baseline=folder_facts(options.baseline, baseline),
+        candidate=folder_facts(options.candidate, candidate),
+        tuned=None if tuned is None else folder_facts(options.tuned_baseline, tuned),
+    )
+    engines = engine_facts(candidate.folder)
     loaded = load_for_replay(references, traces, options)
     warnings += check_loaded(*loaded.both, candidate, unrelated=options.unrelated)
     if tuned is not None:
@@ -190,7 +216,9 @@ def _judge_on_traces(
         report = judge_retuned(
             replays, policy, look=look, background=background, tuned_sha256=tuned.sha256
         )
-    return OnTraces(replays=replays, report=report, background=background)
+    return OnTraces(
+        replays=replays, report=report, background=background, drafts=drafts, engines=engines
+    )
 
 
 def other_policy_warnings(
