@@ -70,7 +70,7 @@ def _row(drawing: Drawing, scale: Scale, row: Interval, y: float, series: Sequen
         x = scale.clipped(row.limit)
         drawing.line(x, y - _ROW / 2 + 1, x, y + _ROW / 2 - 1, "limit")
     if row.estimate is None:
-        drawing.text(scale.clipped(0) + 6, y + 4, "too few prompts for bounds", "soft")
+        drawing.text(WIDTH - _RIGHT, y + 4, "too few prompts", "soft", "end")
         return
     colour = f"other-{row.series % 4 + 1}" if series else "candidate"
     look = f"{colour}{'' if row.judged else ' unjudged'}"

@@ -8,7 +8,7 @@ from ...recipes.errors import visible
 
 WIDTH = 400
 """Of every chart, in its own units: text stays readable where a phone shows it as wide as it is."""
-_CHARACTER = 6.1  # width of a mean one of the font, in the same units
+_CHARACTER = 6.7  # width of a mean one of the font, in the same units
 Anchor = Literal["start", "middle", "end"]
 Mark = Literal["circle", "square", "diamond", "triangle"]
 MARKS: tuple[Mark, ...] = ("circle", "square", "diamond", "triangle")

@@ -10,9 +10,13 @@ from .document import Comparison, Document
 MOST_ROWS = 40
 """Of a table. GitHub takes comments of 65,536 characters."""
 _LONGEST = 300  # characters of a name in a table
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+\-!|~$&])")
-_LINKING = re.compile(r"(@|#|:(?=//)|\.(?=\w))")
-"""What GitHub makes links and mentions of, whether escaped or not."""
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=+-]([A-Za-z0-9_./:=+ -]*[A-Za-z0-9_./:=+-])?")
+_SPECIAL = re.compile(r"[\\`*_\[\]|~$#<>&]|^[-+=]|(?<=^\d)[.)]")
+"""What means something in Markdown; a numeric reference in its place never does."""
+_LINKING = re.compile(r"(@|&#35;|:(?=//)|\bwww(?=\.))")
+"""What GitHub makes links and mentions of, however it is written: @who, #1, https://, www."""
+_APART = "\u200b"
+"""A space without width."""
 
 
 def markdown(document: Document) -> str:
@@ -22,17 +26,17 @@ def markdown(document: Document) -> str:
 
 def escaped(text: str) -> str:
     """Foreign text as plain text: no markup, no link, no mention, no second line or cell."""
-    apart = _LINKING.sub("\\1\u200b", visible(text))  # behind them a space without width
-    return _SPECIAL.sub(r"\\\1", apart).replace("\\<", "&lt;").replace("\\&", "&amp;")
+    return _LINKING.sub(rf"\1{_APART}", _referenced(visible(text)))
 
 
 def code(text: str) -> str:
-    """Foreign text as code, in a fence longer than any in it; a cell of a table may hold it."""
+    """Foreign text as code, whatever it holds, also in a cell of a table."""
     shown = visible(text)[:_LONGEST]
-    longest = max((len(run) for run in re.findall("`+", shown)), default=0)
-    fence = "`" * (longest + 1)
-    space = " " if longest or shown != shown.strip() or not shown else ""
-    return f"{fence}{space}{shown}{space}{fence}".replace("|", "\\|")
+    return f"`{shown}`" if _PLAIN.fullmatch(shown) else f"<code>{_referenced(shown)}</code>"
+
+
+def _referenced(text: str) -> str:
+    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text)
 
 
 def _lines(document: Document) -> Iterator[str]:

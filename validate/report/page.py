@@ -209,14 +209,14 @@ def _drafts(document: Document) -> Iterator[tuple[str, object]]:
 
 
 def _launches(document: Document) -> Iterator[Launch]:
-    """Each command once, with all places that it is for."""
-    places: dict[str, list[str]] = {}
+    """Each command once, with all GPUs that it is for."""
+    gpus: dict[tuple[str, str], list[str]] = {}
     for one in document.header.engines:
         if one.launch is not None:
-            where = f"{one.engine} {one.version} on {one.arch or 'any GPU'} ({one.verdict})"
-            places.setdefault(one.launch, []).append(where)
-    for command, where in places.items():
-        yield Launch(", ".join(where), command)
+            what = f"{one.verdict} in {one.engine} {one.version}"
+            gpus.setdefault((what, one.launch), []).append(one.arch or "any GPU")
+    for (what, command), archs in gpus.items():
+        yield Launch(f"{what} on {', '.join(archs)}", command)
 
 
 def _provenance(document: Document) -> Iterator[tuple[str, str]]:
