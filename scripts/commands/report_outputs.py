@@ -26,9 +26,7 @@ def add_page_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", type=Path, metavar="F.html", help="write the report as one self-contained page"
     )
-    parser.add_argument(
-        "--markdown", type=Path, metavar="F.md", help="write it for a pull request"
-    )
+    parser.add_argument("--markdown", type=Path, metavar="F.md", help="write it for a pull request")
     parser.add_argument("--junit", type=Path, metavar="F.xml", help="write it as test cases for CI")
     parser.add_argument(
         "--github",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .scale import Scale, percent, ticks
-from .svg import MARKS, WIDTH, Drawing
+from .svg import MARKS, WIDTH, Drawing, Mark
 
 _ROW, _TOP, _LABELS, _RIGHT = 21.0, 22.0, 112.0, 10.0
 _FOOT = 20.0
@@ -83,7 +83,7 @@ def _row(drawing: Drawing, scale: Scale, row: Interval, y: float, series: Sequen
             else:  # it goes on beyond the edge
                 tip = [(x, y), (x - 6 * way, y - 4), (x - 6 * way, y + 4)]
                 drawing.polygon(tip, f"full {look}")
-    kind = MARKS[row.series % 4] if series else "diamond" if row.whole else "circle"
+    kind = _mark(row.series) if series else "diamond" if row.whole else "circle"
     fill = "full" if row.judged else "hollow"
     drawing.mark(kind, scale.clipped(row.estimate), y, f"{fill} {look}")
 
@@ -98,8 +98,13 @@ def _legend(drawing: Drawing, rows: Sequence[Interval], bounds: str, series: Seq
     if len(series) > 1:
         for number, name in enumerate(series):
             y = _TOP + 18 * number + 6
-            drawing.mark(MARKS[number % 4], 14, y, f"full other-{number % 4 + 1}")
+            drawing.mark(_mark(number), 14, y, f"full other-{number % 4 + 1}")
             drawing.text(32, y + 4, name if len(name) < 56 else f"{name[:55]}…")
+
+
+def _mark(series: int) -> Mark:
+    """With its colour, of sixteen series each has its own."""
+    return MARKS[(series + series // 4) % 4]
 
 
 def _domain(rows: Sequence[Interval]) -> tuple[float, float]:

@@ -58,7 +58,11 @@ def _lines(document: Document) -> Iterator[str]:
     yield from _table(
         ("draft", "tensors sha256", "bytes"),
         [
-            (f"{role} {code(draft.name)}", code(words.digest(draft.sha256)), _bytes(draft.num_bytes))
+            (
+                f"{role} {code(draft.name)}",
+                code(words.digest(draft.sha256)),
+                _bytes(draft.num_bytes),
+            )
             for role, draft in (("BF16", drafts.baseline), ("quantized", drafts.candidate))
         ],
     )
@@ -121,7 +125,12 @@ def _beside(document: Document) -> Iterator[str]:
     ]
     if document.noise is not None:
         rows.append(
-            ("noise of the server", words.change(document.noise.change), "–", document.noise.verdict)  # noqa: RUF001
+            (
+                "noise of the server",
+                words.change(document.noise.change),
+                words.NONE,
+                document.noise.verdict,
+            )
         )
     if rows:
         yield ""
@@ -173,4 +182,4 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def _bytes(number: int | None) -> str:
-    return "–" if number is None else words.nbytes(number)  # noqa: RUF001
+    return words.NONE if number is None else words.nbytes(number)

@@ -4,16 +4,19 @@ import math
 
 from ..paired import PairedChange
 
+NONE = "\u2013"
+"""A dash, where there is no figure."""
+
 
 def change(found: PairedChange | None) -> str:
-    """A relative change in percent, an en dash where there is none."""
-    return "–" if found is None else f"{found.relative_change:+.2%}"  # noqa: RUF001
+    """A relative change in percent, `NONE` where there is none."""
+    return NONE if found is None else f"{found.relative_change:+.2%}"
 
 
 def bounds(found: PairedChange | None) -> str:
     """Both bounds of a change in percent."""
     if found is None:
-        return "–"  # noqa: RUF001
+        return NONE
     return f"{math.expm1(found.lower):+.2%} to {math.expm1(found.upper):+.2%}"
 
 
@@ -30,12 +33,12 @@ def limit(max_relative_drop: float) -> str:
 
 def length(acceptance_length: float | None) -> str:
     """A mean acceptance length."""
-    return "–" if acceptance_length is None else f"{acceptance_length:.3f}"  # noqa: RUF001
+    return NONE if acceptance_length is None else f"{acceptance_length:.3f}"
 
 
 def share(part: float | None) -> str:
     """A share in percent."""
-    return "–" if part is None else f"{part:.1%}"  # noqa: RUF001
+    return NONE if part is None else f"{part:.1%}"
 
 
 def count(number: float) -> str:
@@ -45,7 +48,7 @@ def count(number: float) -> str:
 
 def figure(number: float | None) -> str:
     """A figure of any kind."""
-    return "–" if number is None else f"{number:.4g}"  # noqa: RUF001
+    return NONE if number is None else f"{number:.4g}"
 
 
 def nbytes(number: float) -> str:
