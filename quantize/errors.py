@@ -20,7 +20,7 @@ class BackendError(DraftQuantError):
 
 
 class OutputError(DraftQuantError):
-    """The output folder cannot be written: it exists, overlaps the input, or the disk is full."""
+    """An output, folder or file, cannot be written: it exists, overlaps the input, ..."""
 
 
 class VerifyError(DraftQuantError):

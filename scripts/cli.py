@@ -42,6 +42,8 @@ COMMANDS = {
     "measure": "what a running server accepts, and how long it takes",
     "reconcile": "what a server accepted against what replay says, every difference explained",
     "gate": "may the quantized draft replace the BF16 one?",
+    "compare": "several drafts on the same prompts: which one for your traffic?",
+    "report": "the gate's report as a page, as Markdown or as test cases",
     "parity": "does speculation, or a quantized draft, change what is said?",
     "completion": "what a shell completes commands, flags and recipes by",
 }

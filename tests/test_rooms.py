@@ -28,7 +28,7 @@ CALIBRATION = (
     ("dumps", "vllm", "rounding"),
 )
 VALIDATE = (
-    ("errors", "estimand", "statistics"),
+    ("charts", "errors", "estimand", "statistics"),
     ("draft_counts", "draft_replay", "expectation", "held_out", "looks", "measure", "paired",
      "pairing", "policy"),
     ("clusters", "doubts", "launch", "rounds", "served_figures"),
@@ -38,6 +38,8 @@ VALIDATE = (
     ("gate",),
     ("retuned",),
     ("served",),
+    ("report",),
+    ("comparison",),
 )  # fmt: skip
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""

@@ -21,3 +21,7 @@ class MeasureError(DraftQuantError):
 
 class ParityError(DraftQuantError):
     """Outputs or scores cannot be held against each other."""
+
+
+class CompareError(DraftQuantError):
+    """Drafts cannot be compared with each other, or not for the traffic that was asked about."""

@@ -46,6 +46,22 @@ class DraftFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFigures:
+    """One recorded prompt, with a round at least under both drafts.
+
+    Attributes:
+        prompt_sha256: see `PromptCounts`.
+        baseline, candidate: [K + 1] histograms, see `AcceptanceCounts`.
+    """
+
+    id: str
+    category: str
+    prompt_sha256: str
+    baseline: tuple[float, ...]
+    candidate: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GateReport:
     """The verdict and everything that it rests on.
 
@@ -60,6 +76,7 @@ class GateReport:
         required_num_prompts: where the prompts were too few.
         traces, first_step: of replays; None of drafts that were served.
         served: how two measurements were compared; None of replays.
+        prompts: that were compared, in their order; none where the two drafts cannot be.
     """
 
     verdict: Verdict
@@ -85,6 +102,7 @@ class GateReport:
     first_step: FirstStepAgreement | None = None
     categories: tuple[CategoryFigures, ...]
     served: ServedFigures | None = None
+    prompts: tuple[PromptFigures, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -94,7 +112,12 @@ class GateReport:
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON, finite numbers only, with `exit_code` and `relative_change`."""
         relative = self.change.relative_change if self.change else None
-        return dataclasses.asdict(self) | {"exit_code": self.exit_code, "relative_change": relative}
+        return {
+            "kind": "comparison",
+            **dataclasses.asdict(self),
+            "exit_code": self.exit_code,
+            "relative_change": relative,
+        }
 
 
 def judge(
@@ -227,6 +250,7 @@ def judge_counts(
         change=evidence.change,
         required_num_prompts=decision.required_num_prompts,
         categories=evidence.categories,
+        prompts=tuple(map(_prompt_figures, recorded)),
     )
 
 
@@ -250,6 +274,17 @@ def counted_figures(draft: DraftCounts) -> DraftFigures:
         histogram=counts.histogram,
         survival=counts.survival,
         conditional=counts.conditional,
+    )
+
+
+def _prompt_figures(pair: RecordedPair) -> PromptFigures:
+    baseline, candidate = pair
+    return PromptFigures(
+        id=baseline.id,
+        category=baseline.category,
+        prompt_sha256=baseline.prompt_sha256,
+        baseline=baseline.counts.histogram,
+        candidate=candidate.counts.histogram,
     )
 
 

@@ -66,6 +66,7 @@ class RetunedReport:
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON; each comparison as `GateReport.to_mapping` has it."""
         return {
+            "kind": "retuned",
             "mark": MARK,
             "rule": RULE,
             "verdict": self.verdict,

@@ -9,13 +9,20 @@ from pathlib import Path
 
 from .hub import is_hub_id
 
-_LEFT_OUT = {"--out": "--o", "--report": "--rep", "--token": "--to"}
+_LEFT_OUT = {
+    "--out": "--o",
+    "--report": "--rep",
+    "--html": "--ht",
+    "--markdown": "--mar",
+    "--junit": "--ju",
+    "--token": "--to",
+}
 """Options that are left out with their value -> the shortest spelling that argparse takes."""
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
 
 
 def recorded_argv(argv: Iterable[str]) -> tuple[str, ...]:
-    """Arguments with names for paths, without `--out`, `--report`, `--token` and their values.
+    """Arguments with names for paths, without tokens and outputs (`_LEFT_OUT`) and their values.
 
     Args:
         argv: as given. A Hub id stays whole, a token of the Hub nowhere.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ...validate.gate import GateReport
     from ...validate.looks import Look, Spending
     from ...validate.policy import Policy
+    from ...validate.report.document import Drafts
+    from ...validate.report.facts import EngineFacts
     from ...validate.retuned import RetunedReport
 
 
@@ -131,11 +133,17 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnTraces:
-    """What replays said; `background` is what they were judged with."""
+    """What replays said; `background` is what they were judged with.
+
+    Attributes:
+        drafts: who was judged. engines: what they do with the candidate.
+    """
 
     replays: "Sequence[DraftReplay]"
     report: "GateReport | RetunedReport"
     background: "Background"
+    drafts: "Drafts"
+    engines: "tuple[EngineFacts, ...]"
 
 
 def judge_on_traces(
@@ -156,6 +164,8 @@ def judge_on_traces(
     from ...validate.gate import judge
     from ...validate.held_out import check_held_out
     from ...validate.pairing import DraftFolder, check_folders, check_loaded
+    from ...validate.report.document import Drafts
+    from ...validate.report.facts import engine_facts, folder_facts
     from ...validate.retuned import check_tuned_baseline, judge_retuned
 
     unrelated, references = judged.unrelated, [judged.baseline, judged.candidate]
@@ -168,6 +178,12 @@ def judge_on_traces(
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
     traces = TraceFolder.open(judged.traces)
     warnings += check_held_out(candidate.quantized_by, traces)
+    drafts = Drafts(
+        baseline=folder_facts(str(judged.baseline), baseline),
+        candidate=folder_facts(str(judged.candidate), candidate),
+        tuned=None if tuned is None else folder_facts(str(judged.tuned_baseline), tuned),
+    )
+    engines = engine_facts(candidate.folder)
     loaded = load_for_replay(references, traces, settings, watch)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)
     if tuned is not None:
@@ -191,7 +207,9 @@ def judge_on_traces(
         report = judge_retuned(
             replays, policy, look=look, background=background, tuned_sha256=tuned.sha256
         )
-    return OnTraces(replays=replays, report=report, background=background)
+    return OnTraces(
+        replays=replays, report=report, background=background, drafts=drafts, engines=engines
+    )
 
 
 def other_policy_warnings(candidate: QuantizedProvenance | None, policy: str) -> tuple[str, ...]:

@@ -5,12 +5,11 @@ target taught is judged against the BF16 draft taught alike too: see `retuned`.
 """
 
 import argparse
-import json
 import typing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.files.staging import check_output, write_text
+from ...quantize.files.command_line import recorded_argv
 from ...recipes.expectations import PolicyName
 from ...validate.looks import Spending, parse_look
 from ..api.gate import Judged, OnTraces, judge_on_traces
@@ -22,10 +21,12 @@ from .gate_measured import (
     judge_joint,
     print_joint,
     read_measured,
+    served_drafts,
 )
 from .gate_report import print_judged
 from .replay import print_replays
 from .replaying import add_replay_arguments, settings_of
+from .report_outputs import add_page_arguments, check_pages, wants_pages, write_pages
 
 if TYPE_CHECKING:
     from ...validate.gate import GateReport
@@ -89,17 +90,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="acceptance length that BF16 is known to have with this K: confirms an unusual one",
     )
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="also write the JSON report here"
+        "--report", type=Path, metavar="F.json", help="also write the JSON report here"
     )
+    add_page_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from ...validate.policy import resolve_policy
+    from ...validate.report.document import document_of, document_text, parse_report
     from ...validate.served.joint import JointReport
 
     check_given(options)
+    check_pages(options)
     policy = resolve_policy(
         options.policy,
         max_relative_drop=options.max_relative_drop,
@@ -108,8 +112,6 @@ def run(options: argparse.Namespace) -> int:
         every_category_passes=options.every_category_passes,
     )
     look = parse_look(options.look, options.spending)
-    if options.report:
-        check_output(options.report)
     measured = read_measured(options)
     on_traces = _judge_on_traces(options, policy, look) if options.traces else None
     report: GateReport | RetunedReport | JointReport
@@ -118,10 +120,18 @@ def run(options: argparse.Namespace) -> int:
         report = on_traces.report
     else:
         report = judge_joint(options, measured, on_traces, policy, look)
-    if options.report:
-        write_text(options.report, json.dumps(report.to_mapping(), indent=2) + "\n")
+    document = document_of(
+        report,
+        argv=recorded_argv(options.argv),
+        drafts=on_traces.drafts if on_traces is not None else served_drafts(measured),
+        engines=() if on_traces is None else on_traces.engines,
+    )
+    text = document_text(document)
+    if options.report or wants_pages(options):
+        beside = {options.report: text} if options.report else {}
+        write_pages(options, parse_report(text, "gate"), beside=beside)
     if options.json:
-        print_json(report.to_mapping())
+        print_json(document)
         return report.exit_code
     if on_traces is not None:
         print_replays(on_traces.replays)

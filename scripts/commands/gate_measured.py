@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ...validate.measure.measurement import Measurement
     from ...validate.parity.finding import Finding
     from ...validate.policy import Policy
+    from ...validate.report.document import Drafts
     from ...validate.retuned import RetunedReport
     from ...validate.served.joint import JointReport
 
@@ -171,6 +172,16 @@ def judge_joint(
         noise=noise,
         findings=measured.findings,
     )
+
+
+def served_drafts(measured: Measured) -> "Drafts":
+    """Who was judged where no folder is at hand, as far as two measurements say."""
+    from ...validate.report.document import Drafts
+    from ...validate.report.facts import measured_facts
+
+    assert measured.runs is not None  # or there is nothing to judge, see `check_given`
+    baseline, candidate = map(measured_facts, measured.runs)
+    return Drafts(baseline=baseline, candidate=candidate)
 
 
 def print_joint(report: "JointReport") -> None:

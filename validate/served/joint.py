@@ -87,6 +87,7 @@ class JointReport:
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON; each judgement as it stands alone."""
         return {
+            "kind": "joint",
             "verdict": self.verdict,
             "reason": self.reason,
             "action": self.action,

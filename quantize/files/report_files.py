@@ -1,0 +1,144 @@
+"""Report files: what a command writes beside its result, in one format or in several.
+
+All of them appear, or none does. It knows names and places, not what stands in a report.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from ...recipes.regular_file import open_kept
+from ..errors import OutputError
+from .staging import sync, write_text
+from .stale import remove_stale, staging_name
+
+ReportFormat = Literal["report", "html", "markdown", "junit", "plot"]
+"""As the options of the command line are called."""
+
+ENDINGS: Mapping[ReportFormat, tuple[str, ...]] = {
+    "report": (".json",),
+    "html": (".html", ".htm"),
+    "markdown": (".md", ".markdown"),
+    "junit": (".xml",),
+    "plot": (".svg",),
+}
+"""Of the names of files in each format, the usual one first."""
+
+_NEW, _OLD = "new", "old"  # in the staging folder beside a report
+
+
+def check_reports(asked: Mapping[ReportFormat, Path], *, overwrite: bool = False) -> None:
+    """Refuse report files that cannot or must not be written, before any work.
+
+    Args:
+        asked: the file of each format.
+        overwrite: files that exist are replaced.
+
+    Raises:
+        OutputError: a name contradicts its format or is given twice, its folder does not exist or
+            cannot be written, or something stands there that must not be replaced.
+    """
+    places: dict[Path, ReportFormat] = {}
+    for kind, path in asked.items():
+        if path.suffix.lower() not in ENDINGS[kind]:
+            expected = " or ".join(ENDINGS[kind])
+            raise OutputError(
+                path,
+                f"--{kind}: expected a name ending in {expected}, got {path.suffix or 'none'}",
+                fix=f"for example {path.stem or 'gate'}{ENDINGS[kind][0]}",
+            )
+        place = path.absolute().parent.resolve() / path.name
+        if place in places:
+            what = f"is asked for twice, by --{places[place]} and by --{kind}"
+            raise OutputError(path, what, fix="give each report a file of its own")
+        places[place] = kind
+        _check_place(path, overwrite)
+
+
+def write_reports(documents: Mapping[Path, str], *, overwrite: bool = False) -> None:
+    """Write report files; on any error everything is as it was before.
+
+    Args:
+        documents: text of every file.
+        overwrite: see `check_reports`.
+
+    Raises:
+        OutputError: as of `check_reports`, or writing failed (disk full, no permission).
+    """
+    staged = {path: path.parent / staging_name(path.name) for path in documents}
+    touched: list[Path] = []
+    try:
+        for path, text in documents.items():
+            remove_stale(path.parent, path.name)
+            staged[path].mkdir()
+            write_text(staged[path] / _NEW, text)
+        for path in documents:
+            _check_place(path, overwrite)
+            if path.exists():
+                shutil.copy2(path, staged[path] / _OLD)
+            touched.append(path)
+            (staged[path] / _NEW).replace(path)
+        for folder in {path.absolute().parent for path in documents}:
+            sync(folder)
+    except BaseException as exc:
+        for path in touched:
+            _restore(path, staged[path] / _OLD)
+        if not isinstance(exc, OSError):
+            raise
+        raise OutputError(
+            exc.filename or next(iter(documents)),
+            f"the report file cannot be written: {exc.strerror or exc}",
+            fix="free some space or choose another place; no report was written",
+        ) from exc
+    finally:
+        for folder in staged.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a file that other programs write too, such as a log; it is made if need be.
+
+    Raises:
+        OutputError: it cannot be written, or is no regular file.
+    """
+    try:
+        descriptor = open_kept(path)
+        try:
+            rest = memoryview(text.encode())
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        finally:
+            os.close(descriptor)
+    except OSError as exc:
+        raise OutputError(
+            path, f"cannot be appended to: {exc.strerror or exc}", fix="give a file of your own"
+        ) from exc
+
+
+def _check_place(path: Path, overwrite: bool) -> None:
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        what = f"the folder of this report file, {parent}, does not exist"
+        raise OutputError(path, what, fix=f"mkdir -p {parent}")
+    if not os.access(parent, os.W_OK):
+        what = f"the folder of this report file, {parent}, is not writable"
+        raise OutputError(path, what, fix="choose another place")
+    if not (path.exists() or path.is_symlink()):
+        return
+    if path.is_symlink() or not path.is_file():
+        raise OutputError(path, "expected a report file, got what is none", fix="give another name")
+    if not overwrite:
+        raise OutputError(
+            path,
+            "this report file exists already",
+            fix="--overwrite replaces it; or give another name",
+        )
+
+
+def _restore(path: Path, old: Path) -> None:
+    if old.exists():
+        old.replace(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,129 @@
+"""An SVG drawing: elements with classes, a title and a description for those who do not see it."""
+
+from collections.abc import Sequence
+from typing import Literal
+from xml.etree import ElementTree
+
+from ...recipes.errors import visible
+
+WIDTH = 400
+"""Of every chart, in its own units: text stays readable where a phone shows it as wide as it is."""
+_CHARACTER = 6.7  # width of a mean one of the font, in the same units
+Anchor = Literal["start", "middle", "end"]
+Mark = Literal["circle", "square", "diamond", "triangle"]
+MARKS: tuple[Mark, ...] = ("circle", "square", "diamond", "triangle")
+
+
+class Drawing:
+    """What a chart draws on.
+
+    Args:
+        key: tells the chart from the others of its page: letters, digits and hyphens.
+        height: in units of `WIDTH`.
+        title: what it shows. described: what is to be seen in it, a sentence or more.
+    """
+
+    def __init__(self, key: str, height: float, *, title: str, described: str) -> None:
+        self.key = key
+        self.height = height
+        self._root = ElementTree.Element(
+            "svg",
+            {
+                "xmlns": "http://www.w3.org/2000/svg",
+                "class": "chart",
+                "viewBox": f"0 0 {WIDTH} {_number(height)}",
+                "role": "img",
+                "aria-labelledby": f"{key}-title {key}-desc",
+            },
+        )
+        self._add("title", {"id": f"{key}-title"}).text = visible(title)
+        self._add("desc", {"id": f"{key}-desc"}).text = visible(described)
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, look: str) -> None:
+        """A straight line."""
+        ends = {"x1": _number(x1), "y1": _number(y1), "x2": _number(x2), "y2": _number(y2)}
+        self._add("line", {**ends, "class": look})
+
+    def curve(self, points: Sequence[tuple[float, float]], look: str) -> None:
+        """Straight lines from point to point."""
+        places = " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
+        self._add("polyline", {"points": places, "class": f"curve {look}"})
+
+    def text(self, x: float, y: float, text: str, look: str = "", anchor: Anchor = "start") -> None:
+        """One line of text, `y` its base line."""
+        place = {"x": _number(x), "y": _number(y), "text-anchor": anchor}
+        self._add("text", {**place, "class": look} if look else place).text = visible(text)
+
+    def label(self, x: float, y: float, text: str, room: float, look: str = "") -> None:
+        """Text that ends at `x` and is cut where it has no room; the whole of it on hovering."""
+        most = max(2, int(room / _CHARACTER))
+        shown = visible(text)
+        cut = shown if len(shown) <= most else f"{shown[: most - 1]}…"
+        place = {"x": _number(x), "y": _number(y), "text-anchor": "end"}
+        element = self._add("text", {**place, "class": look} if look else place)
+        element.text = cut
+        if cut != shown:
+            ElementTree.SubElement(element, "title").text = shown
+            ElementTree.indent(element, space="")
+
+    def mark(self, kind: Mark, x: float, y: float, look: str, size: float = 4) -> None:
+        """A mark with its centre there; `size` is about half its width."""
+        if kind == "circle":
+            place = {"cx": _number(x), "cy": _number(y), "r": _number(size)}
+            self._add("circle", {**place, "class": look})
+            return
+        reach = size * {"square": 0.9, "diamond": 1.4, "triangle": 1.25}[kind]
+        corners = {
+            "square": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
+            "diamond": ((0, -1), (1, 0), (0, 1), (-1, 0)),
+            "triangle": ((0, -1), (1, 0.8), (-1, 0.8)),
+        }[kind]
+        self.polygon([(x + reach * dx, y + reach * dy) for dx, dy in corners], look)
+
+    def polygon(self, corners: Sequence[tuple[float, float]], look: str) -> None:
+        """A filled shape."""
+        places = " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)
+        self._add("polygon", {"points": places, "class": look})
+
+    def bar(
+        self, x: float, y: float, width: float, height: float, look: str, *, hatched: bool = False
+    ) -> None:
+        """A rectangle; hatched in the colour of `look`, or full of it."""
+        place = {
+            "x": _number(x),
+            "y": _number(y),
+            "width": _number(width),
+            "height": _number(height),
+            "class": f"{'hollow' if hatched else 'full'} {look}",
+        }
+        self._add("rect", place)
+        if hatched:
+            pattern = self._pattern(look)
+            self._add("rect", {**place, "class": "", "fill": f"url(#{pattern})"})
+
+    def text_width(self, text: str) -> float:
+        """About as wide as that is."""
+        return _CHARACTER * len(visible(text))
+
+    def to_text(self) -> str:
+        """The element `svg`, for a page or for a file."""
+        return ElementTree.tostring(self._root, encoding="unicode")
+
+    def _pattern(self, look: str) -> str:
+        name = f"{self.key}-{look}"
+        if self._root.find(f"pattern[@id='{name}']") is None:
+            size = {"width": "5", "height": "5", "patternUnits": "userSpaceOnUse"}
+            turned = {"patternTransform": "rotate(45)", "class": look}
+            pattern = ElementTree.Element("pattern", {"id": name, **size, **turned})
+            ends = {"x1": "0", "y1": "0", "x2": "0", "y2": "5", "class": "hatch"}
+            ElementTree.SubElement(pattern, "line", ends)
+            self._root.insert(2, pattern)  # behind title and description
+        return name
+
+    def _add(self, tag: str, attributes: dict[str, str]) -> ElementTree.Element:
+        return ElementTree.SubElement(self._root, tag, attributes)
+
+
+def _number(value: float) -> str:
+    """Two digits behind the point: equal drawings are equal files."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,229 @@
+"""Where compared counts come from: replays of this run, reports of the gate, measurements."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...recipes.regular_file import open_stream
+from ...recipes.strict_json import JsonProblem, parse_json
+from ..draft_replay import DraftReplay
+from ..errors import CompareError
+from ..estimand import estimand
+from ..gate import PromptFigures
+from ..measure.measurement import Measurement, differences
+from ..measure.measurement_file import read_measurement
+from ..report.document import Comparison, Document, Joint, Retuned, read_report
+from ..served.estimator import whole_counts
+from ..statistics import AcceptanceCounts
+from .counted import Contestant, CountedDrafts, count_drafts
+
+_MOST_OF_A_LINE = 1 << 20  # bytes: a setup is shorter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Drafts, and how they were counted.
+
+    Attributes:
+        num_draft_tokens: K. counted_by: in words.
+        warnings: sentences without a full stop.
+    """
+
+    drafts: CountedDrafts
+    num_draft_tokens: int
+    counted_by: str
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompt:
+    """As `PromptCounts`."""
+
+    id: str
+    category: str
+    prompt_sha256: str
+    counts: AcceptanceCounts
+
+
+def of_replays(replays: Sequence[DraftReplay], digests: Sequence[str]) -> Counted:
+    """Replays of one call.
+
+    Args:
+        replays: the baseline first.
+        digests: sha256 of the tensors of each draft.
+    """
+    first = replays[0]
+    contestants = [
+        Contestant(name=one.name, sha256=digest, prompts=one.prompts)
+        for one, digest in zip(replays, digests, strict=True)
+    ]
+    problem = first.traces.problem()
+    return Counted(
+        drafts=count_drafts(contestants),
+        num_draft_tokens=first.num_draft_tokens,
+        counted_by=estimand(first.traces.temperature, first.traces.sampling, first.draft_sampling),
+        warnings=() if problem is None else (problem,),
+    )
+
+
+def of_files(paths: Sequence[Path]) -> Counted:
+    """Reports of the gate, or measurements.
+
+    Args:
+        paths: all of one kind; the baseline of the reports, or the first measurement, comes first.
+
+    Raises:
+        CompareError: files of both kinds, or what they say cannot be compared.
+        GateError, MeasureError: a file is not what it claims to be.
+    """
+    lines = [_is_measurement(path) for path in paths]
+    if all(lines):
+        return _of_measurements([read_measurement(path) for path in paths])
+    if any(lines):
+        raise CompareError(
+            paths[lines.index(True)],
+            "is a measurement, and others are none: they count different things",
+            fix="give reports of the gate, or measurements, and not both",
+        )
+    return _of_reports(paths)
+
+
+def _is_measurement(path: Path) -> bool:
+    """A measurement is lines of JSON, a report of the gate one object with a format."""
+    try:
+        with open_stream(path) as stream:
+            line = stream.readline(_MOST_OF_A_LINE)
+        found = parse_json(line.decode("utf-8"))
+    except OSError as exc:
+        raise CompareError(
+            path,
+            f"cannot be read: {exc}",
+            fix="give reports of the gate or measurements; or drafts, and --traces T",
+        ) from exc
+    except (UnicodeDecodeError, JsonProblem):
+        return False
+    return isinstance(found, dict) and "format" not in found
+
+
+def _of_reports(paths: Sequence[Path]) -> Counted:
+    found = [(path, document := read_report(path), _replayed(path, document)) for path in paths]
+    first_path, first, baseline = found[0]
+    for path, _, comparison in found[1:]:
+        if what := _difference(baseline, comparison):
+            raise CompareError(
+                path, f"has {what} than {first_path}", fix="run the gate of both alike"
+            )
+    contestants = [
+        Contestant(
+            name=first.header.drafts.baseline.name,
+            sha256=baseline.background.baseline_sha256,
+            prompts=_prompts(baseline.prompts, of_candidate=False),
+        )
+    ]
+    for _, document, comparison in found:
+        contestants.append(
+            Contestant(
+                name=document.header.drafts.candidate.name,
+                sha256=comparison.background.candidate_sha256,
+                prompts=_prompts(comparison.prompts, of_candidate=True),
+            )
+        )
+    return Counted(
+        drafts=count_drafts(contestants),
+        num_draft_tokens=baseline.num_draft_tokens,
+        counted_by=baseline.estimand,
+    )
+
+
+def _replayed(path: Path, document: Document) -> Comparison:
+    """The comparison of two replays, with the draft as released; its prompts were recorded."""
+    judgement = document.judgement
+    found = judgement.replayed if isinstance(judgement, Joint) else judgement
+    if isinstance(found, Retuned):
+        found = found.against_bf16
+    if found is None or found.traces is None:
+        raise CompareError(
+            path,
+            "is of servers, whose texts differ from draft to draft",
+            fix="give the measurements themselves",
+        )
+    if not found.prompts:
+        raise CompareError(
+            path, f"compares no prompts: {found.verdict}", fix="give a report that does"
+        )
+    return found
+
+
+def _difference(one: Comparison, other: Comparison) -> str:
+    """What must be equal and is not; empty if nothing."""
+    assert one.traces is not None  # see `_replayed`
+    assert other.traces is not None
+    if one.traces.sha256 != other.traces.sha256:
+        return "other traces"
+    if one.num_draft_tokens != other.num_draft_tokens:
+        return f"another K ({other.num_draft_tokens}, not {one.num_draft_tokens})"
+    if one.draft_sampling != other.draft_sampling:
+        return "another --draft-sampling"
+    if one.background.baseline_sha256 != other.background.baseline_sha256:
+        return "another baseline"
+    counts = [[prompt.baseline for prompt in each.prompts] for each in (one, other)]
+    return "" if counts[0] == counts[1] else "other counts of the same baseline"
+
+
+def _prompts(prompts: Sequence[PromptFigures], *, of_candidate: bool) -> tuple[_Prompt, ...]:
+    return tuple(
+        _Prompt(
+            id=prompt.id,
+            category=prompt.category,
+            prompt_sha256=prompt.prompt_sha256,
+            counts=AcceptanceCounts(
+                histogram=prompt.candidate if of_candidate else prompt.baseline
+            ),
+        )
+        for prompt in prompts
+    )
+
+
+def _of_measurements(measurements: Sequence[Measurement]) -> Counted:
+    first = measurements[0]
+    depth = _num_draft_tokens(first)
+    for other in measurements[1:]:
+        unequal = differences(first.setup, other.setup)
+        if depth != _num_draft_tokens(other):
+            unequal = (*unequal, f"K: {depth}, {_num_draft_tokens(other)}")
+        if unequal:
+            raise CompareError(
+                other.name,
+                f"cannot be compared with {first.name}: {'; '.join(unequal)}",
+                fix="measure all drafts alike",
+            )
+    server = first.setup.server
+    return Counted(
+        drafts=count_drafts([_contestant(one, depth) for one in measurements]),
+        num_draft_tokens=depth,
+        counted_by=f"whole outputs of {server.engine} {server.version}, all rounds",
+    )
+
+
+def _num_draft_tokens(measurement: Measurement) -> int:
+    speculation = measurement.setup.speculation
+    if speculation is None:
+        raise CompareError(
+            measurement.name, "its server did not draft", fix="give measurements with a draft"
+        )
+    return speculation.num_draft_tokens
+
+
+def _contestant(measurement: Measurement, num_draft_tokens: int) -> Contestant:
+    speculation = measurement.setup.speculation
+    assert speculation is not None  # see `_num_draft_tokens`
+    prompts = tuple(
+        _Prompt(
+            id=record.id,
+            category=record.category,
+            prompt_sha256=record.prompt_sha256,
+            counts=whole_counts(record, num_draft_tokens),
+        )
+        for record in measurement.records
+    )
+    return Contestant(name=measurement.name, sha256=speculation.draft_sha256, prompts=prompts)

@@ -1,0 +1,212 @@
+"""What a report says of the drafts themselves: who they are, what was quantized, what engines do.
+
+Drafts are known by the hash of their tensors; names are for people.
+"""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...quantize.engines import check_draft
+from ...quantize.engines.contract import EngineCheck, EngineName
+from ...quantize.engines.registry import newest_engines
+from ...quantize.errors import CheckpointError
+from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.provenance import QuantizedProvenance, package_version
+from ...quantize.stored.declarations import declared_scheme
+from ...quantize.stored.draft import StoredDraft
+from ...recipes.schema import Rule
+from ..measure.measurement import Measurement
+from ..pairing import DraftFolder
+
+PACKAGES = ("torch", "numpy", "scipy", "safetensors", "transformers")
+"""That figures of a replay depend on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleFacts:
+    """A rule of the recipe: of which tensors, what happened to them, why they were kept."""
+
+    tensors: str
+    action: str
+    why: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationFacts:
+    """How a draft was quantized, from its draftquant.json.
+
+    Attributes:
+        formats: of the quantized linears, the recipe's own first.
+        num_quantized, num_kept: tensors of the source.
+        bytes_before, bytes_after: of all tensors.
+        draftquant, argv: version and command line that wrote the folder.
+        num_calibration_prompts: that the run looked at.
+    """
+
+    recipe: str
+    recipe_sha256: str
+    formats: tuple[str, ...]
+    algorithm: str
+    layout: str
+    backend: str
+    backend_versions: Mapping[str, str]
+    rules: tuple[RuleFacts, ...]
+    num_quantized: int
+    num_kept: int
+    bytes_before: int
+    bytes_after: int
+    num_calibration_prompts: int
+    draftquant: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFacts:
+    """One draft.
+
+    Attributes:
+        name: folder or Hub id, for people. sha256: identity of its tensors; None = not known.
+        family, num_bytes: of its folder; None = it was not at hand, the draft was served.
+        quantization: as its folder, or who measured it, calls it. quantized: None where no record
+            of this package says how.
+        hub_id, revision: of the draft that was quantized, where it came from the Hub.
+    """
+
+    name: str
+    sha256: str | None
+    family: str | None = None
+    num_bytes: int | None = None
+    quantization: str | None = None
+    quantized: QuantizationFacts | None = None
+    hub_id: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What one engine does with the candidate on one GPU; fields as in `EngineCheck`."""
+
+    engine: str
+    version: str
+    arch: str | None
+    verdict: str
+    evidence: str
+    error: str | None
+    remedy: str | None
+    launch: str | None
+
+
+def folder_facts(name: str, folder: DraftFolder) -> DraftFacts:
+    """Of a folder that was read.
+
+    Args:
+        name: as the user gave it.
+        folder: its tensors are hashed.
+    """
+    checkpoint = Checkpoint.open(folder.folder)
+    record = folder.quantized_by
+    declared = "of another tool" if folder.quantized else "none"
+    given = Path(name)
+    return DraftFacts(
+        name=given.resolve().name if given.is_dir() else name,
+        sha256=folder.sha256,
+        family=StoredDraft.look(checkpoint, declared_scheme(checkpoint)).draft.family.name,
+        num_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
+        quantization=declared if record is None else record.recipe.name,
+        quantized=None if record is None else _quantization(record),
+        hub_id=None if record is None else record.source.hub_id,
+        revision=None if record is None else record.source.revision,
+    )
+
+
+def measured_facts(measurement: Measurement) -> DraftFacts:
+    """Of the draft that a server had, as far as the measurement says."""
+    speculation = measurement.setup.speculation
+    if speculation is None:
+        return DraftFacts(name=measurement.name, sha256=None)
+    return DraftFacts(
+        name=speculation.draft or measurement.name,
+        sha256=speculation.draft_sha256,
+        quantization=speculation.draft_quantization,
+    )
+
+
+def engine_facts(folder: Path) -> tuple[EngineFacts, ...]:
+    """What the newest known version of every engine does with a draft, on each GPU it is known on.
+
+    Args:
+        folder: of the draft; the launch commands have its name, not its place.
+    """
+    return tuple(
+        _engine_facts(folder, engine.name, engine.version, arch)
+        for engine in newest_engines()
+        for arch in engine.archs
+    )
+
+
+def environment() -> Mapping[str, str]:
+    """Versions of Python and of what computes, as far as installed."""
+    return {
+        "python": platform.python_version(),
+        **{name: package_version(name) for name in PACKAGES},
+    }
+
+
+def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
+    recipe = record.recipe
+    changed = {
+        name
+        for name, digest in record.source.tensor_sha256.items()
+        if record.tensor_sha256.get(name) != digest
+    }
+    quantized = changed - record.dropped.keys() - record.balanced.keys()
+    return QuantizationFacts(
+        recipe=recipe.name,
+        recipe_sha256=record.recipe_sha256,
+        formats=tuple(dict.fromkeys(map(str, recipe.formats))),
+        algorithm=recipe.algorithm.name,
+        layout=recipe.layout,
+        backend=recipe.backend,
+        backend_versions=record.backend_versions,
+        rules=tuple(map(_rule, recipe.rules)),
+        num_quantized=len(quantized),
+        num_kept=len(record.source.tensor_sha256) - len(quantized) - len(record.dropped),
+        bytes_before=record.tensor_bytes.before,
+        bytes_after=record.tensor_bytes.after,
+        num_calibration_prompts=len(record.calibration_prompts),
+        draftquant=record.draftquant,
+        argv=record.argv,
+    )
+
+
+def _rule(rule: Rule) -> RuleFacts:
+    return RuleFacts(tensors=", ".join(rule.role or rule.tensor), action=rule.action, why=rule.why)
+
+
+def _engine_facts(folder: Path, engine: EngineName, version: str, arch: str) -> EngineFacts:
+    try:
+        found = check_draft(folder, engine=engine, arch=arch)
+    except CheckpointError as exc:  # the verdict of the gate does not depend on it
+        found = EngineCheck(
+            engine=engine,
+            version=version,
+            arch=arch,
+            tp=1,
+            verdict="UNKNOWN",
+            evidence="the folder cannot be checked",
+            error=exc.what,
+            remedy=exc.fix,
+        )
+    launch = found.launch and found.launch.replace(str(folder), folder.name)
+    return EngineFacts(
+        engine=found.engine,
+        version=found.version,
+        arch=found.arch,
+        verdict=found.verdict,
+        evidence=found.evidence,
+        error=found.error,
+        remedy=found.remedy,
+        launch=launch if found.verdict in ("LOADS", "UNKNOWN") else None,
+    )

@@ -1,0 +1,185 @@
+"""The report as Markdown: what one pastes into a pull request, as GitHub reads it."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ...recipes.errors import visible
+from . import words
+from .document import Comparison, Document
+
+MOST_ROWS = 40
+"""Of a table. GitHub takes comments of 65,536 characters."""
+_LONGEST = 300  # characters of a name in a table
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=+-]([A-Za-z0-9_./:=+ -]*[A-Za-z0-9_./:=+-])?")
+_SPECIAL = re.compile(r"[\\`*_\[\]|~$#<>&]|^[-+=]|(?<=^\d)[.)]")
+"""What means something in Markdown; a numeric reference in its place never does."""
+_LINKING = re.compile(r"(@|&#35;|:(?=//)|\bwww(?=\.))")
+"""What GitHub makes links and mentions of, however it is written: @who, #1, https://, www."""
+_APART = "\u200b"
+"""A space without width."""
+
+
+def markdown(document: Document) -> str:
+    """The whole text."""
+    return "\n".join(_lines(document)) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Foreign text as plain text: no markup, no link, no mention, no second line or cell."""
+    return _LINKING.sub(rf"\1{_APART}", _referenced(visible(text)))
+
+
+def code(text: str) -> str:
+    """Foreign text as code, whatever it holds, also in a cell of a table."""
+    shown = visible(text)[:_LONGEST]
+    return f"`{shown}`" if _PLAIN.fullmatch(shown) else f"<code>{_referenced(shown)}</code>"
+
+
+def _referenced(text: str) -> str:
+    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text)
+
+
+def _lines(document: Document) -> Iterator[str]:
+    judgement, drafts = document.judgement, document.header.drafts
+    yield f"### {judgement.verdict}: draftquant gate of {code(drafts.candidate.name)}"
+    yield ""
+    yield escaped(judgement.reason)
+    if judgement.action:
+        yield ""
+        yield f"**What to do:** {escaped(judgement.action)}"
+    for title, found in document.comparisons:
+        yield ""
+        if title:
+            yield f"#### {title}: {found.verdict}"
+            yield ""
+        yield from _categories(found)
+    yield from _beside(document)
+    yield ""
+    yield from _table(
+        ("draft", "tensors sha256", "bytes"),
+        [
+            (
+                f"{role} {code(draft.name)}",
+                code(words.digest(draft.sha256)),
+                _bytes(draft.num_bytes),
+            )
+            for role, draft in (("BF16", drafts.baseline), ("quantized", drafts.candidate))
+        ],
+    )
+    yield from _quantized(document)
+    yield from _engines(document)
+    if judgement.warnings:
+        yield ""
+        yield "<details><summary>To know beside the verdict</summary>"
+        yield ""
+        yield from (f"- {escaped(warning)}" for warning in judgement.warnings)
+        yield ""
+        yield "</details>"
+    yield ""
+    yield from _footer(document)
+
+
+def _categories(found: Comparison) -> Iterator[str]:
+    rows = [
+        (
+            "**all prompts**",
+            words.count(found.num_prompts),
+            words.length(found.baseline.mean_acceptance_length),
+            words.length(found.candidate.mean_acceptance_length),
+            words.change(found.change),
+            words.bounds(found.change),
+            words.limit(found.policy.max_relative_drop),
+            found.verdict,
+        )
+    ]
+    if len(found.categories) > 1:
+        rows += [
+            (
+                code(own.category),
+                words.count(own.num_prompts),
+                words.length(own.baseline_mean_acceptance_length),
+                words.length(own.candidate_mean_acceptance_length),
+                words.change(own.change),
+                words.bounds(own.change),
+                words.limit(own.max_relative_drop),
+                own.outcome or "too few prompts",
+            )
+            for own in found.categories
+        ]
+    at = "" if found.change is None else f" ({words.confidence(found.change.confidence)})"
+    yield from _table(
+        ("category", "prompts", "BF16", "quantized", "change", f"bounds{at}", "limit", "outcome"),
+        rows,
+    )
+
+
+def _beside(document: Document) -> Iterator[str]:
+    rows = [
+        (
+            escaped(f"{one.check}: {one.what}"[:_LONGEST]),
+            words.figure(one.estimate),
+            words.figure(one.threshold),
+            one.verdict,
+        )
+        for one in document.findings
+    ]
+    if document.noise is not None:
+        rows.append(
+            (
+                "noise of the server",
+                words.change(document.noise.change),
+                words.NONE,
+                document.noise.verdict,
+            )
+        )
+    if rows:
+        yield ""
+        yield from _table(("beside", "figure", "threshold", "verdict"), rows)
+
+
+def _quantized(document: Document) -> Iterator[str]:
+    made = document.header.drafts.candidate.quantized
+    if made is None:
+        return
+    yield ""
+    yield (
+        f"Recipe {code(made.recipe)}: {escaped('; '.join(made.formats))}; {made.num_quantized}"
+        f" tensors quantized, {made.num_kept} kept; {words.nbytes(made.bytes_after)} instead of"
+        f" {words.nbytes(made.bytes_before)}."
+    )
+
+
+def _engines(document: Document) -> Iterator[str]:
+    engines = document.header.engines
+    if not engines:
+        return
+    yield ""
+    yield from _table(
+        ("engine", "GPU", "verdict"),
+        [(escaped(f"{one.engine} {one.version}"), one.arch or "any", one.verdict)
+         for one in engines],
+    )  # fmt: skip
+
+
+def _footer(document: Document) -> Iterator[str]:
+    _, found = document.comparisons[0]
+    traces = "" if found.traces is None else f", traces {words.digest(found.traces.sha256)}"
+    yield (
+        f"<sub>{escaped(found.estimand)}, K = {found.num_draft_tokens}, policy"
+        f" {found.policy.name}{traces}; draftquant {escaped(document.header.draftquant)}</sub>"
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """With at most `MOST_ROWS`, and how many there are beyond them."""
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{' --- |' * len(heads)}"
+    for row in rows[:MOST_ROWS]:
+        yield f"| {' | '.join(row)} |"
+    if len(rows) > MOST_ROWS:
+        yield ""
+        yield f"and {len(rows) - MOST_ROWS} more, in the report."
+
+
+def _bytes(number: int | None) -> str:
+    return words.NONE if number is None else words.nbytes(number)

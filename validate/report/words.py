@@ -1,0 +1,64 @@
+"""How reports write numbers: the same in every form."""
+
+import math
+
+from ..paired import PairedChange
+
+NONE = "\u2013"
+"""A dash, where there is no figure."""
+
+
+def change(found: PairedChange | None) -> str:
+    """A relative change in percent, `NONE` where there is none."""
+    return NONE if found is None else f"{found.relative_change:+.2%}"
+
+
+def bounds(found: PairedChange | None) -> str:
+    """Both bounds of a change in percent."""
+    if found is None:
+        return NONE
+    return f"{math.expm1(found.lower):+.2%} to {math.expm1(found.upper):+.2%}"
+
+
+def confidence(share: float) -> str:
+    """95%, 98.47%, 99.9999%: with the digits that tell it from certainty."""
+    digits = 2 + math.ceil(-math.log10(1 - share))
+    return f"{100 * share:.{digits}g}%"
+
+
+def limit(max_relative_drop: float) -> str:
+    """The change that must not be fallen below."""
+    return f"{-max_relative_drop:+.2%}"
+
+
+def length(acceptance_length: float | None) -> str:
+    """A mean acceptance length."""
+    return NONE if acceptance_length is None else f"{acceptance_length:.3f}"
+
+
+def share(part: float | None) -> str:
+    """A share in percent."""
+    return NONE if part is None else f"{part:.1%}"
+
+
+def count(number: float) -> str:
+    """Whole where it was counted, one digit more where it is expected."""
+    return f"{number:,.0f}" if float(number).is_integer() else f"{number:,.1f}"
+
+
+def figure(number: float | None) -> str:
+    """A figure of any kind."""
+    return NONE if number is None else f"{number:.4g}"
+
+
+def nbytes(number: float) -> str:
+    """Bytes in decimal units."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:,.2f} {unit}"
+    return f"{number:,.0f} bytes"
+
+
+def digest(sha256: str | None) -> str:
+    """The start of a hash, as people compare them."""
+    return "not known" if sha256 is None else sha256[:12]
