@@ -1,0 +1,5 @@
+"""Pictures."""
+
+from collections.abc import Callable, Mapping
+
+PICTURES: Mapping[str, Callable[[], str]] = {}
