@@ -51,6 +51,7 @@ CHOICES: Sequence[Choice] = (
     ),
     Choice(("B200",), "SGLang", (MLA,), "fp8-ptpc", ()),
 )
+ANY = "any of the three"
 NONE_SMALLER = "none that it loads"
 BY_PLUGIN = ("mi325x-w4a8-gptq",)
 """What no stock engine loads, and an engine with draftquant as its plugin does."""
@@ -69,7 +70,7 @@ def choices_table() -> str:
             [
                 ", ".join(each.gpus),
                 each.engine,
-                "any of the three" if each.families == EVERY else ", ".join(each.families),
+                ANY if each.families == EVERY else ", ".join(each.families),
                 code(each.recipe),
                 ", ".join(_linked(name) for name in each.smaller) or NONE_SMALLER,
             ]

@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from ...recipes import load_recipe
 from ..checkout import ROOT
 from ..real_shapes.drafts import DEFAULT_DRAFT, REAL_DRAFTS
 from ..real_shapes.generate import write_sparse_model
-from .choices import CHOICES, EVERY, NONE_SMALLER, Choice, with_plugin
+from .choices import ANY, CHOICES, EVERY, NONE_SMALLER, Choice, with_plugin
 from .drawing import (
     BLUE,
     FAINT,
@@ -93,9 +94,7 @@ def acceptance_picture() -> str:
         axis.spines["left"].set_visible(False)
     axes[0].set_yticks(range(len(names)), names)
     axes[0].set_ylim(len(names) - 0.4, -0.6)
-    axes[1].set_xlabel(
-        "change of the acceptance length against BF16, %; bars: one-sided 95 % bounds"
-    )
+    axes[1].set_xlabel("change of the acceptance length, %; bars: one-sided 95 % bounds")
     for verdict, (marker, colour) in _LOOKS.items():
         axes[0].plot([], [], marker, color=colour, label=verdict, markersize=7.5)
     axes[0].plot([], [], color=RED, linestyle=(0, (4, 3)), label="limit of the gate, -1 %")
@@ -108,7 +107,10 @@ def _alike(changes: Mapping[str, dict[str, Change]]) -> dict[str, dict[str, Chan
     names: dict[str, list[str]] = {}
     for name, each in changes.items():
         names.setdefault(str(each), []).append(name)
-    return {",\n".join(alike): changes[alike[0]] for alike in names.values()}
+    return {
+        textwrap.fill(", ".join(alike), 24, break_on_hyphens=False): changes[alike[0]]
+        for alike in names.values()
+    }
 
 
 def planned_bytes() -> dict[str, Counter[str]]:
@@ -136,7 +138,7 @@ def bytes_picture() -> str:
     """What a published draft weighs, by recipe and part."""
     found = planned_bytes()
     made, (axis,) = figure(10, 3.6, layout="constrained")
-    for place, (name, parts) in enumerate(found.items()):
+    for place, parts in enumerate(found.values()):
         start = 0.0
         for part, (_, colour) in _PARTS.items():
             width = parts[part] / 1e9
@@ -188,7 +190,7 @@ def choices_picture() -> str:
 def _boxes(choice: Choice, place: int) -> Iterator[tuple[float, float, str, int | None]]:
     """Left, right, text, and the first row that it spans where it ends in this one."""
     lefts = [*_COLUMNS.values()]
-    family = "every family" if choice.families == EVERY else ", ".join(choice.families)
+    family = ANY if choice.families == EVERY else ", ".join(choice.families)
     gpus = " ".join(choice.gpus)
     smaller = "\n".join(map(with_plugin, choice.smaller)) or NONE_SMALLER
     texts = [gpus, choice.engine, family, choice.recipe, smaller]
