@@ -54,11 +54,12 @@ def messages() -> Iterator[Message]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and _name(node.func) == "Lint":
                 given = {each.arg or "": each.value for each in node.keywords}
+                said = {key: _words(each, constants) for key, each in given.items()}
                 yield Message(
-                    *(
-                        _words(given[key], constants)
-                        for key in ("name", "level", "cause", "remedy")
-                    ),
+                    name=said["name"],
+                    level=said["level"],
+                    cause=said["cause"],
+                    remedy=said["remedy"],
                     fixable="fix" in given,
                 )
 

@@ -60,7 +60,7 @@ def _type(hint: Any) -> str:
         return " or ".join(f"`{json.dumps(value)}`" for value in inner)
     if inner:
         return " or ".join(map(_type, inner))
-    return _JSON_TYPES.get(hint, hint.__name__)
+    return _JSON_TYPES.get(hint) or str(hint.__name__)
 
 
 def attributes(cls: type) -> Mapping[str, str]:
