@@ -1,10 +1,13 @@
 """What only a checkout has: the shapes of published drafts are not installed."""
 
 import importlib.util
+from pathlib import Path
 
 from ..recipes.errors import DraftQuantError
 
 REAL_SHAPES = "draftquant.scripts.real_shapes"
+ROOT = Path(__file__).resolve().parents[1]
+"""Of the checkout."""
 
 
 class CheckoutError(DraftQuantError):

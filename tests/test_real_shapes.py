@@ -5,8 +5,6 @@ are written by hand; what the families expect follows from config.json.
 """
 
 import dataclasses
-import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +15,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import Plan, make_plan
 from draftquant.recipes import Rule, built_in_recipes, load_recipe
 from draftquant.scripts.real_shapes.drafts import REAL_DRAFTS
-from draftquant.scripts.real_shapes.generate import stored_tensors
+from draftquant.scripts.real_shapes.generate import write_sparse_model
 
 
 class Published(NamedTuple):
@@ -123,23 +121,12 @@ def overhead_by_hand(recipe: str, linears: int, weights: int, rows: int) -> dict
 
 def write_headers(folder: Path, name: str, *, divide: int = 1, **changes: Any) -> Checkpoint:
     """A draft without data; `changes` go into its config.json after its shapes are made."""
-    folder.mkdir()
     config = REAL_DRAFTS[name].config(divide)
-    header: dict[str, object] = {}
-    end = 0
-    for tensor in stored_tensors(REAL_DRAFTS[name].shapes(config)):
-        entry = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
-        header[tensor.name] = {**entry, "data_offsets": [end, end + tensor.nbytes]}
-        end += tensor.nbytes
-    text = json.dumps(header).encode()
-    path = folder / "model.safetensors"
-    path.write_bytes(len(text).to_bytes(8, "little") + text)
-    os.truncate(path, 8 + len(text) + end)
+    shapes = REAL_DRAFTS[name].shapes(config)
     for key, value in changes.items():
         section = config["dflash_config"] if key == "target_layer_ids" else config
         section[key] = value
-    (folder / "config.json").write_text(json.dumps(config))
-    return Checkpoint.open(folder)
+    return write_sparse_model(folder, config, shapes)
 
 
 @pytest.fixture(scope="module")

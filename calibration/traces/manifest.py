@@ -97,9 +97,15 @@ class LogprobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEntry:
-    """One prompt: `num_tokens` N counts prompt and continuation, `file` is the shard it is in.
+    """One prompt.
 
-    `conversation_sha256` is that of `PromptTrace`; None, and no such key, for a first turn.
+    Attributes:
+        id: of the prompt, before the names of its tensors.
+        category: of the prompt, as its file says.
+        prompt_length: P, tokens of the prompt.
+        num_tokens: N, tokens of prompt and continuation.
+        file: the shard that it is in.
+        conversation_sha256: that of `PromptTrace`; None, and no such key, for a first turn.
     """
 
     id: str
@@ -112,7 +118,13 @@ class TraceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One safetensors file beside trace.json."""
+    """One safetensors file beside trace.json.
+
+    Attributes:
+        file: its name.
+        nbytes: its size.
+        sha256: over its bytes.
+    """
 
     file: str
     nbytes: int
@@ -124,6 +136,7 @@ class TablesFile:
     """The target's embedding and head beside trace.json; what is in it says `tables.py`.
 
     Attributes:
+        file: its name. nbytes: its size. sha256: over its bytes.
         num_token_ids: n, tokens whose embedding is carried.
         width: W, of the target's hidden states.
         embed_tokens_dtype, lm_head_dtype: as the target stores them.
@@ -147,11 +160,14 @@ class TraceManifest:
     What is None stands in no key of trace.json.
 
     Attributes:
+        format: what the file is. version: of the format.
         temperature: of the continuations, 0 = greedy.
         sampling: None for greedy ones.
         recorded_by: engine and version, where it was none of transformers.
+        target: who was recorded. features: what a position has.
         logprobs: None where none are recorded; sampled traces have them.
         num_tokens: the sum over the prompts.
+        prompts: in the order of recording. shards: where their tensors are.
         tables: None for a folder that carries none.
     """
 

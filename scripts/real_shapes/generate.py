@@ -4,12 +4,13 @@ For measuring speed and memory, and for byte budgets. Its weights mean nothing: 
 """
 
 import json
+import os
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ...quantize.files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE
+from ...quantize.files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import StoredTensor
 from ...quantize.files.staging import check_output, staged_output, write_text
@@ -76,6 +77,23 @@ def write_random_model(
                     start = int(torch.randint(PERIOD, (), generator=generator))
                     _repeat(output, tensor, tile[start : start + PERIOD])
         write_text(staging / UNVERIFIED_CONFIG_FILE, json.dumps(config, indent=2) + "\n")
+
+
+def write_sparse_model(folder: Path, config: Config, shapes: Shapes) -> Checkpoint:
+    """Write headers and config.json into a new folder, and no weights: holes that read as zeros."""
+    folder.mkdir()
+    header: dict[str, object] = {}
+    end = 0
+    for tensor in stored_tensors(shapes):
+        entry = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+        header[tensor.name] = {**entry, "data_offsets": [end, end + tensor.nbytes]}
+        end += tensor.nbytes
+    text = json.dumps(header).encode()
+    path = folder / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + end)
+    write_text(folder / CONFIG_FILE, json.dumps(config))
+    return Checkpoint.open(folder)
 
 
 def _repeat(output: SafetensorsFile, tensor: StoredTensor, period: Tensor) -> None:
