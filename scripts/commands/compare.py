@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.report_files import ReportFormat, check_reports, write_reports
-from ..console import print_json, print_table, stderr, stdout, table
+from ..api.replay import load_for_replay, replay_loaded
+from ..console import OnTerminal, print_json, print_table, stderr, stdout, table
 from .common import share
-from .replaying import add_replay_arguments, load_for_replay, replay_loaded
+from .replaying import add_replay_arguments, settings_of
 
 if TYPE_CHECKING:
     from ...validate.comparison.compare import Change, ComparisonReport
@@ -123,9 +124,9 @@ def _counted(options: argparse.Namespace) -> "Counted":
 
     traces = TraceFolder.open(options.traces)
     digests = [DraftFolder.read(resolve_draft(name).folder).sha256 for name in options.drafts]
-    return of_replays(
-        replay_loaded(load_for_replay(options.drafts, traces, options), options), digests
-    )
+    settings, watch = settings_of(options), OnTerminal()
+    loaded = load_for_replay(options.drafts, traces, settings, watch)
+    return of_replays(replay_loaded(loaded, settings, watch), digests)
 
 
 def _print(report: "ComparisonReport") -> None:
