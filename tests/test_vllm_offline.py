@@ -20,7 +20,9 @@ from draftquant.calibration.vllm.offline import offline_engine
 from draftquant.calibration.vllm.plan import RecordingPlan
 from draftquant.calibration.vllm.record import Offline, record_with_vllm
 from draftquant.calibration.vllm.states_file import STATES_KEY
+from draftquant.quantize.stored.loading import load_draft
 from states_server import END, VOCAB, write_file, write_target
+from tiny_llama import tiny_eagle1
 
 PROMPTS = [Prompt(id=f"p{i}", category="a", token_ids=(i, i + 1)) for i in range(5)]
 
@@ -127,6 +129,15 @@ def test_the_engine_is_started_and_asked_as_recording_needs(target: Path, tmp_pa
         assert trace.token_logprob is not None
         assert trace.token_logprob.tolist() == [-0.25] * 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "target"]
+
+
+def test_the_state_behind_the_last_norm_needs_log_probabilities(
+    target: Path, tmp_path: Path
+) -> None:
+    draft = load_draft(tiny_eagle1(tmp_path / "draft", head=True))
+    with pytest.raises(TraceError, match="show how that norm is served") as caught:
+        plan(target, aux_layer_ids=None, fuse_with=draft, decoding=Decoding())
+    assert caught.value.fix == "add --logprobs"
 
 
 def test_drawn_tokens_have_a_seed_of_their_prompt(target: Path, tmp_path: Path) -> None:

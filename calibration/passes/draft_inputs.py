@@ -64,7 +64,7 @@ def reads_features(draft: LoadedDraft) -> bool:
 
 
 def check_reads_layers(draft: LoadedDraft) -> None:
-    """Check that the draft reads outputs of layers, all that dumps and engines hand out, or tokens.
+    """Check that the draft reads outputs of layers, all that dumps hold, or tokens.
 
     Raises:
         TraceError: it reads the target's last hidden state.
@@ -73,7 +73,7 @@ def check_reads_layers(draft: LoadedDraft) -> None:
         raise TraceError(
             f"draft {draft.name}",
             f"it has no fc over layers: it {_LAST_STATE}",
-            fix="record with transformers: draftquant record --draft DRAFT --fused",
+            fix="record its traces: draftquant record --draft DRAFT --fused",
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
-from ..passes.draft_inputs import check_reads_layers
+from ..passes.draft_inputs import reads_layers
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import GREEDY, Decoding
 from ..recording.target_shape import TargetShape, check_prompts, chosen_layers, feature_spec
@@ -56,14 +56,24 @@ class RecordingPlan:
                 raise TraceError(name, f"expected at least 1, got {getattr(self, name)}",
                                  fix="give a larger number")  # fmt: skip
         check_prompts(self.prompts, self.shape, self.max_new_tokens)
+        if self.reads_last_state and self.decoding.logprob_spec is None:
+            raise TraceError(
+                "--logprobs",
+                "the draft reads the state behind the target's last norm, which an engine does not"
+                " hand out: log-probabilities show how that norm is served",
+                fix="add --logprobs",
+            )
 
     @property
     def features(self) -> FeatureSpec:
         """What is stored."""
-        if self.fuse_with is not None:
-            check_reads_layers(self.fuse_with)
         ids = chosen_layers(self.aux_layer_ids, self.fuse_with, self.shape)
         return feature_spec(self.shape, ids, self.fuse_with, self.dtype)
+
+    @property
+    def reads_last_state(self) -> bool:
+        """Whether the draft reads the state behind the norm before the target's head."""
+        return self.fuse_with is not None and not reads_layers(self.fuse_with)
 
     @property
     def states(self) -> ExpectedStates:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from ...quantize.files.staging import check_output
 from ..errors import TraceError
 from ..passes.draft_inputs import fused_features
+from ..recording.last_norm import Written, shown_norm
 from ..recording.target_shape import target_identity
 from ..traces.folder import TraceFolder
 from ..traces.prompt_trace import PromptTrace
@@ -149,8 +151,9 @@ def record_with_vllm(
             tables=tables,
             table_ids=table_ids or (),
         ) as writer:
+            read = _reading(plan, kept)
             for i in range(len(plan.prompts)):
-                writer.add(_trace(plan, i, kept.answer(i)[0], kept.states(i)), position=i)
+                writer.add(_trace(plan, i, kept.answer(i)[0], kept.states(i), read), position=i)
         shutil.rmtree(folder, ignore_errors=True)
     return TraceFolder.open(out)
 
@@ -197,10 +200,36 @@ def _remove(shared: Path, session: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _trace(plan: RecordingPlan, position: int, answer: Answer, states: Path) -> PromptTrace:
-    prompt, spec, draft = plan.prompts[position], plan.decoding.logprob_spec, plan.fuse_with
+def _reading(plan: RecordingPlan, kept: KeptRecording) -> Callable[[Tensor], Tensor]:
+    """What the draft reads of what the engine hands out: all of it, or what it makes of it."""
+    draft = plan.fuse_with
+    if draft is None:
+        return lambda states: states
+    if not plan.reads_last_state:
+        return partial(fused_features, draft)
+
+    def written() -> Iterator[Written]:
+        for i, prompt in enumerate(plan.prompts):
+            answer = kept.answer(i)[0]
+            yield Written(
+                states=read_features(kept.states(i))[len(prompt.token_ids) - 1 :],
+                token_ids=torch.tensor(answer.token_ids),
+                logprob=torch.tensor(answer.token_logprob),
+            )
+
+    norm = shown_norm(plan.target, written(), plan.decoding)
+    return lambda states: fused_features(draft, norm(states))
+
+
+def _trace(
+    plan: RecordingPlan,
+    position: int,
+    answer: Answer,
+    states: Path,
+    read: Callable[[Tensor], Tensor],
+) -> PromptTrace:
+    prompt, spec = plan.prompts[position], plan.decoding.logprob_spec
     token_ids = torch.tensor([*prompt.token_ids, *answer.token_ids])
-    features = read_features(states)
     ids, logprobs = _top(answer) if spec and spec.num_top else (None, None)
     # Of the prompt, engines do not say what the target would have written.
     top1 = torch.full((len(token_ids) - 1,), -1)
@@ -213,7 +242,7 @@ def _trace(plan: RecordingPlan, position: int, answer: Answer, states: Path) -> 
         category=prompt.category,
         prompt_length=len(prompt.token_ids),
         token_ids=token_ids,
-        features=fused_features(draft, features) if draft else features,
+        features=read(read_features(states)),
         target_top1=top1,
         token_logprob=torch.tensor(answer.token_logprob) if spec else None,
         top_token_ids=ids,

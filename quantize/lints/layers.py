@@ -78,8 +78,8 @@ def without_fc(draft: Draft) -> Iterator[Lint]:
             name="last-hidden-state",
             level="note",
             cause="use_aux_hidden_state is false: the draft reads the target's last hidden state,"
-            " behind its final norm, and has no fc; dumps and engines hand out outputs of layers",
-            remedy="record its traces with transformers: draftquant record --draft DRAFT --fused",
+            " behind its final norm, and has no fc; dumps hold outputs of layers",
+            remedy="record its traces with draftquant record --draft DRAFT --fused",
         )
 
 
