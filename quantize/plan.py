@@ -243,6 +243,7 @@ def _balanced(plan: Plan) -> Plan:
 
 def _check_count(plan: Plan) -> None:
     layers, each = plan.draft.geometry.num_layers, plan.recipe.expect.quantized_per_layer
+    each = min(each, plan.draft.family.linears_per_layer or each)
     names = (step.row.canonical for step in plan.quantized if step.row.role in LAYER_ROLES)
     found = len({without_expert(name) for name in names})
     if found != each * layers:

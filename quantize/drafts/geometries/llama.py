@@ -35,3 +35,8 @@ class LlamaGeometry(LastStateGeometry):
     qk_norm: bool
     tied: bool
     reads_features: bool = True
+
+    @property
+    def shares_tables(self) -> bool:
+        """Whether engines take embedding and head from the target; a whole model has its own."""
+        return self.reads_features
