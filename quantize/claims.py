@@ -158,14 +158,14 @@ def is_tied(draft: Draft) -> bool:
 
 
 _OF_MOST: tuple[tuple[Role, ...], ...] = (("fusion",), ("norm",))
-"""Rules that recipes have for every draft, of which some families have no tensor at all."""
+"""Rules that recipes have for every draft, though some families need no such tensor."""
 
 
 def _check_rules_used(recipe: Recipe, draft: Draft, used: frozenset[int]) -> None:
     specs = draft.family.tensor_specs(draft.geometry)
-    possible = {spec.role for spec in specs.values()}
+    sure = {spec.role for spec in specs.values() if not spec.optional}
     for index, rule in enumerate(recipe.rules):
-        absent = rule.role in _OF_MOST and possible.isdisjoint(rule.role)
+        absent = rule.role in _OF_MOST and sure.isdisjoint(rule.role)
         if index in used or rule.optional or absent:
             continue
         hint = f"roles here: {sorted({row.role for row in draft.rows})}"
