@@ -145,7 +145,7 @@ class Plan:
             steps = [step for step in self.quantized if self.format_of(step) == form]
             names = {name for s in steps for name in (s.row.module, *fused_names(s.row.module))}
             if names:
-                leaves = tuple(sorted({name.rpartition(".")[2] for name in names}))
+                leaves = tuple(sorted({last_part(name) for name in names}))
                 found.append(OwnFormat(self.recipe.in_format(form).stored, leaves))
         return tuple(found)
 
@@ -282,7 +282,7 @@ def _check_formats(plan: Plan) -> None:
             )
     first: dict[str, str] = {}
     for module, form in forms.items():
-        leaf = module.rpartition(".")[2]
+        leaf = last_part(module)
         other = first.setdefault(leaf, module)
         if forms[other] != form:
             raise PlanError(

@@ -10,7 +10,7 @@ _NO_TYPE = (
     " recognize this architecture."
 )
 MEDUSA_NAME = "MedusaModel"
-MEDUSA = "serve it with vLLM 0.32, the last that has Medusa; codes as floats (draftquant dequantize)"
+MEDUSA = "serve it with vLLM 0.32, the last that has Medusa; in floats (draftquant dequantize)"
 _OWN_TYPES: Mapping[str, str] = {"dflash": "set model_type to qwen3", "medusa": MEDUSA}
 """model_type that no engine knows -> what to do: TorchSpec's DFlash, and Medusa."""
 

@@ -53,7 +53,9 @@ _NOT_EXECUTED = frozenset(
 )
 """Other names of drafts that are registered."""
 _PLAIN = "write an ordinary config.json, or serve a draft of speculators with vLLM"
-_OF_DRAFTS = re.compile(r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE)
+_OF_DRAFTS = re.compile(
+    r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE
+)
 """Names that only drafts have; another one may be a model of Transformers."""
 
 

@@ -38,8 +38,8 @@ def biases(draft: Draft) -> Iterator[Lint]:
 
 def names(draft: Draft) -> Iterator[Lint]:
     """Source: `load_weights` of vLLM 0.32 `models/medusa.py:129-178`."""
-    unread = [row.tensor.name for row in draft.rows if is_medusa(draft) and _unread(row.tensor.name)]
-    if unread:
+    unread = [row.tensor.name for row in draft.rows if _unread(row.tensor.name)]
+    if is_medusa(draft) and unread:
         yield Lint(
             name="medusa-names",
             level="warning",

@@ -44,7 +44,9 @@ def scores(logits: list[torch.Tensor]) -> list[list[list[float]]]:
     for of_head in logits:
         best = of_head.argmax(-1).tolist()
         first = [[value for value in row.tolist() if value > -1e30][:SHOWN] for row in of_head]
-        found.append([[token, *(round(v, 5) for v in row)] for token, row in zip(best, first)])
+        found.append(
+            [[token, *(round(v, 5) for v in row)] for token, row in zip(best, first, strict=True)]
+        )
     return found
 
 

@@ -87,7 +87,9 @@ class Medusa(Family):
         """See `Family.tensor_specs`; blocks may have biases whether config.json says so or not."""
         g = geometry
         hidden = Dim(g.hidden_size, "hidden_size")
-        proposed = Dim(g.draft_vocab_size, "truncated_vocab_size" if g.shared_head else "vocab_size")
+        proposed = Dim(
+            g.draft_vocab_size, "truncated_vocab_size" if g.shared_head else "vocab_size"
+        )
         head = TensorSpec(role="head", shape=(proposed, hidden))
         table: dict[str, TensorSpec] = {}
         for i in range(g.num_heads):
