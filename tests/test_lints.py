@@ -259,7 +259,6 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
             to, layout="specforge", num_layers=1, config={"torch_dtype": "bfloat16"}
         )
     ],
-    "medusa-served": [lambda to: tiny_medusa(to)],
     "medusa-biases": [
         lambda to: tiny_medusa(to, biases=True, config={"medusa_fc_bias": False}),
         lambda to: set_keys(tiny_medusa(to, biases=True), medusa_fc_bias=ABSENT),
@@ -383,6 +382,7 @@ def computed(draft: Draft) -> dict[str, Any]:
     """What the maths of a draft follow from."""
     assert dataclasses.is_dataclass(draft.geometry)
     found = dataclasses.asdict(draft.geometry)
+    found.pop("biased", None)  # of Medusa: which tensors there must be
     if draft.family.name == "dflash":  # spelled in several ways
         layers: Any = draft.geometry
         del found["causal"], found["layer_types"]

@@ -269,10 +269,10 @@ def make_rules(recipe: Any, action: str) -> Any:
 
 def test_lints_say_what_vllm_did_with_them(tmp_path: Path) -> None:
     folder = tiny_medusa(tmp_path / "draft", spelling="old", root="medusa_head.", biases=True)
-    assert [lint.name for lint in find_lints(read(folder))] == ["medusa-served", "medusa-names"]
+    assert [lint.name for lint in find_lints(read(folder))] == ["medusa-names"]
     edit_json(folder / "config.json", medusa_fc_bias=None)
     found = {lint.name: lint for lint in find_lints(read(folder))}
-    assert list(found) == ["medusa-served", "medusa-biases", "medusa-names"]
+    assert list(found) == ["medusa-biases", "medusa-names"]
     assert found["medusa-biases"].fix == {"medusa_fc_bias": True}
 
 

@@ -31,7 +31,6 @@ CHECKS: tuple[Check, ...] = (
     dflash.float16,
     dflash.embedding_scale,
     dspark.nested_keys,
-    medusa.served,
     medusa.biases,
     medusa.names,
     storage.layout,

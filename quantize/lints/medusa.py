@@ -1,22 +1,10 @@
-"""Medusa: what of a folder the engine that had it would have served."""
+"""Medusa: what of a folder vLLM 0.32, the last engine that has it, leaves out."""
 
 from collections.abc import Iterator
 
 from ..drafts import Draft
 from .lint import Lint
 from .marks import is_medusa
-
-
-def served(draft: Draft) -> Iterator[Lint]:
-    """Source: registries of vLLM 0.32 and 0.33; `models/medusa.py:19-29` of the former."""
-    if is_medusa(draft):
-        yield Lint(
-            name="medusa-served",
-            level="note",
-            cause="vLLM 0.33 and SGLang 0.5.23 have no Medusa; vLLM 0.32 serves it in floats, for"
-            " its blocks and heads take no quantization",
-            remedy="serve what is quantized as its decoded weights: draftquant dequantize",
-        )
 
 
 def biases(draft: Draft) -> Iterator[Lint]:
