@@ -128,7 +128,7 @@ def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
             " the head of a draft from its target, and nothing else",
             fix="keep it",
         )
-    if not getattr(draft.geometry, "reads_features", True):
+    if not getattr(draft.geometry, "shares_tables", True):
         raise PlanError(
             f"recipe {recipe.name}",
             f"{row.tensor.name} cannot be dropped: of a {draft.family.name} draft engines take no"
@@ -157,10 +157,16 @@ def is_tied(draft: Draft) -> bool:
     return draft.checkpoint.config.get("tie_word_embeddings") is True
 
 
+_OF_MOST: tuple[tuple[Role, ...], ...] = (("fusion",), ("norm",))
+"""Rules that recipes have for every draft, though some families need no such tensor."""
+
+
 def _check_rules_used(recipe: Recipe, draft: Draft, used: frozenset[int]) -> None:
-    without_fc = not getattr(draft.geometry, "fuses", True)
+    specs = draft.family.tensor_specs(draft.geometry)
+    sure = {spec.role for spec in specs.values() if not spec.optional}
     for index, rule in enumerate(recipe.rules):
-        if index in used or rule.optional or (without_fc and rule.role == ("fusion",)):
+        absent = rule.role in _OF_MOST and sure.isdisjoint(rule.role)
+        if index in used or rule.optional or absent:
             continue
         hint = f"roles here: {sorted({row.role for row in draft.rows})}"
         if rule.role == ("head",) and rule.action != "keep":

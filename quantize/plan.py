@@ -150,7 +150,7 @@ class Plan:
             steps = [step for step in self.quantized if self.format_of(step) == form]
             names = {name for s in steps for name in (s.row.module, *fused_names(s.row.module))}
             if names:
-                leaves = tuple(sorted({name.rpartition(".")[2] for name in names}))
+                leaves = tuple(sorted({last_part(name) for name in names}))
                 found.append(OwnFormat(self.recipe.in_format(form).stored, leaves))
         return tuple(found)
 
@@ -249,6 +249,7 @@ def _balanced(plan: Plan) -> Plan:
 
 def _check_count(plan: Plan) -> None:
     layers, each = plan.draft.geometry.num_layers, plan.recipe.expect.quantized_per_layer
+    each = min(each, plan.draft.family.linears_per_layer or each)
     names = (step.row.canonical for step in plan.quantized if step.row.role in LAYER_ROLES)
     found = len({without_expert(name) for name in names})
     if found != each * layers:
@@ -287,7 +288,7 @@ def _check_formats(plan: Plan) -> None:
             )
     first: dict[str, str] = {}
     for module, form in forms.items():
-        leaf = module.rpartition(".")[2]
+        leaf = last_part(module)
         other = first.setdefault(leaf, module)
         if forms[other] != form:
             raise PlanError(

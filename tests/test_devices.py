@@ -130,6 +130,8 @@ def on_other(case: Any, on_input: Any, mode: FakeTensorMode) -> LoadedDraft:
         activations="none",
         forward=case.family.forward(case.geometry, weights, on_input),
         fusion_sha256="",
+        dtype=torch.float32,
+        device=OTHER,
     )
 
 

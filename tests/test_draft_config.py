@@ -118,7 +118,7 @@ def unlike_any_name(draft: Path, architecture: str, **tensors: Stored) -> None:
         ("Qwen3XPressModel", "XPress"),
         ("MuseGlimmerAssistantModel", "Muse Glimmer's DFlash"),
         ("DFlashLagunaForCausalLM", "Laguna's DFlash"),
-        ("MedusaModel", "Medusa"),
+        ("MedusaLlamaForCausalLM", "a target with Medusa heads"),
         ("Qwen3MoeForCausalLMMTP", "an MTP layer"),
         ("NemotronHMTPModel", "an MTP layer"),
         ("GptOssForCausalLMEagle3", "EAGLE-3 with layers of another kind"),
@@ -138,7 +138,8 @@ def test_what_is_refused_by_name_is_told_what_it_is(
     [
         ("markov_head.markov_w1.weight", "DSpark"),
         ("mask_hidden", "P-EAGLE"),
-        ("0.0.linear.weight", "Medusa"),
+        ("0.0.linear.weight", "Medusa heads under another name than MedusaModel"),
+        ("medusa_head.0.0.linear.weight", "a target with Medusa heads"),
         ("model.layers.61.eh_proj.weight", "an MTP layer"),
         ("mtp.fc.weight", "an MTP layer"),
         ("model.fc.weight", "EAGLE-1"),

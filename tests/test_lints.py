@@ -23,6 +23,7 @@ from draftquant.quantize.lints import Lint, check_vocabulary_map, find_lints, fi
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import Kind, tiny_dflash
 from tiny_dspark import tiny_dspark
+from tiny_medusa import tiny_medusa
 from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 
@@ -258,6 +259,14 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
             to, layout="specforge", num_layers=1, config={"torch_dtype": "bfloat16"}
         )
     ],
+    "medusa-biases": [
+        lambda to: tiny_medusa(to, biases=True, config={"medusa_fc_bias": False}),
+        lambda to: set_keys(tiny_medusa(to, biases=True), medusa_fc_bias=ABSENT),
+    ],
+    "medusa-names": [
+        lambda to: tiny_medusa(to, spelling="tensorrt-llm", root="medusa_heads."),
+        lambda to: tiny_medusa(to, spelling="old", root="medusa_head."),
+    ],
     "speculators-layout": [
         lambda to: tiny_speculators_dflash(
             to, embed=False, config={"sliding_window_non_causal": True}
@@ -343,7 +352,7 @@ def test_the_readme_lists_every_lint() -> None:
 FIXABLE = {
     "aux-layer-ids", "draft-vocab-size-missing", "lm-head-missing", "dflash-causal",
     "model-type", "dtype-missing", "dtype-mismatch", "aux-layer-ids-empty", "architecture-name",
-    "dspark-keys-nested",
+    "dspark-keys-nested", "medusa-biases",
 }  # fmt: skip
 
 
@@ -373,6 +382,7 @@ def computed(draft: Draft) -> dict[str, Any]:
     """What the maths of a draft follow from."""
     assert dataclasses.is_dataclass(draft.geometry)
     found = dataclasses.asdict(draft.geometry)
+    found.pop("biased", None)  # of Medusa: which tensors there must be
     if draft.family.name == "dflash":  # spelled in several ways
         layers: Any = draft.geometry
         del found["causal"], found["layer_types"]

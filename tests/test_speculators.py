@@ -33,7 +33,7 @@ def change_layers(folder: Path, **changes: Any) -> None:
     edit_json(folder / "config.json", transformer_layer_config=kept)
 
 
-SUPPORTED = "supported: dflash, dflash2, dspark, eagle3"
+SUPPORTED = "supported: dflash, dflash2, dspark, eagle, eagle3"
 
 
 # What is read
@@ -173,8 +173,8 @@ def test_rope_in_both_spellings(rope: dict[str, Any], build: str, tmp_path: Path
          "transformer_layer_config: expected an object, got [64]", "correct"),
         ("eagle3-llama", {"speculators_model_type": None},
          "speculators_model_type: missing key", SUPPORTED),
-        ("eagle3-llama", {"speculators_model_type": "eagle"},
-         "speculators_model_type: 'eagle' is not supported", SUPPORTED),
+        ("eagle3-llama", {"speculators_model_type": "medusa"},
+         "speculators_model_type: 'medusa' is not supported", SUPPORTED),
         ("dflash", {"speculators_model_type": "dflash3"},
          "speculators_model_type: 'dflash3' is not supported", SUPPORTED),
         ("eagle3-llama", {"speculators_model_type": ["eagle3"]},

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 DRAFTS = wild_drafts()
 KINDS = {
-    "medusa": "Medusa",
     "eagle3-moe": "EAGLE-3 with layers of another kind",
 }
 FAMILIES = {
@@ -25,6 +24,7 @@ FAMILIES = {
 REFUSED_FOR_A_KEY = {
     "AngelSlim cosyvoice3-llm-eagle3": "num_hidden_layers: 24 layers, but 16 tensors in all",
     "SpecForge qwen3.5-4b-mtp": "attn_output_gate: expected True",  # its first layers
+    "FasterDecoding/medusa-vicuna-13b-v1.3": "architectures: expected a list of one name, got None",
     "RedHatAI GLM-5.2 dspark": "markov_rank: missing key",  # quoted in part
 }
 SAMPLE = (
@@ -37,6 +37,7 @@ SAMPLE = (
     "RedHatAI/gpt-oss-20b-speculator.eagle3",
     "SpecForge qwen3-8b-domino",
     "SpecForge qwen3-8b-dspark",
+    "Medusa heads as vLLM served them",
 )
 """Asked everything here; `tests/wild_answers.py` asks about all of them."""
 

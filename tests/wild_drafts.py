@@ -308,13 +308,15 @@ def _qwen3_next_mtp(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Sh
     return _tables(tensors["has"], config) | norms | _weights("mtp.layers.0.", layer)
 
 
-def _medusa(_tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
-    hidden = config["hidden_size"]
-    return {
-        "0.0.linear.weight": (hidden, hidden),
-        "0.0.linear.bias": (hidden,),
-        "0.1.weight": (config["vocab_size"], hidden),
-    }
+def _medusa(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
+    """One block to a head; sizes that config.json lacks stand beside the kind."""
+    sizes = {**tensors, **config}
+    hidden, found = sizes["hidden_size"], {}
+    for i in range(sizes.get("num_heads") or sizes["heads"]):
+        found[f"{i}.0.linear.weight"] = (hidden, hidden)
+        found[f"{i}.0.linear.bias"] = (hidden,)
+        found[f"{i}.1.weight"] = (sizes["vocab_size"], hidden)
+    return found
 
 
 def _causal_lm(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:

@@ -170,6 +170,8 @@ class _DraftOnDisk:
         """Of embedding and head that are not stored, as if the target had BF16."""
         g = self.geometry
         rows = {"embed_tokens.weight": g.vocab_size, "lm_head.weight": g.draft_vocab_size}
+        if not getattr(g, "shares_tables", True):
+            return 0
         absent = (count for name, count in rows.items() if name not in self._rows)
         return sum(absent) * g.hidden_size * 2
 
@@ -183,7 +185,8 @@ class _DraftOnDisk:
         wide = torch.promote_types(self._dtype, torch.float32).itemsize
         linears = [r for r in self._rows.values() if r.role in ("attention", "mlp", "kv_up")]
         per_row = sum(sum(row.tensor.shape) for row in linears) // g.num_layers * wide
-        keys = 2 * max(r.tensor.shape[0] for r in linears if r.role == "attention") * wide
+        attention = (r.tensor.shape[0] for r in linears if r.role == "attention")
+        keys = 2 * max(attention, default=0) * wide
         most = 0
         for batch in batches:
             tokens = max(entries[i].num_tokens for i in batch)

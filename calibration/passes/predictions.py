@@ -7,10 +7,17 @@ import torch
 from torch import Tensor
 
 from ...quantize.drafts.family import Geometry, most_draft_tokens
-from ...quantize.drafts.forwards.base import BlockForward, ChainForward, DraftForward, TextForward
+from ...quantize.drafts.forwards.base import (
+    BlockForward,
+    ChainForward,
+    DraftForward,
+    HeadsForward,
+    TextForward,
+)
 from .block import block_passes
 from .chain import chain_passes
 from .draft_pass import BLOCK_ROWS, DraftPass, finite, whole_rows
+from .heads import head_passes
 from .text import text_passes
 
 MAX_LOGITS = 2**26
@@ -26,7 +33,7 @@ def draft_passes(
     num_draft_tokens: int,
     block_rows: int = BLOCK_ROWS,
 ) -> Iterator[DraftPass]:
-    """`chain_passes`, `text_passes` or `block_passes`, whichever the draft does.
+    """`chain_passes`, `text_passes`, `block_passes` or `head_passes`, whichever the draft does.
 
     With gradients enabled every pass keeps its graph, and the graphs of all passes share the keys
     of the context: add up a loss over the passes, then go backward once. Without, memory is that of
@@ -57,6 +64,14 @@ def draft_passes(
             num_draft_tokens=num_draft_tokens,
             block_rows=block_rows,
         )
+    if isinstance(forward, HeadsForward):
+        return head_passes(
+            forward,
+            hidden,
+            rows=rows,
+            num_draft_tokens=num_draft_tokens,
+            block_rows=block_rows,
+        )
     if isinstance(forward, TextForward):
         return text_passes(
             forward,
@@ -74,7 +89,7 @@ def draft_passes(
             num_draft_tokens=num_draft_tokens,
             block_rows=block_rows,
         )
-    raise TypeError(f"{type(forward).__name__} proposes neither a chain nor a block")
+    raise TypeError(f"{type(forward).__name__} proposes neither a chain nor a block, nor by heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +286,12 @@ def num_draft_tokens_fault(geometry: Geometry, num_draft_tokens: int) -> tuple[s
     if num_draft_tokens < 1:
         return f"expected at least 1, got {num_draft_tokens}", "give the number that will be served"
     most = most_draft_tokens(geometry)
+    if most is not None and num_draft_tokens > most and geometry.block_size is None:
+        return (
+            f"expected at most {most}, got {num_draft_tokens}: the draft has {most} heads, a token"
+            " each",
+            f"give {most} or less, as it will be served",
+        )
     if most is not None and num_draft_tokens > most:
         given = "" if most == geometry.block_size else ", and the first of them is given"
         return (

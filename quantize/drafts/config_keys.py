@@ -22,7 +22,8 @@ _KEYS = """
     first_k_dense_replace routed_scaling_factor scoring_func topk_method n_group topk_group
     norm_topk_prob conv_kernel_size conv_group_size selector_rank selector_top_k projector_type
     markov_rank markov_head_type enable_confidence_head sample_from_anchor shift_label
-    pure_draft_prefix_len gru_hidden_dim emb_dim
+    pure_draft_prefix_len gru_hidden_dim emb_dim num_heads medusa_num_heads num_medusa_heads
+    medusa_num_layers num_medusa_layers medusa_fc_bias original_lm_head truncated_vocab_size
 """
 KNOWN = frozenset(_KEYS.split())
 """Keys that trainers write and engines read, at the top level and in sections."""

@@ -91,8 +91,8 @@ class Geometry(Protocol):
         """Target layers that the draft reads (0-based, after the layer); None = default."""
 
     @property
-    def rope(self) -> RopeConfig:
-        """How queries and keys are rotated."""
+    def rope(self) -> RopeConfig | None:
+        """How queries and keys are rotated; None where there are none."""
 
     @property
     def block_size(self) -> int | None:
@@ -100,9 +100,10 @@ class Geometry(Protocol):
 
 
 def most_draft_tokens(geometry: Geometry) -> int | None:
-    """Tokens that a whole block proposes; None for a draft that proposes a chain."""
+    """Tokens that a whole block proposes, or all heads do; None for a draft of a chain."""
     if geometry.block_size is None:
-        return None
+        heads: int | None = getattr(geometry, "num_heads", None)
+        return heads
     return geometry.block_size - (not getattr(geometry, "proposes_from_anchor", False))
 
 
@@ -133,6 +134,10 @@ class Family(ABC):
     """Below which vLLM builds a draft that counts its layers from 0; empty = after the target's."""
     makes_features: tuple[str, ...]
     """Canonical prefixes of the tensors that turn target features into the draft's first input."""
+    layer_keys: str = "num_hidden_layers"
+    """The keys of config.json that say how many layers there are, for a sentence."""
+    linears_per_layer: int | None = None
+    """Attention and MLP linears of a layer, where that has fewer than a decoder layer."""
     relatives: Mapping[str, str] = MappingProxyType({})
     """Part of a tensor name -> the other kind of draft, not supported, whose mark it is."""
 

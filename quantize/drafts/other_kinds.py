@@ -5,7 +5,10 @@ trainers; what no name tells, tensors do.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from ..files.safetensors_header import TensorInfo
 
 _BY_NAME = (
     (r"P-?Eagle", "P-EAGLE"),
@@ -17,7 +20,7 @@ _BY_NAME = (
     (r"MuseGlimmer", "Muse Glimmer's DFlash"),
     (r"Laguna", "Laguna's DFlash"),
     (r"DFlare", "DFlare"),
-    (r"Medusa", "Medusa"),
+    (r"Medusa", "a target with Medusa heads"),
     (r"NextN|MTP", "an MTP layer"),
     (r"Eagle3", "EAGLE-3 with layers of another kind"),
     (r"Eagle", "EAGLE-1"),
@@ -27,7 +30,8 @@ _BY_NAME = (
 _BY_TENSORS = (
     (r"markov_", "DSpark"),
     (r"mask_hidden", "P-EAGLE"),
-    (r"medusa|^\d+\.\d+\.linear\.", "Medusa"),
+    (r"medusa", "a target with Medusa heads"),
+    (r"^\d+\.\d+\.linear\.", "Medusa heads under another name than MedusaModel"),
     (r"\b(eh_proj|enorm)\b|^mtp\.", "an MTP layer"),
     (r"(^|\.)fc\.weight$", "EAGLE-1"),
     (r"^model\.layers\.\d+\.", "a whole language model"),
@@ -49,3 +53,29 @@ def kind_of(architecture: str, tensors: Collection[str]) -> str | None:
         if any(re.search(part, name) for name in tensors):
             return kind
     return None
+
+
+def old_medusa_keys(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> str | None:
+    """What FasterDecoding's config.json of Medusa heads lacks: the name, and every size.
+
+    It has `medusa_num_heads` (2 beside the five heads of their releases), `medusa_num_layers`
+    and the name of the target: an engine takes the sizes from that.
+
+    Returns:
+        What to add, by the tensors; None for anything else.
+    """
+    blocks = {t.name: t for t in tensors if _OLD_MEDUSA.search(t.name)}
+    heads = [t for t in blocks.values() if ".linear." not in t.name and len(t.shape) == 2]
+    if "medusa_num_heads" not in config or not heads:
+        return None
+    squares = [name for name in blocks if name.endswith(".linear.weight")]
+    vocab, hidden = heads[0].shape
+    return (
+        f'add "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": {hidden},'
+        f' "vocab_size": {vocab}, "medusa_num_heads": {len(heads)},'
+        f' "medusa_num_layers": {len(squares) // len(heads)},'
+        f' "medusa_fc_bias": {"true" if any(n.endswith(".bias") for n in blocks) else "false"}'
+    )
+
+
+_OLD_MEDUSA = re.compile(r"(^|medusa_heads?\.)\d+\.\d+\.(linear\.(weight|bias)|weight)$")

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import pkgutil
+import re
 from types import ModuleType
 
 from ...recipes.errors import short
@@ -13,7 +14,7 @@ from ..files.subtree import mtp_layers
 from . import families
 from .architectures import declared_architecture, with_family_name
 from .family import Draft, Family, Geometry, Row, TensorSpec
-from .other_kinds import kind_of
+from .other_kinds import kind_of, old_medusa_keys
 from .speculators import LAYER_CONFIG, plain_config
 
 
@@ -57,7 +58,7 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
         raise CheckpointError(
             checkpoint.folder,
             f"{len(missing)} tensor(s) of {family.name} are missing, first {missing[0]}",
-            fix="export the draft again, or correct num_hidden_layers in config.json",
+            fix=f"export the draft again, or correct {family.layer_keys} in config.json",
         )
     ordered = tuple(sorted(rows.values(), key=lambda row: row.tensor.name))
     return Draft(checkpoint=checkpoint, family=family, geometry=geometry, rows=ordered)
@@ -78,7 +79,8 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
         raise CheckpointError(
             where,
             f"architectures: expected a list of one name, got {short(declared)}",
-            fix="add the architecture that the draft was trained as",
+            fix=old_medusa_keys(config, checkpoint.tensors.values())
+            or "add the architecture that the draft was trained as",
         )
     known = [name for family in FAMILIES for name in family.architectures]
     by_config = [family for family in FAMILIES if declared[0] in family.architectures]
@@ -95,9 +97,9 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
     if geometry.num_layers > len(checkpoint.tensors):  # before a table of that many layers is made
         raise CheckpointError(
             where,
-            f"num_hidden_layers: {geometry.num_layers} layers, but {len(checkpoint.tensors)}"
-            " tensors in all",
-            fix="correct 'num_hidden_layers': the tensors are those of"
+            f"{by_config[0].layer_keys}: {geometry.num_layers} layers, but"
+            f" {len(checkpoint.tensors)} tensors in all",
+            fix=f"correct {by_config[0].layer_keys!r}: the tensors are those of"
             f" {_stored_layers(checkpoint, by_config[0])} layer(s)",
         )
     return by_config[0], geometry
@@ -106,7 +108,10 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
 def _stored_layers(checkpoint: Checkpoint, family: Family) -> int:
     """How many decoder layers have tensors; some trainers copy the target's number."""
     names = map(family.canonical_name, checkpoint.tensors)
-    return len({name.split(".")[1] for name in names if name.startswith("layers.")})
+    return len({found[0] for name in names if (found := _LAYER.match(name))})
+
+
+_LAYER = re.compile(r"(blocks\.\d+\.)?layers\.\d+\.")
 
 
 def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
@@ -176,5 +181,5 @@ def _unknown(
     return CheckpointError(
         checkpoint.folder,
         f"{name}: no tensor of {family.name} has this name; nearest: {', '.join(near) or 'none'}",
-        fix="remove the tensor, or correct num_hidden_layers or architectures in config.json",
+        fix=f"remove the tensor, or correct {family.layer_keys} or architectures in config.json",
     )

@@ -6,7 +6,9 @@ The draft's own keys stand at the top, those of its decoder layers in `transform
 Where a key is missing, the draft is what vLLM would serve. SGLang 0.5.23 does not read this layout.
 
 Sources: `config.py` of `eagle3`, `peagle`, `dflash` and `dspark` in speculators 0.9.0, which has no
-dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33.
+dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33. `eagle` is EAGLE-1 as
+0.1 to 0.3 saved it (`models/eagle.py`, `convert/eagle/eagle_converter.py` of 0.2.0); no engine reads
+it any more.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +16,7 @@ from typing import Any
 
 from ...recipes.errors import short
 from ..errors import CheckpointError
-from .config_reader import ConfigReader
+from .config_reader import ConfigReader, Served
 
 LAYER_CONFIG = "transformer_layer_config"
 
@@ -23,6 +25,7 @@ _ARCHITECTURES = {  # as the package's config class names them, and as its `save
     "dflash": ("DFlashSpeculator", "DFlashDraftModel"),
     "dflash2": ("DFlash2Speculator", "DFlash2DraftModel"),
     "dspark": ("DSparkSpeculator", "DSparkDraftModel"),
+    "eagle": ("EagleSpeculator",),
     "eagle3": ("Eagle3Speculator", "Eagle3DraftModel"),
     "peagle": ("PEagleSpeculator", "PEagleDraftModel"),
 }
@@ -33,7 +36,7 @@ def is_speculators(config: Mapping[str, Any]) -> bool:
     """True if a config.json is spelled in the speculators layout."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    ours = [speculator for speculator, _ in _ARCHITECTURES.values()]
+    ours = [known[0] for known in _ARCHITECTURES.values()]
     return any(key in config for key in _MARKS) or name in ours
 
 
@@ -74,7 +77,9 @@ def _kind(keys: ConfigReader) -> str:
             else f"speculators_model_type: {short(kind)} is not supported",
             fix=f"supported: {', '.join(_SPELL)}",
         )
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in _ARCHITECTURES[kind]:
+    behind = ([], [_LAYER_CLASS]) if kind == "eagle" else ([],)
+    known = isinstance(names, list) and names[:1] and names[0] in _ARCHITECTURES[kind]
+    if not known or names[1:] not in behind:
         raise CheckpointError(
             keys.where,
             f"architectures: expected [{_ARCHITECTURES[kind][0]!r}], got {names!r}"
@@ -82,6 +87,31 @@ def _kind(keys: ConfigReader) -> str:
             fix="correct the one that the draft was not trained as",
         )
     return str(kind)
+
+
+def _eagle(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
+    """One Llama layer, whatever number of them the config says that was copied from the target's.
+
+    What the package left out of it (`to_diff_dict`) is transformers' default of a LlamaConfig.
+    """
+    served: Served = {
+        "transformer_layer_architecture": (_LAYER_CLASS, "a layer of another model"),
+        "layernorms": (
+            False,
+            "a norm of the embedding and one before the head: what such a draft feeds back is"
+            " defined nowhere, for its own package gives out no hidden states",
+        ),
+    }
+    given = {key: value for key, value in keys.config.items() if value != "auto"}
+    ConfigReader(given, keys.where).refuse_others(served)
+    layers.refuse_others({"model_type": ("llama", "layers of another model")})
+    defaults = {key: value for key, value in _LLAMA.items() if layers.config.get(key) is None}
+    return {
+        **defaults,
+        "architectures": ["EagleLlamaForCausalLM"],
+        "num_hidden_layers": 1,
+        "fusion_bias": keys.flag("fusion_bias", False),
+    }
 
 
 def _eagle3(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
@@ -203,10 +233,21 @@ def _positive(keys: ConfigReader, *names: str) -> dict[str, int]:
     return {name: keys.positive(name) for name in names if keys.config.get(name) is not None}
 
 
+_LAYER_CLASS = "LlamaDecoderLayer"
+_LLAMA: Mapping[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+}
+"""Defaults of transformers' `LlamaConfig`, which is not written where it says them."""
 _SPELL: Mapping[str, Callable[[ConfigReader, ConfigReader], dict[str, Any]]] = {
     "dflash": _dflash,
     "dflash2": _dflash2,
     "dspark": _dspark,
+    "eagle": _eagle,
     "eagle3": _eagle3,
     "peagle": _peagle,
 }

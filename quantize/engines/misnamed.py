@@ -5,10 +5,14 @@ from typing import Any
 
 from .contract import Finding, Question
 
-NO_TYPE = (
-    "The checkpoint you are trying to load has model type `dflash` but Transformers does not"
+_NO_TYPE = (
+    "The checkpoint you are trying to load has model type `{}` but Transformers does not"
     " recognize this architecture."
 )
+MEDUSA_NAME = "MedusaModel"
+MEDUSA = "serve it with vLLM 0.32, the last that has Medusa; in floats (draftquant dequantize)"
+_OWN_TYPES: Mapping[str, str] = {"dflash": "set model_type to qwen3", "medusa": MEDUSA}
+"""model_type that no engine knows -> what to do: TorchSpec's DFlash, and Medusa."""
 
 
 def strip_root(root: str) -> str:
@@ -17,10 +21,12 @@ def strip_root(root: str) -> str:
 
 
 def own_type(config: Mapping[str, Any], text: str) -> Finding | None:
-    """TorchSpec's name of its class of config, where an engine looks for one of Transformers."""
-    if config.get("model_type") != "dflash":
+    """A trainer's name of its class of config, where an engine looks for one of Transformers."""
+    model_type = config.get("model_type")
+    if model_type not in tuple(_OWN_TYPES):  # of any JSON type
         return None
-    return Finding("config", text.format(NO_TYPE), "set model_type to qwen3")
+    error = text.format(_NO_TYPE.format(model_type))
+    return Finding("config", error, _OWN_TYPES[model_type])
 
 
 def eagle1_biases(question: Question) -> Finding | None:

@@ -11,7 +11,7 @@ from typing import Any
 from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
 from . import dspark, mtp
 from .contract import DFLASH_FAMILIES, Finding, Question, Stage
-from .misnamed import eagle1_biases, own_type, strip_root
+from .misnamed import MEDUSA, MEDUSA_NAME, eagle1_biases, own_type, strip_root
 
 _ORDINARY = frozenset(
     {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
@@ -53,7 +53,9 @@ _NOT_EXECUTED = frozenset(
 )
 """Other names of drafts that are registered."""
 _PLAIN = "write an ordinary config.json, or serve a draft of speculators with vLLM"
-_OF_DRAFTS = re.compile(r"(?!Mistral).*(eagle|dflash|dspark|speculator|draft)", re.IGNORECASE)
+_OF_DRAFTS = re.compile(
+    r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE
+)
 """Names that only drafts have; another one may be a model of Transformers."""
 
 
@@ -89,6 +91,7 @@ def architecture_problem(name: str) -> Finding | None:
     """The error for a name that is not registered, if it is one of drafts."""
     if name in ARCHITECTURES or name in _NOT_EXECUTED or not _OF_DRAFTS.match(name):
         return None
+    elsewhere = "serve it with vLLM, if that has the architecture: SGLang has none for it"
     wanted = "DFlashDraftModel" if name == DOMINO else _EAGLE1.get(name) or OTHER_NAMES.get(name)
     return Finding(
         "config",
@@ -98,7 +101,7 @@ def architecture_problem(name: str) -> Finding | None:
         " (relevant if the model is custom).",
         f"set architectures to {wanted}"
         if wanted in ARCHITECTURES
-        else "serve it with vLLM, if that has the architecture: SGLang has none for it",
+        else (MEDUSA if name == MEDUSA_NAME else elsewhere),
     )
 
 

@@ -11,7 +11,7 @@ from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
 from ..drafts.families.eagle3_llama import MASK_KEYS
 from . import dspark, mtp
 from .contract import Finding, Question
-from .misnamed import eagle1_biases, strip_root
+from .misnamed import MEDUSA, MEDUSA_NAME, eagle1_biases, strip_root
 from .outside import is_parallel
 
 INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
@@ -92,6 +92,8 @@ def architecture_problem(name: str) -> Finding | None:
     if name == DOMINO:
         text = "serve it with SGLang, as DFlashDraftModel: vLLM has nothing like Domino"
         return Finding("config", UNSUPPORTED.format(name), text)
+    if name == MEDUSA_NAME:
+        return Finding("config", UNSUPPORTED.format(name), MEDUSA)
     wanted = OTHER_NAMES.get(name) or "the one of its family, such as LlamaForCausalLMEagle3"
     return Finding("config", UNSUPPORTED.format(name), f"set architectures to {wanted}")
 

@@ -45,6 +45,9 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
         return own_type(config, INVALID) or config
     kind = config.get("speculators_model_type")
     if kind not in tuple(_READ):  # of any JSON type
+        if kind == "eagle":  # of 0.1 to 0.3
+            remedy = "write it as an ordinary EAGLE-1 head: tensors fc. and layers.0., a Llama config"
+            return Finding("config", INVALID.format("Expected one of: "), remedy)
         if isinstance(kind, str):
             return Finding("unknown", f"speculators_model_type {kind}: never executed", "try it")
         return Finding("config", INVALID.format("Expected one of: "), "add speculators_model_type")

@@ -66,7 +66,7 @@ def grouped_work(
 
 def key_value_shards(geometry: Geometry, tp: int) -> int:
     """GPUs that share key and value projections: no more than there are heads of them."""
-    if isinstance(geometry, _Latent):
+    if isinstance(geometry, _Latent) or geometry.num_attention_heads == 0:
         return tp
     return min(tp, _grouped(geometry).num_key_value_heads)
 

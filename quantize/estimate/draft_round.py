@@ -6,10 +6,12 @@ that were not accepted: the batch keeps its shape.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from ...recipes.schema import Recipe
 from ..drafts.family import Draft, Geometry, Row, most_draft_tokens
+from ..drafts.geometries.medusa import MedusaGeometry
 from ..errors import EstimateError
 from ..files.safetensors_header import DTYPE_BYTES
 from ..plan import Plan
@@ -108,7 +110,8 @@ def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
         return most or CHAIN_LENGTH
     if asked < 1 or (most is not None and asked > most):
         size = geometry.block_size
-        limit = "" if most is None else f" and at most {most}, as blocks hold {size} tokens"
+        why = f"it has {most} heads" if size is None else f"blocks hold {size} tokens"
+        limit = "" if most is None else f" and at most {most}, as {why}"
         raise EstimateError(
             "--num-draft-tokens",
             f"expected at least 1{limit}, got {asked}",
@@ -135,6 +138,8 @@ def draft_round(
     _check(draft, context, tp)
     whole, proposed = num_draft_tokens + 1, num_draft_tokens
     builder = _Passes(draft, weights, context, tp)
+    if isinstance(draft.geometry, MedusaGeometry):
+        return Round(passes=(Pass(name="heads", works=builder.heads(draft.geometry)),))
     if draft.geometry.block_size is not None:
         slots = whole - (most_draft_tokens(draft.geometry) == draft.geometry.block_size)
         context_works = (*builder.features(whole), *builder.context_keys_values(whole))
@@ -175,6 +180,20 @@ class _Passes:
         """Keys and values of new context positions, projected apart from the block's."""
         of = ("k_proj", "v_proj", "k_norm")
         return tuple(self._weight(w, tokens) for w in self.weights if _leaf(w.row) in of)
+
+    def heads(self, geometry: MedusaGeometry) -> tuple[Work, ...]:
+        """All heads over one state, however many tokens are asked for.
+
+        Source: vLLM 0.32 `v1/spec_decode/medusa.py:40-55` and `models/medusa.py:21-31`, whose
+        blocks are plain linears, whole on every GPU.
+        """
+        proposals = geometry.num_heads if geometry.shared_head else 1
+        heads = [w for w in self.weights if w.row.role == "head"]
+        blocks = [w for w in self.weights if w.row.role in ("mlp", "norm")]
+        return (
+            *(replace(self._weight(w, 1), byte_shards=1, flop_shards=1) for w in blocks),
+            *(self._weight(w, proposals) for w in heads),
+        )
 
     def body(self, tokens: int, proposals: int, *, own_positions: int = 0) -> tuple[Work, ...]:
         """The layers over `tokens`, the head over `proposals`; `own_positions` see each other."""

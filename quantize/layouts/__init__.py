@@ -75,7 +75,7 @@ def check_head(recipe: Recipe, row: Row) -> None:
 
 def named_heads(recipe: Recipe, rows: Iterable[Row]) -> tuple[OwnFormat, ...]:
     """The heads among quantized rows of a recipe of one format, where a target must name them."""
-    heads = {row.module.rpartition(".")[2] for row in rows if row.role == "head"}
+    heads = {last_part(row.module) for row in rows if row.role == "head"}
     named = heads and get_layout(recipe.layout).heads == "named"
     return (OwnFormat(recipe.stored, tuple(sorted(heads))),) if named else ()
 

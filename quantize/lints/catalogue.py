@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..drafts import Draft
-from . import dflash, dspark, layers, norms, rope, spelling, storage, vocabulary
+from . import dflash, dspark, layers, medusa, norms, rope, spelling, storage, vocabulary
 from .lint import Check, Lint, config_changes
 
 CHECKS: tuple[Check, ...] = (
@@ -31,6 +31,8 @@ CHECKS: tuple[Check, ...] = (
     dflash.float16,
     dflash.embedding_scale,
     dspark.nested_keys,
+    medusa.biases,
+    medusa.names,
     storage.layout,
     storage.architecture,
     storage.model_type,

@@ -7,6 +7,7 @@ from ..drafts import Draft
 from ..drafts.config_reader import with_text_config
 from ..drafts.geometries.eagle3 import Eagle3Geometry
 from ..drafts.geometries.llama import LlamaGeometry
+from ..drafts.geometries.medusa import MedusaGeometry
 from ..drafts.geometries.mtp import MtpGeometry
 from ..drafts.speculators import LAYER_CONFIG, is_speculators
 
@@ -21,6 +22,11 @@ def eagle3(draft: Draft) -> Eagle3Geometry | None:
 def is_mtp(draft: Draft) -> bool:
     """True for a target's MTP layer, whose names and config are its target's."""
     return isinstance(draft.geometry, MtpGeometry)
+
+
+def is_medusa(draft: Draft) -> bool:
+    """True for Medusa heads."""
+    return isinstance(draft.geometry, MedusaGeometry)
 
 
 def is_mla(draft: Draft) -> bool:

@@ -37,6 +37,8 @@ def rope_base(draft: Draft) -> Iterator[Lint]:
 
 def rope_default(draft: Draft) -> Iterator[Lint]:
     """Source: `DEFAULT_THETA`; SpecForge's and AngelSlim's draft models train at it as well."""
+    if draft.geometry.rope is None:
+        return
     config = layer_config(draft)
     nested = config.get("rope_parameters") or {}
     if config.get("rope_theta") is None and nested.get("rope_theta") is None:
@@ -54,7 +56,7 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
 
 def rope_unreplayed(draft: Draft) -> Iterator[Lint]:
     """What only replay minds."""
-    scaling = draft.geometry.rope.scaling
+    scaling = draft.geometry.rope and draft.geometry.rope.scaling
     if isinstance(scaling, Unreplayed):
         yield Lint(name="rope-unreplayed", level="note", cause=scaling.what, remedy=scaling.fix)
 

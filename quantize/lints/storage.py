@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ..drafts import Draft
 from ..drafts.architectures import DOMINO, KNOWN_TO_BOTH, OTHER_NAMES, declared_architecture
 from .lint import Lint
-from .marks import eagle3, in_speculators_layout, is_mla, is_mtp, is_whole, layer_config
+from .marks import eagle3, in_speculators_layout, is_medusa, is_mla, is_mtp, is_whole, layer_config
 
 _TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -60,7 +60,7 @@ def dtype(draft: Draft) -> Iterator[Lint]:
         return
     wanted, config = _TORCH_NAMES[stored[0]], layer_config(draft)
     declared = {key: config[key] for key in _DTYPE_KEYS if config.get(key) is not None}
-    if in_speculators_layout(draft):  # read by vLLM alone, which casts to the target's dtype
+    if in_speculators_layout(draft) or is_medusa(draft):  # vLLM alone, which casts to the target's
         return
     if not declared:
         yield Lint(

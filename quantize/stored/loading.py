@@ -35,6 +35,7 @@ class LoadedDraft:
     Attributes:
         name: of the folder.
         weights: by canonical name, dequantized; d2t and t2d keep their dtype. All on one device.
+        dtype: what is computed in; matrices may be held in another. device: where.
         quantized: canonical module names of the linears stored quantized; empty for BF16.
         linears: canonical module names of every attention and MLP linear: fc and the head are none.
         activations: how the input of each quantized linear is rounded.
@@ -51,21 +52,13 @@ class LoadedDraft:
     activations: Mapping[str, Activations]
     forward: DraftForward
     fusion_sha256: str
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What is computed in; matrices may be held in another."""
-        return _vector(self.weights).dtype
+    dtype: torch.dtype
+    device: torch.device
 
     @property
     def rounds_alone(self) -> bool:
         """A token's inputs are rounded whatever other tokens go through the draft with it."""
         return "tensor-dynamic" not in self.activations.values()
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is computed."""
-        return _vector(self.weights).device
 
 
 def load_draft(
@@ -144,12 +137,9 @@ def load_draft(
         activations=activations,
         forward=draft.family.forward(geometry, weights, rounding),
         fusion_sha256=_fusion_sha256(stored),
+        dtype=dtype,
+        device=device,
     )
-
-
-def _vector(weights: Mapping[str, Tensor]) -> Tensor:
-    """One of the norms, which are held in what is computed in, where it is computed."""
-    return next(weight for name, weight in weights.items() if name.endswith("norm.weight"))
 
 
 def _rebased(geometry: Any, rope_theta: float) -> Any:
@@ -159,6 +149,12 @@ def _rebased(geometry: Any, rope_theta: float) -> Any:
             "rope_theta",
             f"expected a number above 1, got {rope_theta}",
             fix="give the base that the draft may have been trained with, for example 10000",
+        )
+    if geometry.rope is None:
+        raise CheckpointError(
+            "rope_theta",
+            "this draft rotates nothing: it has no attention",
+            fix="leave --rope-theta out",
         )
     rope = dataclasses.replace(geometry.rope, theta=float(rope_theta))
     return dataclasses.replace(geometry, rope=rope)

@@ -57,9 +57,15 @@ def own_formats(recipe: Recipe, draft: Draft, *, named_heads: bool) -> tuple[Own
         modules = [row.module for row in rows]
         names = {name for module in modules for name in (module, *fused_names(module))}
         if names:
-            leaves = tuple(sorted({name.rpartition(".")[2] for name in names}))
+            leaves = tuple(sorted({_leaf(name) for name in names}))
             found.append(OwnFormat(recipe.in_format(form).stored, leaves))
     return tuple(found)
+
+
+def _leaf(name: str) -> str:
+    """The last part of a name, and the one before it where that is a number: "lm_heads.0"."""
+    *before, leaf = name.split(".")
+    return ".".join((*before[-1:], leaf)) if leaf.isdecimal() else leaf
 
 
 def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None, draft: Draft) -> list[Fault]:

@@ -21,6 +21,7 @@ from .draft_kinds import (
     EAGLE1_LLAMA,
     EAGLE3_LLAMA,
     EAGLE3_MLA,
+    MEDUSA,
     MIMO_MTP,
     PEAGLE,
 )
@@ -43,6 +44,7 @@ FAMILIES = {
         Family(target_kind=LLAMA, draft_kind=EAGLE3_LLAMA),
         Family(target_kind=LLAMA, draft_kind=EAGLE1_LLAMA),
         Family(target_kind=LLAMA, draft_kind=PEAGLE, variant="peagle"),
+        Family(target_kind=LLAMA, draft_kind=MEDUSA),
         Family(target_kind=LLAMA, draft_kind=MIMO_MTP),
         Family(
             target_kind=DEEPSEEK_V3,

@@ -10,6 +10,7 @@ from ...quantize.drafts.families import (
     eagle1_llama,
     eagle3_llama,
     eagle3_mla,
+    medusa,
     mimo_mtp,
 )
 from .corpus import END_OF_TEXT_ID
@@ -223,6 +224,25 @@ def _eagle1_llama(target: TargetSize) -> dict[str, Any]:
     }
 
 
+def _medusa(target: TargetSize) -> dict[str, Any]:
+    """Three heads of one block, with the biases that FasterDecoding trains, as vLLM 0.32 reads it.
+
+    Its config class has no model_type but its own.
+    """
+    return {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "num_heads": 3,
+        "num_hidden_layers": 1,
+        "medusa_fc_bias": True,
+        "original_lm_head": False,
+        "truncated_vocab_size": target.vocab_size,
+        "torch_dtype": "bfloat16",
+    }
+
+
 def _mimo_mtp(target: TargetSize) -> dict[str, Any]:
     """MiMo's MTP layer in a folder of its own, with the keys that its target would have.
 
@@ -289,6 +309,7 @@ DFLASH = DraftKind(family=dflash.FAMILY, config=_dflash)
 DFLASH2 = DraftKind(family=dflash2.FAMILY, config=_dflash2)
 DOMINO = DraftKind(family=domino.FAMILY, config=_domino)
 DSPARK = DraftKind(family=dspark.FAMILY, config=_dspark)
+MEDUSA = DraftKind(family=medusa.FAMILY, config=_medusa, ships_tables=True)
 _MIMO = "model.mtp_layers.0."
 MIMO_MTP = DraftKind(
     family=mimo_mtp.FAMILY,

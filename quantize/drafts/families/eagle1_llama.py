@@ -62,8 +62,10 @@ class Eagle1Llama(Family):
                 " head, which no engine serves",
                 fix="train the draft without them",
             )
+        said = keys.config.get("fusion_bias") is not None  # by speculators, which always does
         qwen2 = declared_architecture(config).startswith("Qwen2")
-        return LlamaGeometry(**read_llama(config, where, "Qwen2" if qwen2 else "Llama"))
+        fields = read_llama(config, where, "Qwen2" if qwen2 else "Llama")
+        return LlamaGeometry(**fields, fc_bias=keys.flag("fusion_bias", False) if said else None)
 
     def tensor_specs(self, geometry: LlamaGeometry) -> Mapping[str, TensorSpec]:
         """See `Family.tensor_specs`; fc has a bias where it was trained with one."""
@@ -76,8 +78,9 @@ class Eagle1Llama(Family):
             ),
             "lm_head.weight": TensorSpec(role="head", shape=(vocab, hidden), optional=True),
             "fc.weight": TensorSpec(role="fusion", shape=(hidden, both)),
-            "fc.bias": TensorSpec(role="norm", shape=(hidden,), optional=True),
         }
+        if g.fc_bias is not False:
+            table["fc.bias"] = TensorSpec(role="norm", shape=(hidden,), optional=not g.fc_bias)
         for i in range(g.num_layers):
             table |= layer_specs(g, i)
         del table["layers.0.input_layernorm.weight"]

@@ -95,6 +95,22 @@ class TextForward(ChainForward):
     """
 
 
+class HeadsForward(DraftForward):
+    """A draft of several heads: each proposes one token, all from the same state of the target."""
+
+    @abstractmethod
+    def propose(self, hidden: Tensor, depth: int) -> Tensor:
+        """What one head makes of the target's states.
+
+        Args:
+            hidden: [..., W], from `fuse`.
+            depth: which head; it proposes the token `depth` places behind the first drafted one.
+
+        Returns:
+            [..., W'], for `logits`, which is asked about one depth at a time.
+        """
+
+
 class BlockForward(DraftForward):
     """A draft that proposes a whole block at once, from its anchor and the features before it."""
 

@@ -18,6 +18,7 @@ class LlamaGeometry(LastStateGeometry):
     Attributes:
         input_bias: queries, keys and values have biases. output_bias: so has what they mix into.
         qk_norm: each head's query and key is normed before it is rotated.
+        fc_bias: of EAGLE-1's fc; None = as the tensors are.
         reads_features: False for a draft that reads tokens alone.
     """
 
@@ -34,4 +35,10 @@ class LlamaGeometry(LastStateGeometry):
     output_bias: bool
     qk_norm: bool
     tied: bool
+    fc_bias: bool | None = None
     reads_features: bool = True
+
+    @property
+    def shares_tables(self) -> bool:
+        """Whether engines take embedding and head from the target; a whole model has its own."""
+        return self.reads_features
