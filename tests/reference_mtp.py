@@ -127,6 +127,43 @@ class ReferenceMtp:
         return (1 + weight if self.family == ZERO_CENTRED else weight) * x * scale
 
 
+class ReferenceModules:
+    """Several modules, each a `ReferenceMtp` that all rows go through in their turn.
+
+    Args: see `ReferenceMtp`; weights of all modules.
+    """
+
+    def __init__(
+        self, family: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]
+    ) -> None:
+        config = config | {"num_nextn_predict_layers": 1}
+        count = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
+        self.modules = [
+            ReferenceMtp(family, config, _of_module(weights, number)) for number in range(count)
+        ]
+
+    @torch.no_grad()
+    def logits(self, states: Tensor, token_ids: Tensor, row: int, depth: int) -> Tensor:
+        """Logits of draft token `depth` from a row, all rows up to it computed anew.
+
+        Args: see `ReferenceMtp.logits`.
+        """
+        hidden = states[: row + 1]
+        for number, module in enumerate(self.modules[: depth + 1]):
+            out = module._outputs(hidden, token_ids[number:])
+            hidden = out if module.family == "glm4-moe-mtp" else module._norm("norm", out)
+        return module._norm("norm", out)[-1] @ module.weights["lm_head.weight"].T
+
+
+def _of_module(weights: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
+    """The tensors of one module, named as if it were the only one."""
+    layer, around = f"layers.{number}.", f"modules.{number}."
+    own = {n: w for n, w in weights.items() if n.startswith((layer, around))}
+    if number == 0:
+        own |= {n: w for n, w in weights.items() if not n.startswith(("layers.", "modules."))}
+    return {n.replace(layer, "layers.0.").removeprefix(around): w for n, w in own.items()}
+
+
 def _number(family: str, config: Mapping[str, Any]) -> int:
     """Of the layer among the target's, which says whether it has experts."""
     if family == ZERO_CENTRED:

@@ -108,6 +108,7 @@ def tiny_deepseek_mtp(
     experts: int = 4,
     moe_intermediate: int = 32,
     number: int = 3,
+    modules: int = 1,
     tables: bool = True,
     inside_target: bool = False,
     dtype: str = "BF16",
@@ -119,6 +120,7 @@ def tiny_deepseek_mtp(
         folder: created; its parent must exist.
         experts: routed ones, in two groups; 0 = one MLP.
         number: of the layer among the target's.
+        modules: layers of this kind, one behind the other.
         tables: with its copies of the embedding and the head.
         inside_target: with an embedding and the final norm of the target besides, in two shards.
         dtype: of every weight but e_score_correction_bias.
@@ -126,21 +128,22 @@ def tiny_deepseek_mtp(
     """
     write = _Layer(seed, hidden, dtype)
     q_rank, kv_rank, nope, rope, value = 96, 32, 16, 8, 16
-    own = f"model.layers.{number}."
-    attention = f"{own}self_attn."
-    tensors = {
-        f"{attention}q_a_proj.weight": write.weight(q_rank, hidden),
-        f"{attention}q_a_layernorm.weight": write.norm(q_rank),
-        f"{attention}q_b_proj.weight": write.weight(heads * (nope + rope), q_rank),
-        f"{attention}kv_a_proj_with_mqa.weight": write.weight(kv_rank + rope, hidden),
-        f"{attention}kv_a_layernorm.weight": write.norm(kv_rank),
-        f"{attention}kv_b_proj.weight": write.weight(heads * (nope + value), kv_rank),
-        f"{attention}o_proj.weight": write.weight(hidden, heads * value),
-        **write.nextn(own, intermediate, experts, moe_intermediate),
-    }
-    if tables:
-        tensors[f"{own}embed_tokens.weight"] = write.weight(vocab, hidden)
-        tensors[f"{own}shared_head.head.weight"] = write.weight(vocab, hidden)
+    tensors: dict[str, Stored] = {}
+    for own in (f"model.layers.{number + i}." for i in range(modules)):
+        attention = f"{own}self_attn."
+        tensors |= {
+            f"{attention}q_a_proj.weight": write.weight(q_rank, hidden),
+            f"{attention}q_a_layernorm.weight": write.norm(q_rank),
+            f"{attention}q_b_proj.weight": write.weight(heads * (nope + rope), q_rank),
+            f"{attention}kv_a_proj_with_mqa.weight": write.weight(kv_rank + rope, hidden),
+            f"{attention}kv_a_layernorm.weight": write.norm(kv_rank),
+            f"{attention}kv_b_proj.weight": write.weight(heads * (nope + value), kv_rank),
+            f"{attention}o_proj.weight": write.weight(hidden, heads * value),
+            **write.nextn(own, intermediate, experts, moe_intermediate),
+        }
+        if tables:
+            tensors[f"{own}embed_tokens.weight"] = write.weight(vocab, hidden)
+            tensors[f"{own}shared_head.head.weight"] = write.weight(vocab, hidden)
     if inside_target:
         tensors |= {
             "model.embed_tokens.weight": write.weight(vocab, hidden),
@@ -160,6 +163,7 @@ def tiny_deepseek_mtp(
         "rope_theta": 10000.0,
         **_mixture_keys(experts, moe_intermediate),
         **_common_keys(hidden, intermediate, heads, number, vocab, dtype),
+        "num_nextn_predict_layers": modules,
         **(config or {}),
     }
     _publish(folder, keys, tensors, sharded=inside_target)
@@ -179,6 +183,7 @@ def tiny_glm4_moe_mtp(
     experts: int = 4,
     moe_intermediate: int = 32,
     number: int = 3,
+    modules: int = 1,
     tables: bool = True,
     dtype: str = "BF16",
     config: Mapping[str, Any] | None = None,
@@ -188,23 +193,25 @@ def tiny_glm4_moe_mtp(
     Args: see `tiny_deepseek_mtp`.
     """
     write = _Layer(seed, hidden, dtype)
-    own, queries, keys_width = f"model.layers.{number}.", heads * head_dim, kv_heads * head_dim
-    attention = f"{own}self_attn."
-    tensors = {
-        f"{attention}q_proj.weight": write.weight(queries, hidden),
-        f"{attention}k_proj.weight": write.weight(keys_width, hidden),
-        f"{attention}v_proj.weight": write.weight(keys_width, hidden),
-        f"{attention}o_proj.weight": write.weight(hidden, queries),
-        f"{attention}q_proj.bias": write.weight(queries),
-        f"{attention}k_proj.bias": write.weight(keys_width),
-        f"{attention}v_proj.bias": write.weight(keys_width),
-        f"{attention}q_norm.weight": write.norm(head_dim),
-        f"{attention}k_norm.weight": write.norm(head_dim),
-        **write.nextn(own, intermediate, experts, moe_intermediate),
-    }
-    if tables:
-        tensors[f"{own}embed_tokens.weight"] = write.weight(vocab, hidden)
-        tensors[f"{own}shared_head.head.weight"] = write.weight(vocab, hidden)
+    queries, keys_width = heads * head_dim, kv_heads * head_dim
+    tensors: dict[str, Stored] = {}
+    for own in (f"model.layers.{number + i}." for i in range(modules)):
+        attention = f"{own}self_attn."
+        tensors |= {
+            f"{attention}q_proj.weight": write.weight(queries, hidden),
+            f"{attention}k_proj.weight": write.weight(keys_width, hidden),
+            f"{attention}v_proj.weight": write.weight(keys_width, hidden),
+            f"{attention}o_proj.weight": write.weight(hidden, queries),
+            f"{attention}q_proj.bias": write.weight(queries),
+            f"{attention}k_proj.bias": write.weight(keys_width),
+            f"{attention}v_proj.bias": write.weight(keys_width),
+            f"{attention}q_norm.weight": write.norm(head_dim),
+            f"{attention}k_norm.weight": write.norm(head_dim),
+            **write.nextn(own, intermediate, experts, moe_intermediate),
+        }
+        if tables:
+            tensors[f"{own}embed_tokens.weight"] = write.weight(vocab, hidden)
+            tensors[f"{own}shared_head.head.weight"] = write.weight(vocab, hidden)
     keys = {
         "architectures": ["Glm4MoeForCausalLM"],
         "model_type": "glm4_moe",
@@ -216,6 +223,7 @@ def tiny_glm4_moe_mtp(
         "rope_theta": 1000000.0,
         **_mixture_keys(experts, moe_intermediate),
         **_common_keys(hidden, intermediate, heads, number, vocab, dtype),
+        "num_nextn_predict_layers": modules,
         **(config or {}),
     }
     _publish(folder, keys, tensors, sharded=False)

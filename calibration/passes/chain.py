@@ -49,7 +49,7 @@ def chain_passes(
         CalibrationError: a hidden state is NaN or infinite.
     """
     num_rows = rows[-1] + 1 if rows else 0
-    attention = _ChainAttention(num_rows)
+    attention = ChainAttention(num_rows)
 
     def step(at: range, depth: int, x: Tensor) -> Tensor:
         attention.begin(at, depth)
@@ -71,7 +71,7 @@ def chain_passes(
             yield DraftPass(rows=chains, depths=range(depth, depth + 1), hidden=x[:, :, None])
 
 
-class _ChainAttention:
+class ChainAttention:
     """`Attend` of the chain: depth-0 keys of all rows so far, deeper keys of the current block."""
 
     def __init__(self, num_rows: int) -> None:

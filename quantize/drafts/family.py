@@ -131,6 +131,8 @@ class Family(ABC):
     """Modules that an engine builds for every draft, also where the draft does not ship them."""
     makes_features: tuple[str, ...]
     """Canonical prefixes of the tensors that turn target features into the draft's first input."""
+    layers_key: str = "num_hidden_layers"
+    """The key of config.json that says how many decoder layers the draft has."""
     relatives: Mapping[str, str] = MappingProxyType({})
     """Part of a tensor name -> the other kind of draft, not supported, whose mark it is."""
 
@@ -140,6 +142,10 @@ class Family(ABC):
             if name.startswith(prefix):
                 name = replacement + name[len(prefix) :]
         return name
+
+    def of_folder(self, _geometry: Any, _names: Collection[str]) -> "Family":
+        """The family as it names the tensors of one folder; itself unless numbers go on there."""
+        return self
 
     @abstractmethod
     def recognises(self, canonical_names: Collection[str]) -> bool:

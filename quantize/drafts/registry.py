@@ -57,7 +57,7 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
         raise CheckpointError(
             checkpoint.folder,
             f"{len(missing)} tensor(s) of {family.name} are missing, first {missing[0]}",
-            fix="export the draft again, or correct num_hidden_layers in config.json",
+            fix=f"export the draft again, or correct {family.layers_key} in config.json",
         )
     ordered = tuple(sorted(rows.values(), key=lambda row: row.tensor.name))
     return Draft(checkpoint=checkpoint, family=family, geometry=geometry, rows=ordered)
@@ -95,12 +95,12 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
     if geometry.num_layers > len(checkpoint.tensors):  # before a table of that many layers is made
         raise CheckpointError(
             where,
-            f"num_hidden_layers: {geometry.num_layers} layers, but {len(checkpoint.tensors)}"
-            " tensors in all",
-            fix="correct 'num_hidden_layers': the tensors are those of"
+            f"{by_config[0].layers_key}: {geometry.num_layers} layers, but"
+            f" {len(checkpoint.tensors)} tensors in all",
+            fix=f"correct {by_config[0].layers_key!r}: the tensors are those of"
             f" {_stored_layers(checkpoint, by_config[0])} layer(s)",
         )
-    return by_config[0], geometry
+    return by_config[0].of_folder(geometry, checkpoint.tensors), geometry
 
 
 def _stored_layers(checkpoint: Checkpoint, family: Family) -> int:
@@ -119,7 +119,7 @@ def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
         for family in FAMILIES
         if family.recognises({family.canonical_name(name) for name in checkpoint.tensors})
     ]
-    if marked and marked != [declared]:
+    if marked and [family.name for family in marked] != [declared.name]:
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,
             f"config.json says {declared.name}, the tensors are those of"
@@ -170,7 +170,7 @@ def _unknown(
         return CheckpointError(
             checkpoint.folder,
             f"{name}: no tensor of {family.name}, whose layer is {' or '.join(layers)} here",
-            fix=f"read that alone, inside its target: --subtree {layers[0]}",
+            fix=f"read that alone, inside its target: --subtree {','.join(layers)}",
         )
     near = difflib.get_close_matches(canonical, known, n=3)
     return CheckpointError(

@@ -35,8 +35,9 @@ class Checkpoint:
         tensors: by name, sorted by name.
         headers: one per safetensors file, by file name.
         index: the parsed model.safetensors.index.json, None for a single file.
-        subtree: the tensors are those below this prefix, and nothing else of the folder is looked
-            at: config.json is that of the model which they are a part of. None = it is whole.
+        subtree: the tensors are those below this prefix, or these, with commas between them, and
+            nothing else of the folder is looked at: config.json is that of the model which they
+            are a part of. None = it is whole.
     """
 
     folder: Path
@@ -55,7 +56,8 @@ class Checkpoint:
         Args:
             folder: where it lies.
             config_file: `UNVERIFIED_CONFIG_FILE` for one that is staged.
-            subtree: read only the tensors below this prefix, and only the shards that hold them.
+            subtree: read only the tensors below this prefix, or these, with commas between them,
+                and only the shards that hold them.
 
         Raises:
             CheckpointError: something is absent, unreadable, doubled or contradicts something else.

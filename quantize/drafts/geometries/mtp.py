@@ -14,6 +14,7 @@ class MtpGeometry(LastStateGeometry):
     Attributes:
         intermediate_size: of its MLP, where it has no mixture of experts.
         mixture: of experts in place of the MLP; None = none.
+        num_layers: modules, each with one decoder layer.
     """
 
     hidden_size: int
@@ -24,6 +25,11 @@ class MtpGeometry(LastStateGeometry):
     rope: RopeConfig
     mixture: Mixture | None = None
     num_layers: int = 1
+
+    @property
+    def num_modules(self) -> int:
+        """Draft steps that have a module of their own; 1 = all steps are of one."""
+        return self.num_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,147 @@
+"""MTP drafts of several modules: names, the way through the commands, and layer i in step i.
+
+The oracle is transformers' own decoder layers, put together as vLLM 0.33 serves them
+(`v1/worker/gpu/spec_decode/multi_module_mtp/speculator.py`): in step i all rows go through module
+i, each with the token one further on, the position it had, and what module i - 1 gave.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.passes.predictions import draft_passes, num_draft_tokens_fault
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.scripts.cli import main
+from reference_mtp import ReferenceModules
+from test_mtp import TOLERANCE
+from tiny import edit_json, read_tensors
+from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_mimo_mtp
+
+BUILDERS: dict[str, Callable[..., Path]] = {
+    "deepseek-mtp": tiny_deepseek_mtp,
+    "glm4-moe-mtp": tiny_glm4_moe_mtp,
+}
+
+
+@pytest.mark.usefixtures("float64_on_one_thread")
+@pytest.mark.parametrize("block_rows", [256, 3])
+@pytest.mark.parametrize("family", BUILDERS)
+def test_step_i_is_module_i(family: str, block_rows: int, tmp_path: Path) -> None:
+    folder = BUILDERS[family](tmp_path / "draft", modules=3, dtype="F32")
+    draft = load_draft(folder, dtype=torch.float64)
+    config = json.loads((folder / "config.json").read_text())
+    reference = ReferenceModules(family, config, draft.weights)
+    generator = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(0, draft.geometry.vocab_size, (12,), generator=generator)
+    states = torch.randn(11, draft.geometry.hidden_size, generator=generator, dtype=torch.float64)
+    compared = 0
+    for one in draft_passes(
+        draft.forward,
+        states[None],
+        token_ids[None],
+        rows=range(3, 8),
+        num_draft_tokens=3,
+        block_rows=block_rows,
+    ):
+        for depth, hidden in zip(one.depths, one.hidden.unbind(2), strict=True):
+            logits = draft.forward.logits(hidden)[0]
+            for row, ours in zip(one.rows, logits, strict=True):
+                theirs = reference.logits(states, token_ids, row, depth)
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+                compared += 1
+    assert compared == 5 * 3
+
+
+@pytest.mark.usefixtures("float64_on_one_thread")
+def test_modules_differ(tmp_path: Path) -> None:
+    """The same weights in another order are another draft."""
+    folder = tiny_deepseek_mtp(tmp_path / "draft", modules=2, dtype="F32")
+    draft = load_draft(folder, dtype=torch.float64)
+    swapped = dict(draft.weights)
+    for name, weight in draft.weights.items():
+        if name.startswith("layers.0."):
+            swapped[name] = draft.weights["layers.1." + name.removeprefix("layers.0.")]
+            swapped["layers.1." + name.removeprefix("layers.0.")] = weight
+    token_ids = torch.arange(8)[None]
+    states = torch.randn(1, 7, draft.geometry.hidden_size, dtype=torch.float64)
+
+    def first(weights: Any) -> torch.Tensor:
+        forward = draft.family.forward(draft.geometry, weights, lambda _name, x: x)
+        passes = draft_passes(forward, states, token_ids, rows=range(2, 4), num_draft_tokens=1)
+        return forward.logits(next(iter(passes)).hidden)
+
+    assert not torch.equal(first(draft.weights), first(swapped))
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+@pytest.mark.parametrize("recipe", ["int4-channel", "fp8-ptpc"])
+def test_quantize_verify_dequantize(family: str, recipe: str, tmp_path: Path) -> None:
+    source, out = BUILDERS[family](tmp_path / "draft", modules=3), tmp_path / "out"
+    assert main(["quantize", str(source), "--recipe", recipe, "--out", str(out)]) == 0
+    assert main(["verify", str(out), "--against", str(source)]) == 0
+    assert main(["inspect", str(out)]) == 0
+    assert main(["dequantize", str(out), "--out", str(tmp_path / "plain")]) == 0
+    before, after = read_tensors(source), read_tensors(out)
+    for number in (3, 4, 5):
+        for name in ("eh_proj", "enorm", "shared_head.head", "embed_tokens"):
+            assert (
+                after[f"model.layers.{number}.{name}.weight"]
+                == (before[f"model.layers.{number}.{name}.weight"])
+            )
+        assert f"model.layers.{number}.self_attn.o_proj.weight" not in {
+            name for name, tensor in after.items() if tensor == before.get(name)
+        }
+
+
+def test_subtree_of_several_layers(tmp_path: Path) -> None:
+    target = tiny_deepseek_mtp(
+        tmp_path / "target", modules=2, tables=False, inside_target=True
+    )
+    with pytest.raises(CheckpointError, match=r"model\.layers\.3 or model\.layers\.4") as caught:
+        read_draft(Checkpoint.open(target))
+    assert "--subtree model.layers.3,model.layers.4" in caught.value.fix
+    both = Checkpoint.open(target, subtree="model.layers.3,model.layers.4")
+    assert read_draft(both).geometry.num_layers == 2
+    with pytest.raises(CheckpointError, match="of deepseek-mtp are missing") as caught:
+        read_draft(Checkpoint.open(target, subtree="model.layers.3"))
+    assert "num_nextn_predict_layers" in caught.value.fix
+    with pytest.raises(CheckpointError, match=r"no tensor lies below 'model\.layers\.5'"):
+        Checkpoint.open(target, subtree="model.layers.3,model.layers.5")
+
+
+def test_more_draft_tokens_than_modules_are_not_replayed(tmp_path: Path) -> None:
+    geometry = read_draft(Checkpoint.open(tiny_deepseek_mtp(tmp_path / "d", modules=2))).geometry
+    assert num_draft_tokens_fault(geometry, 2) is None
+    fault = num_draft_tokens_fault(geometry, 3)
+    assert fault is not None
+    assert "expected at most 2, got 3" in fault[0]
+
+
+@pytest.mark.parametrize("number", [True, "3", -1, 2.0])
+def test_number_of_layers_that_is_none(number: object, tmp_path: Path) -> None:
+    folder = tiny_deepseek_mtp(tmp_path / "draft")
+    edit_json(folder / "config.json", num_nextn_predict_layers=number)
+    with pytest.raises(CheckpointError, match="num_nextn_predict_layers: expected 1"):
+        read_draft(Checkpoint.open(folder))
+
+
+def test_more_layers_than_are_stored(tmp_path: Path) -> None:
+    folder = tiny_deepseek_mtp(tmp_path / "draft")
+    edit_json(folder / "config.json", num_nextn_predict_layers=10**9)
+    with pytest.raises(CheckpointError, match="num_nextn_predict_layers: 1000000000 layers, but"):
+        read_draft(Checkpoint.open(folder))
+    edit_json(folder / "config.json", num_nextn_predict_layers=2)
+    with pytest.raises(CheckpointError, match="are missing"):
+        read_draft(Checkpoint.open(folder))
+
+
+def test_several_layers_of_mimo_no_engine_serves(tmp_path: Path) -> None:
+    folder = tiny_mimo_mtp(tmp_path / "draft", config={"num_nextn_predict_layers": 2})
+    with pytest.raises(CheckpointError, match="expected 1, got 2: engines serve mimo-mtp with one"):
+        read_draft(Checkpoint.open(folder))
