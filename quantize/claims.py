@@ -12,6 +12,7 @@ from ..recipes.schema import QUANTIZABLE, SHARED_ROLES, Recipe, Role, Rule
 from .drafts.family import Draft, Row
 from .drafts.mixture import is_expert
 from .errors import PlanError
+from .stored.target import EMBEDDING, HEAD
 
 
 def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
@@ -126,6 +127,17 @@ def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
             f"recipe {recipe.name}",
             f"{row.tensor.name} (role {row.role}) cannot be dropped: engines take the embedding and"
             " the head of a draft from its target, and nothing else",
+            fix="keep it",
+        )
+    own_head = row.role == "head" and not draft.family.shares_head
+    if own_head or row.canonical not in (EMBEDDING, HEAD):
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} cannot be dropped: engines take the target's for the first module"
+            f" of a {draft.family.name} draft alone"
+            if not own_head
+            else f"{row.tensor.name} cannot be dropped: every module of a {draft.family.name} draft"
+            " is served with a head of its own",
             fix="keep it",
         )
     if not getattr(draft.geometry, "reads_features", True):

@@ -319,6 +319,95 @@ def tiny_qwen3_next_mtp(
     return folder
 
 
+def tiny_step3p5_mtp(
+    folder: Path,
+    *,
+    seed: int = 0,
+    hidden: int = 64,
+    intermediate: int = 96,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    vocab: int = 96,
+    number: int = 3,
+    modules: int = 3,
+    window: int = 4,
+    tables: bool = True,
+    inside_target: bool = False,
+    dtype: str = "BF16",
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the tiny MTP modules of Step-3.5, named and declared as it was released.
+
+    Args: see `tiny_deepseek_mtp`; `heads` of the modules, `window` in rows, `tables` the target's
+        embedding: heads of their own they always have.
+    """
+    write = _Layer(seed, hidden, dtype)
+    queries, keys_width = heads * head_dim, kv_heads * head_dim
+    tensors: dict[str, Stored] = {}
+    for own in (f"model.layers.{number + i}." for i in range(modules)):
+        attention, head = f"{own}self_attn.", f"{own}transformer.shared_head."
+        norms = ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm")
+        tensors |= {
+            **{f"{own}{name}.weight": write.zero_centred(hidden) for name in norms},
+            f"{own}eh_proj.weight": write.weight(hidden, 2 * hidden),
+            f"{attention}q_proj.weight": write.weight(queries, hidden),
+            f"{attention}k_proj.weight": write.weight(keys_width, hidden),
+            f"{attention}v_proj.weight": write.weight(keys_width, hidden),
+            f"{attention}o_proj.weight": write.weight(hidden, queries),
+            f"{attention}g_proj.weight": write.weight(heads, hidden),
+            f"{attention}q_norm.weight": write.zero_centred(head_dim),
+            f"{attention}k_norm.weight": write.zero_centred(head_dim),
+            **write.mlp(f"{own}mlp.", intermediate),
+            f"{head}norm.weight": write.zero_centred(hidden),
+            f"{head}output.weight": write.weight(vocab, hidden),
+        }
+    if tables:
+        tensors["model.embed_tokens.weight"] = write.weight(vocab, hidden)
+    if inside_target:
+        tensors |= {"model.norm.weight": write.zero_centred(hidden)}
+    layers = number + modules
+    keys = {
+        **_common_keys(hidden, intermediate, 2 * heads, number, vocab, dtype),
+        "architectures": ["Step3p5ForCausalLM"],
+        "model_type": "step3p5",
+        "att_impl_type": "GQA",
+        "attention_other_setting": {
+            "attention_type": "sliding_attention",
+            "num_attention_heads": heads,
+            "num_attention_groups": kv_heads,
+            "head_dim": head_dim,
+        },
+        "head_dim": head_dim,
+        "layer_types": ["full_attention"] * number + ["sliding_attention"] * modules,
+        "moe_layers_enum": "1,2",
+        "num_attention_groups": kv_heads,
+        "num_nextn_predict_layers": modules,
+        "partial_rotary_factors": [0.5] * number + [1.0] * modules,
+        "rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 32.0, "original_max_position_embeddings": 1024},
+        "rope_theta": [5000000.0] * number + [10000.0] * modules,
+        "sliding_window": window,
+        "swiglu_limits": [0.0] * layers,
+        "swiglu_limits_shared": [0.0] * (number - 1) + [16.0] + [0.0] * modules,
+        "use_head_wise_attn_gate": True,
+        "use_rope_layers": [],
+        "yarn_only_types": ["full_attention"],
+        "moe_num_experts": 4,
+        "moe_top_k": 2,
+        "moe_intermediate_size": 32,
+        "share_expert_dim": 32,
+        "norm_expert_weight": True,
+        "moe_router_activation": "sigmoid",
+        "moe_router_scaling_factor": 3.0,
+        "use_moe_router_bias": True,
+        "need_fp32_gate": True,
+        **(config or {}),
+    }  # fmt: skip
+    _publish(folder, keys, tensors, sharded=inside_target)
+    return folder
+
+
 class _Layer:
     """Random tensors of one dtype, and what the layers of DeepSeek and GLM have in common."""
 

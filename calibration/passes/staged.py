@@ -43,7 +43,7 @@ def staged_passes(
         CalibrationError: a hidden state is NaN or infinite.
     """
     num_rows = rows[-1] + 1 if rows else 0
-    attentions = [ChainAttention(num_rows) for _ in range(num_draft_tokens)]
+    attentions = [ChainAttention(num_rows, forward.window) for _ in range(num_draft_tokens)]
     for start in range(0, num_rows, block_rows):
         block = range(start, min(start + block_rows, num_rows))
         drafting = rows[bisect_left(rows, block.start) : bisect_left(rows, block.stop)]

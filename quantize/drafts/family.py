@@ -133,6 +133,8 @@ class Family(ABC):
     """Canonical prefixes of the tensors that turn target features into the draft's first input."""
     layers_key: str = "num_hidden_layers"
     """The key of config.json that says how many decoder layers the draft has."""
+    shares_head: bool = True
+    """Engines take the target's head for a draft that has none."""
     relatives: Mapping[str, str] = MappingProxyType({})
     """Part of a tensor name -> the other kind of draft, not supported, whose mark it is."""
 

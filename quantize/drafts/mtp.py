@@ -49,6 +49,8 @@ class Mtp(Family):
     """Module below it that is no part of the decoder layer -> its canonical name."""
     mark: ClassVar[str] = "self_attn.q_proj"
     """The linear that tells its attention from others."""
+    foreign: ClassVar[str] = "self_attn.g_proj"
+    """A linear that it has not, and a family of otherwise the same names has."""
     state_first: ClassVar[bool]
     """Fc reads [state; embedding], not [embedding; state]."""
     masks_first: ClassVar[bool] = True
@@ -90,7 +92,8 @@ class Mtp(Family):
     def recognises(self, canonical_names: Collection[str]) -> bool:
         """Both norms before fc, under the names of this family, and its attention."""
         marks = {"embedding_norm.weight", "state_norm.weight", f"layers.0.{self.mark}.weight"}
-        return marks <= set(canonical_names)
+        names = set(canonical_names)
+        return marks <= names and f"layers.0.{self.foreign}.weight" not in names
 
     @abstractmethod
     def attention_shapes(self, geometry: Any) -> Shapes:

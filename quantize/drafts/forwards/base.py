@@ -97,6 +97,8 @@ class StagedForward(DraftForward):
     """
 
     modules: Sequence[ChainForward]
+    window: int | None = None
+    """Rows that a query looks at, its own among them; None = all before it."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DraftForward.logits`; [..., W + 1], all of one module."""

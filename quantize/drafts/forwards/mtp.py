@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..geometries.mtp import MtpGeometry, MtpGroupedGeometry
+from ..geometries.mtp import MtpGeometry, MtpGroupedGeometry, MtpStepGeometry
 from ..mtp import around_layer
 from .base import Attend, ChainForward, OnInput, StagedForward, embedding, linear, rms_norm
 from .eagle3 import Attention, Modules
@@ -107,6 +107,8 @@ class MtpForward(ChainForward):
         g = self.geometry
         if isinstance(g, MtpGroupedGeometry) and g.output_gate:
             return Gated(self, g.head_dim)
+        if isinstance(g, MtpStepGeometry):
+            return GatedByHead(self, g.head_dim)
         return self
 
     def _both(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
@@ -134,6 +136,8 @@ class MtpModules(StagedForward):
 
     def __init__(self, modules: Sequence[MtpForward]) -> None:
         self.modules = modules
+        geometry = modules[0].geometry
+        self.window = geometry.window if isinstance(geometry, MtpStepGeometry) else None
 
     @property
     def num_logits(self) -> int:
@@ -171,6 +175,34 @@ class Gated:
         queries, gate = product.view(*x.shape[:-1], -1, 2, self.head_dim).unbind(-2)
         self._gate = gate.flatten(-2)
         return queries.flatten(-2)
+
+    def kept_linear(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.kept_linear`."""
+        return self.modules.kept_linear(name, x)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.norm`."""
+        return self.modules.norm(name, x)
+
+
+class GatedByHead:
+    """The modules of an attention each of whose heads is weighed by one number: Step-3.5.
+
+    That is the sigmoid of g_proj, which reads what q_proj reads. One is made for one step.
+    """
+
+    def __init__(self, modules: Modules, head_dim: int) -> None:
+        self.modules = modules
+        self.head_dim = head_dim
+        self._gate: Tensor
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.linear`; the gate is computed beside q_proj and goes before o_proj."""
+        block, _, leaf = name.rpartition(".")
+        if leaf == "q_proj":
+            gate = self.modules.kept_linear(f"{block}.g_proj", x).to(x.dtype)
+            self._gate = gate.sigmoid().repeat_interleave(self.head_dim, dim=-1)
+        return self.modules.linear(name, x * self._gate if leaf == "o_proj" else x)
 
     def kept_linear(self, name: str, x: Tensor) -> Tensor:
         """See `Modules.kept_linear`."""

@@ -52,6 +52,31 @@ class MtpGroupedGeometry(MtpGeometry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MtpStepGeometry(MtpGroupedGeometry):
+    """Modules of Step-3.5, which read what the target's last layer gave before the final norm.
+
+    What a head saw is weighed by the sigmoid of one number, of g_proj.
+
+    Attributes:
+        target_layers: decoder layers of the target.
+        window: rows that a query looks at, its own among them; None = all.
+    """
+
+    target_layers: int
+    window: int | None
+
+    @property
+    def aux_layer_ids(self) -> tuple[int, ...]:
+        """The target's last layer."""
+        return (self.target_layers - 1,)
+
+    @property
+    def reads_layers(self) -> bool:
+        """True: an output of a layer, though there is no fc over it."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MtpLatentGeometry(MtpGeometry):
     """An MTP layer with latent attention; see `Eagle3MlaGeometry`."""
 
