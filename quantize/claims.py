@@ -105,12 +105,13 @@ def _check_algorithm(recipe: Recipe, rule: Rule, row: Row) -> None:
             f" {4 * width**2 / 1e9:.1f} GB, and a factorization of them",
             fix="give fc a format of eight bits, round it to nearest, or keep it",
         )
-    if is_expert(row.canonical) and recipe.of(rule).algorithm.rounding != "nearest":
+    if is_expert(row.canonical) and recipe.of(rule).algorithm.rounding in ("learned", "retuned"):
         raise PlanError(
             f"recipe {recipe.name}",
-            f"{row.tensor.name}: rounding {rounding} would need the inputs of every expert of the"
-            " mixture in memory at once, and an expert sees few of the traces' tokens",
-            fix="use 'rounding: nearest', or give the experts a format of eight bits",
+            f"{row.tensor.name}: rounding {rounding} would hold latents, gradients and their"
+            " moments of every expert of the mixture at once, and an expert that no token reaches"
+            " would learn nothing",
+            fix="use 'rounding: gptq' or 'nearest', or give the experts a format of eight bits",
         )
     if row.role in ("fusion", "head") and rounding in ("learned", "retuned"):
         raise PlanError(

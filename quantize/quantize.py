@@ -42,6 +42,7 @@ class QuantizeReport:
         config_changes: dotted config.json key -> the value that a lint asked for.
         dropped: table of the draft -> the target's that it equals.
         balanced: see `balanced_norms`.
+        few_inputs: see `Method`.
     """
 
     out: Path
@@ -50,6 +51,7 @@ class QuantizeReport:
     config_changes: Mapping[str, Any]
     dropped: Mapping[str, str]
     balanced: Mapping[str, int]
+    few_inputs: Mapping[str, int]
 
 
 def quantize_draft(
@@ -100,7 +102,18 @@ def quantize_draft(
     check_retuning(plan, retuning)
     scales = _checked_scales(plan, input_scales)
     balanced = balanced_norms(plan)
-    method = Method(recipe=plan.recipe, input_scales=scales, balanced=balanced)
+
+    def few_inputs() -> dict[str, int]:
+        """Known when everything is written: experts are measured stage by stage."""
+        few = statistics.too_few if statistics is not None else {}
+        modules = {s.row.canonical.removesuffix(".weight"): s.row.module for s in plan.quantized}
+        return {modules[name]: count for name, count in sorted(few.items())}
+
+    def method() -> Method:
+        return Method(
+            recipe=plan.recipe, input_scales=scales, balanced=balanced, few_inputs=few_inputs()
+        )
+
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     checkpoint = plan.draft.checkpoint
     side_files = check_source(plan)
@@ -124,7 +137,7 @@ def quantize_draft(
         report = verify(
             staging,
             checkpoint.folder,
-            method=method,
+            method=method(),
             subtree=checkpoint.subtree,
             config_file=UNVERIFIED_CONFIG_FILE,
         )
@@ -154,6 +167,7 @@ def quantize_draft(
             balanced=balanced,
             input_scales=scales,
             input_scale_origin=input_scale_origin if scales else "",
+            few_inputs=few_inputs(),
             calibration_prompts=tuple(sorted(calibration_prompts)),
             learned=found.origin if found else None,
             retuning=retuning,
@@ -177,6 +191,7 @@ def quantize_draft(
         config_changes=changes,
         dropped=dropped,
         balanced=balanced,
+        few_inputs=few_inputs(),
     )
 
 

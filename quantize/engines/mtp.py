@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from ..drafts.architectures import declared_architecture
 from ..drafts.fused import FusedLinear
 from ..drafts.mixture import is_expert
+from ..drafts.mtp import around_layer
 from ..stored.parts import COMPANIONS
 from .contract import Finding, Module, Question
 from .linears import layer_linears
 
 _ATTENTION = "self_attn."
+_HEAD = Module("lm_head", "lm_head", ("lm_head",), "column")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,7 @@ class Served:
 
     Attributes:
         architectures: names in config.json for which the loading was executed.
+        own_heads: each module is built with a head of its own, of this name, with {n}.
         layer: the name of the decoder layer, with {n} for its number behind the target's.
         prefix: the same as excludes are held against, "" = none.
         prefixes: the prefix for some of the architectures, where it differs.
@@ -36,6 +39,7 @@ class Served:
     prefixes: Mapping[str, str] = field(default_factory=dict)
     attention: str = _ATTENTION
     no_parameter: str = ""
+    own_heads: str = ""
 
 
 _KEY = "KeyError: '{name}'"
@@ -70,6 +74,13 @@ VLLM: Mapping[str, Served] = {
         no_parameter="ValueError: There is no module or parameter named '{name}' in"
         " Qwen3_5MultiTokenPredictor.",
     ),
+    "step3p5-mtp": Served(
+        architectures=frozenset({"Step3p5ForCausalLM"}),
+        layer="model.layers.{n}.mtp_block.",
+        prefix="model.layers.{n}.mtp_block.",
+        no_parameter=_KEY,
+        own_heads="model.layers.{n}.shared_head.head",
+    ),
 }
 SGLANG: Mapping[str, Served] = {
     "mimo-mtp": Served(
@@ -92,6 +103,13 @@ SGLANG: Mapping[str, Served] = {
         prefixes={"Qwen3NextForCausalLM": "model.layers.0."},  # `qwen3_next_mtp.py`
         attention="",
     ),
+    "step3p5-mtp": Served(
+        architectures=frozenset({"Step3p5ForCausalLM"}),
+        layer="model.mtp_block.",
+        prefix="model.mtp_block.",
+        no_parameter=_KEY,
+        own_heads="model.shared_head.head",
+    ),
 }
 
 
@@ -112,21 +130,27 @@ def modules(
         served: how the engine builds the layer.
         fused: what the engine calls a fused linear.
     """
-    number = question.config.get("num_hidden_layers", 0)
+    first = question.config.get("num_hidden_layers", 0)
     mixture = any(is_expert(name) for name in question.tensor_names)
     shared = "shared_expert" if question.family == "qwen3-next-mtp" else "shared_experts"
     mlp = f"mlp.{shared}" if mixture else "mlp"
     prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
     layers = tuple(
         Module(
-            served.layer.format(n=number) + path.replace(_ATTENTION, served.attention),
-            prefix.format(n=number) + path,
+            served.layer.format(n=first + i) + path.replace(_ATTENTION, served.attention),
+            prefix.format(n=first + i) + path,
             parts,
             sharding,
         )
-        for path, parts, sharding in layer_linears(question.family, "layers.0", fused, mlp=mlp)
+        for i in range(question.num_layers)
+        for path, parts, sharding in layer_linears(question.family, f"layers.{i}", fused, mlp=mlp)
     )
-    return (*layers, Module("lm_head", "lm_head", ("lm_head",), "column"))
+    heads = (
+        Module(name, name, (around_layer(i, "lm_head"),), "column")
+        for i in range(question.num_layers if served.own_heads else 0)
+        for name in (served.own_heads.format(n=first + i),)
+    )
+    return (*layers, *heads) if served.own_heads else (*layers, _HEAD)
 
 
 def vllm_problem(question: Question) -> Finding | None:

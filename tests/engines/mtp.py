@@ -21,6 +21,7 @@ from tiny_mtp import (  # noqa: E402
     tiny_glm4_moe_mtp,
     tiny_mimo_mtp,
     tiny_qwen3_next_mtp,
+    tiny_step3p5_mtp,
 )
 
 OUT = HERE / "mtp.json"
@@ -31,6 +32,9 @@ BUILDERS = {
     "glm4-moe-mtp": tiny_glm4_moe_mtp,
     "qwen3-next-mtp": tiny_qwen3_next_mtp,
     "qwen3.5-mtp": partial(tiny_qwen3_next_mtp, experts=0),
+    "deepseek-mtp of 3": partial(tiny_deepseek_mtp, modules=3),
+    "glm4-moe-mtp of 3": partial(tiny_glm4_moe_mtp, modules=3),
+    "step3p5-mtp": partial(tiny_step3p5_mtp, number=45),  # SGLang builds layer 45 of any target
 }
 
 
