@@ -136,10 +136,10 @@ def test_specforges_layer_without_a_gate_is_refused(tmp_path: Path) -> None:
         read_draft(Checkpoint.open(folder))
 
 
-def test_experts_are_rounded_to_nearest_only(tmp_path: Path) -> None:
+def test_experts_are_not_learned(tmp_path: Path) -> None:
     draft = read_draft(Checkpoint.open(tiny_qwen3_next_mtp(tmp_path / "mixed")))
-    with pytest.raises(PlanError, match="rounding gptq would need the inputs of every expert"):
-        make_plan(load_recipe("int4-channel-gptq"), draft)
+    with pytest.raises(PlanError, match="latents, gradients and their moments of every expert"):
+        make_plan(load_recipe("mi355-mxfp4-learned"), draft)
     dense = tiny_qwen3_next_mtp(tmp_path / "dense", experts=0)
     plan = make_plan(load_recipe("int4-channel-gptq"), read_draft(Checkpoint.open(dense)))
     assert len(plan.quantized) == 7
