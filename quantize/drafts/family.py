@@ -149,6 +149,10 @@ class Family(ABC):
         """The family as it names the tensors of one folder; itself unless numbers go on there."""
         return self
 
+    def served_name(self, module: str) -> str:
+        """What engines call a kept module of a name on disk, beside that name; itself mostly."""
+        return module
+
     @abstractmethod
     def recognises(self, canonical_names: Collection[str]) -> bool:
         """True if these tensors have the marks of this family."""

@@ -39,6 +39,7 @@ def excluded_modules(
     as_codes = {row.canonical.removesuffix(".weight") for row in may_be}
     unnamed = set(draft.family.served_unquantized) - as_codes
     unnamed -= {name.rpartition(".")[2] for name in names}
+    names |= {draft.family.served_name(name) for name in names}
     if target_layers is not None:
         names |= {numbered_name(module, target_layers) for module in modules_in_layers(kept)}
     names |= {fused for name in names for fused in fused_names(name)}

@@ -5,8 +5,9 @@ The draft's own keys stand at the top, those of its decoder layers in `transform
 
 Where a key is missing, the draft is what vLLM would serve. SGLang 0.5.23 does not read this layout.
 
-Sources: `config.py` of `eagle3`, `peagle`, `dflash` and `dspark` in speculators 0.9.0, which has no
-dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33.
+Sources: `config.py` of `eagle3`, `peagle`, `dflash`, `dspark` and `mtp` in speculators 0.9.0;
+`transformers_utils/configs/speculators/algos.py` of vLLM 0.33, which has no mtp: such a layer is
+served inside its target, where the package's `scripts/stitch_mtp.py` puts it.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +25,11 @@ _ARCHITECTURES = {  # as the package's config class names them, and as its `save
     "dflash2": ("DFlash2Speculator", "DFlash2DraftModel"),
     "dspark": ("DSparkSpeculator", "DSparkDraftModel"),
     "eagle3": ("Eagle3Speculator", "Eagle3DraftModel"),
+    "mtp": ("MTPDraftModel", "MTPDraftModel"),
     "peagle": ("PEagleSpeculator", "PEagleDraftModel"),
 }
+_MTP_LAYERS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Of those that the package trains, the ones that an engine has: `qwen3` has no gate."""
 _EAGLE3_ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 
 
@@ -166,6 +170,25 @@ def _dspark(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _mtp(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
+    """Source: `convert/mtp/converter.py`, whose names `Qwen3NextMtp` knows."""
+    count = keys.positive("num_nextn_predict_layers", 1)
+    if count != 1:
+        raise CheckpointError(
+            keys.where,
+            f"num_nextn_predict_layers: expected 1, got {count}: the package trains one layer",
+            fix="correct 'num_nextn_predict_layers'",
+        )
+    model_type = layers.config.get("model_type")
+    if model_type not in _MTP_LAYERS:
+        raise CheckpointError(
+            layers.where,
+            f"model_type: expected {' or '.join(map(repr, _MTP_LAYERS))}, got {short(model_type)}",
+            fix="no engine has an MTP layer of another kind in this layout",
+        )
+    return {"architectures": ["Qwen3NextMTP"], "mtp_num_hidden_layers": count}
+
+
 def _block(keys: ConfigReader) -> dict[str, Any]:
     """What DFlash and what adds to it have in common."""
     ids_key = "aux_hidden_state_layer_ids"
@@ -208,5 +231,6 @@ _SPELL: Mapping[str, Callable[[ConfigReader, ConfigReader], dict[str, Any]]] = {
     "dflash2": _dflash2,
     "dspark": _dspark,
     "eagle3": _eagle3,
+    "mtp": _mtp,
     "peagle": _peagle,
 }

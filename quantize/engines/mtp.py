@@ -163,6 +163,8 @@ def vllm_problem(question: Question) -> Finding | None:
     if problem is not None or question.declaration is None:
         return problem
     stored = sorted(n for n in question.tensor_names if n.rpartition(".")[2] in COMPANIONS)
+    if question.family == "step3p5-mtp":
+        return _of_step(question)
     if not stored:
         return None
     served = VLLM[question.family]
@@ -175,6 +177,19 @@ def vllm_problem(question: Question) -> Finding | None:
         "give the target this quantization_config with its own layers ignored (--hf-overrides):"
         " vLLM reads the target's for an MTP layer; or serve it with SGLang",
     )
+
+
+def _of_step(question: Question) -> Finding | None:
+    """What vLLM says of a quantized draft of Step-3.5, which it does read by its own declaration.
+
+    Its loader wants every parameter to be in the folder, and compressed-tensors gives the attention
+    some for its KV cache: `step3p5_mtp.py:330`. Executed with Quark's and ModelOpt's layouts too.
+    """
+    if question.method != "compressed-tensors":
+        return None
+    first = question.config.get("num_hidden_layers", 0)
+    name = f"model.layers.{first}.mtp_block.self_attn.attn.k_zero_point"
+    return Finding("load", _ABSENT.format(name=name), "use Quark's layout, whose folder loads")
 
 
 def _of_qwen(name: str) -> str:
@@ -201,6 +216,11 @@ def _misconfigured(question: Question) -> Finding | None:
             " architecture.",
             "set model_type to qwen2, whose layers these are",
         )
+    if question.family == "step3p5-mtp" and not any(
+        name.endswith("embed_tokens.weight") for name in question.tensor_names
+    ):
+        name = "model.embed_tokens.weight"
+        return Finding("load", _ABSENT.format(name=name), "add the target's embedding to the folder")
     number = config.get("num_hidden_layers", 0)
     numbered = any(name.startswith(f"model.layers.{number}.") for name in question.tensor_names)
     if question.family == "deepseek-mtp" and not numbered:  # `deepseek_mtp.py:505`
@@ -216,6 +236,10 @@ def _misconfigured(question: Question) -> Finding | None:
     return None
 
 
+_ABSENT = (
+    "RuntimeError: Some parameters like {name} are not in the checkpoint and will falsely use"
+    " random initialization"
+)
 _EXPERTS_WANTED = "engines serve layers of Qwen3-Next with experts alone"
 
 
@@ -230,6 +254,15 @@ def sglang_problem(question: Question) -> Finding | None:
 
     Quantized experts are one module with kernels of their own, which were not executed.
     """
+    if question.family == "step3p5-mtp":
+        what = "its config.json names code of its own, without which SGLang does not read it"
+        return Finding("unknown", what, "try it")
+    if question.num_layers > 1:  # `deepseek_weight_loader.py:567`, `glm4_moe.py:1080`; executed
+        return Finding(
+            "load",
+            "AssertionError: Only 1 nextn layer is supported",
+            "serve several MTP layers with vLLM, which has a step for each",
+        )
     if question.family == "deepseek-mtp":
         what = "loading of its kv_b_proj calls a GPU, which was not there when it was tried"
         return Finding("unknown", what, "try it")

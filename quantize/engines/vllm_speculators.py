@@ -45,6 +45,9 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
         return own_type(config, INVALID) or config
     kind = config.get("speculators_model_type")
     if kind not in tuple(_READ):  # of any JSON type
+        if kind == "mtp":
+            back = "put the layer back into its target: scripts/stitch_mtp.py of speculators"
+            return Finding("config", INVALID.format("Expected one of: "), back)
         if isinstance(kind, str):
             return Finding("unknown", f"speculators_model_type {kind}: never executed", "try it")
         return Finding("config", INVALID.format("Expected one of: "), "add speculators_model_type")
