@@ -7,16 +7,22 @@ i, each with the token one further on, the position it had, and what module i - 
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from draftquant.calibration.passes.draft_inputs import reads_layers
 from draftquant.calibration.passes.predictions import draft_passes, num_draft_tokens_fault
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.errors import CheckpointError
+from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes import load_recipe
+from draftquant.recipes.schema import Recipe, Role, Rule
 from draftquant.scripts.cli import main
 from reference_mtp import ReferenceModules
 from test_mtp import TOLERANCE
@@ -150,3 +156,109 @@ def test_several_layers_of_mimo_no_engine_serves(tmp_path: Path) -> None:
     folder = tiny_mimo_mtp(tmp_path / "draft", config={"num_nextn_predict_layers": 2})
     with pytest.raises(CheckpointError, match="expected 1, got 2: engines serve mimo-mtp with one"):
         read_draft(Checkpoint.open(folder))
+
+
+@pytest.mark.parametrize("family", ["deepseek-mtp", "glm4-moe-mtp"])
+def test_vllm_alone_serves_several_layers(family: str, tmp_path: Path) -> None:
+    """Executed with the engines' own loaders: `tests/engines/mtp.py`."""
+    source = BUILDERS[family](tmp_path / "draft", modules=3, tables=False)
+    answer = check_draft(source, engine="vllm")
+    assert answer.verdict == "LOADS"
+    layers = {layer.module for layer in answer.layers}
+    assert {f"model.layers.{n}.mtp_block.self_attn.o_proj" for n in (3, 4, 5)} <= layers
+    refused = check_draft(source, engine="sglang")
+    assert refused.verdict == ("UNKNOWN" if refused.error is None else "REFUSED")
+    assert refused.error == "AssertionError: Only 1 nextn layer is supported"
+
+
+def test_what_vllm_says_of_step(tmp_path: Path) -> None:
+    """Executed likewise: plain, in Quark's layout, in compressed-tensors, without embedding."""
+    source = tiny_step3p5_mtp(tmp_path / "draft", number=45)
+    plain = check_draft(source, engine="vllm")
+    assert (plain.verdict, plain.error) == ("LOADS", None)
+    assert {
+        f"model.layers.{n}.shared_head.head" for n in (45, 46, 47)
+    } <= {layer.module for layer in plain.layers}
+    verdicts = {}
+    for recipe in ("mi325x-fp8", "fp8-ptpc"):
+        out = tmp_path / recipe
+        quantize = ["quantize", str(source), "--backend", "torch", "--recipe", recipe]
+        assert main([*quantize, "--out", str(out)]) == 0
+        verdicts[recipe] = check_draft(out, engine="vllm")
+    assert verdicts["mi325x-fp8"].verdict == "LOADS"
+    assert verdicts["fp8-ptpc"].verdict == "REFUSED"
+    assert "k_zero_point are not in the checkpoint" in (verdicts["fp8-ptpc"].error or "")
+    bare = check_draft(tiny_step3p5_mtp(tmp_path / "bare", tables=False), engine="vllm")
+    assert "model.embed_tokens.weight are not in the checkpoint" in (bare.error or "")
+    assert check_draft(source, engine="sglang").verdict == "UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layer_types": ["full_attention"] * 4}, "layer_types: expected a list over 3 layers"),
+        (
+            {"layer_types": [*["sliding_attention"] * 4, "full_attention", "full_attention"]},
+            "layer_types: expected the same of all modules",
+        ),
+        ({"layer_types": ["linear_attention"] * 6}, "expected 'sliding_attention' or"),
+        ({"moe_layers_enum": "1,2,4"}, "moe_layers_enum: asks of the layers 3 to 5"),
+        ({"moe_layers_enum": [5]}, "moe_layers_enum: asks of the layers 3 to 5"),
+        ({"swiglu_limits_shared": [0.0, 0.0, 0.0, 16.0, 0.0, 0.0]}, "swiglu_limits_shared: asks"),
+        ({"use_rope_layers": [1, 1, 1, 1, 0, 1]}, "use_rope_layers: asks of the layers"),
+        ({"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate: asks of the layers"),
+        ({"partial_rotary_factors": [0.25] * 6}, "partial_rotary_factors: expected 0.5 or 1"),
+        ({"rope_theta": [1e4]}, "rope_theta: expected a list over 3 layers"),
+        ({"rope_theta": [1e4, 1e4, 1e4, 1e4, 1e6, 1e4]}, "rope_theta: expected the same"),
+        ({"sliding_window": None}, "sliding_window: missing key"),
+        ({"num_attention_groups": 0}, "num_attention_groups: expected a positive"),
+        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
+        ({"num_nextn_predict_layers": 2}, "no tensor of step3p5-mtp"),
+    ],
+)
+def test_bad_configs_of_step(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = tiny_step3p5_mtp(tmp_path / "draft")
+    edit_json(folder / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=said):
+        read_draft(Checkpoint.open(folder))
+
+
+def test_steps_keys_as_transformers_5_writes_them(tmp_path: Path) -> None:
+    folder = tiny_step3p5_mtp(tmp_path / "draft")
+    before = read_draft(Checkpoint.open(folder)).geometry
+    edit_json(
+        folder / "config.json",
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        mtp_layer_types=["sliding_attention"] * 3,
+        rope_theta=10000.0,
+        attention_other_setting=None,
+        num_sliding_attention_heads=4,
+    )
+    assert read_draft(Checkpoint.open(folder)).geometry == before
+
+
+def test_steps_heads_are_not_dropped(tmp_path: Path) -> None:
+    draft = read_draft(Checkpoint.open(tiny_step3p5_mtp(tmp_path / "draft")))
+    with pytest.raises(PlanError, match="is served with a head of its own"):
+        make_plan(dropping("head"), draft)
+    glm = read_draft(Checkpoint.open(tiny_glm4_moe_mtp(tmp_path / "glm", modules=2)))
+    with pytest.raises(PlanError, match="take the target's for the first module"):
+        make_plan(dropping("embedding"), glm)
+
+
+def dropping(role: Role) -> Recipe:
+    """The recipe fp8-ptpc with a table left to the target."""
+    recipe = load_recipe("fp8-ptpc")
+    rules = [replace(rule, role=tuple(r for r in rule.role if r != role)) for rule in recipe.rules]
+    kept = tuple(rule for rule in rules if rule.role or rule.tensor)
+    drop = Rule(role=(role,), action="drop", why="the target's")
+    return replace(recipe, rules=(*kept, drop))
+
+
+def test_step_reads_the_last_layer_before_its_norm(tmp_path: Path) -> None:
+    draft = load_draft(tiny_step3p5_mtp(tmp_path / "draft", number=7))
+    assert reads_layers(draft)
+    assert draft.geometry.aux_layer_ids == (6,)
+    alone = tiny_step3p5_mtp(tmp_path / "alone", modules=1)
+    with pytest.raises(CheckpointError, match="only drafts of several modules can be replayed"):
+        load_draft(alone)
