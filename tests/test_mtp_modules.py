@@ -111,9 +111,7 @@ def _is_around(name: str) -> bool:
 
 
 def test_subtree_of_several_layers(tmp_path: Path) -> None:
-    target = tiny_deepseek_mtp(
-        tmp_path / "target", modules=2, tables=False, inside_target=True
-    )
+    target = tiny_deepseek_mtp(tmp_path / "target", modules=2, tables=False, inside_target=True)
     with pytest.raises(CheckpointError, match=r"model\.layers\.3 or model\.layers\.4") as caught:
         read_draft(Checkpoint.open(target))
     assert "--subtree model.layers.3,model.layers.4" in caught.value.fix
@@ -152,6 +150,20 @@ def test_more_layers_than_are_stored(tmp_path: Path) -> None:
         read_draft(Checkpoint.open(folder))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ("KimiLinearForCausalLM", "it is Kimi-Linear, which was published without an MTP layer"),
+        ("KimiK3MTPModel", "it is an MTP layer of Kimi-K3"),
+        ("MiMoV2FlashForCausalLM", "it is an MTP layer of MiMo-V2"),
+    ],
+)
+def test_layers_of_other_models_are_named(architecture: str, said: str, tmp_path: Path) -> None:
+    folder = tiny_deepseek_mtp(tmp_path / "draft", config={"architectures": [architecture]})
+    with pytest.raises(CheckpointError, match=said):
+        read_draft(Checkpoint.open(folder))
+
+
 def test_several_layers_of_mimo_no_engine_serves(tmp_path: Path) -> None:
     folder = tiny_mimo_mtp(tmp_path / "draft", config={"num_nextn_predict_layers": 2})
     with pytest.raises(CheckpointError, match="expected 1, got 2: engines serve mimo-mtp with one"):
@@ -176,9 +188,9 @@ def test_what_vllm_says_of_step(tmp_path: Path) -> None:
     source = tiny_step3p5_mtp(tmp_path / "draft", number=45)
     plain = check_draft(source, engine="vllm")
     assert (plain.verdict, plain.error) == ("LOADS", None)
-    assert {
-        f"model.layers.{n}.shared_head.head" for n in (45, 46, 47)
-    } <= {layer.module for layer in plain.layers}
+    assert {f"model.layers.{n}.shared_head.head" for n in (45, 46, 47)} <= {
+        layer.module for layer in plain.layers
+    }
     verdicts = {}
     for recipe in ("mi325x-fp8", "fp8-ptpc"):
         out = tmp_path / recipe

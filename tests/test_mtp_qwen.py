@@ -81,7 +81,11 @@ def test_gate_stands_behind_each_heads_query() -> None:
 @pytest.mark.parametrize(
     ("experts", "changes", "said"),
     [
-        (0, {"attn_output_gate": False}, "attn_output_gate: expected True, got False: attention without a gate"),
+        (
+            0,
+            {"attn_output_gate": False},
+            "attn_output_gate: expected True, got False: attention without a gate",
+        ),
         (0, {"attn_output_gate": 1}, "attn_output_gate: expected True"),
         (0, {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers: expected 1"),
         (0, {"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings: expected False"),
@@ -134,7 +138,9 @@ def test_specforges_layer_without_a_gate_is_refused(tmp_path: Path) -> None:
     assert read_draft(Checkpoint.open(folder)).family.name == "qwen3-next-mtp"
     del flat["attn_output_gate"]
     (folder / "config.json").write_text(json.dumps(flat))
-    with pytest.raises(CheckpointError, match=r"attn_output_gate: expected True, got False.*SpecForge names no key"):
+    with pytest.raises(
+        CheckpointError, match=r"attn_output_gate: expected True, got False.*SpecForge names no key"
+    ):
         read_draft(Checkpoint.open(folder))
 
 

@@ -72,7 +72,12 @@ def chain_passes(
 
 
 class ChainAttention:
-    """`Attend` of the chain: depth-0 keys of all rows so far, deeper keys of the current block."""
+    """`Attend` of the chain: depth-0 keys of all rows so far, deeper keys of the current block.
+
+    Args:
+        num_rows: up to the last one that drafts.
+        window: see `_attend`.
+    """
 
     def __init__(self, num_rows: int, window: int | None = None) -> None:
         self._num_rows = num_rows
@@ -88,6 +93,7 @@ class ChainAttention:
             self._own = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """See `Attend`."""
         kept = self._context if self._depth == 0 else self._own
         kept.setdefault(layer, []).append((k, v))
         context, own = self._context[layer], self._own.get(layer, [])
@@ -152,8 +158,7 @@ def _attend(
 
 
 def _within(scores: Sequence[Tensor], last_unseen: Tensor) -> list[Tensor]:
-    """Scores [B, KV, G, T, S] of blocks of keys, without those of rows up to `last_unseen` [T, 1].
-    """
+    """Scores [B, KV, G, T, S] of blocks of keys, but for those up to row `last_unseen` [T, 1]."""
     masked, start = [], 0
     for block in scores:
         stop = start + block.shape[-1]

@@ -61,7 +61,8 @@ def known_target_layers(checkpoint: Checkpoint, given: int | None) -> int | None
         CheckpointError: the given one is no number of layers, or config.json names another one.
     """
     modules = checkpoint.config.get("num_nextn_predict_layers")
-    key = "num_hidden_layers" if _counts(modules) and modules > 1 else "num_target_layers"
+    several = type(modules) is int and modules > 1
+    key = "num_hidden_layers" if several else "num_target_layers"
     named = checkpoint.config.get(key)
     if given is None:
         return named if _counts(named) else None

@@ -220,7 +220,9 @@ def _misconfigured(question: Question) -> Finding | None:
         name.endswith("embed_tokens.weight") for name in question.tensor_names
     ):
         name = "model.embed_tokens.weight"
-        return Finding("load", _ABSENT.format(name=name), "add the target's embedding to the folder")
+        return Finding(
+            "load", _ABSENT.format(name=name), "add the target's embedding to the folder"
+        )
     number = config.get("num_hidden_layers", 0)
     numbered = any(name.startswith(f"model.layers.{number}.") for name in question.tensor_names)
     if question.family == "deepseek-mtp" and not numbered:  # `deepseek_mtp.py:505`

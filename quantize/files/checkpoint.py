@@ -16,8 +16,8 @@ from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import CheckpointError
 from .entries import entries
 from .safetensors_header import Header, TensorInfo, read_header
-from .staging import UNVERIFIED
 from .stacked import unstacked
+from .staging import UNVERIFIED
 from .subtree import names_below, shards_of
 
 INDEX_FILE = "model.safetensors.index.json"

@@ -58,7 +58,9 @@ class Step3p5Mtp(Mtp):
 
     def served_name(self, module: str) -> str:
         """See `Family.served_name`: the head, as both engines rename it when they load it."""
-        return module.replace(".transformer.", ".").replace("shared_head.output", "shared_head.head")
+        return module.replace(".transformer.", ".").replace(
+            "shared_head.output", "shared_head.head"
+        )
 
     def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpStepGeometry:
         """See `Family.read_geometry`."""
