@@ -17,7 +17,8 @@ from draftquant.calibration.passes.draft_inputs import reads_layers
 from draftquant.calibration.passes.predictions import draft_passes, num_draft_tokens_fault
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.check import check_draft
-from draftquant.quantize.errors import CheckpointError, PlanError
+from draftquant.quantize.errors import CheckpointError, EstimateError, PlanError
+from draftquant.quantize.estimate.estimate import make_estimate
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
@@ -247,6 +248,13 @@ def test_steps_keys_as_transformers_5_writes_them(tmp_path: Path) -> None:
         num_sliding_attention_heads=4,
     )
     assert read_draft(Checkpoint.open(folder)).geometry == before
+
+
+@pytest.mark.parametrize("family", ["deepseek-mtp", "step3p5-mtp"])
+def test_several_modules_are_not_estimated(family: str, tmp_path: Path) -> None:
+    draft = read_draft(Checkpoint.open(BUILDERS[family](tmp_path / "draft", modules=2)))
+    with pytest.raises(EstimateError, match="a module for each draft token"):
+        make_estimate(draft, (), num_draft_tokens=2, context=100, tp=1)
 
 
 def test_steps_heads_are_not_dropped(tmp_path: Path) -> None:
