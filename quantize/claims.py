@@ -12,6 +12,7 @@ from ..recipes.schema import QUANTIZABLE, SHARED_ROLES, Recipe, Role, Rule
 from .drafts.family import Draft, Row
 from .drafts.mixture import is_expert
 from .errors import PlanError
+from .stored.target import EMBEDDING, HEAD
 
 
 def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
@@ -104,12 +105,13 @@ def _check_algorithm(recipe: Recipe, rule: Rule, row: Row) -> None:
             f" {4 * width**2 / 1e9:.1f} GB, and a factorization of them",
             fix="give fc a format of eight bits, round it to nearest, or keep it",
         )
-    if is_expert(row.canonical) and recipe.of(rule).algorithm.rounding != "nearest":
+    if is_expert(row.canonical) and recipe.of(rule).algorithm.rounding in ("learned", "retuned"):
         raise PlanError(
             f"recipe {recipe.name}",
-            f"{row.tensor.name}: rounding {rounding} would need the inputs of every expert of the"
-            " mixture in memory at once, and an expert sees few of the traces' tokens",
-            fix="use 'rounding: nearest', or give the experts a format of eight bits",
+            f"{row.tensor.name}: rounding {rounding} would hold latents, gradients and their"
+            " moments of every expert of the mixture at once, and an expert that no token reaches"
+            " would learn nothing",
+            fix="use 'rounding: gptq' or 'nearest', or give the experts a format of eight bits",
         )
     if row.role in ("fusion", "head") and rounding in ("learned", "retuned"):
         raise PlanError(
@@ -126,6 +128,17 @@ def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
             f"recipe {recipe.name}",
             f"{row.tensor.name} (role {row.role}) cannot be dropped: engines take the embedding and"
             " the head of a draft from its target, and nothing else",
+            fix="keep it",
+        )
+    own_head = row.role == "head" and not draft.family.shares_head
+    if own_head or row.canonical not in (EMBEDDING, HEAD):
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"{row.tensor.name} cannot be dropped: engines take the target's for the first module"
+            f" of a {draft.family.name} draft alone"
+            if not own_head
+            else f"{row.tensor.name} cannot be dropped: every module of a {draft.family.name} draft"
+            " is served with a head of its own",
             fix="keep it",
         )
     if not getattr(draft.geometry, "shares_tables", True):

@@ -128,11 +128,17 @@ class _Execution:
             self._run_stage(stage, on_progress, statistics.second_moments(names))
 
     def _backend_of(self, step: Step) -> Backend:
-        """That of the recipe; of a format with which its algorithm wins nothing, a plain one."""
+        """That of the recipe; of a format with which its algorithm wins nothing, a plain one.
+
+        An expert that too few tokens reached is rounded to nearest.
+        """
         recipe = self._plan.recipe_of(step)
-        if recipe.algorithm == self._plan.recipe.algorithm:
+        algorithm, statistics = recipe.algorithm, self._measured.statistics
+        if statistics is not None and _canonical(step) in statistics.too_few:
+            algorithm = algorithm.to_nearest
+        if algorithm == self._plan.recipe.algorithm:
             return self._backend
-        return get_backend(recipe.backend, recipe.algorithm)
+        return get_backend(recipe.backend, algorithm)
 
     def _names_of_need(self, steps: Sequence[Step]) -> list[str]:
         """Of linears whose inputs must be known."""

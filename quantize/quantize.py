@@ -43,6 +43,7 @@ class QuantizeReport:
         config_changes: dotted config.json key -> the value that a lint asked for.
         dropped: table of the draft -> the target's that it equals.
         balanced: see `balanced_norms`.
+        few_inputs: see `Method`.
     """
 
     out: Path
@@ -51,6 +52,7 @@ class QuantizeReport:
     config_changes: Mapping[str, Any]
     dropped: Mapping[str, str]
     balanced: Mapping[str, int]
+    few_inputs: Mapping[str, int]
 
 
 def quantize_draft(
@@ -104,7 +106,18 @@ def quantize_draft(
     check_retuning(plan, retuning)
     scales = _checked_scales(plan, input_scales)
     balanced = balanced_norms(plan)
-    method = Method(recipe=plan.recipe, input_scales=scales, balanced=balanced)
+
+    def few_inputs() -> dict[str, int]:
+        """Known when everything is written: experts are measured stage by stage."""
+        few = statistics.too_few if statistics is not None else {}
+        modules = {s.row.canonical.removesuffix(".weight"): s.row.module for s in plan.quantized}
+        return {modules[name]: count for name, count in sorted(few.items())}
+
+    def method() -> Method:
+        return Method(
+            recipe=plan.recipe, input_scales=scales, balanced=balanced, few_inputs=few_inputs()
+        )
+
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     checkpoint = plan.draft.checkpoint
     side_files = check_source(plan)
@@ -134,7 +147,7 @@ def quantize_draft(
             staging,
             checkpoint.folder,
             on_verified,
-            method=method,
+            method=method(),
             subtree=checkpoint.subtree,
             config_file=UNVERIFIED_CONFIG_FILE,
         )
@@ -164,6 +177,7 @@ def quantize_draft(
             balanced=balanced,
             input_scales=scales,
             input_scale_origin=input_scale_origin if scales else "",
+            few_inputs=few_inputs(),
             calibration_prompts=tuple(sorted(calibration_prompts)),
             learned=found.origin if found else None,
             retuning=retuning,
@@ -187,6 +201,7 @@ def quantize_draft(
         config_changes=changes,
         dropped=dropped,
         balanced=balanced,
+        few_inputs=few_inputs(),
     )
 
 

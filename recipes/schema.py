@@ -173,6 +173,11 @@ class Algorithm:
         return self
 
     @property
+    def to_nearest(self) -> "Algorithm":
+        """The same without looking at inputs."""
+        return dataclasses.replace(self, rounding="nearest")
+
+    @property
     def name(self) -> str:
         """The one of `ALGORITHMS` that it is, or both its parts."""
         pair = self.scale, self.rounding

@@ -22,6 +22,8 @@ from transformers.models.glm4_moe import modeling_glm4_moe as glm
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
+from transformers.models.step3p7 import modeling_step3p7 as step
+from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
 
 KINDS: dict[str, Any] = {
     "mimo-mtp": (Qwen2Config, qwen2.Qwen2DecoderLayer, qwen2.Qwen2RotaryEmbedding),
@@ -44,7 +46,11 @@ KINDS: dict[str, Any] = {
 }
 """By family, or by model_type where one family has layers of two classes."""
 ZERO_CENTRED = "qwen3-next-mtp"
-"""Its norms multiply by 1 + weight, and it masks no embedding: `qwen3_5_mtp.py`."""
+STEP = "step3p5-mtp"
+UNMASKED = (ZERO_CENTRED, STEP)
+"""Their norms multiply by 1 + weight, and they mask no embedding: `qwen3_5_mtp.py`."""
+FEEDS_BACK_ITS_STREAM = ("glm4-moe-mtp", STEP)
+"""What the next step reads is not normed before: `glm4_moe_mtp.py:125`, `step3p5_mtp.py`."""
 
 
 class ReferenceMtp:
@@ -60,6 +66,11 @@ class ReferenceMtp:
         self, family: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]
     ) -> None:
         config = config.get("text_config", config)
+        self.window = config["sliding_window"] if family == STEP else None
+        if family == STEP:
+            self.family, self.weights, self.eps = family, weights, config["rms_norm_eps"]
+            self.layer, self.rotary = _of_step(config, weights)
+            return
         kind = config["model_type"] if config["model_type"] in KINDS else family
         config_class, layer_class, rotary_class = KINDS[kind]
         keys = {k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")}
@@ -103,19 +114,23 @@ class ReferenceMtp:
         """What the chain's own rows read: the outputs from `row` on, as they are fed back."""
         del states
         out = self._outputs(hidden, token_ids)[row:]
-        return out if self.family == "glm4-moe-mtp" else self._norm("norm", out)
+        return out if self.family in FEEDS_BACK_ITS_STREAM else self._norm("norm", out)
 
     def _outputs(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """The layer over rows 0, 1, ... that see what stands before them, before the last norm."""
         rows = len(hidden)
         embedded = self.weights["embed_tokens.weight"][token_ids[1 : rows + 1]].clone()
-        if self.family != ZERO_CENTRED:
+        if self.family not in UNMASKED:
             embedded[0] = 0
         parts = (self._norm("embedding_norm", embedded), self._norm("state_norm", hidden))
         both = torch.cat(parts[::-1] if self.family == "mimo-mtp" else parts, dim=-1)
         x = (both @ self.weights["fc.weight"].T)[None]
         positions = torch.arange(rows)[None]
-        mask = torch.full((rows, rows), float("-inf"), dtype=x.dtype).triu(1)[None, None]
+        hidden_ones = torch.ones(rows, rows).triu(1)
+        if self.window is not None:
+            hidden_ones += torch.ones(rows, rows).tril(-self.window)
+        mask = torch.zeros(rows, rows, dtype=x.dtype)
+        mask = mask.masked_fill(hidden_ones > 0, float("-inf"))[None, None]
         turned = self.rotary(x, positions)
         given = {"attention_mask": mask, "position_ids": positions, "position_embeddings": turned}
         out: Any = self.layer(x, **given)
@@ -124,7 +139,68 @@ class ReferenceMtp:
     def _norm(self, name: str, x: Tensor) -> Tensor:
         scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
         weight = self.weights[f"{name}.weight"]
-        return (1 + weight if self.family == ZERO_CENTRED else weight) * x * scale
+        return (1 + weight if self.family in UNMASKED else weight) * x * scale
+
+
+class ReferenceModules:
+    """Several modules, each a `ReferenceMtp` that all rows go through in their turn.
+
+    Args: see `ReferenceMtp`; weights of all modules.
+    """
+
+    def __init__(
+        self, family: str, config: Mapping[str, Any], weights: Mapping[str, Tensor]
+    ) -> None:
+        if family != STEP:
+            config = config | {"num_nextn_predict_layers": 1}
+        count = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
+        self.modules = [
+            ReferenceMtp(family, config, _of_module(weights, number)) for number in range(count)
+        ]
+
+    @torch.no_grad()
+    def logits(self, states: Tensor, token_ids: Tensor, row: int, depth: int) -> Tensor:
+        """Logits of draft token `depth` from a row, all rows up to it computed anew.
+
+        Args: see `ReferenceMtp.logits`.
+        """
+        hidden = states[: row + 1]
+        for number, module in enumerate(self.modules[: depth + 1]):
+            out = module._outputs(hidden, token_ids[number:])
+            plain = module.family in FEEDS_BACK_ITS_STREAM
+            hidden = out if plain else module._norm("norm", out)
+        return module._norm("norm", out)[-1] @ module.weights["lm_head.weight"].T
+
+
+def _of_step(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[nn.Module, Any]:
+    """One module's layer, as that of a target of which it is the only layer, and its rope."""
+    keys = {"vocab_size", "hidden_size", "intermediate_size", "head_dim", "rms_norm_eps"}
+    made = Step3p7TextConfig(
+        **{key: config[key] for key in keys},
+        num_hidden_layers=1,
+        num_attention_heads=config["attention_other_setting"]["num_attention_heads"],
+        num_key_value_heads=config["num_attention_groups"],
+        layer_types=["sliding_attention"],
+        mlp_layer_types=["dense"],
+        sliding_window=config["sliding_window"],
+        rope_theta=config["rope_theta"][-1],
+        attn_implementation="eager",
+    )
+    layer = step.Step3p7DecoderLayer(made, 0).double()
+    layer.load_state_dict(_as_transformers(weights))
+    layer.train(mode=False)
+    rotary = step.Step3p7RotaryEmbedding(made)
+    return layer, lambda x, positions: rotary(x, positions, "sliding_attention")
+
+
+def _of_module(weights: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
+    """The tensors of one module, named as if it were the only one."""
+    layer, around = f"layers.{number}.", f"modules.{number}."
+    own = {n: w for n, w in weights.items() if n.startswith((layer, around))}
+    if number == 0:
+        own |= {n: w for n, w in weights.items() if not n.startswith(("layers.", "modules."))}
+    named = {n.replace(layer, "layers.0.").removeprefix(around): w for n, w in own.items()}
+    return {"embed_tokens.weight": weights["embed_tokens.weight"], **named}
 
 
 def _number(family: str, config: Mapping[str, Any]) -> int:

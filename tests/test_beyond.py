@@ -393,6 +393,8 @@ def test_gptq_of_a_head_comes_closer_in_outputs(source: Path, tmp_path: Path) ->
         def measure(self, modules: Any) -> None:
             asked.extend(modules)
 
+        too_few: Mapping[str, int] = {}
+
         def second_moments(self, modules: Any) -> Mapping[str, InputMoments]:
             widths = {m: 256 if m.endswith(("q_proj", "k_proj", "v_proj", "down_proj")) else 128
                       for m in modules}  # fmt: skip

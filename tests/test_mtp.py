@@ -255,8 +255,8 @@ def test_tensors_of_two_families_are_refused(tmp_path: Path) -> None:
 
 def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None:
     draft = read_draft(Checkpoint.open(tiny_deepseek_mtp(tmp_path / "draft")))
-    with pytest.raises(PlanError, match="rounding gptq would need the inputs of every expert"):
-        make_plan(load_recipe("int4-channel-gptq"), draft)
+    with pytest.raises(PlanError, match="latents, gradients and their moments of every expert"):
+        make_plan(load_recipe("mi355-mxfp4-learned"), draft)
     with pytest.raises(EstimateError, match="a mixture of experts"):
         make_estimate(draft, (), num_draft_tokens=3, context=100, tp=1)
 

@@ -18,9 +18,11 @@ from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints import find_lints
 from draftquant.quantize.plan import make_plan
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.target import EMBEDDING, HEAD
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
-from tiny import edit_json, read_tensors, write_tensors
+from tiny import Stored, edit_json, read_tensors, write_tensors
 from tiny_mtp import tiny_qwen3_next_mtp
 
 
@@ -142,10 +144,10 @@ def test_specforges_layer_without_a_gate_is_refused(tmp_path: Path) -> None:
         read_draft(Checkpoint.open(folder))
 
 
-def test_experts_are_rounded_to_nearest_only(tmp_path: Path) -> None:
+def test_experts_are_not_learned(tmp_path: Path) -> None:
     draft = read_draft(Checkpoint.open(tiny_qwen3_next_mtp(tmp_path / "mixed")))
-    with pytest.raises(PlanError, match="rounding gptq would need the inputs of every expert"):
-        make_plan(load_recipe("int4-channel-gptq"), draft)
+    with pytest.raises(PlanError, match="latents, gradients and their moments of every expert"):
+        make_plan(load_recipe("mi355-mxfp4-learned"), draft)
     dense = tiny_qwen3_next_mtp(tmp_path / "dense", experts=0)
     plan = make_plan(load_recipe("int4-channel-gptq"), read_draft(Checkpoint.open(dense)))
     assert len(plan.quantized) == 7
@@ -198,3 +200,127 @@ def test_qwen3_next_without_experts_is_refused_by_engines(
     edit_json(dense / "config.json", num_experts=4, mlp_only_layers=[0])
     assert check_draft(dense, engine="vllm").verdict == "REFUSED"
     assert check_draft(dense, engine="sglang").verdict == "UNKNOWN"
+
+
+def stacked_like(folder: Path, tensors: dict[str, Stored]) -> None:
+    """The folder with its experts in two tensors, as Qwen3.5's MoE layers are released."""
+    own = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    prefix, count = "mtp.layers.0.mlp.experts.", 4
+
+    def stack(*leaves: str) -> Stored:
+        parts = [tensors[f"{prefix}{i}.{leaf}.weight"] for i in range(count) for leaf in leaves]
+        rows, columns = parts[0].shape
+        shape = (count, len(leaves) * rows, columns)
+        return Stored(parts[0].dtype, shape, b"".join(part.data for part in parts))
+
+    own[f"{prefix}gate_up_proj"] = stack("gate_proj", "up_proj")
+    own[f"{prefix}down_proj"] = stack("down_proj")
+    write_tensors(folder, own, metadata={"format": "pt"})
+
+
+def test_stacked_experts_are_read_one_by_one(tmp_path: Path) -> None:
+    apart = tiny_qwen3_next_mtp(tmp_path / "apart")
+    stacked = tiny_qwen3_next_mtp(tmp_path / "stacked")
+    stacked_like(stacked, read_tensors(apart))
+    assert read_tensors(stacked).keys() != read_tensors(apart).keys()
+    for folder in (apart, stacked):
+        out = tmp_path / f"{folder.name}-out"
+        assert main(["quantize", str(folder), "--recipe", "int4-channel", "--out", str(out)]) == 0
+        assert main(["verify", str(out), "--against", str(folder)]) == 0
+    assert read_tensors(tmp_path / "stacked-out") == read_tensors(tmp_path / "apart-out")
+    ours, theirs = load_draft(stacked), load_draft(apart)
+    assert ours.weights.keys() == theirs.weights.keys()
+    assert all(torch.equal(ours.weights[name], w) for name, w in theirs.weights.items())
+
+
+def test_a_changed_slice_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Verify reads the stacked source: another expert's bytes are another source."""
+    source = tiny_qwen3_next_mtp(tmp_path / "source")
+    stacked_like(source, read_tensors(source))
+    out = tmp_path / "out"
+    assert main(["quantize", str(source), "--recipe", "int4-channel", "--out", str(out)]) == 0
+    tensors = read_tensors(source)
+    stack = tensors["mtp.layers.0.mlp.experts.down_proj"]
+    third = len(stack.data) // 4 * 2
+    changed = stack.data[:third] + bytes(128) + stack.data[third + 128 :]
+    tensors["mtp.layers.0.mlp.experts.down_proj"] = Stored(stack.dtype, stack.shape, changed)
+    write_tensors(source, tensors, metadata={"format": "pt"})
+    capsys.readouterr()
+    assert main(["verify", str(out), "--against", str(source)]) == 1
+    assert "mlp.experts.2.down_proj" in capsys.readouterr().out
+
+
+def test_gate_and_up_of_an_odd_height_are_no_experts(tmp_path: Path) -> None:
+    folder = tiny_qwen3_next_mtp(tmp_path / "draft")
+    tensors = read_tensors(folder)
+    own = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    own["mtp.layers.0.mlp.experts.gate_up_proj"] = Stored("BF16", (4, 3, 64), bytes(1536))
+    write_tensors(folder, own, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="a mixture whose experts are stacked"):
+        read_draft(Checkpoint.open(folder))
+
+
+def in_speculators_layout(folder: Path, **changes: Any) -> Path:
+    """The folder as speculators' converter saves it, experts stacked."""
+    tensors = read_tensors(folder)
+    if any(".experts." in name for name in tensors):
+        stacked_like(folder, tensors)
+    renamed = {
+        name.replace("mtp.fc.", "mtp_layers.0.input_proj.")
+        .replace("mtp.norm.", "mtp_layers.0.final_layernorm.")
+        .replace("mtp.pre_fc_norm_hidden.", "mtp_layers.0.hidden_layernorm.")
+        .replace("mtp.pre_fc_norm_embedding.", "mtp_layers.0.token_layernorm.")
+        .replace("mtp.layers.0.", "mtp_layers.0."): tensor
+        for name, tensor in read_tensors(folder).items()
+        if name.startswith("mtp.")
+    }
+    write_tensors(folder, renamed, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    layers = config.get("text_config", config)
+    keys = {
+        "architectures": ["MTPDraftModel"],
+        "speculators_model_type": "mtp",
+        "num_nextn_predict_layers": 1,
+        "speculators_config": {"algorithm": "mtp"},
+        "transformer_layer_config": {
+            k: v for k, v in layers.items() if k not in ("architectures", "torch_dtype")
+        },
+        **changes,
+    }
+    (folder / "config.json").write_text(json.dumps(keys))
+    return folder
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_speculators_layout_of_the_same_layer(experts: int, tmp_path: Path) -> None:
+    plain = tiny_qwen3_next_mtp(tmp_path / "plain", experts=experts)
+    same = tiny_qwen3_next_mtp(tmp_path / "same", experts=experts, tables=False)
+    in_speculators_layout(same)
+    ours = {row.canonical: row.tensor.shape for row in read_draft(Checkpoint.open(same)).rows}
+    theirs = {row.canonical: row.tensor.shape for row in read_draft(Checkpoint.open(plain)).rows}
+    assert ours == {n: s for n, s in theirs.items() if n not in (EMBEDDING, HEAD)}
+    geometry = read_draft(Checkpoint.open(same)).geometry
+    assert geometry == read_draft(Checkpoint.open(plain)).geometry
+    out = tmp_path / "out"
+    assert main(["quantize", str(same), "--recipe", "fp8-ptpc", "--out", str(out)]) == 0
+    assert main(["verify", str(out), "--against", str(same)]) == 0
+    answer = check_draft(same, engine="vllm")
+    assert answer.verdict == "REFUSED"
+    assert "Expected one of" in (answer.error or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_nextn_predict_layers": 2}, "the package trains one layer"),
+        ({"architectures": ["Qwen3NextMTP"]}, "architectures: expected"),
+        ({"transformer_layer_config": {"model_type": "qwen3"}}, "model_type: expected"),
+        ({"transformer_layer_config": None}, "transformer_layer_config: missing key"),
+    ],
+)
+def test_bad_configs_in_speculators_layout(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = in_speculators_layout(tiny_qwen3_next_mtp(tmp_path / "d", experts=0), **changes)
+    with pytest.raises(CheckpointError, match=said):
+        read_draft(Checkpoint.open(folder))

@@ -99,7 +99,7 @@ def test_the_families_that_are_tested_are_all() -> None:
     assert {family.name for family in FAMILIES} == {
         "eagle3-llama", "eagle3-mla", "dflash", "dflash2", "domino", "dspark", "eagle1-llama",
         "language-model", "mimo-mtp", "deepseek-mtp", "glm4-moe-mtp",
-        "qwen3-next-mtp", "medusa",
+        "qwen3-next-mtp", "medusa", "step3p5-mtp",
     }  # fmt: skip
 
 

@@ -66,6 +66,8 @@ class Recorded:
     def measure(self, modules: Sequence[str]) -> None:
         self.measured.append(sorted(modules))
 
+    too_few: Mapping[str, int] = {}
+
     def second_moments(self, modules: Sequence[str]) -> Mapping[str, InputMoments]:
         assert set(modules) <= set(self.measured[-1]), "asked for before it was measured"
         self.asked.append(sorted(modules))

@@ -108,6 +108,7 @@ def tiny_deepseek_mtp(
     experts: int = 4,
     moe_intermediate: int = 32,
     number: int = 3,
+    modules: int = 1,
     tables: bool = True,
     inside_target: bool = False,
     dtype: str = "BF16",
@@ -119,6 +120,7 @@ def tiny_deepseek_mtp(
         folder: created; its parent must exist.
         experts: routed ones, in two groups; 0 = one MLP.
         number: of the layer among the target's.
+        modules: layers of this kind, one behind the other.
         tables: with its copies of the embedding and the head.
         inside_target: with an embedding and the final norm of the target besides, in two shards.
         dtype: of every weight but e_score_correction_bias.
@@ -126,21 +128,22 @@ def tiny_deepseek_mtp(
     """
     write = _Layer(seed, hidden, dtype)
     q_rank, kv_rank, nope, rope, value = 96, 32, 16, 8, 16
-    own = f"model.layers.{number}."
-    attention = f"{own}self_attn."
-    tensors = {
-        f"{attention}q_a_proj.weight": write.weight(q_rank, hidden),
-        f"{attention}q_a_layernorm.weight": write.norm(q_rank),
-        f"{attention}q_b_proj.weight": write.weight(heads * (nope + rope), q_rank),
-        f"{attention}kv_a_proj_with_mqa.weight": write.weight(kv_rank + rope, hidden),
-        f"{attention}kv_a_layernorm.weight": write.norm(kv_rank),
-        f"{attention}kv_b_proj.weight": write.weight(heads * (nope + value), kv_rank),
-        f"{attention}o_proj.weight": write.weight(hidden, heads * value),
-        **write.nextn(own, intermediate, experts, moe_intermediate),
-    }
-    if tables:
-        tensors[f"{own}embed_tokens.weight"] = write.weight(vocab, hidden)
-        tensors[f"{own}shared_head.head.weight"] = write.weight(vocab, hidden)
+    tensors: dict[str, Stored] = {}
+    for own in (f"model.layers.{number + i}." for i in range(modules)):
+        attention = f"{own}self_attn."
+        tensors |= {
+            f"{attention}q_a_proj.weight": write.weight(q_rank, hidden),
+            f"{attention}q_a_layernorm.weight": write.norm(q_rank),
+            f"{attention}q_b_proj.weight": write.weight(heads * (nope + rope), q_rank),
+            f"{attention}kv_a_proj_with_mqa.weight": write.weight(kv_rank + rope, hidden),
+            f"{attention}kv_a_layernorm.weight": write.norm(kv_rank),
+            f"{attention}kv_b_proj.weight": write.weight(heads * (nope + value), kv_rank),
+            f"{attention}o_proj.weight": write.weight(hidden, heads * value),
+            **write.nextn(own, intermediate, experts, moe_intermediate),
+        }
+        if tables:
+            tensors[f"{own}embed_tokens.weight"] = write.weight(vocab, hidden)
+            tensors[f"{own}shared_head.head.weight"] = write.weight(vocab, hidden)
     if inside_target:
         tensors |= {
             "model.embed_tokens.weight": write.weight(vocab, hidden),
@@ -160,6 +163,7 @@ def tiny_deepseek_mtp(
         "rope_theta": 10000.0,
         **_mixture_keys(experts, moe_intermediate),
         **_common_keys(hidden, intermediate, heads, number, vocab, dtype),
+        "num_nextn_predict_layers": modules,
         **(config or {}),
     }
     _publish(folder, keys, tensors, sharded=inside_target)
@@ -179,6 +183,7 @@ def tiny_glm4_moe_mtp(
     experts: int = 4,
     moe_intermediate: int = 32,
     number: int = 3,
+    modules: int = 1,
     tables: bool = True,
     dtype: str = "BF16",
     config: Mapping[str, Any] | None = None,
@@ -188,23 +193,25 @@ def tiny_glm4_moe_mtp(
     Args: see `tiny_deepseek_mtp`.
     """
     write = _Layer(seed, hidden, dtype)
-    own, queries, keys_width = f"model.layers.{number}.", heads * head_dim, kv_heads * head_dim
-    attention = f"{own}self_attn."
-    tensors = {
-        f"{attention}q_proj.weight": write.weight(queries, hidden),
-        f"{attention}k_proj.weight": write.weight(keys_width, hidden),
-        f"{attention}v_proj.weight": write.weight(keys_width, hidden),
-        f"{attention}o_proj.weight": write.weight(hidden, queries),
-        f"{attention}q_proj.bias": write.weight(queries),
-        f"{attention}k_proj.bias": write.weight(keys_width),
-        f"{attention}v_proj.bias": write.weight(keys_width),
-        f"{attention}q_norm.weight": write.norm(head_dim),
-        f"{attention}k_norm.weight": write.norm(head_dim),
-        **write.nextn(own, intermediate, experts, moe_intermediate),
-    }
-    if tables:
-        tensors[f"{own}embed_tokens.weight"] = write.weight(vocab, hidden)
-        tensors[f"{own}shared_head.head.weight"] = write.weight(vocab, hidden)
+    queries, keys_width = heads * head_dim, kv_heads * head_dim
+    tensors: dict[str, Stored] = {}
+    for own in (f"model.layers.{number + i}." for i in range(modules)):
+        attention = f"{own}self_attn."
+        tensors |= {
+            f"{attention}q_proj.weight": write.weight(queries, hidden),
+            f"{attention}k_proj.weight": write.weight(keys_width, hidden),
+            f"{attention}v_proj.weight": write.weight(keys_width, hidden),
+            f"{attention}o_proj.weight": write.weight(hidden, queries),
+            f"{attention}q_proj.bias": write.weight(queries),
+            f"{attention}k_proj.bias": write.weight(keys_width),
+            f"{attention}v_proj.bias": write.weight(keys_width),
+            f"{attention}q_norm.weight": write.norm(head_dim),
+            f"{attention}k_norm.weight": write.norm(head_dim),
+            **write.nextn(own, intermediate, experts, moe_intermediate),
+        }
+        if tables:
+            tensors[f"{own}embed_tokens.weight"] = write.weight(vocab, hidden)
+            tensors[f"{own}shared_head.head.weight"] = write.weight(vocab, hidden)
     keys = {
         "architectures": ["Glm4MoeForCausalLM"],
         "model_type": "glm4_moe",
@@ -216,6 +223,7 @@ def tiny_glm4_moe_mtp(
         "rope_theta": 1000000.0,
         **_mixture_keys(experts, moe_intermediate),
         **_common_keys(hidden, intermediate, heads, number, vocab, dtype),
+        "num_nextn_predict_layers": modules,
         **(config or {}),
     }
     _publish(folder, keys, tensors, sharded=False)
@@ -307,6 +315,95 @@ def tiny_qwen3_next_mtp(
             "text_config": text,
             "tie_word_embeddings": False,
         }
+    _publish(folder, keys, tensors, sharded=inside_target)
+    return folder
+
+
+def tiny_step3p5_mtp(
+    folder: Path,
+    *,
+    seed: int = 0,
+    hidden: int = 64,
+    intermediate: int = 96,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    vocab: int = 96,
+    number: int = 3,
+    modules: int = 3,
+    window: int = 4,
+    tables: bool = True,
+    inside_target: bool = False,
+    dtype: str = "BF16",
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the tiny MTP modules of Step-3.5, named and declared as it was released.
+
+    Args: see `tiny_deepseek_mtp`; `heads` of the modules, `window` in rows, `tables` the target's
+        embedding: heads of their own they always have.
+    """
+    write = _Layer(seed, hidden, dtype)
+    queries, keys_width = heads * head_dim, kv_heads * head_dim
+    tensors: dict[str, Stored] = {}
+    for own in (f"model.layers.{number + i}." for i in range(modules)):
+        attention, head = f"{own}self_attn.", f"{own}transformer.shared_head."
+        norms = ("enorm", "hnorm", "input_layernorm", "post_attention_layernorm")
+        tensors |= {
+            **{f"{own}{name}.weight": write.zero_centred(hidden) for name in norms},
+            f"{own}eh_proj.weight": write.weight(hidden, 2 * hidden),
+            f"{attention}q_proj.weight": write.weight(queries, hidden),
+            f"{attention}k_proj.weight": write.weight(keys_width, hidden),
+            f"{attention}v_proj.weight": write.weight(keys_width, hidden),
+            f"{attention}o_proj.weight": write.weight(hidden, queries),
+            f"{attention}g_proj.weight": write.weight(heads, hidden),
+            f"{attention}q_norm.weight": write.zero_centred(head_dim),
+            f"{attention}k_norm.weight": write.zero_centred(head_dim),
+            **write.mlp(f"{own}mlp.", intermediate),
+            f"{head}norm.weight": write.zero_centred(hidden),
+            f"{head}output.weight": write.weight(vocab, hidden),
+        }
+    if tables:
+        tensors["model.embed_tokens.weight"] = write.weight(vocab, hidden)
+    if inside_target:
+        tensors |= {"model.norm.weight": write.zero_centred(hidden)}
+    layers = number + modules
+    keys = {
+        **_common_keys(hidden, intermediate, 2 * heads, number, vocab, dtype),
+        "architectures": ["Step3p5ForCausalLM"],
+        "model_type": "step3p5",
+        "att_impl_type": "GQA",
+        "attention_other_setting": {
+            "attention_type": "sliding_attention",
+            "num_attention_heads": heads,
+            "num_attention_groups": kv_heads,
+            "head_dim": head_dim,
+        },
+        "head_dim": head_dim,
+        "layer_types": ["full_attention", *["sliding_attention"] * (layers - 1)],
+        "moe_layers_enum": "1,2",
+        "num_attention_groups": kv_heads,
+        "num_nextn_predict_layers": modules,
+        "partial_rotary_factors": [0.5] + [1.0] * (layers - 1),
+        "rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 32.0, "original_max_position_embeddings": 1024},
+        "rope_theta": [5000000.0] + [10000.0] * (layers - 1),
+        "sliding_window": window,
+        "swiglu_limits": [0.0] * layers,
+        "swiglu_limits_shared": [0.0] * (number - 1) + [16.0] + [0.0] * modules,
+        "use_head_wise_attn_gate": True,
+        "use_rope_layers": [],
+        "yarn_only_types": ["full_attention"],
+        "moe_num_experts": 4,
+        "moe_top_k": 2,
+        "moe_intermediate_size": 32,
+        "share_expert_dim": 32,
+        "norm_expert_weight": True,
+        "moe_router_activation": "sigmoid",
+        "moe_router_scaling_factor": 3.0,
+        "use_moe_router_bias": True,
+        "need_fp32_gate": True,
+        **(config or {}),
+    }  # fmt: skip
     _publish(folder, keys, tensors, sharded=inside_target)
     return folder
 

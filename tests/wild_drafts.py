@@ -283,6 +283,25 @@ def _nextn(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
     return _tables(tensors["has"], config) | _weights("model.layers.0.", layer | own)
 
 
+def _step3p5(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    heads = config["attention_other_setting"]["num_attention_heads"]
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": config["num_attention_groups"]}
+    layer = _attention({**config, **sizes}, hidden, normed=True) | _mlp(config)
+    own: Shapes = {
+        "self_attn.g_proj": (heads, hidden),
+        "eh_proj": (hidden, 2 * hidden),
+        "enorm": (hidden,),
+        "hnorm": (hidden,),
+        "transformer.shared_head.norm": (hidden,),
+        "transformer.shared_head.output": (vocab, hidden),
+    }
+    found = _tables(tensors["has"], config)
+    for i in range(config["num_nextn_predict_layers"]):
+        found |= _weights(f"model.layers.{config['num_hidden_layers'] + i}.", layer | own)
+    return found
+
+
 def _qwen3_next_mtp(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
     config = config.get("text_config", config)
     hidden, experts = config["hidden_size"], config.get("num_experts", 0)
@@ -339,6 +358,7 @@ _KINDS = {
     "eagle1": _eagle1,
     "deepseek-mtp": _nextn,
     "qwen3-next-mtp": _qwen3_next_mtp,
+    "step3p5-mtp": _step3p5,
     "medusa": _medusa,
     "causal-lm": _causal_lm,
 }

@@ -49,7 +49,7 @@ def chain_passes(
         CalibrationError: a hidden state is NaN or infinite.
     """
     num_rows = rows[-1] + 1 if rows else 0
-    attention = _ChainAttention(num_rows)
+    attention = ChainAttention(num_rows)
 
     def step(at: range, depth: int, x: Tensor) -> Tensor:
         attention.begin(at, depth)
@@ -71,11 +71,17 @@ def chain_passes(
             yield DraftPass(rows=chains, depths=range(depth, depth + 1), hidden=x[:, :, None])
 
 
-class _ChainAttention:
-    """`Attend` of the chain: depth-0 keys of all rows so far, deeper keys of the current block."""
+class ChainAttention:
+    """`Attend` of the chain: depth-0 keys of all rows so far, deeper keys of the current block.
 
-    def __init__(self, num_rows: int) -> None:
+    Args:
+        num_rows: up to the last one that drafts.
+        window: see `_attend`.
+    """
+
+    def __init__(self, num_rows: int, window: int | None = None) -> None:
         self._num_rows = num_rows
+        self._window = window
         self._context: dict[int, list[Keys]] = {}
         self._own: dict[int, list[Keys]] = {}
         self._rows, self._depth = range(0), 0
@@ -87,6 +93,7 @@ class _ChainAttention:
             self._own = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """See `Attend`."""
         kept = self._context if self._depth == 0 else self._own
         kept.setdefault(layer, []).append((k, v))
         context, own = self._context[layer], self._own.get(layer, [])
@@ -95,12 +102,18 @@ class _ChainAttention:
         for i in range(0, q.shape[2], most):
             at = slice(i, i + most)
             chain = [(key[:, :, at], value[:, :, at]) for key, value in own]
-            parts.append(_attend(q[:, :, at], context, chain, self._rows[at], scale))
+            rows = self._rows[at]
+            parts.append(_attend(q[:, :, at], context, chain, rows, scale, self._window))
         return torch.cat(parts, dim=2)
 
 
 def _attend(
-    q: Tensor, context: Sequence[Keys], own: Sequence[Keys], rows: range, scale: float
+    q: Tensor,
+    context: Sequence[Keys],
+    own: Sequence[Keys],
+    rows: range,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     """Softmax over the context keys of rows <= t and the row's own chain keys, in float32 or wider.
 
@@ -110,6 +123,7 @@ def _attend(
         own: per deeper step, keys and values of the T rows.
         rows: T rows.
         scale: multiplies q k^T.
+        window: of the context only so many rows, t the last of them; None = all.
 
     Returns:
         [B, H, T, D'] in the dtype of q.
@@ -129,6 +143,8 @@ def _attend(
     scores = [(flat @ k.mT).reshape(*shape, -1) * scale for k, _ in blocks]
     later = positions(range(before, rows[-1] + 1), q.device) > positions(rows, q.device)[:, None]
     scores[-1] = scores[-1].masked_fill(later, float("-inf"))
+    if window is not None:
+        scores = _within(scores, positions(rows, q.device)[:, None] - window)
     scores += [(grouped * k[:, :, None]).sum(-1, keepdim=True) * scale for k, _ in own]
 
     widths = [part.shape[-1] for part in scores]
@@ -139,6 +155,17 @@ def _attend(
     for weight, (_, v) in zip(weights[len(blocks) :], own, strict=True):
         mixed = mixed + weight * v[:, :, None]
     return mixed.flatten(1, 2).to(dtype)
+
+
+def _within(scores: Sequence[Tensor], last_unseen: Tensor) -> list[Tensor]:
+    """Scores [B, KV, G, T, S] of blocks of keys, but for those up to row `last_unseen` [T, 1]."""
+    masked, start = [], 0
+    for block in scores:
+        stop = start + block.shape[-1]
+        keys = positions(range(start, stop), block.device)
+        masked.append(block.masked_fill(keys <= last_unseen, float("-inf")))
+        start = stop
+    return masked
 
 
 def _weighted(weights: Tensor, values: Tensor) -> Tensor:

@@ -53,9 +53,11 @@ def mask_token_ids(geometry: Any) -> tuple[int, ...]:
 def reads_layers(draft: LoadedDraft) -> bool:
     """False for a draft without fc, which reads the target's last hidden state instead.
 
-    That is the state behind the final norm. Traces hold it as "fused" features, of no fc.
+    That is the state behind the final norm. Traces hold it as "fused" features, of no fc. One that
+    reads it before the norm reads a layer.
     """
-    return bool(getattr(draft.geometry, "fuses", True))
+    fuses = getattr(draft.geometry, "fuses", True)
+    return bool(getattr(draft.geometry, "reads_layers", fuses))
 
 
 def reads_features(draft: LoadedDraft) -> bool:

@@ -12,12 +12,14 @@ from ...quantize.drafts.forwards.base import (
     ChainForward,
     DraftForward,
     HeadsForward,
+    StagedForward,
     TextForward,
 )
 from .block import block_passes
 from .chain import chain_passes
 from .draft_pass import BLOCK_ROWS, DraftPass, finite, whole_rows
 from .heads import head_passes
+from .staged import staged_passes
 from .text import text_passes
 
 MAX_LOGITS = 2**26
@@ -33,7 +35,7 @@ def draft_passes(
     num_draft_tokens: int,
     block_rows: int = BLOCK_ROWS,
 ) -> Iterator[DraftPass]:
-    """`chain_passes`, `text_passes`, `block_passes` or `head_passes`, whichever the draft does.
+    """The passes of a draft of whichever kind: chain, text, modules, block or heads.
 
     With gradients enabled every pass keeps its graph, and the graphs of all passes share the keys
     of the context: add up a loss over the passes, then go backward once. Without, memory is that of
@@ -75,6 +77,15 @@ def draft_passes(
     if isinstance(forward, TextForward):
         return text_passes(
             forward,
+            token_ids,
+            rows=rows,
+            num_draft_tokens=num_draft_tokens,
+            block_rows=block_rows,
+        )
+    if isinstance(forward, StagedForward):
+        return staged_passes(
+            forward,
+            hidden,
             token_ids,
             rows=rows,
             num_draft_tokens=num_draft_tokens,
@@ -291,6 +302,14 @@ def num_draft_tokens_fault(geometry: Geometry, num_draft_tokens: int) -> tuple[s
             f"expected at most {most}, got {num_draft_tokens}: the draft has {most} heads, a token"
             " each",
             f"give {most} or less, as it will be served",
+        )
+    modules = getattr(geometry, "num_modules", 1)
+    if 1 < modules < num_draft_tokens:
+        return (
+            f"expected at most {modules}, got {num_draft_tokens}: the draft has a module for each"
+            " of so many tokens, and in the steps after them an engine writes over the keys that"
+            " the first steps of the next round look at",
+            f"give {modules} or less, as it will be served",
         )
     if most is not None and num_draft_tokens > most:
         given = "" if most == geometry.block_size else ", and the first of them is given"

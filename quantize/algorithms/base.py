@@ -36,7 +36,14 @@ class Statistics(Protocol):
         """
 
     def second_moments(self, modules: Sequence[str]) -> Mapping[str, InputMoments]:
-        """Of measured linears, by name; one object for those that read the same inputs."""
+        """Of measured linears, by name; one object for those that read the same inputs.
+
+        Linears that too few inputs reached are not among them.
+        """
+
+    @property
+    def too_few(self) -> Mapping[str, int]:
+        """Experts' linears that too few tokens were routed to -> how many; of those asked for."""
 
 
 class FoundCodes(Protocol):

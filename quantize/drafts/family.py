@@ -138,6 +138,8 @@ class Family(ABC):
     """The keys of config.json that say how many layers there are, for a sentence."""
     linears_per_layer: int | None = None
     """Attention and MLP linears of a layer, where that has fewer than a decoder layer."""
+    shares_head: bool = True
+    """Engines take the target's head for a draft that has none."""
     relatives: Mapping[str, str] = MappingProxyType({})
     """Part of a tensor name -> the other kind of draft, not supported, whose mark it is."""
 
@@ -147,6 +149,14 @@ class Family(ABC):
             if name.startswith(prefix):
                 name = replacement + name[len(prefix) :]
         return name
+
+    def of_folder(self, _geometry: Any, _names: Collection[str]) -> "Family":
+        """The family as it names the tensors of one folder; itself unless numbers go on there."""
+        return self
+
+    def served_name(self, module: str) -> str:
+        """What engines call a kept module of a name on disk, beside that name; itself mostly."""
+        return module
 
     @abstractmethod
     def recognises(self, canonical_names: Collection[str]) -> bool:

@@ -1,5 +1,10 @@
 """Drafts of kinds that no family reads yet: told apart, so that the refusal names them.
 
+Kimi-Linear's config.json says `num_nextn_predict_layers` 0, which vLLM 0.33 and SGLang 0.5.23 take
+for its default (`configs/kimi_linear.py:49`, `:55`); no class of theirs serves such a layer. Of
+MiMo-V2's three layers vLLM serves the first alone, fed with its own output (`mimo_v2_mtp.py:37`),
+SGLang all, each fed with the target's state (`multi_layer_eagle_worker_v2.py:196`).
+
 Names are those of `models/registry.py` of vLLM 0.33.0, `EntryClass` of SGLang 0.5.23 and the
 trainers; what no name tells, tensors do.
 """
@@ -21,6 +26,9 @@ _BY_NAME = (
     (r"Laguna", "Laguna's DFlash"),
     (r"DFlare", "DFlare"),
     (r"Medusa", "a target with Medusa heads"),
+    (r"MiMoV2", "an MTP layer of MiMo-V2"),
+    (r"KimiK3", "an MTP layer of Kimi-K3"),
+    (r"KimiLinear", "Kimi-Linear, which was published without an MTP layer"),
     (r"NextN|MTP", "an MTP layer"),
     (r"Eagle3", "EAGLE-3 with layers of another kind"),
     (r"Eagle", "EAGLE-1"),

@@ -102,7 +102,7 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
             fix=f"correct {by_config[0].layer_keys!r}: the tensors are those of"
             f" {_stored_layers(checkpoint, by_config[0])} layer(s)",
         )
-    return by_config[0], geometry
+    return by_config[0].of_folder(geometry, checkpoint.tensors), geometry
 
 
 def _stored_layers(checkpoint: Checkpoint, family: Family) -> int:
@@ -124,7 +124,7 @@ def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
         for family in FAMILIES
         if family.recognises({family.canonical_name(name) for name in checkpoint.tensors})
     ]
-    if marked and marked != [declared]:
+    if marked and [family.name for family in marked] != [declared.name]:
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,
             f"config.json says {declared.name}, the tensors are those of"
@@ -175,7 +175,7 @@ def _unknown(
         return CheckpointError(
             checkpoint.folder,
             f"{name}: no tensor of {family.name}, whose layer is {' or '.join(layers)} here",
-            fix=f"read that alone, inside its target: --subtree {layers[0]}",
+            fix=f"read that alone, inside its target: --subtree {','.join(layers)}",
         )
     near = difflib.get_close_matches(canonical, known, n=3)
     return CheckpointError(

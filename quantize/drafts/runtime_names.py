@@ -51,6 +51,7 @@ def excluded_modules(
     as_codes = {row.canonical.removesuffix(".weight") for row in may_be}
     unnamed = set(draft.family.served_unquantized) - as_codes
     unnamed -= {name.rpartition(".")[2] for name in names}
+    names |= {draft.family.served_name(name) for name in names}
     first = first_layer(draft.family, target_layers) if whole_names else None
     if first is not None:
         names |= {numbered_name(module, first) for module in modules_in_layers(kept)}
@@ -69,10 +70,15 @@ def modules_in_layers(rows: Collection[Row]) -> tuple[str, ...]:
 def known_target_layers(checkpoint: Checkpoint, given: int | None) -> int | None:
     """The target's number of decoder layers: as given, else as in config.json; None = not known.
 
+    The config.json of several MTP modules is the target's own.
+
     Raises:
         CheckpointError: the given one is no number of layers, or config.json names another one.
     """
-    named = checkpoint.config.get("num_target_layers")
+    modules = checkpoint.config.get("num_nextn_predict_layers")
+    several = type(modules) is int and modules > 1
+    key = "num_hidden_layers" if several else "num_target_layers"
+    named = checkpoint.config.get(key)
     if given is None:
         return named if _counts(named) else None
     if not _counts(given):
@@ -83,7 +89,7 @@ def known_target_layers(checkpoint: Checkpoint, given: int | None) -> int | None
         )
     if _counts(named) and named != given:
         raise CheckpointError(
-            f"{checkpoint.folder / CONFIG_FILE}: num_target_layers",
+            f"{checkpoint.folder / CONFIG_FILE}: {key}",
             f"names a target of {named} decoder layers, --target-layers {given}",
             fix="leave the option out, or correct config.json",
         )

@@ -5,10 +5,11 @@ The draft's own keys stand at the top, those of its decoder layers in `transform
 
 Where a key is missing, the draft is what vLLM would serve. SGLang 0.5.23 does not read this layout.
 
-Sources: `config.py` of `eagle3`, `peagle`, `dflash` and `dspark` in speculators 0.9.0, which has no
-dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33. `eagle` is EAGLE-1 as
-0.1 to 0.3 saved it (`models/eagle.py`, `convert/eagle/eagle_converter.py` of 0.2.0); no engine reads
-it any more.
+Sources: `config.py` of `eagle3`, `peagle`, `dflash`, `dspark` and `mtp` in speculators 0.9.0, which
+has no dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33, which has no mtp:
+such a layer is served inside its target, where the package's `scripts/stitch_mtp.py` puts it. `eagle`
+is EAGLE-1 as 0.1 to 0.3 saved it (`models/eagle.py`, `convert/eagle/eagle_converter.py` of 0.2.0); no
+engine reads it any more.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,8 +28,11 @@ _ARCHITECTURES = {  # as the package's config class names them, and as its `save
     "dspark": ("DSparkSpeculator", "DSparkDraftModel"),
     "eagle": ("EagleSpeculator",),
     "eagle3": ("Eagle3Speculator", "Eagle3DraftModel"),
+    "mtp": ("MTPDraftModel", "MTPDraftModel"),
     "peagle": ("PEagleSpeculator", "PEagleDraftModel"),
 }
+_MTP_LAYERS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Of those that the package trains, the ones that an engine has: `qwen3` has no gate."""
 _EAGLE3_ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 
 
@@ -196,6 +200,25 @@ def _dspark(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _mtp(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
+    """Source: `convert/mtp/converter.py`, whose names `Qwen3NextMtp` knows."""
+    count = keys.positive("num_nextn_predict_layers", 1)
+    if count != 1:
+        raise CheckpointError(
+            keys.where,
+            f"num_nextn_predict_layers: expected 1, got {count}: the package trains one layer",
+            fix="correct 'num_nextn_predict_layers'",
+        )
+    model_type = layers.config.get("model_type")
+    if model_type not in _MTP_LAYERS:
+        raise CheckpointError(
+            layers.where,
+            f"model_type: expected {' or '.join(map(repr, _MTP_LAYERS))}, got {short(model_type)}",
+            fix="no engine has an MTP layer of another kind in this layout",
+        )
+    return {"architectures": ["Qwen3NextMTP"], "mtp_num_hidden_layers": count}
+
+
 def _block(keys: ConfigReader) -> dict[str, Any]:
     """What DFlash and what adds to it have in common."""
     ids_key = "aux_hidden_state_layer_ids"
@@ -249,5 +272,6 @@ _SPELL: Mapping[str, Callable[[ConfigReader, ConfigReader], dict[str, Any]]] = {
     "dspark": _dspark,
     "eagle": _eagle,
     "eagle3": _eagle3,
+    "mtp": _mtp,
     "peagle": _peagle,
 }

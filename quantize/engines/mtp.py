@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from ..drafts.architectures import declared_architecture
 from ..drafts.fused import FusedLinear
 from ..drafts.mixture import is_expert
+from ..drafts.mtp import around_layer
 from ..stored.parts import COMPANIONS
 from .contract import Finding, Module, Question
 from .linears import layer_linears
 
 _ATTENTION = "self_attn."
+_HEAD = Module("lm_head", "lm_head", ("lm_head",), "column")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,7 @@ class Served:
 
     Attributes:
         architectures: names in config.json for which the loading was executed.
+        own_heads: each module is built with a head of its own, of this name, with {n}.
         layer: the name of the decoder layer, with {n} for its number behind the target's.
         prefix: the same as excludes are held against, "" = none.
         prefixes: the prefix for some of the architectures, where it differs.
@@ -36,6 +39,7 @@ class Served:
     prefixes: Mapping[str, str] = field(default_factory=dict)
     attention: str = _ATTENTION
     no_parameter: str = ""
+    own_heads: str = ""
 
 
 _KEY = "KeyError: '{name}'"
@@ -70,6 +74,13 @@ VLLM: Mapping[str, Served] = {
         no_parameter="ValueError: There is no module or parameter named '{name}' in"
         " Qwen3_5MultiTokenPredictor.",
     ),
+    "step3p5-mtp": Served(
+        architectures=frozenset({"Step3p5ForCausalLM"}),
+        layer="model.layers.{n}.mtp_block.",
+        prefix="model.layers.{n}.mtp_block.",
+        no_parameter=_KEY,
+        own_heads="model.layers.{n}.shared_head.head",
+    ),
 }
 SGLANG: Mapping[str, Served] = {
     "mimo-mtp": Served(
@@ -92,6 +103,13 @@ SGLANG: Mapping[str, Served] = {
         prefixes={"Qwen3NextForCausalLM": "model.layers.0."},  # `qwen3_next_mtp.py`
         attention="",
     ),
+    "step3p5-mtp": Served(
+        architectures=frozenset({"Step3p5ForCausalLM"}),
+        layer="model.mtp_block.",
+        prefix="model.mtp_block.",
+        no_parameter=_KEY,
+        own_heads="model.shared_head.head",
+    ),
 }
 
 
@@ -112,21 +130,27 @@ def modules(
         served: how the engine builds the layer.
         fused: what the engine calls a fused linear.
     """
-    number = question.config.get("num_hidden_layers", 0)
+    first = question.config.get("num_hidden_layers", 0)
     mixture = any(is_expert(name) for name in question.tensor_names)
     shared = "shared_expert" if question.family == "qwen3-next-mtp" else "shared_experts"
     mlp = f"mlp.{shared}" if mixture else "mlp"
     prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
     layers = tuple(
         Module(
-            served.layer.format(n=number) + path.replace(_ATTENTION, served.attention),
-            prefix.format(n=number) + path,
+            served.layer.format(n=first + i) + path.replace(_ATTENTION, served.attention),
+            prefix.format(n=first + i) + path,
             parts,
             sharding,
         )
-        for path, parts, sharding in layer_linears(question.family, "layers.0", fused, mlp=mlp)
+        for i in range(question.num_layers)
+        for path, parts, sharding in layer_linears(question.family, f"layers.{i}", fused, mlp=mlp)
     )
-    return (*layers, Module("lm_head", "lm_head", ("lm_head",), "column"))
+    heads = (
+        Module(name, name, (around_layer(i, "lm_head"),), "column")
+        for i in range(question.num_layers if served.own_heads else 0)
+        for name in (served.own_heads.format(n=first + i),)
+    )
+    return (*layers, *heads) if served.own_heads else (*layers, _HEAD)
 
 
 def vllm_problem(question: Question) -> Finding | None:
@@ -139,6 +163,8 @@ def vllm_problem(question: Question) -> Finding | None:
     if problem is not None or question.declaration is None:
         return problem
     stored = sorted(n for n in question.tensor_names if n.rpartition(".")[2] in COMPANIONS)
+    if question.family == "step3p5-mtp":
+        return _of_step(question)
     if not stored:
         return None
     served = VLLM[question.family]
@@ -151,6 +177,19 @@ def vllm_problem(question: Question) -> Finding | None:
         "give the target this quantization_config with its own layers ignored (--hf-overrides):"
         " vLLM reads the target's for an MTP layer; or serve it with SGLang",
     )
+
+
+def _of_step(question: Question) -> Finding | None:
+    """What vLLM says of a quantized draft of Step-3.5, which it does read by its own declaration.
+
+    Its loader wants every parameter to be in the folder, and compressed-tensors gives the attention
+    some for its KV cache: `step3p5_mtp.py:330`. Executed with Quark's and ModelOpt's layouts too.
+    """
+    if question.method != "compressed-tensors":
+        return None
+    first = question.config.get("num_hidden_layers", 0)
+    name = f"model.layers.{first}.mtp_block.self_attn.attn.k_zero_point"
+    return Finding("load", _ABSENT.format(name=name), "use Quark's layout, whose folder loads")
 
 
 def _of_qwen(name: str) -> str:
@@ -177,6 +216,13 @@ def _misconfigured(question: Question) -> Finding | None:
             " architecture.",
             "set model_type to qwen2, whose layers these are",
         )
+    if question.family == "step3p5-mtp" and not any(
+        name.endswith("embed_tokens.weight") for name in question.tensor_names
+    ):
+        name = "model.embed_tokens.weight"
+        return Finding(
+            "load", _ABSENT.format(name=name), "add the target's embedding to the folder"
+        )
     number = config.get("num_hidden_layers", 0)
     numbered = any(name.startswith(f"model.layers.{number}.") for name in question.tensor_names)
     if question.family == "deepseek-mtp" and not numbered:  # `deepseek_mtp.py:505`
@@ -192,6 +238,10 @@ def _misconfigured(question: Question) -> Finding | None:
     return None
 
 
+_ABSENT = (
+    "RuntimeError: Some parameters like {name} are not in the checkpoint and will falsely use"
+    " random initialization"
+)
 _EXPERTS_WANTED = "engines serve layers of Qwen3-Next with experts alone"
 
 
@@ -206,6 +256,15 @@ def sglang_problem(question: Question) -> Finding | None:
 
     Quantized experts are one module with kernels of their own, which were not executed.
     """
+    if question.family == "step3p5-mtp":
+        what = "its config.json names code of its own, without which SGLang does not read it"
+        return Finding("unknown", what, "try it")
+    if question.num_layers > 1:  # `deepseek_weight_loader.py:567`, `glm4_moe.py:1080`; executed
+        return Finding(
+            "load",
+            "AssertionError: Only 1 nextn layer is supported",
+            "serve several MTP layers with vLLM, which has a step for each",
+        )
     if question.family == "deepseek-mtp":
         what = "loading of its kv_b_proj calls a GPU, which was not there when it was tried"
         return Finding("unknown", what, "try it")

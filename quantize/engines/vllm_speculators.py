@@ -15,6 +15,11 @@ from .vllm_config import INVALID
 
 _ATTRIBUTE = "AttributeError: 'SpeculatorsConfig' object has no attribute '{}'"
 _SAVE = "save the draft again with the speculators package"
+_NOT_READ = {
+    "eagle": "write it as an ordinary EAGLE-1 head: tensors fc. and layers.0., a Llama config",
+    "mtp": "put the layer back into its target: scripts/stitch_mtp.py of speculators",
+}
+"""Kinds of the package that vLLM has no reading of -> what serves them."""
 _EAGLE3 = {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"}
 _NEEDED = ("intermediate_size", "hidden_act", "rms_norm_eps")
 _NEEDED_BY_QWEN3 = ("max_position_embeddings", "num_key_value_heads")
@@ -45,8 +50,7 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
         return own_type(config, INVALID) or config
     kind = config.get("speculators_model_type")
     if kind not in tuple(_READ):  # of any JSON type
-        if kind == "eagle":  # of 0.1 to 0.3
-            remedy = "write it as an ordinary EAGLE-1 head: tensors fc. and layers.0., a Llama config"
+        if remedy := _NOT_READ.get(str(kind)):
             return Finding("config", INVALID.format("Expected one of: "), remedy)
         if isinstance(kind, str):
             return Finding("unknown", f"speculators_model_type {kind}: never executed", "try it")

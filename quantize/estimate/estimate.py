@@ -138,8 +138,16 @@ def make_estimate(
         tp: tensor-parallel shards, of draft and target alike.
 
     Raises:
-        EstimateError: two recipes have one name, or the draft has experts; see also `draft_round`.
+        EstimateError: two recipes have one name, or the draft has experts or several modules; see
+            also `draft_round`.
     """
+    if getattr(draft.geometry, "num_modules", 1) > 1:
+        raise EstimateError(
+            draft.checkpoint.folder,
+            "a module for each draft token, each of which goes over all rows of a round: a round of"
+            " that kind is not estimated",
+            fix="measure it ('draftquant measure')",
+        )
     if any(row.role == "router" for row in draft.rows):
         raise EstimateError(
             draft.checkpoint.folder,

@@ -16,6 +16,7 @@ from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import CheckpointError
 from .entries import entries
 from .safetensors_header import Header, TensorInfo, read_header
+from .stacked import unstacked
 from .staging import UNVERIFIED
 from .subtree import names_below, shards_of
 
@@ -32,11 +33,12 @@ class Checkpoint:
     Attributes:
         folder: where it lies.
         config: the parsed config.json.
-        tensors: by name, sorted by name.
+        tensors: by name, sorted by name; experts that are stacked one by one, see `stacked`.
         headers: one per safetensors file, by file name.
         index: the parsed model.safetensors.index.json, None for a single file.
-        subtree: the tensors are those below this prefix, and nothing else of the folder is looked
-            at: config.json is that of the model which they are a part of. None = it is whole.
+        subtree: the tensors are those below this prefix, or these, with commas between them, and
+            nothing else of the folder is looked at: config.json is that of the model which they
+            are a part of. None = it is whole.
     """
 
     folder: Path
@@ -55,7 +57,8 @@ class Checkpoint:
         Args:
             folder: where it lies.
             config_file: `UNVERIFIED_CONFIG_FILE` for one that is staged.
-            subtree: read only the tensors below this prefix, and only the shards that hold them.
+            subtree: read only the tensors below this prefix, or these, with commas between them,
+                and only the shards that hold them.
 
         Raises:
             CheckpointError: something is absent, unreadable, doubled or contradicts something else.
@@ -79,18 +82,10 @@ class Checkpoint:
             stored = [tensor.name for header in headers.values() for tensor in header.tensors]
             below = names_below(subtree, stored, folder)
             headers = {file: header.only(below) for file, header in headers.items()}
-        tensors: dict[str, TensorInfo] = {}
-        for file, header in headers.items():
-            for tensor in header.tensors:
-                if tensor.name in tensors:
-                    raise CheckpointError(
-                        folder / file,
-                        f"{tensor.name} also stands in {tensors[tensor.name].file}",
-                        fix="remove the stale shard",
-                    )
-                tensors[tensor.name] = tensor
         if index is not None:
-            _check_index(folder, index["weight_map"], tensors)
+            _check_index(folder, index["weight_map"], _by_name(folder, headers))
+        headers = {file: unstacked(header) for file, header in headers.items()}
+        tensors = _by_name(folder, headers)
         return cls(
             folder=folder,
             config=config,
@@ -232,6 +227,25 @@ def _files_of_index(folder: Path, index: Mapping[str, Any], *, whole: bool) -> l
             fix="add its tensors to weight_map, or remove the shard",
         )
     return files
+
+
+def _by_name(folder: Path, headers: Mapping[str, Header]) -> dict[str, TensorInfo]:
+    """All tensors of some files.
+
+    Raises:
+        CheckpointError: two of them have one name.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    for file, header in headers.items():
+        for tensor in header.tensors:
+            if tensor.name in tensors:
+                raise CheckpointError(
+                    folder / file,
+                    f"{tensor.name} also stands in {tensors[tensor.name].file}",
+                    fix="remove the stale shard",
+                )
+            tensors[tensor.name] = tensor
+    return tensors
 
 
 def _check_index(

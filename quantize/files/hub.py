@@ -17,7 +17,8 @@ class DraftSource:
     Attributes:
         folder: where it lies.
         hub_id: None for a local folder, as `revision`, a commit hash.
-        subtree: prefix of the layer that is the draft, in the folder of its target; None = all.
+        subtree: prefix of the layer that is the draft, in the folder of its target, or those of
+            several with commas between them; None = all.
     """
 
     folder: Path

@@ -35,11 +35,13 @@ class Method:
         input_scales: stored static scale of a linear's input, by on-disk module name.
         balanced: on-disk name of a norm's weight -> k, by whose 2^k it was divided, while the
             columns that read it were multiplied.
+        few_inputs: expert's module -> inputs that reached it, too few: rounded to nearest.
     """
 
     recipe: Recipe
     input_scales: Mapping[str, float] = field(default_factory=dict)
     balanced: Mapping[str, int] = field(default_factory=dict)
+    few_inputs: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +170,11 @@ class QuantizedProvenance:
         config_changes: dotted config.json key -> the value that a lint asked for.
         dropped: table of the source that is not stored -> the target's tensor that equals it, byte
             for byte, so that its sha256 is that in `source`.
-        balanced, input_scales: see `Method`.
+        balanced, input_scales, few_inputs: see `Method`.
         input_scale_origin: where they came from; None = not said, "" = there are none.
         calibration_prompts: identities of the prompts that the run looked at, ascending: sha256 of
             their token ids, by which the gate knows them whatever they are called.
-        learned: how codes were learned; None where they were not.
-        retuning: how the target taught them; None where it did not.
+        learned, retuning: how codes were learned, how the target taught them; None where not.
         made_by: where the folder was repaired or transcoded later: `draftquant` and `argv` are that
             run's.
         transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
@@ -197,6 +198,7 @@ class QuantizedProvenance:
     balanced: Mapping[str, int] = field(default_factory=dict)
     input_scales: Mapping[str, float] = field(default_factory=dict)
     input_scale_origin: str | None = ""
+    few_inputs: Mapping[str, int] = field(default_factory=dict)
     calibration_prompts: tuple[str, ...] = ()
     learned: LearnedRounding | None = None
     retuning: Retuning | None = None
@@ -208,7 +210,7 @@ class QuantizedProvenance:
     @property
     def method(self) -> Method:
         """How the codes were found."""
-        return Method(recipe=self.recipe, input_scales=self.input_scales, balanced=self.balanced)
+        return Method(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Method)})
 
     def problem(self) -> str | None:
         """What two keys say of one thing differently, or None."""

@@ -1,4 +1,4 @@
-"""A part of a checkpoint: the tensors below one prefix, as an MTP layer lies inside its target."""
+"""A part of a checkpoint: the tensors below some prefixes, as MTP layers lie inside a target."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -17,13 +17,26 @@ def mtp_layers(names: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(set(found)))
 
 
-def names_below(prefix: str, names: Collection[str], folder: Path) -> frozenset[str]:
-    """Those names that begin with the prefix and a dot.
+def names_below(subtree: str, names: Collection[str], folder: Path) -> frozenset[str]:
+    """Those names that begin with a prefix and a dot.
+
+    Args:
+        subtree: the prefix, or several with commas between them.
+        names: of all tensors.
+        folder: named in errors.
 
     Raises:
-        CheckpointError: there are none.
+        CheckpointError: there are none below one of the prefixes.
     """
-    below = frozenset(name for name in names if name.startswith(f"{prefix}."))
+    found: set[str] = set()
+    for prefix in subtree.split(","):
+        below = {name for name in names if name.startswith(f"{prefix}.")}
+        _check_below(prefix, below, names, folder)
+        found |= below
+    return frozenset(found)
+
+
+def _check_below(prefix: str, below: Collection[str], names: Collection[str], folder: Path) -> None:
     if not below:
         there = mtp_layers(names)
         raise CheckpointError(
@@ -33,7 +46,6 @@ def names_below(prefix: str, names: Collection[str], folder: Path) -> frozenset[
             if there
             else "this folder has no MTP layer: give the one that has",
         )
-    return below
 
 
 def shards_of(below: Collection[str], index: Mapping[str, Any]) -> dict[str, Any]:

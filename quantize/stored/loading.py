@@ -23,6 +23,7 @@ from .activations import InputRounding
 from .decode import floats, read_whole
 from .draft import StoredDraft
 from .layouts.scheme import Activations
+from .target import EMBEDDING, HEAD
 from .weights import blocks_of_bytes, held_dtype, read_weight
 
 CPU = torch.device("cpu")
@@ -180,7 +181,7 @@ def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor
     specs = draft.family.tensor_specs(draft.geometry)
     found = {}
     for name, spec in specs.items():
-        if spec.role not in ("embedding", "head") or draft.row(name) is not None:
+        if name not in (EMBEDDING, HEAD) or draft.row(name) is not None:
             continue
         shape = tuple(dim.size for dim in spec.shape)
         if name not in shared:

@@ -53,7 +53,7 @@ def demands_of(
     found = {}
     for row in draft.linears():
         own = scheme.of(row.module) if scheme is not None else None
-        used = None if method is None else replace(method, recipe=recipe_of(method.recipe, row))
+        used = None if method is None else replace(method, recipe=recipe_of(method, row))
         found[row.module] = Demand(
             scheme=own,
             recipe=used.recipe if used else None,

@@ -2,6 +2,7 @@
 
 import fnmatch
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,6 +28,7 @@ def recorded_faults(run: Method, recorded: Method) -> list[Fault]:
         "recipe": (run.recipe, recorded.recipe),
         "input_scales": (dict(run.input_scales), dict(recorded.input_scales)),
         "balanced": (dict(run.balanced), dict(recorded.balanced)),
+        "few_inputs": (dict(run.few_inputs), dict(recorded.few_inputs)),
     }
     return [
         Fault(where=f"{PROVENANCE_FILE}: {key}", expected=f"that of the run: {ours}", got=f"{said}")
@@ -35,10 +37,17 @@ def recorded_faults(run: Method, recorded: Method) -> list[Fault]:
     ]
 
 
-def recipe_of(recipe: Recipe, row: Row) -> Recipe:
-    """The recipe as it holds for a row: with format and algorithm of the rule that claims it."""
+def recipe_of(method: Method, row: Row) -> Recipe:
+    """The recipe as it holds for a row: with format and algorithm of the rule that claims it.
+
+    Experts that too few inputs reached are rounded to nearest.
+    """
+    recipe = method.recipe
     rule = claiming(recipe, row)
-    return recipe.of(rule) if rule is not None else recipe.in_format(recipe.formats[0])
+    own = recipe.of(rule) if rule is not None else recipe.in_format(recipe.formats[0])
+    if row.module in method.few_inputs:
+        return replace(own, algorithm=own.algorithm.to_nearest)
+    return own
 
 
 def own_formats(recipe: Recipe, draft: Draft, *, named_heads: bool) -> tuple[OwnFormat, ...]:
@@ -129,7 +138,7 @@ def _quantizes(recipe: Recipe, row: Row) -> bool:
 
 def _format(recipe: Recipe, row: Row) -> Format | None:
     """In which a row is quantized; None where it is kept."""
-    return recipe_of(recipe, row).formats[0] if _quantizes(recipe, row) else None
+    return recipe_of(Method(recipe=recipe), row).formats[0] if _quantizes(recipe, row) else None
 
 
 def claiming(recipe: Recipe, row: Row) -> Rule | None:

@@ -43,9 +43,10 @@ def add_subtree(parser: argparse.ArgumentParser) -> None:
     """`--subtree`."""
     parser.add_argument(
         "--subtree",
-        metavar="PREFIX",
+        metavar="PREFIX[,PREFIX...]",
         help="the folder is a target's, and its MTP layer below this prefix the draft"
-        " (model.layers.61, model.mtp_layers.0, mtp): nothing else is read",
+        " (model.layers.61, model.mtp_layers.0, mtp), or its layers (model.layers.45,"
+        "model.layers.46): nothing else is read",
     )
 
 

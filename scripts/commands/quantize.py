@@ -3,7 +3,7 @@
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,11 +117,22 @@ def print_report(report: "QuantizeReport", seconds: dict[str, float]) -> None:
             f"{name}: dropped, {megabytes(step.bytes_before)}: byte for byte the target's"
             f" {report.dropped[name]}, which engines take where the draft has none"
         )
+    if report.few_inputs:
+        stdout().line(few_inputs_line(report.few_inputs))
     for norm, exponent in report.balanced.items():
         stdout().line(
             f"{norm}: divided by 2^{exponent}, the embedding columns behind it multiplied by it"
             " (balance_concat: the same network, both halves under one scale)"
         )
+
+
+def few_inputs_line(few: Mapping[str, int]) -> str:
+    """What was not rounded as the recipe says, for too few tokens were routed to it."""
+    first, seen = min(few.items(), key=lambda item: item[1])
+    return (
+        f"{len(few)} linears of experts were rounded to nearest: the traces route too few tokens"
+        f" to them (fewest: {seen} inputs of {first}; all of them in draftquant.json: few_inputs)"
+    )
 
 
 def _print_lints(lints: Sequence[Lint], options: argparse.Namespace) -> None:
@@ -169,6 +180,7 @@ def _mapping(report: "QuantizeReport", seconds: dict[str, float]) -> dict[str, A
         "config_changes": dict(report.config_changes),
         "dropped": dict(report.dropped),
         "balanced": dict(report.balanced),
+        "few_inputs": dict(report.few_inputs),
         "seconds": seconds,
         "verification": report.verification.to_mapping(),
     }

@@ -25,6 +25,7 @@ from .draft_kinds import (
     MIMO_MTP,
     PEAGLE,
 )
+from .mtp_kinds import GLM4_MOE_MTP
 from .optimisation import Schedule
 from .pair import Family, PairPlan, train_pair
 from .target import TargetSize
@@ -46,6 +47,7 @@ FAMILIES = {
         Family(target_kind=LLAMA, draft_kind=PEAGLE, variant="peagle"),
         Family(target_kind=LLAMA, draft_kind=MEDUSA),
         Family(target_kind=LLAMA, draft_kind=MIMO_MTP),
+        Family(target_kind=LLAMA, draft_kind=GLM4_MOE_MTP),
         Family(
             target_kind=DEEPSEEK_V3,
             draft_kind=EAGLE3_MLA,

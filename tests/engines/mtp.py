@@ -21,6 +21,7 @@ from tiny_mtp import (  # noqa: E402
     tiny_glm4_moe_mtp,
     tiny_mimo_mtp,
     tiny_qwen3_next_mtp,
+    tiny_step3p5_mtp,
 )
 
 OUT = HERE / "mtp.json"
@@ -31,6 +32,15 @@ BUILDERS = {
     "glm4-moe-mtp": tiny_glm4_moe_mtp,
     "qwen3-next-mtp": tiny_qwen3_next_mtp,
     "qwen3.5-mtp": partial(tiny_qwen3_next_mtp, experts=0),
+    "deepseek-mtp of 3": partial(tiny_deepseek_mtp, modules=3),
+    "glm4-moe-mtp of 3": partial(tiny_glm4_moe_mtp, modules=3),
+    "step3p5-mtp": partial(tiny_step3p5_mtp, number=45),  # SGLang builds layer 45 of any target
+    "step3p5-mtp in Quark's layout": partial(tiny_step3p5_mtp, number=45),
+    "step3p5-mtp in ModelOpt's layout": partial(tiny_step3p5_mtp, number=45),
+}
+RECIPES = {
+    "step3p5-mtp in Quark's layout": ["mi325x-fp8"],
+    "step3p5-mtp in ModelOpt's layout": ["blackwell-fp8", "--input-scale", "0.01"],
 }
 
 
@@ -42,8 +52,11 @@ def main() -> int:
             config = {"model_type": "qwen2"} if family == "mimo-mtp" else {}
             folder = Path(made) / family
             folder.mkdir()
-            plain = build(folder / "plain", tables=False, config=config)
-            quantize = ["quantize", str(plain), "--recipe", RECIPE]
+            tables = family.startswith("step3p5")  # vLLM wants its embedding
+            plain = build(folder / "plain", tables=tables, config=config)
+            layers = ["--target-layers", "45"] if tables else []
+            recipe = RECIPES.get(family, [RECIPE])
+            quantize = ["quantize", str(plain), *layers, "--recipe", *recipe]
             if draftquant([*quantize, "--out", str(folder / "quantized")]):
                 return 1
             (folder / "target").mkdir()

@@ -27,7 +27,7 @@ class DeepseekMtp(Mtp):
 
     name = "deepseek-mtp"
     architectures = ("DeepseekV3ForCausalLM", "DeepseekV3ForCausalLMNextN", "DeepSeekMTPModel")
-    layer = re.compile(r"model\.layers\.\d+\.")
+    layer = re.compile(r"model\.layers\.(\d+)\.")
     outer = {  # noqa: RUF012 - a constant of the class
         "eh_proj": "fc",
         "enorm": "embedding_norm",
@@ -43,7 +43,7 @@ class DeepseekMtp(Mtp):
     def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpLatentGeometry:
         """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
-        common = read_mtp(config, where, self.name)
+        common = read_mtp(config, where, self.name, several=True)
         layers = keys.positive("num_hidden_layers")
         whole = config.get("architectures") != ["DeepseekV3ForCausalLMNextN"]
         dense = config.get("n_routed_experts") is None or (

@@ -26,7 +26,7 @@ class Glm4MoeMtp(Mtp):
 
     name = "glm4-moe-mtp"
     architectures = ("Glm4MoeForCausalLM", "Glm4MoeForCausalLMNextN", "Glm4MoeMTPModel")
-    layer = re.compile(r"model\.layers\.\d+\.")
+    layer = re.compile(r"model\.layers\.(\d+)\.")
     outer = DeepseekMtp.outer
     state_first = False
     feeds_back_normed = False
@@ -35,7 +35,7 @@ class Glm4MoeMtp(Mtp):
         """See `Family.read_geometry`."""
         keys = ConfigReader(config, where)
         part, rest = rotated_part(keys, 0.5)
-        common = read_mtp(rest, where, self.name)
+        common = read_mtp(rest, where, self.name, several=True)
         heads = common["num_attention_heads"]
         head_dim = keys.positive("head_dim", common["hidden_size"] // heads)
         return MtpGroupedGeometry(

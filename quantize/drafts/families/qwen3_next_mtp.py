@@ -52,7 +52,7 @@ class Qwen3NextMtp(Mtp):
         "Qwen3_5ForCausalLMMTP",
         _SPECFORGE,
     )
-    layer = re.compile(r"mtp\.")
+    layer = re.compile(r"mtp\.|mtp_layers\.0\.")
     outer = {  # noqa: RUF012 - a constant of the class
         "fc": "fc",
         "pre_fc_norm_embedding": "embedding_norm",
@@ -60,6 +60,10 @@ class Qwen3NextMtp(Mtp):
         "norm": "norm",
         "lm_head": "lm_head",  # as SpecForge saves it
         "layers.0": "layers.0",  # the layer itself, which stands beside them
+        "input_proj": "fc",  # below mtp_layers.0, as speculators saves it
+        "token_layernorm": "embedding_norm",
+        "hidden_layernorm": "state_norm",
+        "final_layernorm": "norm",
     }
     relatives = {  # noqa: RUF012 - likewise
         "mlp.experts.gate_up_proj": "a mixture whose experts are stacked in one tensor"

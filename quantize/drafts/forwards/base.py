@@ -8,7 +8,7 @@ weights and inputs.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -86,6 +86,30 @@ class ChainForward(DraftForward):
             Arguments of `step`, of the same shapes.
         """
         return token_ids, hidden
+
+
+class StagedForward(DraftForward):
+    """A draft of several modules, each of them a chain's step: module i drafts token i + 1.
+
+    A module goes over all rows, not over the chain's own alone: at depth i row t reads token
+    t + 1 + i and what module i - 1 gave at row t, at position t, and looks at the rows before it as
+    module i itself saw them. Hidden states for `logits` have the module's number behind them.
+    """
+
+    modules: Sequence[ChainForward]
+    window: int | None = None
+    """Rows that a query looks at, its own among them; None = all before it."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `DraftForward.logits`; [..., W + 1], all of one module."""
+        return self._of(hidden).logits(hidden[..., :-1])
+
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """See `DraftForward.head_input`; [..., W + 1], all of one module."""
+        return self._of(hidden).head_input(hidden[..., :-1])
+
+    def _of(self, hidden: Tensor) -> ChainForward:
+        return self.modules[int(hidden[..., -1].flatten()[0])]
 
 
 class TextForward(ChainForward):

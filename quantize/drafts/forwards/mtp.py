@@ -5,19 +5,20 @@ in EAGLE-3. Sources: `models/mimo_mtp.py`, `deepseek_mtp.py`, `glm4_moe_mtp.py`,
 of vLLM 0.33.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ..geometries.mtp import MtpGeometry, MtpGroupedGeometry
-from .base import Attend, ChainForward, OnInput, embedding, linear, rms_norm
+from ..geometries.mtp import MtpGeometry, MtpGroupedGeometry, MtpStepGeometry
+from ..mtp import around_layer
+from .base import Attend, ChainForward, OnInput, StagedForward, embedding, linear, rms_norm
 from .eagle3 import Attention, Modules
 from .mixture import gated_mlp, mixture_mlp
 
 
 class MtpForward(ChainForward):
-    """One MTP layer over weights given by canonical name; see `Mtp` for the four choices."""
+    """One MTP module over weights given by canonical name; see `Mtp` for the four choices."""
 
     def __init__(
         self,
@@ -26,6 +27,7 @@ class MtpForward(ChainForward):
         on_input: OnInput,
         attention: Attention,
         *,
+        number: int,
         state_first: bool,
         masks_first: bool,
         feeds_back_normed: bool,
@@ -35,6 +37,7 @@ class MtpForward(ChainForward):
         self.weights = weights
         self.on_input = on_input
         self.attention = attention
+        self.number = number
         self.state_first = state_first
         self.masks_first = masks_first
         self.feeds_back_normed = feeds_back_normed
@@ -51,24 +54,24 @@ class MtpForward(ChainForward):
 
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `ChainForward.step`."""
-        r = self.linear("fc", self._both(token_ids, hidden, positions))
-        prefix = "layers.0."
+        r = self.linear(self._around("fc"), self._both(token_ids, hidden, positions))
+        prefix = f"layers.{self.number}."
         a = self.norm(prefix + "input_layernorm", r)
         modules = self._of_attention()
         q, k, v, scale = self.attention.project(prefix + "self_attn.", a, positions, modules)
         mixed = attend(0, q, k, v, scale).transpose(1, 2).flatten(2)
         r = r + modules.linear(prefix + "self_attn.o_proj", mixed)
         x = r + self._mlp(prefix + "mlp.", self.norm(prefix + "post_attention_layernorm", r))
-        return self.norm("norm", x) if self.feeds_back_normed else x
+        return self.norm(self._around("norm"), x) if self.feeds_back_normed else x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DraftForward.logits`."""
-        return self.kept_linear("lm_head", self.head_input(hidden))
+        return self.kept_linear(self._table("lm_head"), self.head_input(hidden))
 
     def head_input(self, hidden: Tensor) -> Tensor:
         """See `DraftForward.head_input`."""
-        normed = hidden if self.feeds_back_normed else self.norm("norm", hidden)
-        return self.on_input("lm_head", normed)
+        normed = hidden if self.feeds_back_normed else self.norm(self._around("norm"), hidden)
+        return self.on_input(self._table("lm_head"), normed)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """The vocabulary is the target's."""
@@ -92,18 +95,30 @@ class MtpForward(ChainForward):
         wide = torch.promote_types(x.dtype, torch.float32)  # rounded once: 1 + weight needs bits
         return rms_norm(x.to(wide), 1 + weight.to(wide), eps).to(x.dtype)
 
+    def _around(self, name: str) -> str:
+        return around_layer(self.number, name)
+
+    def _table(self, name: str) -> str:
+        """The module's own table; where it has none, that of the first or of the target."""
+        own = self._around(name)
+        return own if f"{own}.weight" in self.weights else name
+
     def _of_attention(self) -> Modules:
         g = self.geometry
         if isinstance(g, MtpGroupedGeometry) and g.output_gate:
             return Gated(self, g.head_dim)
+        if isinstance(g, MtpStepGeometry):
+            return GatedByHead(self, g.head_dim)
         return self
 
     def _both(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
         """The normed embedding and the normed state, in the order of the family."""
-        embedded = embedding(token_ids, self.weights["embed_tokens.weight"], hidden.dtype)
+        table = self.weights[f"{self._table('embed_tokens')}.weight"]
+        embedded = embedding(token_ids, table, hidden.dtype)
         if self.masks_first:
             embedded = embedded * (positions > 0)[:, None]
-        e, u = self.norm("embedding_norm", embedded), self.norm("state_norm", hidden)
+        e = self.norm(self._around("embedding_norm"), embedded)
+        u = self.norm(self._around("state_norm"), hidden)
         return torch.cat((u, e) if self.state_first else (e, u), dim=-1)
 
     def _mlp(self, prefix: str, x: Tensor) -> Tensor:
@@ -114,6 +129,28 @@ class MtpForward(ChainForward):
         router = self.weights[f"{prefix}gate.weight"]
         correction = self.weights.get(f"{prefix}gate.e_score_correction_bias")
         return mixture_mlp(mixture, prefix, x, self, router, correction)
+
+
+class MtpModules(StagedForward):
+    """Several modules, of which module i drafts token i + 1."""
+
+    def __init__(self, modules: Sequence[MtpForward]) -> None:
+        self.modules = modules
+        geometry = modules[0].geometry
+        self.window = geometry.window if isinstance(geometry, MtpStepGeometry) else None
+
+    @property
+    def num_logits(self) -> int:
+        """See `DraftForward.num_logits`."""
+        return self.modules[0].num_logits
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """See `DraftForward.fuse`."""
+        return self.modules[0].fuse(features)
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        """The vocabulary is the target's."""
+        return draft_ids
 
 
 class Gated:
@@ -138,6 +175,34 @@ class Gated:
         queries, gate = product.view(*x.shape[:-1], -1, 2, self.head_dim).unbind(-2)
         self._gate = gate.flatten(-2)
         return queries.flatten(-2)
+
+    def kept_linear(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.kept_linear`."""
+        return self.modules.kept_linear(name, x)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.norm`."""
+        return self.modules.norm(name, x)
+
+
+class GatedByHead:
+    """The modules of an attention each of whose heads is weighed by one number: Step-3.5.
+
+    That is the sigmoid of g_proj, which reads what q_proj reads. One is made for one step.
+    """
+
+    def __init__(self, modules: Modules, head_dim: int) -> None:
+        self.modules = modules
+        self.head_dim = head_dim
+        self._gate: Tensor
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """See `Modules.linear`; the gate is computed beside q_proj and goes before o_proj."""
+        block, _, leaf = name.rpartition(".")
+        if leaf == "q_proj":
+            gate = self.modules.kept_linear(f"{block}.g_proj", x).to(x.dtype)
+            self._gate = gate.sigmoid().repeat_interleave(self.head_dim, dim=-1)
+        return self.modules.linear(name, x * self._gate if leaf == "o_proj" else x)
 
     def kept_linear(self, name: str, x: Tensor) -> Tensor:
         """See `Modules.kept_linear`."""

@@ -25,9 +25,9 @@ class LastStateGeometry:
         return 1
 
     @property
-    def aux_layer_ids(self) -> None:
+    def aux_layer_ids(self) -> tuple[int, ...] | None:
         """None: no output of a layer is read."""
-        return
+        return None
 
     @property
     def fuses(self) -> bool:

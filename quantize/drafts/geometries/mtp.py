@@ -14,6 +14,7 @@ class MtpGeometry(LastStateGeometry):
     Attributes:
         intermediate_size: of its MLP, where it has no mixture of experts.
         mixture: of experts in place of the MLP; None = none.
+        num_layers: modules, each with one decoder layer.
     """
 
     hidden_size: int
@@ -24,6 +25,11 @@ class MtpGeometry(LastStateGeometry):
     rope: RopeConfig
     mixture: Mixture | None = None
     num_layers: int = 1
+
+    @property
+    def num_modules(self) -> int:
+        """Draft steps that have a module of their own; 1 = all steps are of one."""
+        return self.num_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,31 @@ class MtpGroupedGeometry(MtpGeometry):
     qk_norm: bool
     rotary_dim: int
     output_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpStepGeometry(MtpGroupedGeometry):
+    """Modules of Step-3.5, which read what the target's last layer gave before the final norm.
+
+    What a head saw is weighed by the sigmoid of one number, of g_proj.
+
+    Attributes:
+        target_layers: decoder layers of the target.
+        window: rows that a query looks at, its own among them; None = all.
+    """
+
+    target_layers: int
+    window: int | None
+
+    @property
+    def aux_layer_ids(self) -> tuple[int, ...]:
+        """The target's last layer."""
+        return (self.target_layers - 1,)
+
+    @property
+    def reads_layers(self) -> bool:
+        """True: an output of a layer, though there is no fc over it."""
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,284 @@
+"""MTP drafts of several modules: names, the way through the commands, and layer i in step i.
+
+The oracle is transformers' own decoder layers, put together as vLLM 0.33 serves them
+(`v1/worker/gpu/spec_decode/multi_module_mtp/speculator.py`): in step i all rows go through module
+i, each with the token one further on, the position it had, and what module i - 1 gave.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftquant.calibration.passes.draft_inputs import reads_layers
+from draftquant.calibration.passes.predictions import draft_passes, num_draft_tokens_fault
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.engines.check import check_draft
+from draftquant.quantize.errors import CheckpointError, EstimateError, PlanError
+from draftquant.quantize.estimate.estimate import make_estimate
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.recipes import load_recipe
+from draftquant.recipes.schema import Recipe, Role, Rule
+from draftquant.scripts.cli import main
+from reference_mtp import ReferenceModules
+from test_mtp import TOLERANCE
+from tiny import edit_json, read_tensors
+from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_mimo_mtp, tiny_step3p5_mtp
+
+BUILDERS: dict[str, Callable[..., Path]] = {
+    "deepseek-mtp": tiny_deepseek_mtp,
+    "glm4-moe-mtp": tiny_glm4_moe_mtp,
+    "step3p5-mtp": tiny_step3p5_mtp,
+}
+
+
+@pytest.mark.usefixtures("float64_on_one_thread")
+@pytest.mark.parametrize("block_rows", [256, 3])
+@pytest.mark.parametrize("family", BUILDERS)
+def test_step_i_is_module_i(family: str, block_rows: int, tmp_path: Path) -> None:
+    folder = BUILDERS[family](tmp_path / "draft", modules=3, dtype="F32")
+    draft = load_draft(folder, dtype=torch.float64)
+    config = json.loads((folder / "config.json").read_text())
+    reference = ReferenceModules(family, config, draft.weights)
+    generator = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(0, draft.geometry.vocab_size, (12,), generator=generator)
+    states = torch.randn(11, draft.geometry.hidden_size, generator=generator, dtype=torch.float64)
+    compared = 0
+    for one in draft_passes(
+        draft.forward,
+        states[None],
+        token_ids[None],
+        rows=range(3, 8),
+        num_draft_tokens=3,
+        block_rows=block_rows,
+    ):
+        for depth, hidden in zip(one.depths, one.hidden.unbind(2), strict=True):
+            logits = draft.forward.logits(hidden)[0]
+            for row, ours in zip(one.rows, logits, strict=True):
+                theirs = reference.logits(states, token_ids, row, depth)
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+                compared += 1
+    assert compared == 5 * 3
+
+
+@pytest.mark.usefixtures("float64_on_one_thread")
+def test_modules_differ(tmp_path: Path) -> None:
+    """The same weights in another order are another draft."""
+    folder = tiny_deepseek_mtp(tmp_path / "draft", modules=2, dtype="F32")
+    draft = load_draft(folder, dtype=torch.float64)
+    swapped = dict(draft.weights)
+    for name, weight in draft.weights.items():
+        if name.startswith("layers.0."):
+            swapped[name] = draft.weights["layers.1." + name.removeprefix("layers.0.")]
+            swapped["layers.1." + name.removeprefix("layers.0.")] = weight
+    token_ids = torch.arange(8)[None]
+    states = torch.randn(1, 7, draft.geometry.hidden_size, dtype=torch.float64)
+
+    def first(weights: Any) -> torch.Tensor:
+        forward = draft.family.forward(draft.geometry, weights, lambda _name, x: x)
+        passes = draft_passes(forward, states, token_ids, rows=range(2, 4), num_draft_tokens=1)
+        return forward.logits(next(iter(passes)).hidden)
+
+    assert not torch.equal(first(draft.weights), first(swapped))
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+@pytest.mark.parametrize("recipe", ["int4-channel", "fp8-ptpc"])
+def test_quantize_verify_dequantize(family: str, recipe: str, tmp_path: Path) -> None:
+    source, out = BUILDERS[family](tmp_path / "draft", modules=3), tmp_path / "out"
+    assert main(["quantize", str(source), "--recipe", recipe, "--out", str(out)]) == 0
+    assert main(["verify", str(out), "--against", str(source)]) == 0
+    assert main(["inspect", str(out)]) == 0
+    assert main(["dequantize", str(out), "--out", str(tmp_path / "plain")]) == 0
+    before, after = read_tensors(source), read_tensors(out)
+    for number in (3, 4, 5):
+        own = f"model.layers.{number}."
+        around = [name for name in before if name.startswith(own) and _is_around(name)]
+        assert len(around) >= 5
+        assert all(after[name] == before[name] for name in around)
+        o_proj = f"{own}self_attn.o_proj.weight"
+        assert after.get(o_proj) != before[o_proj]
+
+
+def _is_around(name: str) -> bool:
+    """Whether a tensor stands around a module's decoder layer, or is its gate."""
+    parts = ("eh_proj", "enorm", "hnorm", "shared_head", "embed_tokens", "g_proj")
+    return any(part in name for part in parts)
+
+
+def test_subtree_of_several_layers(tmp_path: Path) -> None:
+    target = tiny_deepseek_mtp(tmp_path / "target", modules=2, tables=False, inside_target=True)
+    with pytest.raises(CheckpointError, match=r"model\.layers\.3 or model\.layers\.4") as caught:
+        read_draft(Checkpoint.open(target))
+    assert "--subtree model.layers.3,model.layers.4" in caught.value.fix
+    both = Checkpoint.open(target, subtree="model.layers.3,model.layers.4")
+    assert read_draft(both).geometry.num_layers == 2
+    with pytest.raises(CheckpointError, match="of deepseek-mtp are missing") as caught:
+        read_draft(Checkpoint.open(target, subtree="model.layers.3"))
+    assert "num_nextn_predict_layers" in caught.value.fix
+    with pytest.raises(CheckpointError, match=r"no tensor lies below 'model\.layers\.5'"):
+        Checkpoint.open(target, subtree="model.layers.3,model.layers.5")
+
+
+def test_more_draft_tokens_than_modules_are_not_replayed(tmp_path: Path) -> None:
+    geometry = read_draft(Checkpoint.open(tiny_deepseek_mtp(tmp_path / "d", modules=2))).geometry
+    assert num_draft_tokens_fault(geometry, 2) is None
+    fault = num_draft_tokens_fault(geometry, 3)
+    assert fault is not None
+    assert "expected at most 2, got 3" in fault[0]
+
+
+@pytest.mark.parametrize("number", [True, "3", -1, 2.0])
+def test_number_of_layers_that_is_none(number: object, tmp_path: Path) -> None:
+    folder = tiny_deepseek_mtp(tmp_path / "draft")
+    edit_json(folder / "config.json", num_nextn_predict_layers=number)
+    with pytest.raises(CheckpointError, match="num_nextn_predict_layers: expected 1"):
+        read_draft(Checkpoint.open(folder))
+
+
+def test_more_layers_than_are_stored(tmp_path: Path) -> None:
+    folder = tiny_deepseek_mtp(tmp_path / "draft")
+    edit_json(folder / "config.json", num_nextn_predict_layers=10**9)
+    with pytest.raises(CheckpointError, match="num_nextn_predict_layers: 1000000000 layers, but"):
+        read_draft(Checkpoint.open(folder))
+    edit_json(folder / "config.json", num_nextn_predict_layers=2)
+    with pytest.raises(CheckpointError, match="are missing"):
+        read_draft(Checkpoint.open(folder))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ("KimiLinearForCausalLM", "it is Kimi-Linear, which was published without an MTP layer"),
+        ("KimiK3MTPModel", "it is an MTP layer of Kimi-K3"),
+        ("MiMoV2FlashForCausalLM", "it is an MTP layer of MiMo-V2"),
+    ],
+)
+def test_layers_of_other_models_are_named(architecture: str, said: str, tmp_path: Path) -> None:
+    folder = tiny_deepseek_mtp(tmp_path / "draft", config={"architectures": [architecture]})
+    with pytest.raises(CheckpointError, match=said):
+        read_draft(Checkpoint.open(folder))
+
+
+def test_several_layers_of_mimo_no_engine_serves(tmp_path: Path) -> None:
+    folder = tiny_mimo_mtp(tmp_path / "draft", config={"num_nextn_predict_layers": 2})
+    with pytest.raises(CheckpointError, match="expected 1, got 2: engines serve mimo-mtp with one"):
+        read_draft(Checkpoint.open(folder))
+
+
+@pytest.mark.parametrize("family", ["deepseek-mtp", "glm4-moe-mtp"])
+def test_vllm_alone_serves_several_layers(family: str, tmp_path: Path) -> None:
+    """Executed with the engines' own loaders: `tests/engines/mtp.py`."""
+    source = BUILDERS[family](tmp_path / "draft", modules=3, tables=False)
+    answer = check_draft(source, engine="vllm")
+    assert answer.verdict == "LOADS"
+    layers = {layer.module for layer in answer.layers}
+    assert {f"model.layers.{n}.mtp_block.self_attn.o_proj" for n in (3, 4, 5)} <= layers
+    refused = check_draft(source, engine="sglang")
+    assert refused.verdict == ("UNKNOWN" if refused.error is None else "REFUSED")
+    assert refused.error == "AssertionError: Only 1 nextn layer is supported"
+
+
+def test_what_vllm_says_of_step(tmp_path: Path) -> None:
+    """Executed likewise: plain, in Quark's layout, in compressed-tensors, without embedding."""
+    source = tiny_step3p5_mtp(tmp_path / "draft", number=45)
+    plain = check_draft(source, engine="vllm")
+    assert (plain.verdict, plain.error) == ("LOADS", None)
+    assert {f"model.layers.{n}.shared_head.head" for n in (45, 46, 47)} <= {
+        layer.module for layer in plain.layers
+    }
+    verdicts = {}
+    for recipe in ("mi325x-fp8", "fp8-ptpc"):
+        out = tmp_path / recipe
+        quantize = ["quantize", str(source), "--backend", "torch", "--recipe", recipe]
+        assert main([*quantize, "--out", str(out)]) == 0
+        verdicts[recipe] = check_draft(out, engine="vllm")
+    assert verdicts["mi325x-fp8"].verdict == "LOADS"
+    assert verdicts["fp8-ptpc"].verdict == "REFUSED"
+    assert "k_zero_point are not in the checkpoint" in (verdicts["fp8-ptpc"].error or "")
+    bare = check_draft(tiny_step3p5_mtp(tmp_path / "bare", tables=False), engine="vllm")
+    assert "model.embed_tokens.weight are not in the checkpoint" in (bare.error or "")
+    assert check_draft(source, engine="sglang").verdict == "UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layer_types": ["full_attention"] * 4}, "layer_types: expected a list over 3 layers"),
+        (
+            {"layer_types": [*["sliding_attention"] * 4, "full_attention", "full_attention"]},
+            "layer_types: expected the same of all modules",
+        ),
+        ({"layer_types": ["linear_attention"] * 6}, "expected 'sliding_attention' or"),
+        ({"moe_layers_enum": "1,2,4"}, "moe_layers_enum: asks of the layers 3 to 5"),
+        ({"moe_layers_enum": [5]}, "moe_layers_enum: asks of the layers 3 to 5"),
+        ({"swiglu_limits_shared": [0.0, 0.0, 0.0, 16.0, 0.0, 0.0]}, "swiglu_limits_shared: asks"),
+        ({"use_rope_layers": [1, 1, 1, 1, 0, 1]}, "use_rope_layers: asks of the layers"),
+        ({"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate: asks of the layers"),
+        ({"partial_rotary_factors": [0.25] * 6}, "partial_rotary_factors: expected 0.5 or 1"),
+        ({"rope_theta": [1e4]}, "rope_theta: expected a list over 3 layers"),
+        ({"rope_theta": [1e4, 1e4, 1e4, 1e4, 1e6, 1e4]}, "rope_theta: expected the same"),
+        ({"sliding_window": None}, "sliding_window: missing key"),
+        ({"num_attention_groups": 0}, "num_attention_groups: expected a positive"),
+        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
+        ({"num_nextn_predict_layers": 2}, "no tensor of step3p5-mtp"),
+    ],
+)
+def test_bad_configs_of_step(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = tiny_step3p5_mtp(tmp_path / "draft")
+    edit_json(folder / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=said):
+        read_draft(Checkpoint.open(folder))
+
+
+def test_steps_keys_as_transformers_5_writes_them(tmp_path: Path) -> None:
+    folder = tiny_step3p5_mtp(tmp_path / "draft")
+    before = read_draft(Checkpoint.open(folder)).geometry
+    edit_json(
+        folder / "config.json",
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        mtp_layer_types=["sliding_attention"] * 3,
+        rope_theta=10000.0,
+        attention_other_setting=None,
+        num_sliding_attention_heads=4,
+    )
+    assert read_draft(Checkpoint.open(folder)).geometry == before
+
+
+@pytest.mark.parametrize("family", ["deepseek-mtp", "step3p5-mtp"])
+def test_several_modules_are_not_estimated(family: str, tmp_path: Path) -> None:
+    draft = read_draft(Checkpoint.open(BUILDERS[family](tmp_path / "draft", modules=2)))
+    with pytest.raises(EstimateError, match="a module for each draft token"):
+        make_estimate(draft, (), num_draft_tokens=2, context=100, tp=1)
+
+
+def test_steps_heads_are_not_dropped(tmp_path: Path) -> None:
+    draft = read_draft(Checkpoint.open(tiny_step3p5_mtp(tmp_path / "draft")))
+    with pytest.raises(PlanError, match="is served with a head of its own"):
+        make_plan(dropping("head"), draft)
+    glm = read_draft(Checkpoint.open(tiny_glm4_moe_mtp(tmp_path / "glm", modules=2)))
+    with pytest.raises(PlanError, match="take the target's for the first module"):
+        make_plan(dropping("embedding"), glm)
+
+
+def dropping(role: Role) -> Recipe:
+    """The recipe fp8-ptpc with a table left to the target."""
+    recipe = load_recipe("fp8-ptpc")
+    rules = [replace(rule, role=tuple(r for r in rule.role if r != role)) for rule in recipe.rules]
+    kept = tuple(rule for rule in rules if rule.role or rule.tensor)
+    drop = Rule(role=(role,), action="drop", why="the target's")
+    return replace(recipe, rules=(*kept, drop))
+
+
+def test_step_reads_the_last_layer_before_its_norm(tmp_path: Path) -> None:
+    draft = load_draft(tiny_step3p5_mtp(tmp_path / "draft", number=7))
+    assert reads_layers(draft)
+    assert draft.geometry.aux_layer_ids == (6,)
+    alone = tiny_step3p5_mtp(tmp_path / "alone", modules=1)
+    with pytest.raises(CheckpointError, match="only drafts of several modules can be replayed"):
+        load_draft(alone)
