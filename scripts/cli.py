@@ -39,6 +39,7 @@ COMMANDS = {
     "measure": "what a running server accepts, and how long it takes",
     "reconcile": "what a server accepted against what replay says, every difference explained",
     "gate": "may the quantized draft replace the BF16 one?",
+    "card": "a quantized draft's README.md for the Hub: scheme, acceptance, engines, hashes",
     "parity": "does speculation, or a quantized draft, change what is said?",
 }
 

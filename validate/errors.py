@@ -21,3 +21,7 @@ class MeasureError(DraftQuantError):
 
 class ParityError(DraftQuantError):
     """Outputs or scores cannot be held against each other."""
+
+
+class CardError(DraftQuantError):
+    """A model card lacks what it must say, or is given figures of another draft."""

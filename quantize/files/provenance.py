@@ -179,6 +179,8 @@ class QuantizedProvenance:
         transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
             carrier of this folder.
         repairs: in order.
+        card: a README.md was written with it, or came from the source, and has to be there; what it
+            says may change.
         sha256: the seal, see `sealed`; "" until it is written.
     """
 
@@ -203,6 +205,7 @@ class QuantizedProvenance:
     made_by: MadeBy | None = None
     repairs: tuple[RepairRecord, ...] = ()
     transcoded_from: TranscodedFrom | None = None
+    card: bool = False
     sha256: str = ""
 
     @property
