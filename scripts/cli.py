@@ -40,6 +40,7 @@ COMMANDS = {
     "reconcile": "what a server accepted against what replay says, every difference explained",
     "gate": "may the quantized draft replace the BF16 one?",
     "card": "a quantized draft's README.md for the Hub: scheme, acceptance, engines, hashes",
+    "push": "upload a quantized draft to the Hub, verified, private unless told otherwise",
     "parity": "does speculation, or a quantized draft, change what is said?",
 }
 

@@ -179,8 +179,7 @@ class QuantizedProvenance:
         transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
             carrier of this folder.
         repairs: in order.
-        card: a README.md was written with it, or came from the source, and has to be there; what it
-            says may change.
+        card: README.md has to be there, whatever it says.
         sha256: the seal, see `sealed`; "" until it is written.
     """
 
