@@ -138,10 +138,8 @@ def _row(
     limit: float,
     outcome: str,
 ) -> tuple[str, ...]:
-    bounds = ("", "", "")
-    if change is not None:
-        logs = (change.log_ratio, change.lower, change.upper)
-        bounds = tuple(f"{math.expm1(log):+.2%}" for log in logs)
+    logs = () if change is None else (change.log_ratio, change.lower, change.upper)
+    bounds = [f"{math.expm1(log):+.2%}" for log in logs] or [""] * 3
     return (
         prose(category),
         f"{num_prompts:,}",
