@@ -141,10 +141,10 @@ def test_options_are_keywords_that_are_explained(name: str) -> None:
     assert options
     assert {p.kind for p in options} == {inspect.Parameter.KEYWORD_ONLY}
     function = getattr(draftquant, name)
-    text = (function._function if name == "quantize" else function).__doc__
+    text = inspect.getdoc(function._function if name == "quantize" else function) or ""
     for parameter in signature.parameters:
-        assert f"\n        {parameter}: " in text
-    assert "\n    Raises:" in text
+        assert f"\n    {parameter}: " in text
+    assert "\nRaises:" in text
 
 
 def test_names() -> None:
