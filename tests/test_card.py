@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,10 @@ from draftquant.recipes.errors import visible
 from draftquant.scripts.cli import main
 from draftquant.validate.card.acceptance import read_gate
 from draftquant.validate.card.model_card import CardRequest, model_card
-from draftquant.validate.errors import CardError
+from draftquant.validate.card.served import Served, served_section
+from draftquant.validate.errors import CardError, MeasureError
+from draftquant.validate.measure.measurement_file import line_of
+from handmade_measurements import measurement
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from tiny import edit_json, tiny_eagle3_llama
@@ -323,8 +327,8 @@ def test_hostile_names_do_not_leave_their_place(work: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "text",
-    [EVIL, "`", "``", "a`b", " a", "| a", "*a*", "1. a", "- a", "# a", "&lt;", "a\\", "~~a~~",
-     "www.evil.x", "    a"],
+    [EVIL, "`", "``", "a`b", " a", "| a", "*a*", "1. a", "1)", "- a", "+", "---", "===", "0.32.0",
+     "# a", "&lt;", "a\\", "~~a~~", "www.evil.x", "    a"],
 )  # fmt: skip
 def test_foreign_text_shows_as_it_is(text: str) -> None:
     parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -378,3 +382,41 @@ def test_marks_of_ours(tmp_path: Path) -> None:
     assert without_ours("plain") == "plain"
     with pytest.raises(OutputError, match="cannot be written: No such file"):
         replace_text(tmp_path / "none" / "README.md", "x")
+
+
+# ---- on a server
+
+ROUNDS = [[1, 0, 1, 1], [1, 1, 1, 0]]
+
+
+def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
+    identity = json.loads((work / "gate.json").read_text())["background"]["candidate_sha256"]
+    run = measurement(ROUNDS, draft_sha256=identity, model=visible(EVIL), lossy=("a = b",))
+    (served,) = [Served.of(run, identity)]
+    text = "\n\n".join(served_section([served]))
+    parts = r"vllm 0\.32\.0 with target .*, K = 1, greedy, 1 in flight, .* tokens/s:"
+    assert re.search(parts, text)
+    assert "It accepts what its target does not write: a = b." in text
+    assert "was told, not shown" not in text
+    shown = MarkdownIt("commonmark").enable("table").render(text)
+    assert "<img" not in shown
+    assert ["all requests", "2", "16", "1.7500", "", ""] in cells(f"---\na: b\n---\n{text}")
+    unknown = Served.of(measurement(ROUNDS), identity)
+    assert "was told, not shown by its tensors" in served_section([unknown])[-1]
+    path = tmp_path / "run.jsonl"
+    lines = [line_of(each) for each in (run.setup, *run.records)]
+    path.write_text("".join(lines))
+    request = CardRequest(base_model="a/b", license="mit", measured=[path])
+    assert ["all requests", "2", "16", "1.7500", "", ""] in cells(model_card(work / "out", request))
+    path.write_text(lines[0])
+    with pytest.raises(MeasureError, match="holds no record"):
+        model_card(work / "out", request)
+
+
+def test_measurements_that_are_not_of_this_draft() -> None:
+    run = measurement(ROUNDS)
+    plain = dataclasses.replace(run, setup=dataclasses.replace(run.setup, speculation=None))
+    with pytest.raises(CardError, match="the server that was measured drafts nothing"):
+        Served.of(plain, "00")
+    with pytest.raises(CardError, match=r"is of a draft whose tensors are abc, expected 00"):
+        Served.of(measurement(ROUNDS, draft_sha256="abc"), "00")

@@ -23,7 +23,7 @@ _MOST_FRONT = 64 << 10  # characters
 _INHERITED = ("license", "license_name", "license_link", "language", "pipeline_tag", "library_name")
 _WORD = re.compile(r"[\w .:/+@#?&=%~-]{1,200}")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~$&]|:(?=//)|(?<=www)\.)")  # wherever it stands
-_AT_START = re.compile(r"^(\d{0,9})([-+#=.)])")  # lists, headings
+_AT_START = re.compile(r"^(\d{1,9}(?=[.)](?:\s|$))|(?=[-+#=]))(.)")  # lists, headings
 
 
 def read_card(folder: Path) -> str:
