@@ -5,7 +5,7 @@ measurement, no name of a folder, so that equal runs give equal files.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class CardFacts:
         bytes_before: of all tensors of that draft. bytes_after: of this one.
         quantized: role -> linears that are codes.
         kept: role -> tensors that have the bytes of the source.
+        num_balanced: norms that were divided by a power of two, and the columns behind multiplied.
         inherited: see `files.card`.
     """
 
@@ -53,13 +54,23 @@ class CardFacts:
     bytes_after: int
     quantized: Mapping[str, int]
     kept: Mapping[str, int]
+    num_balanced: int = 0
     inherited: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of_plan(cls, plan: Plan, source: DraftSource, card: str) -> "CardFacts":
-        """Of a plan, and of the card that its source has, "" for none."""
-        codes = {step.row.tensor.name for step in plan.quantized}
-        rows = [row for row in plan.remaining.rows if row.tensor.name not in codes]
+    def of_plan(
+        cls, plan: Plan, source: DraftSource, card: str, balanced: Collection[str]
+    ) -> "CardFacts":
+        """Of a plan.
+
+        Args:
+            plan: what is done.
+            source: where the draft came from.
+            card: README.md beside it, "" for none.
+            balanced: norms that the run changes.
+        """
+        changed = {step.row.tensor.name for step in plan.quantized} | set(balanced)
+        rows = [row for row in plan.remaining.rows if row.tensor.name not in changed]
         return cls(
             family=plan.draft.family.name,
             hub_id=source.hub_id,
@@ -69,13 +80,16 @@ class CardFacts:
             bytes_after=plan.bytes_after,
             quantized=Counter(step.row.role for step in plan.quantized),
             kept=Counter(row.role for row in rows),
+            num_balanced=len(balanced),
             inherited=inherited(card),
         )
 
     @classmethod
     def of_folder(cls, stored: StoredDraft, record: QuantizedProvenance) -> "CardFacts":
         """Of a folder that `quantize` wrote, and of the card in it."""
-        rows = stored.draft.rows
+        codes = [row for row in stored.draft.rows if stored.is_quantized(row)]
+        changed = {row.tensor.name for row in codes} | record.balanced.keys()
+        rows = [row for row in stored.draft.rows if row.tensor.name not in changed]
         return cls(
             family=record.source.family,
             hub_id=record.source.hub_id,
@@ -83,8 +97,9 @@ class CardFacts:
             recipe=record.recipe,
             bytes_before=record.tensor_bytes.before,
             bytes_after=record.tensor_bytes.after,
-            quantized=Counter(row.role for row in rows if stored.is_quantized(row)),
-            kept=Counter(row.role for row in rows if not stored.is_quantized(row)),
+            quantized=Counter(row.role for row in codes),
+            kept=Counter(row.role for row in rows),
+            num_balanced=len(record.balanced),
             inherited=inherited(read_card(stored.checkpoint.folder)),
         )
 
@@ -128,6 +143,7 @@ class CardFacts:
             ("activations", prose(recipe.activations or "not quantized")),
             *((f"format {i}", prose(each)) for i, each in enumerate(recipe.formats[1:], 2)),
         ]
+        balanced = [("divided, exactly", _counted({"norm": self.num_balanced}, "tensor"))]
         return table(
             ("", ""),
             [
@@ -138,6 +154,7 @@ class CardFacts:
                 ("tensors", f"{self.bytes_before:,} → {self.bytes_after:,} bytes ({-saved:+.1%})"),
                 ("quantized", _counted(self.quantized, "linear")),
                 ("kept byte for byte", _counted(self.kept, "tensor")),
+                *(balanced if self.num_balanced else ()),
             ],
         )
 

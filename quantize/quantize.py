@@ -112,8 +112,8 @@ def quantize_draft(
         documents = {CARD_FILE: marked_card(checkpoint.folder, retuning)} | documents
         side_files = tuple(file for file in side_files if file != CARD_FILE)
     elif CARD_FILE not in side_files:
-        card = least_card(CardFacts.of_plan(plan, source, read_card(checkpoint.folder)))
-        documents = {CARD_FILE: card} | documents
+        facts = CardFacts.of_plan(plan, source, read_card(checkpoint.folder), balanced)
+        documents = {CARD_FILE: least_card(facts)} | documents
 
     def write_tensors(staging: Path) -> None:
         execute(

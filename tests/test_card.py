@@ -36,6 +36,7 @@ from draftquant.validate.measure.measurement_file import line_of
 from handmade_measurements import measurement
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
+from test_balance import unbalanced
 from tiny import edit_json, tiny_eagle3_llama
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
@@ -420,3 +421,17 @@ def test_measurements_that_are_not_of_this_draft() -> None:
         Served.of(plain, "00")
     with pytest.raises(CardError, match=r"is of a draft whose tensors are abc, expected 00"):
         Served.of(measurement(ROUNDS, draft_sha256="abc"), "00")
+
+
+def test_a_norm_that_was_divided_is_not_called_kept(tmp_path: Path) -> None:
+    draft = unbalanced(tmp_path / "draft", "llama", 1 / 64)
+    out = tmp_path / "out"
+    assert main(["quantize", str(draft), "--recipe", "int4-channel", "--out", str(out)]) == 0
+    least = (out / "README.md").read_text()
+    full = model_card(out, REQUEST)
+    for text in (least, full):
+        assert ["divided, exactly", "1 tensor: norm 1"] in cells(text)
+        assert ["kept byte for byte", "6 tensors: embedding 1, fusion 1, head 1, norm 3"] in cells(
+            text
+        )
+    assert "Divided, while the columns behind it were multiplied, which is exact: `" in full
