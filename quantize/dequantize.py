@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from .card import plain_card
 from .drafts import Row
 from .errors import CheckpointError
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
@@ -200,7 +201,9 @@ def dequantize_draft(
     """
     checkpoint = source.checkpoint()
     plan = plan_dequantization(checkpoint, dtype)
-    side_files = [file for file in checkpoint.side_files() if file not in QUANTIZED_ONLY]
+    side_files, card = plain_card(
+        checkpoint.folder, [f for f in checkpoint.side_files() if f not in QUANTIZED_ONLY]
+    )
     travel = "beside the dequantized ones"
     check_no_other_weights(checkpoint.folder, side_files, travel=travel, made="dequantized")
     made_by = read_provenance(checkpoint.folder)
@@ -253,7 +256,7 @@ def dequantize_draft(
         tensor_bytes=plan.bytes_after,
         write_tensors=lambda staging: _write_tensors(plan, staging, on_progress),
         side_files=side_files,
-        documents=_documents(plan),
+        documents=_documents(plan) | card,
         verify=verified,
         provenance=provenance,
         on_stage=on_stage,

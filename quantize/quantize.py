@@ -11,8 +11,10 @@ from ..recipes.schema import Recipe, recipe_sha256
 from .algorithms import FoundCodes, Statistics
 from .algorithms.balance import balance_exponent
 from .backends import get_backend
+from .card import CardFacts, least_card
 from .errors import BackendError, CheckpointError, PlanError
 from .execute import Measured, execute
+from .files.card import CARD_FILE, read_card
 from .files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
@@ -24,7 +26,7 @@ from .files.provenance import (
     package_version,
 )
 from .files.publish import check_faults, publish
-from .files.retuning import CARD_FILE, Retuning, marked_card
+from .files.retuning import Retuning, marked_card
 from .files.side_files import check_no_other_weights, check_not_made, config_and_index
 from .layouts import get_layout
 from .lints import fixed_config, output_changes
@@ -126,6 +128,9 @@ def quantize_draft(
     if retuning is not None:
         documents = {CARD_FILE: marked_card(checkpoint.folder, retuning)} | documents
         side_files = tuple(file for file in side_files if file != CARD_FILE)
+    elif CARD_FILE not in side_files:
+        facts = CardFacts.of_plan(plan, source, read_card(checkpoint.folder), balanced)
+        documents = {CARD_FILE: least_card(facts)} | documents
 
     def write_tensors(staging: Path) -> None:
         if not backend.streams_rows:
@@ -181,6 +186,7 @@ def quantize_draft(
             calibration_prompts=tuple(sorted(calibration_prompts)),
             learned=found.origin if found else None,
             retuning=retuning,
+            card=True,
         )
 
     report = publish(

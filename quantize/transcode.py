@@ -18,6 +18,7 @@ from ..recipes.schema import (
     Rule,
     WeightFormat,
 )
+from .card import renewed_card
 from .drafts import Row
 from .drafts.runtime_names import excluded_modules, known_target_layers
 from .errors import CheckpointError, LayoutError
@@ -290,7 +291,8 @@ def transcode_draft(
         tensor_bytes=plan.bytes_after,
         write_tensors=lambda staging: _write(plan, staging, on_progress),
         side_files=side_files,
-        documents=_documents(plan),
+        documents=_documents(plan)
+        | renewed_card(plan.source, plan.record, plan.recipe, plan.bytes_after),
         verify=verified,
         provenance=lambda found: transcoded(
             plan.record,
@@ -317,10 +319,8 @@ def _write(plan: TranscodePlan, staging: Path, on_progress: Callable[[int], None
     """One tensor after the other, each file in the place of the source's."""
     checkpoint = plan.source.checkpoint
     files = sorted({output.row.tensor.file for output in plan.outputs})
-    stored = {
-        file: [t for o in plan.outputs if o.row.tensor.file == file for t in o.stored]
-        for file in files
-    }
+    at = [(output.row.tensor.file, output.stored) for output in plan.outputs]
+    stored = {file: [t for home, tensors in at if home == file for t in tensors] for file in files}
     with ExitStack() as stack:
         inputs, targets = open_files(stack, checkpoint, staging, stored)
         for output in plan.outputs:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .drafts import Draft, Row
 from .errors import BackendError
+from .files.card import CARD_FILE
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
@@ -19,7 +20,7 @@ from .files.provenance import (
     package_version,
 )
 from .files.publish import check_faults, publish
-from .files.retuning import CARD_FILE, Retuning, marked_card
+from .files.retuning import Retuning, marked_card
 from .files.row_blocks import DTYPES
 from .files.safetensors_file import open_files
 from .files.safetensors_header import StoredTensor

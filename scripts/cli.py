@@ -44,6 +44,8 @@ COMMANDS = {
     "gate": "may the quantized draft replace the BF16 one?",
     "compare": "several drafts on the same prompts: which one for your traffic?",
     "report": "the gate's report as a page, as Markdown or as test cases",
+    "card": "a quantized draft's README.md for the Hub: scheme, acceptance, engines, hashes",
+    "push": "upload a quantized draft to the Hub, verified, private unless told otherwise",
     "parity": "does speculation, or a quantized draft, change what is said?",
     "completion": "what a shell completes commands, flags and recipes by",
 }

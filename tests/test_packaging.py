@@ -1,12 +1,15 @@
 """What holds for the source as a whole: installed names, and which module may import what."""
 
 import ast
+import itertools
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +69,7 @@ def parsed(module: Path) -> ast.Module:
     return ast.parse((ROOT / module).read_text(encoding="utf-8"))
 
 
-def project() -> dict[str, dict[str, dict[str, list[str]]]]:
+def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -207,6 +210,37 @@ def test_libraries_do_not_print() -> None:
         and node.func.id == "print"
     ]
     assert printing == []
+
+
+def test_every_extra_is_explained_by_a_sentence() -> None:
+    """In pyproject.toml, the one place that lists them, right above its packages."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = text.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    lines = [line for line in section.splitlines() if line]
+    extras = [i for i, line in enumerate(lines) if re.match(r"[\w-]+ = \[", line)]
+    assert len(extras) == len(project()["project"]["optional-dependencies"])
+    for i in extras:
+        assert re.fullmatch(r"# .{15,}\.", lines[i - 1]), lines[i]
+
+
+def test_every_extra_that_somebody_is_told_to_install_exists() -> None:
+    """In messages, documents and pip's lines of them: draftquant[NAME], .[NAME,NAME]."""
+    known = set(project()["project"]["optional-dependencies"])
+    texts = [(ROOT / module).read_text(encoding="utf-8") for module in MODULES]
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*.md")]
+    texts += [path.read_text(encoding="utf-8") for path in documents]
+    asked = re.findall(r"(?:draftquant|'\.)\[([a-z, ]+)\]", "\n".join(texts))
+    named = {name.strip() for group in asked for name in group.split(",")}
+    assert {"plot", "quark", "modelopt", "accelerate", "parquet"} <= named <= known
+
+
+def test_the_pins_hold_every_dependency() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
+    about = project()["project"]
+    wanted = [*about["dependencies"], *itertools.chain(*about["optional-dependencies"].values())]
+    names = {re.split(r"[\[=<>~!]", name)[0].lower().replace("_", "-") for name in wanted}
+    assert sorted(names - pinned) == ["lm-eval"]  # of another environment, as its extra says
 
 
 def test_every_module_is_short() -> None:

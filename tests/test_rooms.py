@@ -17,7 +17,7 @@ QUANTIZE = (
     ("lints",),
     ("verify", "algorithms", "claims"),
     ("backends", "plan", "recode"),
-    ("execute", "engines", "estimate"),
+    ("card", "execute", "engines", "estimate"),
     ("quantize", "dequantize", "transcode", "tuned"),
 )
 CALIBRATION = (
@@ -36,7 +36,7 @@ VALIDATE = (
     ("alignment", "decision", "tuning"),
     ("caveats", "parity"),
     ("gate",),
-    ("retuned",),
+    ("card", "retuned"),
     ("served",),
     ("report",),
     ("comparison",),
@@ -51,7 +51,7 @@ FLOOR = {
 }
 Room = tuple[str, str]
 READING = {"errors", "drafts", "lints", "stored"}
-READ_FILES = {"checkpoint", "entries", "safetensors_header", "provenance"}
+READ_FILES = {"card", "checkpoint", "entries", "safetensors_header", "provenance"}
 """Of the room `files`: what reads. The others write, stage, copy and publish."""
 
 

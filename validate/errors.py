@@ -25,3 +25,7 @@ class ParityError(DraftQuantError):
 
 class CompareError(DraftQuantError):
     """Drafts cannot be compared with each other, or not for the traffic that was asked about."""
+
+
+class CardError(DraftQuantError):
+    """A model card lacks what it must say, or is given figures of another draft."""

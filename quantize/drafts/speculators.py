@@ -6,10 +6,10 @@ The draft's own keys stand at the top, those of its decoder layers in `transform
 Where a key is missing, the draft is what vLLM would serve. SGLang 0.5.23 does not read this layout.
 
 Sources: `config.py` of `eagle3`, `peagle`, `dflash`, `dspark` and `mtp` in speculators 0.9.0, which
-has no dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33, which has no mtp:
-such a layer is served inside its target, where the package's `scripts/stitch_mtp.py` puts it. `eagle`
-is EAGLE-1 as 0.1 to 0.3 saved it (`models/eagle.py`, `convert/eagle/eagle_converter.py` of 0.2.0); no
-engine reads it any more.
+has no dflash2 yet; `transformers_utils/configs/speculators/algos.py` of vLLM 0.33, which has no
+mtp: such a layer is served inside its target, where the package's `scripts/stitch_mtp.py` puts it.
+`eagle` is EAGLE-1 as 0.1 to 0.3 saved it (`models/eagle.py`, `convert/eagle/eagle_converter.py` of
+0.2.0); no engine reads it any more.
 """
 
 from collections.abc import Callable, Mapping

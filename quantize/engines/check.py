@@ -76,6 +76,7 @@ def check_checkpoint(
     tp: int = 1,
     target_layers: int | None = None,
     has_side_file: bool,
+    served_as: str | None = None,
 ) -> EngineCheck:
     """As `check_draft`, of a folder that is read already, or that does not exist yet.
 
@@ -87,6 +88,7 @@ def check_checkpoint(
         tp: likewise.
         target_layers: likewise.
         has_side_file: hf_quant_config.json stands beside config.json.
+        served_as: what the launch command calls the draft; None = by its folder.
     """
     _check_asked(engine, tp)
     known = choose(engine, version)
@@ -97,12 +99,13 @@ def check_checkpoint(
         return replace(answer, version=version, evidence="this version was never executed")
     if arch is None:
         answers = [
-            _check(checkpoint, known, each, tp, first, has_side_file) for each in known.archs
+            _check(checkpoint, known, each, tp, first, has_side_file, served_as)
+            for each in known.archs
         ]
         return _agreed(known, answers, tp)
     if arch not in (*known.archs, *known.other_archs):
         return _unknown(known, arch, tp, f"{engine} on {arch}: never executed")
-    return _check(checkpoint, known, arch, tp, first, has_side_file)
+    return _check(checkpoint, known, arch, tp, first, has_side_file, served_as)
 
 
 def _check_asked(engine: str, tp: int) -> None:
@@ -121,6 +124,7 @@ def _check(
     tp: int,
     first_layer: int | None,
     has_side_file: bool,
+    served_as: str | None,
 ) -> EngineCheck:
     config = engine.plain_config(checkpoint.config)
     if isinstance(config, Finding):
@@ -174,7 +178,8 @@ def _check(
     misread = [misread_layers(each, geometry.aux_layer_ids, first_layer) for each in captures]
     if misread and misread[0] is not None:
         findings = [*findings, Finding("wrong", misread[0], REMEDY)]
-    launch = engine.launch(question, most_draft_tokens(geometry) or 3, str(checkpoint.folder))
+    named = served_as or str(checkpoint.folder)
+    launch = engine.launch(question, most_draft_tokens(geometry) or 3, named)
     findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
     answer = _answer(engine, arch, tp, findings, layers, launch or None)
     notes = [f"{text}: {REMEDY}" for text in misread[1:] if text is not None]

@@ -180,6 +180,7 @@ class QuantizedProvenance:
         transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
             carrier of this folder.
         repairs: in order.
+        card: README.md has to be there, whatever it says.
         sha256: the seal, see `sealed`; "" until it is written.
     """
 
@@ -205,6 +206,7 @@ class QuantizedProvenance:
     made_by: MadeBy | None = None
     repairs: tuple[RepairRecord, ...] = ()
     transcoded_from: TranscodedFrom | None = None
+    card: bool = False
     sha256: str = ""
 
     @property

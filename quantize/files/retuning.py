@@ -9,11 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...recipes.regular_file import read_text
-from ..errors import CheckpointError
-
-CARD_FILE = "README.md"
-_FRONT_MATTER = "---\n"
+from .card import read_card, split_front
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +48,7 @@ def marked_card(source: Path, retuning: Retuning) -> str:
     Raises:
         CheckpointError: it cannot be read.
     """
-    path = source / CARD_FILE
-    try:
-        front, text = _split(read_text(path) if path.exists() else "")
-    except OSError as exc:
-        raise CheckpointError(path, f"cannot be read: {exc}", fix="repair or remove it") from exc
+    front, text = split_front(read_card(source))
     what = "quantized"
     beside = (
         f"Compare it with the unquantized draft taught alike (tensors {retuning.baseline_sha256})"
@@ -73,11 +65,3 @@ def marked_card(source: Path, retuning: Retuning) -> str:
         f" {beside}.\n"
     )
     return front + mark + (f"\n{text}" if text else "")
-
-
-def _split(card: str) -> tuple[str, str]:
-    """The front matter with its fences, "" where there is none, and what follows it."""
-    if not card.startswith(_FRONT_MATTER):
-        return "", card
-    inner, fence, text = card.removeprefix(_FRONT_MATTER).partition(f"\n{_FRONT_MATTER}")
-    return (f"{_FRONT_MATTER}{inner}{fence}\n", text.lstrip("\n")) if fence else ("", card)

@@ -108,3 +108,26 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     sync(path)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file, or put it in the place of one: whole, or everything is as it was.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    staging = path.parent / staging_name(path.name)
+    remove_stale(path.parent, path.name)
+    try:
+        staging.mkdir()
+        write_text(staging / path.name, text)
+        (staging / path.name).replace(path)
+        sync(path.parent)
+    except OSError as exc:
+        raise OutputError(
+            path,
+            f"cannot be written: {exc.strerror or exc}",
+            fix="free some space or choose another place",
+        ) from exc
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

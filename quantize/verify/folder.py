@@ -41,7 +41,7 @@ from .method import (
     input_scale_faults,
     recorded_faults,
 )
-from .owned import own_files, side_file_faults, unowned_faults
+from .owned import card_faults, own_files, side_file_faults, unowned_faults
 from .recorded import NO_RECORD, Record, read_record, record_faults
 from .report import Fault, LinearFinding, VerifyReport, unreadable
 from .rules import Rule, rule_of
@@ -243,6 +243,7 @@ class _Verification:
             *index_faults(self._output),
             *metadata_faults(self._source, self._output, foreign=self._method is None),
             *side_file_faults(self._source, self._output),
+            *card_faults(self._output, self._provenance),
             *self._unowned_faults(),
             *self._method_faults(),
         ]

@@ -4,12 +4,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ...recipes.regular_file import open_stream
+from ..files.card import CARD_FILE
 from ..files.checkpoint import CONFIG_FILE, HIDDEN, INDEX_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.entries import entries, looks_like_weights
+from ..files.provenance import QuantizedProvenance
 from .report import Fault
 
-_CARD = "README.md"  # `draftquant card` writes its own
-_OF_THE_HUB = (_CARD, ".gitattributes")  # every repository there has them
+_OF_THE_HUB = (CARD_FILE, ".gitattributes")  # every repository there has them
 _DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub notes beside the files
 
 
@@ -25,7 +26,7 @@ def side_file_faults(
     """
     faults = []
     for file in _travelling(source, without):
-        if file == _CARD:
+        if file == CARD_FILE:  # `draftquant card` writes another one
             continue
         path = output.folder / file
         if not path.is_file():
@@ -33,6 +34,13 @@ def side_file_faults(
         elif not _same_bytes(source.folder / file, path):
             faults.append(Fault(where=file, expected="the source's bytes", got="other bytes"))
     return faults
+
+
+def card_faults(output: Checkpoint, recorded: QuantizedProvenance | None) -> list[Fault]:
+    """README.md is there, whatever it says, if one was written or travelled."""
+    if recorded is None or not recorded.card or (output.folder / CARD_FILE).is_file():
+        return []
+    return [Fault(where=CARD_FILE, expected="the model card that was written", got="none")]
 
 
 def unowned_faults(

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from inspect import Signature
 
     from .recipes.errors import DraftQuantError
+    from .scripts.api.card import card
     from .scripts.api.check import check
     from .scripts.api.gate import gate
+    from .scripts.api.push import push
     from .scripts.api.quantize import quantize
     from .scripts.api.record import record
     from .scripts.api.replay import replay
@@ -32,18 +34,21 @@ __all__ = [
     "DraftQuantError",
     "Watch",
     "__version__",
+    "card",
     "check",
     "gate",
+    "push",
     "quantize",
     "record",
     "replay",
     "verify",
 ]
 
+_FUNCTIONS = ("card", "check", "gate", "push", "record", "replay", "verify")
 _HOMES = {
     "DraftQuantError": ".recipes.errors",
     "Watch": ".scripts.api.watch",
-    **{name: f".scripts.api.{name}" for name in ("check", "gate", "record", "replay", "verify")},
+    **{name: f".scripts.api.{name}" for name in _FUNCTIONS},
 }
 
 

@@ -70,6 +70,8 @@ class Scratch:
         (installed / "draftquant").mkdir(parents=True)
         for package in PACKAGES:
             (installed / "draftquant" / package).symlink_to(root / package)
+        for path in (root / "scripts" / "draftquant").glob("*.py"):
+            (installed / "draftquant" / path.name).symlink_to(path)
         self._environment = os.environ | {
             "PYTHONPATH": str(installed),
             "PYTHONDONTWRITEBYTECODE": "1",  # two versions of a file within a second look alike

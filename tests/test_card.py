@@ -1,0 +1,437 @@
+"""Model cards: what the Hub's own parser reads of them, and what hostile names do to them."""
+
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftquant.quantize.errors import CheckpointError, OutputError
+from draftquant.quantize.files.card import (
+    BEGIN,
+    END,
+    around,
+    card_text,
+    code,
+    code_block,
+    inherited,
+    prose,
+    table,
+    without_ours,
+)
+from draftquant.quantize.files.provenance import read_provenance, write_provenance
+from draftquant.quantize.files.staging import replace_text
+from draftquant.quantize.verify.folder import verify
+from draftquant.recipes.errors import visible
+from draftquant.scripts.cli import main
+from draftquant.validate.card.acceptance import read_gate
+from draftquant.validate.card.model_card import CardRequest, model_card
+from draftquant.validate.card.served import Served, served_section
+from draftquant.validate.errors import CardError, MeasureError
+from draftquant.validate.measure.measurement_file import line_of
+from handmade_measurements import measurement
+from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
+from test_balance import unbalanced
+from tiny import edit_json, tiny_eagle3_llama
+
+PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
+EVIL = "\x1b[31m|`<img src=x onerror=a>`](https://evil)**\u202e\n---\n# evil"
+OUR_CARD = ["--base-model", "someone/draft", "--license", "mit"]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped draft in INT4 at `out`, and the gate's report on it at `gate.json`."""
+    folder = tmp_path_factory.mktemp("card")
+    prompts = folder / "prompts.jsonl"
+    lines = (PAIR / "prompts.jsonl").read_text().splitlines(keepends=True)
+    prompts.write_text("".join(lines[:40]))
+    draft, out = str(PAIR / "draft"), str(folder / "out")
+    record = ["--target", str(PAIR / "target"), "--draft", draft, "--prompts", str(prompts)]
+    traces = str(folder / "traces")
+    assert main(["record", *record, "--out", traces, "--max-new-tokens", "48"]) == 0
+    assert main(["quantize", draft, "--recipe", "int4-channel", "--out", out]) == 0
+    report = str(folder / "gate.json")
+    assert main(["gate", draft, out, "--traces", traces, "--report", report]) in (0, 1, 3)
+    return folder
+
+
+@pytest.fixture
+def out(work: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(work / "out", tmp_path / "out"))
+
+
+def parsed(text: str) -> Mapping[str, Any]:
+    """The front matter as the Hub reads it."""
+    found: Mapping[str, Any] = ModelCard(text).data.to_dict()
+    return found
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of all tables of a card, as a reader sees them."""
+    rows: list[list[str]] = []
+    for token in MarkdownIt("commonmark").enable("table").parse(ModelCard(text).text):
+        if token.type == "tr_open":
+            rows.append([])
+        elif token.type == "inline" and rows and token.level >= 4:
+            children = token.children or []
+            rows[-1].append("".join(child.content for child in children))
+    return rows
+
+
+# ---- what `quantize` writes
+
+
+def test_the_least_card(work: Path) -> None:
+    text = (work / "out" / "README.md").read_text()
+    assert parsed(text) == {
+        "library_name": "draftquant",
+        "tags": ["speculative-decoding", "draft-model", "quantized", "draftquant",
+                 "eagle3-llama", "compressed-tensors"],
+    }  # fmt: skip
+    assert ["recipe", "int4-channel"] in cells(text)
+    assert ["tensors", "3,082,240 → 1,858,160 bytes (-39.7%)"] in cells(text)
+    assert ["quantized", "7 linears: attention 4, mlp 3"] in cells(text)
+    assert "**not measured**" in text
+
+
+def test_verify_demands_the_card_and_takes_any(out: Path) -> None:
+    source = PAIR / "draft"
+    (out / "README.md").write_text("another one")
+    assert verify(out, source).ok
+    (out / "README.md").unlink()
+    (fault,) = verify(out, source).faults
+    assert str(fault) == "README.md: expected the model card that was written, got none"
+
+
+def test_a_folder_of_before_needs_no_card(out: Path) -> None:
+    record = read_provenance(out)
+    assert record is not None
+    write_provenance(out, dataclasses.replace(record, card=False))
+    (out / "README.md").unlink()
+    assert verify(out, PAIR / "draft").ok
+
+
+def test_the_card_of_the_source_travels(tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft")
+    (draft / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Mine\n")
+    out = tmp_path / "out"
+    assert main(["quantize", str(draft), "--recipe", "int4-channel", "--out", str(out)]) == 0
+    assert (out / "README.md").read_bytes() == (draft / "README.md").read_bytes()
+    text = model_card(out, CardRequest(base_model="a/b"))
+    assert parsed(text)["license"] == "apache-2.0"
+    assert text.endswith(f"{END}\n# Mine\n")
+    (out / "README.md").write_text(text)
+    assert model_card(out, CardRequest(base_model="a/b")) == text
+    (out / "README.md").unlink()
+    (fault,) = verify(out, draft).faults
+    assert fault.where == "README.md"
+
+
+def test_codes_that_are_written_again_get_a_new_card(out: Path, tmp_path: Path) -> None:
+    again, plain = tmp_path / "again", tmp_path / "plain"
+    layout = ["--layout", "quark", "--out", str(again)]
+    assert main(["transcode", str(out), *layout]) == 0
+    text = (again / "README.md").read_text()
+    assert ["stored as", "quark"] in cells(text)
+    assert verify(again, PAIR / "draft").ok
+    assert main(["dequantize", str(out), "--out", str(plain)]) == 0
+    assert not (plain / "README.md").exists()
+    (out / "README.md").write_text(text + "\n# Mine\n")
+    shutil.rmtree(plain)
+    assert main(["dequantize", str(out), "--out", str(plain)]) == 0
+    assert (plain / "README.md").read_text().endswith("---\n\n# Mine\n")
+
+
+# ---- `draftquant card`
+
+
+def test_the_card_with_acceptance(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, gate = work / "out", work / "gate.json"
+    arguments = ["card", str(out), "--gate", str(gate), *OUR_CARD, "--name", "me/int4"]
+    assert main([*arguments, "--json"]) == 0
+    text = json.loads(capsys.readouterr().out)["card"]
+    front = parsed(text)
+    assert front["base_model"] == "someone/draft"
+    assert (front["base_model_relation"], front["license"]) == ("quantized", "mit")
+    report = json.loads(gate.read_text())
+    rows = cells(text)
+    whole = next(row for row in rows if row[0] == "all")
+    assert whole[1:4] == [
+        "40",
+        f"{report['baseline']['mean_acceptance_length']:.4f}",
+        f"{report['candidate']['mean_acceptance_length']:.4f}",
+    ]
+    assert whole[4] == f"{report['relative_change']:+.2%}"
+    assert whole[-1] == report["verdict"]
+    assert {row[0] for row in rows} >= {each["category"] for each in report["categories"]}
+    assert ["vllm 0.33.0", "H100, H200, GH200 (sm90)", "LOADS", ""] in rows
+    assert '"model": "me/int4"' in text
+    assert "draftquant quantize draft --recipe int4-channel" in text
+    digest = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+    size = (out / "model.safetensors").stat().st_size
+    assert ["model.safetensors", f"{size:,}", digest] in rows
+    stored = [row for row in rows if len(row) == 4 and row[1] in ("BF16", "I32", "I64")]
+    assert sum(int(row[3].replace(",", "")) for row in stored) == 1_858_160
+    assert str(work) not in text
+
+
+def test_the_card_without_acceptance_says_so(work: Path) -> None:
+    text = model_card(work / "out", CardRequest(base_model="a/b", license="mit"))
+    assert "\n## Acceptance\n\nNot measured.\n" in text
+    assert "- How many tokens are accepted, beside the unquantized draft.\n" in text
+
+
+def test_writing_the_card_keeps_what_others_wrote(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = out / "README.md"
+    front, text = readme.read_text().split(BEGIN)
+    readme.write_text(f"{front}A word before.\n\n{BEGIN}{text}\nA word behind.\n")
+    arguments = ["card", str(out), *OUR_CARD, "--out", str(readme)]
+    assert main(arguments) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert main([*arguments, "--overwrite"]) == 0
+    assert capsys.readouterr().out.startswith(f"{readme}: the model card, ")
+    first = readme.read_text()
+    assert first.split(BEGIN)[0].endswith("\nA word before.\n\n")
+    assert first.endswith(f"{END}\nA word behind.\n")
+    assert main([*arguments, "--overwrite"]) == 0
+    assert readme.read_text() == first
+    assert verify(out, PAIR / "draft").ok
+    assert [path.name for path in out.iterdir() if path.name.startswith(".")] == []
+    other = tmp_path / "card.md"
+    assert main([*arguments[:-1], str(other)]) == 0
+    assert other.read_text() == first
+
+
+def test_what_a_card_must_not_replace(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = (out / "config.json").read_bytes()
+    for place in (out / "config.json", out):
+        arguments = ["card", str(out), *OUR_CARD, "--out", str(place), "--overwrite"]
+        assert main(arguments) == 2
+        assert "fix: " in capsys.readouterr().err
+    assert (out / "config.json").read_bytes() == config
+    assert main(["card", str(out), *OUR_CARD, "--overwrite"]) == 2
+    assert "without --out, nothing is written" in capsys.readouterr().err
+    assert main(["card", str(out), *OUR_CARD, "--out", str(tmp_path / "no" / "card.md")]) == 2
+    assert "is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("request_", "where", "what"),
+    [
+        (CardRequest(license="mit"), "--base-model", "says that a local folder was quantized"),
+        (CardRequest(base_model="a/b"), "--license", "neither README.md nor the command line"),
+        (CardRequest(base_model="a/b", license="MIT\nx: y"), "--license", "expected a licence"),
+        (CardRequest(base_model="evil: x", license="mit"), "--base-model", "expected a Hub id"),
+        (CardRequest(base_model="a/b", license="mit", name="a b"), "--name", "expected a Hub id"),
+    ],
+)
+def test_what_a_card_needs(work: Path, request_: CardRequest, where: str, what: str) -> None:
+    with pytest.raises(CardError, match=what) as caught:
+        model_card(work / "out", request_)
+    assert caught.value.where == where
+
+
+REQUEST = CardRequest(base_model="a/b", license="mit")
+
+
+def test_folders_that_have_no_card(out: Path) -> None:
+    with pytest.raises(CardError, match="expected the record of a quantization, got no such file"):
+        model_card(PAIR / "draft", REQUEST)
+    edit_json(out / "draftquant.json", argv=["draftquant"])
+    with pytest.raises(CheckpointError, match="sha256: not that of the other keys"):
+        model_card(out, REQUEST)
+
+
+def test_tensors_that_are_not_those_recorded(out: Path) -> None:
+    with (out / "model.safetensors").open("r+b") as stream:
+        stream.seek(-1, 2)
+        last = stream.read(1)
+        stream.seek(-1, 2)
+        stream.write(bytes([last[0] ^ 1]))
+    with pytest.raises(CheckpointError, match="its tensors are not those that "):
+        model_card(out, REQUEST)
+
+
+def test_reports_that_are_none_or_of_another_draft(work: Path, tmp_path: Path) -> None:
+    report = json.loads((work / "gate.json").read_text())
+    path = tmp_path / "gate.json"
+    for text in ("[]", "{}", "{", json.dumps(report | {"verdict": "GOOD"}),
+                 json.dumps(report | {"num_prompts": "many"}),
+                 json.dumps(report | {"change": report["change"] | {"lower": -1e300}}),
+                 json.dumps(report | {"parity": []}),
+                 json.dumps({"verdict": "PASS", "against_tuned": 1})):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(CardError, match=r"is no report of the gate: .*\n  fix: "):
+            read_gate(path, "00")
+    with pytest.raises(CardError, match="is no report"):
+        read_gate(tmp_path / "none.json", "00")
+    with pytest.raises(CardError, match=r"judges a draft whose tensors are [0-9a-f]{12}, expected"):
+        read_gate(work / "gate.json", "00" * 32)
+
+
+def test_reports_of_other_kinds(work: Path, tmp_path: Path) -> None:
+    """Both comparisons of a retuned draft, and what replays say beside servers."""
+    report = json.loads((work / "gate.json").read_text())
+    candidate = report["background"]["candidate_sha256"]
+    path = tmp_path / "gate.json"
+    retuned = {"verdict": "FAIL", "against_tuned": report, "against_bf16": report}
+    path.write_text(json.dumps(retuned))
+    found = read_gate(path, candidate)
+    assert (found.verdict, len(found.comparisons)) == ("FAIL", 2)
+    path.write_text(json.dumps(retuned | {"parity": [], "replayed": report, "served": report}))
+    found = read_gate(path, candidate)
+    assert list(found.comparisons) == [
+        "the unquantized draft, replayed", "the unquantized draft, served",
+    ]  # fmt: skip
+    assert found.target == "target"
+
+
+# ---- hostile text
+
+
+def test_hostile_names_do_not_leave_their_place(work: Path, tmp_path: Path) -> None:
+    report = json.loads((work / "gate.json").read_text())
+    report["categories"][0]["category"] = EVIL
+    report["reason"] = report["warnings"][0] = EVIL
+    report["traces"]["target"]["name"] = EVIL
+    path = tmp_path / "gate.json"
+    path.write_text(json.dumps(report))
+    honest = model_card(work / "out", CardRequest(base_model="a/b", license="mit",
+                                                  gate=work / "gate.json"))  # fmt: skip
+    text = model_card(work / "out", CardRequest(base_model="a/b", license="mit", gate=path))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert parsed(text) == parsed(honest)
+    assert [len(row) for row in cells(text)] == [len(row) for row in cells(honest)]
+    kinds = [
+        {t.type for t in MarkdownIt("commonmark").enable("table").parse(card)}
+        for card in (honest, text)
+    ]
+    assert kinds[0] == kinds[1]
+    shown = MarkdownIt("commonmark").enable("table").render(ModelCard(text).text)
+    assert "<img" not in shown
+    assert "<a " not in shown
+    assert "onerror" in shown  # it is shown, as text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [EVIL, "`", "``", "a`b", " a", "| a", "*a*", "1. a", "1)", "- a", "+", "---", "===", "0.32.0",
+     "# a", "&lt;", "a\\", "~~a~~", "www.evil.x", "    a"],
+)  # fmt: skip
+def test_foreign_text_shows_as_it_is(text: str) -> None:
+    parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    wanted = visible(text)
+
+    def shown(markdown: str) -> str:
+        rows = [t for t in parser.parse(table(("a", "b"), [("x", markdown)])) if t.children]
+        assert len(rows) == 4
+        return "".join(child.content for child in rows[-1].children or [])
+
+    assert shown(prose(text)) == wanted.strip()
+    assert shown(code(text)).strip() == wanted.strip()
+    tokens = parser.parse(prose(text))
+    assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
+    assert "".join(child.content for child in tokens[1].children or []) == wanted.strip()
+    block = parser.parse(code_block(text))
+    assert [t.type for t in block] == ["fence"]
+
+
+def test_only_what_holds_for_a_quantized_draft_is_inherited() -> None:
+    front = (
+        "---\nlicense: other\nlicense_name: [mine, yours]\nlicense_link: ''\nlanguage: [en, 'no']\n"
+        'model-index: [{name: x}]\nbase_model: x/y\ntags: [evil]\nlibrary_name: "a\\nb"\n---\n'
+    )
+    assert inherited(front) == {
+        "license": "other", "license_name": ["mine", "yours"], "language": ["en", "no"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        "", "no front", "---\nlicense: mit\n", "---\n- a\n---\n", "---\n: {\n---\n",
+        "---\nlicense: !!python/object:os.system x\n---\n", f"---\n{'[' * 5000}\n---\n",
+        "---\nlicense: mit\nx: " + "a" * 70_000 + "\n---\n", "---\nlicense: 2001-99-99\n---\n",
+        "---\nlicense: {a: b}\n---\n", "---\nlicense: 3\n---\n",
+    ],
+)  # fmt: skip
+def test_front_matter_that_says_nothing(card: str) -> None:
+    assert "license" not in inherited(card) or inherited(card)["license"] == "2001-99-99"
+
+
+def test_marks_of_ours(tmp_path: Path) -> None:
+    text = card_text({"license": "mit", "base_model": None}, ["# a"], before="x\n", behind="y\n")
+    assert parsed(text) == {"license": "mit"}
+    assert around(text) == ("x\n", "y\n")
+    assert without_ours(text) == "---\nlicense: mit\n---\n\nx\ny\n"
+    assert without_ours(card_text({"license": "mit"}, ["# a"])) == ""
+    assert around("plain") == ("", "plain")
+    assert around(f"{END}{BEGIN}half") == ("", f"{END}{BEGIN}half")
+    assert without_ours("plain") == "plain"
+    with pytest.raises(OutputError, match="cannot be written: No such file"):
+        replace_text(tmp_path / "none" / "README.md", "x")
+
+
+# ---- on a server
+
+ROUNDS = [[1, 0, 1, 1], [1, 1, 1, 0]]
+
+
+def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
+    identity = json.loads((work / "gate.json").read_text())["background"]["candidate_sha256"]
+    run = measurement(ROUNDS, draft_sha256=identity, model=visible(EVIL), lossy=("a = b",))
+    (served,) = [Served.of(run, identity)]
+    text = "\n\n".join(served_section([served]))
+    parts = r"vllm 0\.32\.0 with target .*, K = 1, greedy, 1 in flight, .* tokens/s:"
+    assert re.search(parts, text)
+    assert "It accepts what its target does not write: a = b." in text
+    assert "was told, not shown" not in text
+    shown = MarkdownIt("commonmark").enable("table").render(text)
+    assert "<img" not in shown
+    assert ["all requests", "2", "16", "1.7500", "", ""] in cells(f"---\na: b\n---\n{text}")
+    unknown = Served.of(measurement(ROUNDS), identity)
+    assert "was told, not shown by its tensors" in served_section([unknown])[-1]
+    path = tmp_path / "run.jsonl"
+    lines = [line_of(each) for each in (run.setup, *run.records)]
+    path.write_text("".join(lines))
+    request = CardRequest(base_model="a/b", license="mit", measured=[path])
+    assert ["all requests", "2", "16", "1.7500", "", ""] in cells(model_card(work / "out", request))
+    path.write_text(lines[0])
+    with pytest.raises(MeasureError, match="holds no record"):
+        model_card(work / "out", request)
+
+
+def test_measurements_that_are_not_of_this_draft() -> None:
+    run = measurement(ROUNDS)
+    plain = dataclasses.replace(run, setup=dataclasses.replace(run.setup, speculation=None))
+    with pytest.raises(CardError, match="the server that was measured drafts nothing"):
+        Served.of(plain, "00")
+    with pytest.raises(CardError, match=r"is of a draft whose tensors are abc, expected 00"):
+        Served.of(measurement(ROUNDS, draft_sha256="abc"), "00")
+
+
+def test_a_norm_that_was_divided_is_not_called_kept(tmp_path: Path) -> None:
+    draft = unbalanced(tmp_path / "draft", "llama", 1 / 64)
+    out = tmp_path / "out"
+    assert main(["quantize", str(draft), "--recipe", "int4-channel", "--out", str(out)]) == 0
+    least = (out / "README.md").read_text()
+    full = model_card(out, REQUEST)
+    for text in (least, full):
+        assert ["divided, exactly", "1 tensor: norm 1"] in cells(text)
+        assert ["kept byte for byte", "6 tensors: embedding 1, fusion 1, head 1, norm 3"] in cells(
+            text
+        )
+    assert "Divided, while the columns behind it were multiplied, which is exact: `" in full

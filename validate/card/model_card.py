@@ -1,0 +1,307 @@
+"""`model_card`: README.md of a folder that `quantize` wrote, for people and for the Hub."""
+
+import hashlib
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...quantize.card import CardFacts
+from ...quantize.engines.check import check_checkpoint
+from ...quantize.engines.contract import EngineCheck
+from ...quantize.engines.hardware import GPUS
+from ...quantize.engines.registry import newest_engines
+from ...quantize.errors import CheckpointError
+from ...quantize.files.card import (
+    CARD_FILE,
+    around,
+    card_text,
+    code,
+    code_block,
+    prose,
+    read_card,
+    table,
+)
+from ...quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
+from ...quantize.files.hub import is_hub_id
+from ...quantize.files.provenance import (
+    QuantizedProvenance,
+    check_seal,
+    package_version,
+    read_provenance,
+)
+from ...quantize.files.retuning import tensors_sha256
+from ...quantize.stored.declarations import HF_QUANT_CONFIG
+from ...quantize.stored.draft import StoredDraft
+from ...quantize.verify.kept import hash_tensor
+from ...recipes.regular_file import open_stream
+from ...recipes.schema import recipe_sha256
+from ..errors import CardError
+from ..measure.measurement_file import read_measurement
+from .acceptance import GateFigures, acceptance_section, read_gate
+from .served import Served, served_section
+
+HERE = "PATH_OF_THIS_FOLDER"
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardRequest:
+    """What a card is to say that its folder does not.
+
+    Attributes:
+        gate: report of the gate on this draft; None = acceptance is said not to be measured.
+        measured: what `measure` wrote of servers with this draft.
+        base_model: Hub id of the draft that was quantized, where the record has none.
+        license: of that draft, as the Hub calls it, where its card has none.
+        name: Hub id that the folder will have, for launch commands.
+    """
+
+    gate: Path | None = None
+    measured: Sequence[Path] = ()
+    base_model: str | None = None
+    license: str | None = None
+    name: str | None = None
+
+
+def model_card(folder: Path, request: CardRequest) -> str:
+    """The text of README.md. Every tensor is read, and has to be the one that was recorded.
+
+    What somebody wrote into README.md beside our part stays, and so does the card that came from
+    the source, behind ours.
+
+    Args:
+        folder: that `quantize`, `transcode` or `retune` wrote; nothing in it is changed.
+        request: what it does not say by itself.
+
+    Raises:
+        CardError: it is no such folder, a base model or licence is missing or is none, or figures
+            are of another draft.
+        CheckpointError: the folder is not what its record says.
+        MeasureError: a measurement cannot be read.
+    """
+    checkpoint = Checkpoint.open(folder)
+    record = _record(folder)
+    stored = StoredDraft.read(checkpoint)
+    facts = CardFacts.of_folder(stored, record)
+    front = _front_matter(facts, request)
+    hashes = {name: hash_tensor(checkpoint, each) for name, each in checkpoint.tensors.items()}
+    if hashes != record.tensor_sha256:
+        raise CheckpointError(
+            folder,
+            f"its tensors are not those that {PROVENANCE_FILE} records",
+            fix="'draftquant verify' says which differ; quantize the draft again",
+        )
+    identity = tensors_sha256(hashes)
+    gate = None if request.gate is None else read_gate(request.gate, identity)
+    served = [Served.of(read_measurement(path), identity) for path in request.measured]
+    card = read_card(folder)
+    before, behind = around(card)
+    ours = [
+        *_head(facts, record),
+        "## Acceptance",
+        *(acceptance_section(gate) if gate else ["Not measured."]),
+        *served_section(served),
+        "## What was not measured",
+        _unmeasured(gate, served),
+        "## Engines",
+        *_engines(checkpoint, request.name or HERE),
+        "## How it was made",
+        *_making(record),
+        "## Files",
+        *_files(checkpoint, stored, identity),
+    ]
+    return card_text(front, ours, before=before, behind=behind)
+
+
+def _record(folder: Path) -> QuantizedProvenance:
+    record = read_provenance(folder)
+    check_seal(folder, record)
+    if not isinstance(record, QuantizedProvenance):
+        got = "no such file" if record is None else f"format {record.format!r}"
+        raise CardError(
+            folder / PROVENANCE_FILE,
+            f"expected the record of a quantization, got {got}",
+            fix="give a folder that `draftquant quantize` wrote",
+        )
+    return record
+
+
+def _front_matter(facts: CardFacts, request: CardRequest) -> dict[str, object]:
+    base = request.base_model or facts.hub_id
+    for option, name in (("--base-model", base), ("--name", request.name)):
+        if name is not None and (not is_hub_id(name) or "@" in name):
+            raise CardError(option, f"expected a Hub id (owner/name), got {name!r}",
+                            fix="for example someone/eagle3-draft")  # fmt: skip
+    if base is None:
+        raise CardError(
+            "--base-model",
+            f"{PROVENANCE_FILE} says that a local folder was quantized, and names no draft of the"
+            " Hub",
+            fix="add --base-model OWNER/NAME, the draft that was quantized",
+        )
+    if request.license is None and "license" not in facts.inherited:
+        raise CardError(
+            "--license",
+            f"neither {CARD_FILE} nor the command line names a licence",
+            fix="add --license ID as the Hub calls that of the draft that was quantized, such as"
+            " apache-2.0, mit or other",
+        )
+    if request.license is not None and not _LICENSE.fullmatch(request.license):
+        raise CardError("--license", f"expected a licence of the Hub, got {request.license!r}",
+                        fix="for example apache-2.0, mit or other")  # fmt: skip
+    return facts.front_matter(base_model=base, license=request.license)
+
+
+def _head(facts: CardFacts, record: QuantizedProvenance) -> list[str]:
+    of = f" of {code(facts.hub_id)}" if facts.hub_id else ""
+    at = f" (commit {code(facts.revision)})" if facts.revision else ""
+    parts = [
+        facts.title,
+        f"The {prose(facts.family)} draft model{of}{at} with quantized linears. A draft proposes"
+        " tokens that a target model accepts or rejects, so a lossless engine writes what the"
+        " target writes: quantization changes how many are accepted, and how fast a proposal is.",
+        facts.scheme(),
+    ]
+    if record.retuning is not None:
+        parts.insert(
+            1,
+            "**RETUNED**: its target taught this draft. What it accepts more than the draft as"
+            " released is training, not quantization; it is compared with the unquantized draft"
+            f" taught alike, tensors {code(record.retuning.baseline_sha256 or 'not recorded')}.",
+        )
+    if record.dropped:
+        names = ", ".join(code(name) for name in sorted(record.dropped))
+        parts.append(f"Not stored, because the target has the very same: {names}.")
+    if record.balanced:
+        norms = ", ".join(f"{code(n)} by 2^{k}" for n, k in sorted(record.balanced.items()))
+        parts.append(
+            f"Divided, while the columns behind it were multiplied, which is exact: {norms}."
+        )
+    return parts
+
+
+def _unmeasured(gate: GateFigures | None, served: Sequence[Served]) -> str:
+    missing = []
+    if gate is None:
+        missing.append("how many tokens are accepted, beside the unquantized draft")
+    else:
+        missing.append("text unlike the prompts above, other targets, other numbers of draft"
+                       " tokens")  # fmt: skip
+        missing.append("greedy text" if gate.is_drawn else "text drawn at a temperature")
+    if not served:
+        missing.append("speed, and acceptance on a running server")
+    missing.append(
+        "whether the engines below load it: that is predicted from headers, by what their loaders"
+        " were seen to do"
+    )
+    return "\n".join(f"- {one[0].upper()}{one[1:]}." for one in missing)
+
+
+def _engines(checkpoint: Checkpoint, name: str) -> list[str]:
+    """Every engine and GPU with its verdict; the command of each engine that loads it."""
+    answers = [
+        check_checkpoint(
+            checkpoint,
+            engine=engine.name,
+            arch=arch,
+            has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
+            served_as=name,
+        )
+        for engine in newest_engines()
+        for arch in engine.archs
+    ]
+    rows = [
+        (f"{one.engine} {one.version}", _gpus(one.arch), one.verdict, _why(one)) for one in answers
+    ]
+    parts = [table(("engine", "GPU", "verdict", "why"), rows)]
+    commands = defaultdict(list)
+    for one in answers:
+        if one.verdict == "LOADS" and one.launch:
+            commands[one.launch].append(f"{one.engine} {one.version} on {_gpus(one.arch)}")
+    if not commands:
+        parts.append("No engine without a plugin is known to load this folder.")
+    for launch, where in commands.items():
+        parts += [f"{prose('; '.join(where))}:", code_block(launch)]
+    return parts
+
+
+def _why(answer: EngineCheck) -> str:
+    return prose(answer.error) if answer.error else ""
+
+
+def _gpus(arch: str | None) -> str:
+    names = [name.upper() for name, each in GPUS.items() if each == arch]
+    return f"{', '.join(names)} ({arch})" if names else str(arch)
+
+
+def _making(record: QuantizedProvenance) -> list[str]:
+    argv = record.made_by.argv if record.made_by else record.argv
+    by = record.made_by.draftquant if record.made_by else record.draftquant
+    versions = {"draftquant": by, **record.backend_versions}
+    shown = "Made by a call of the Python API: no command line is recorded."
+    parts = [shown]
+    if argv:
+        parts = [
+            "The command line; file names stand for paths, and `--out` is left out:",
+            code_block(shlex.join(argv)),
+        ]
+    if record.made_by:
+        parts += ["Written once more by:", code_block(shlex.join(record.argv))]
+    parts.append(
+        table(("package", "version"), [(prose(n), prose(v)) for n, v in sorted(versions.items())])
+    )
+    if record.learned is not None:
+        learned = record.learned
+        parts.append(
+            f"Codes were learned from traces {code(learned.traces_sha256[:16])}: step"
+            f" {learned.kept_step} of {learned.steps}, acceptance length"
+            f" {learned.acceptance_length:.3f} on {learned.validation_prompts} prompts that were"
+            f" held back (unquantized {learned.acceptance_length_unquantized:.3f})."
+        )
+    if record.calibration_prompts:
+        parts.append(f"Calibrated on {len(record.calibration_prompts)} prompts.")
+    parts.append(
+        f"Recipe {code(record.recipe.name)}, sha256 {code(recipe_sha256(record.recipe))}, computed"
+        f" by {prose(record.recipe.backend)}; every byte was read again by an independent decoder."
+        f" `draftquant verify {HERE} --against SOURCE` does it once more. This card:"
+        f" draftquant {prose(package_version('draftquant'))}."
+    )
+    return parts
+
+
+def _files(checkpoint: Checkpoint, stored: StoredDraft, identity: str) -> list[str]:
+    files = [
+        (code(name), f"{(checkpoint.folder / name).stat().st_size:,}", code(digest))
+        for name, digest in file_sha256(checkpoint).items()
+    ]
+    return [
+        f"Tensors (over names and hashes of all): {code(identity)}.",
+        table(("file", "bytes", "sha256"), files),
+        table(("role", "stored as", "tensors", "bytes"), _by_dtype(checkpoint, stored)),
+    ]
+
+
+def file_sha256(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """File -> its sha256, of the safetensors files."""
+    found = {}
+    for name in sorted(checkpoint.headers):
+        with open_stream(checkpoint.folder / name) as stream:
+            found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return found
+
+
+def _by_dtype(checkpoint: Checkpoint, stored: StoredDraft) -> list[tuple[str, str, str, str]]:
+    """Role and dtype of every stored tensor; parts of a quantized linear have its role."""
+    roles = {row.module: row.role for row in stored.draft.rows}
+    counted: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for tensor in checkpoint.tensors.values():
+        module = tensor.name.removesuffix(".weight")
+        role = roles.get(module) or roles.get(tensor.name.rpartition(".")[0]) or "other"
+        counted[role, tensor.dtype].append(tensor.nbytes)
+    return [
+        (prose(role), code(dtype), f"{len(sizes):,}", f"{sum(sizes):,}")
+        for (role, dtype), sizes in sorted(counted.items())
+    ]

@@ -1,0 +1,91 @@
+"""What servers accepted of a draft, in its model card."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...quantize.files.card import code, prose, table
+from ..errors import CardError
+from ..measure.measurement import Measurement, Speculation
+from ..measure.summary import Figures, all_figures, tokens_per_second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One measurement of a server with this draft.
+
+    Attributes:
+        figures: of each category, then of all.
+        known: the server's draft is shown to be this one, by its tensors.
+    """
+
+    measurement: Measurement
+    speculation: Speculation
+    figures: tuple[Figures, ...]
+    known: bool
+
+    @classmethod
+    def of(cls, measurement: Measurement, candidate_sha256: str) -> "Served":
+        """A measurement of the draft with this identity.
+
+        Raises:
+            CardError: the server drafted nothing, or with another draft.
+        """
+        speculation = measurement.setup.speculation
+        if speculation is None:
+            raise CardError(measurement.name, "the server that was measured drafts nothing",
+                            fix="give a measurement with this draft")  # fmt: skip
+        other = speculation.draft_sha256
+        if other not in (None, candidate_sha256):
+            raise CardError(
+                measurement.name,
+                f"is of a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}",
+                fix="give a measurement with this very folder",
+            )
+        return cls(
+            measurement=measurement,
+            speculation=speculation,
+            figures=all_figures(measurement),
+            known=other is not None,
+        )
+
+
+def served_section(served: Sequence[Served]) -> list[str]:
+    """A table for each measurement, nothing for none."""
+    parts: list[str] = []
+    for one in served:
+        setup, rate = one.measurement.setup, tokens_per_second(one.measurement)
+        server, asked = setup.server, setup.asked
+        how = f"temperature {asked.temperature:g}" if asked.temperature else "greedy"
+        speed = "" if rate is None else f", {rate:,.1f} tokens/s"
+        parts += [
+            f"Served by {prose(server.engine)} {prose(server.version)} with target"
+            f" {code(server.model)}, K = {one.speculation.num_draft_tokens}, {how},"
+            f" {asked.concurrency} in flight{speed}:",
+            table(
+                ("category", "requests", "tokens", "acceptance length", "TTFT, ms", "TPOT, ms"),
+                [_row(figures) for figures in one.figures],
+            ),
+        ]
+        if not one.known:
+            parts.append("That the server had this very draft was told, not shown by its tensors.")
+        parts += [
+            f"It accepts what its target does not write: {prose(setting)}."
+            for setting in one.speculation.lossy
+        ]
+    return ["### On a server", *parts] if parts else []
+
+
+def _row(figures: Figures) -> tuple[str, ...]:
+    length = figures.acceptance_length
+    return (
+        prose(figures.category),
+        f"{figures.num_requests:,}",
+        f"{figures.num_output_tokens:,}",
+        "" if length is None else f"{length:.4f}",
+        _milliseconds(figures.time_to_first_token),
+        _milliseconds(figures.time_per_output_token),
+    )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1000 * seconds:,.1f}"
