@@ -153,7 +153,9 @@ class CommandParser(argparse.ArgumentParser):
             self._refuse_option(option.partition("=")[0])
         taken = (each for each in self._actions if not each.option_strings)
         names = [str(each.metavar or each.dest) for each in taken]
-        fix = f"give {' '.join(names)} side by side, and nothing more" if names else "leave it out"
+        fix = f"leave it out, or see '{self._help()}'"
+        if len(names) > 1:
+            fix = f"give {' '.join(names)} side by side, and nothing more"
         self._fail(self.prog, f"one argument too many: {short(extras[0])}", fix)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from .checkpoint import Checkpoint
+from .mistaken import missing_folder, mistaken_file
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w./-]+)?")
 
@@ -53,8 +54,10 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
     if folder.exists() or not is_hub_id(reference):
         if folder.is_dir():
             return DraftSource(folder=folder, subtree=subtree and subtree.removesuffix("."))
-        what = "is a file, not a draft folder" if folder.exists() else "no such folder"
-        raise CheckpointError(reference, what, fix="give a draft folder or a Hub id (owner/name)")
+        if folder.exists():
+            what, fix = mistaken_file(folder)
+            raise CheckpointError(reference, what, fix=fix)
+        raise CheckpointError(reference, "no such folder", fix=missing_folder(folder))
     if subtree is not None:
         raise CheckpointError(
             reference,

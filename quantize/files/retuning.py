@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...recipes.errors import reason
 from ...recipes.regular_file import read_text
 from ..errors import CheckpointError
 
@@ -56,7 +57,9 @@ def marked_card(source: Path, retuning: Retuning) -> str:
     try:
         front, text = _split(read_text(path) if path.exists() else "")
     except OSError as exc:
-        raise CheckpointError(path, f"cannot be read: {exc}", fix="repair or remove it") from exc
+        raise CheckpointError(
+            path, f"cannot be read: {reason(exc)}", fix="repair or remove it"
+        ) from exc
     what = "quantized"
     beside = (
         f"Compare it with the unquantized draft taught alike (tensors {retuning.baseline_sha256})"

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...quantize.files.staging import check_output
 from ...quantize.lints import Lint, find_lints
 from ...quantize.plan import Plan, Step, make_plan
 from ..console import Bar, megabytes, note, print_json, progress_bar, stderr, stdout
@@ -78,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
     check_tables(plan, options.target)
     verdicts = verdicts_of(plan, fix_config=options.fix_config)
     warn_if_nothing_loads(plan, verdicts)
+    check_output(options.out, plan.draft.checkpoint.folder)  # before anything that takes long
     seconds = _Stopwatch()
     with ExitStack() as stack:
         measuring = _Measuring()

@@ -129,6 +129,7 @@ def run(options: argparse.Namespace) -> int:
     from ...calibration.prompts.prompt_file import read_prompts
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call] # missing weights are our error
     check_engine(options)
     options.dtype = options.dtype or ("float32" if options.engine == "transformers" else "bfloat16")
     if options.fused and not options.draft:

@@ -101,12 +101,16 @@ def check_engine(options: argparse.Namespace) -> None:
                          fix="leave it out, or give it with --print-server-args")  # fmt: skip
     if (options.server or options.print_server_args) and not options.shared:
         raise TraceError("--shared", "expected the folder that server and recorder share",
-                         fix="add --shared DIR")  # fmt: skip
+                         fix="add --shared FOLDER")  # fmt: skip
     if options.shared and not (options.server or options.print_server_args):
         raise TraceError("--shared", "an engine of our own writes beside the output",
                          fix="leave it out, or add --server URL")  # fmt: skip
     if not options.out and not options.print_server_args:
-        raise TraceError("--out", "expected the folder to create", fix="add --out T")
+        raise TraceError(
+            "--out",
+            "expected the folder to create",
+            fix="add --out FOLDER, such as --out ./gate-traces",
+        )
 
 
 def print_server_command(

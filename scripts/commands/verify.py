@@ -1,9 +1,14 @@
 """`draftquant verify`: re-read a quantized draft and compare it with its source."""
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 
-from ...quantize.files.hub import resolve_draft
+from ...quantize.drafts import read_draft
+from ...quantize.errors import CheckpointError
+from ...quantize.files.hub import DraftSource, resolve_draft
+from ...quantize.files.provenance import QuantizedProvenance, read_provenance
+from ...quantize.verify.audit import looks_quantized
 from ...quantize.verify.folder import VerifyReport, verify
 from ..console import print_json, print_table, progress_bar, stdout, table
 from .common import add_subtree
@@ -31,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     output, source = resolve_draft(options.output), resolve_draft(options.against, options.subtree)
+    _check_sides(output, source)
     with progress_bar("read headers", None) as bar:
 
         def show(done: int, total: int) -> None:
@@ -51,6 +57,31 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_verification(report)
     return 0 if report.ok else 1
+
+
+def _check_sides(output: DraftSource, source: DraftSource) -> None:
+    """The two are not swapped, and the source is of the family that was quantized.
+
+    Raises:
+        CheckpointError: they are, or it is not.
+    """
+    given = source.checkpoint()
+    if looks_quantized(given):
+        raise CheckpointError(
+            source.folder,
+            "expected the unquantized draft behind --against, but it stores codes",
+            fix=f"draftquant verify {source.folder} --against {output.folder}, if they are swapped",
+        )
+    record = None
+    with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
+        record = read_provenance(output.folder)
+    family = read_draft(given).family.name
+    if isinstance(record, QuantizedProvenance) and record.source.family != family:
+        raise CheckpointError(
+            source.folder,
+            f"is of family {family}: {output.folder} was made from one of {record.source.family}",
+            fix="give the draft that it was made from behind --against",
+        )
 
 
 def print_verification(report: VerifyReport) -> None:
