@@ -54,7 +54,8 @@ class RecipeFileError(RecipeError):
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = tuple(sorted(set(problems)))
         first = self.problems[0]
-        super().__init__(f"{first.file}:{first.line}", first.what, fix=first.fix)
+        others = [f"{p.file}:{p.line}: {p.what}; {p.fix}" for p in self.problems[1:_MOST_SHOWN]]
+        super().__init__(f"{first.file}:{first.line}", first.what, fix=first.fix, details=others)
         lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
         if len(self.problems) > _MOST_SHOWN:
             lines.append(f"and {len(self.problems) - _MOST_SHOWN} problems more")

@@ -6,6 +6,8 @@ They know arguments, not what commands do.
 import argparse
 import difflib
 import re
+import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -70,10 +72,19 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*args, add_help=False, **kwargs)
         self.examples = tuple(examples)
         self.commands: dict[str, CommandParser] = {}
+
+    def format_help(self) -> str:
+        """As argparse's, with the examples before the epilog."""
+        own, columns = self.epilog, shutil.get_terminal_size().columns - 2
+        paragraphs = [textwrap.fill(own, columns)] if own else []
         if self.examples:
             noun = "example" if len(self.examples) == 1 else "examples"
-            lines = "\n".join(f"  {example}" for example in self.examples)
-            self.epilog = "\n\n".join(filter(None, (f"{noun}:\n{lines}", self.epilog)))
+            paragraphs.insert(0, "\n  ".join((f"{noun}:", *self.examples)))
+        self.epilog = "\n\n".join(paragraphs)
+        try:
+            return super().format_help()
+        finally:
+            self.epilog = own
 
     def add_subparsers(self, **kwargs: Any) -> Any:
         """As argparse's; the parsers are `commands` too."""
