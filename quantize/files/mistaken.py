@@ -17,14 +17,12 @@ def mistaken_file(path: Path) -> tuple[str, str]:
     return "is a file, not a draft folder", "give a draft folder or a Hub id (owner/name)"
 
 
-def missing_folder(path: Path) -> str:
-    """How to mend a folder that is not there."""
+def near_folder(path: Path) -> Path | None:
+    """The folder beside one that is not there whose name is nearly the same."""
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
     names = sorted(one.name for one in beside if one.is_dir())
     close = difflib.get_close_matches(path.name, names, n=1)
-    if close:
-        return f"did you mean {path.parent / close[0]}?"
-    return "give a draft folder or a Hub id (owner/name)"
+    return path.parent / close[0] if close else None
 
 
 def mistaken_folder(folder: Path) -> tuple[str, str] | None:
