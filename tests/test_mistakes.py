@@ -90,7 +90,6 @@ MISTAKES = {
     "drafts": (
         Mistake("inspect zzz", "zzz: no such folder", "a Hub id (owner/name)"),
         Mistake("inspect drfat", "drfat: no such folder", "did you mean draft?"),
-        Mistake("inspect parent/drafts", "no such folder", "did you mean parent/draft?"),
         Mistake("inspect parent", "1 folder(s) in it have", "did you mean parent/draft?"),
         Mistake("inspect draft/model.safetensors", "is a file, not a draft", "folder: draft"),
         Mistake("inspect draft/config.json", "is a file, not a draft folder", "folder: draft"),
@@ -333,6 +332,20 @@ def test_what_the_system_refuses_has_a_place_and_a_fix(
     assert code == 2
     assert said.startswith(f"error: config.json: {os.strerror(number)}\n  fix: ")
     assert fix in said
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_folder_that_the_hub_is_asked_for_may_be_misspelt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(*_args: object, **_more: object) -> None:
+        raise OSError("ConnectError: [Errno -2] Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    code, said = told("inspect parent/drafts", capsys)
+    assert code == 2
+    assert "the Hub did not give it: ConnectError: Name or service not known\n" in said
+    assert said.endswith("  fix: did you mean parent/draft?\n")
 
 
 @pytest.mark.usefixtures("scene")

@@ -79,7 +79,8 @@ def _download(reference: str) -> DraftSource:
         folder = Path(snapshot_download(hub_id, revision=revision or None))
     except (HFValidationError, OSError) as exc:  # HTTP errors of the Hub are OSErrors
         near = near_folder(Path(reference))
-        reason = str(exc).strip().partition("\n")[0] or type(exc).__name__
+        first = str(exc).strip().partition("\n")[0] or type(exc).__name__
+        reason = re.sub(r"\[Errno -?[0-9]+\] ", "", first)
         raise CheckpointError(
             reference,
             f"no such folder, and the Hub did not give it: {reason}",
