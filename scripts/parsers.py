@@ -67,9 +67,9 @@ class CommandParser(argparse.ArgumentParser):
         commands: name -> parser of what stands below it; none for a leaf.
     """
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", _Formatter)
-        super().__init__(*args, add_help=False, **kwargs)
+        super().__init__(add_help=False, **kwargs)
         self.examples = tuple(examples)
         self.commands: dict[str, CommandParser] = {}
 
