@@ -11,6 +11,7 @@ from draftquant.scripts.terminal import speak
 
 @pytest.fixture(autouse=True)
 def usual() -> Iterator[None]:
+    speak(quiet=False, verbose=False)
     yield
     speak(quiet=False, verbose=False)
 
