@@ -5,7 +5,7 @@ import typing
 from pathlib import Path
 
 from ...validate.measure.measurement import EngineName
-from ..console import stdout
+from ..console import print_json, stdout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +85,10 @@ def run(options: argparse.Namespace) -> int:
         unsafe_code=options.confirm_run_unsafe_code,
     )
     samples = run_tasks(asked, options.out, engine=options.engine, command=options.lm_eval)
+    if options.json:
+        print_json({task: {"samples": str(one.path), "items": {name: len(items) for name, items
+                    in one.items.items()}} for task, one in samples.items()})  # fmt: skip
+        return 0
     for task, one in samples.items():
         counts = ", ".join(f"{len(items):,} ({name})" for name, items in one.items.items())
         stdout().line((task, "bold"), f": items {counts}: {one.path}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...quantize.drafts import read_config
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import resolve_draft
-from ..console import megabytes, note, progress_bar, stdout
+from ..console import megabytes, note, print_json, progress_bar, stdout
 from .common import add_device, add_sampling, comma_numbers
 from .record_engine import (
     HowToRecord,
@@ -18,6 +18,7 @@ from .record_engine import (
     print_server_command,
     record_from_engine,
 )
+from .traces_written import print_written, written
 
 if TYPE_CHECKING:
     from ...calibration.prompts.prompt_file import Prompt
@@ -157,7 +158,10 @@ def run(options: argparse.Namespace) -> int:
             traces = _all_turns(options, prompts, record)
         else:
             traces = record(prompts, options.out)
-    _print_traces(traces)
+    if options.json:
+        print_json(written(traces))
+    else:
+        _print_traces(traces)
     return 0
 
 
@@ -226,11 +230,7 @@ def _record_with_transformers(
 
 
 def _print_traces(traces: "TraceFolder") -> None:
-    stdout().line(
-        (str(traces.folder), "bold"),
-        f": {len(traces)} traces,"
-        f" {traces.manifest.num_tokens:,} tokens, sha256 {traces.sha256[:16]}",
-    )
+    print_written(traces)
     if tables := traces.manifest.tables:
         head = f"{traces.manifest.target.vocab_size:,} x {tables.width:,}"
         stdout().line(

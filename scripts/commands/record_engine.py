@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...recipes.strict_json import JsonProblem, parse_json
-from ..console import print_document
+from ..console import print_document, print_json
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,11 @@ def print_server_command(
 ) -> int:
     """For `--print-server-args`."""
     plan = _plan(how, prompts, options)
-    print_document(plan.setup(options.shared, dict(options.engine_arg or ())).command())
+    command = plan.setup(options.shared, dict(options.engine_arg or ())).command()
+    if options.json:
+        print_json({"command": command})
+    else:
+        print_document(command)
     return 0
 
 
