@@ -34,6 +34,11 @@ def short(value: object) -> str:
     return _REPR.repr(value)
 
 
+def reason(exc: Exception) -> str:
+    """Why a file cannot be read, without its name, which a message has already."""
+    return getattr(exc, "strerror", None) or str(exc)
+
+
 def visible(text: str) -> str:
     r"""Foreign text as it may be shown on a terminal: on one line, what is not printable escaped.
 

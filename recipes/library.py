@@ -1,5 +1,6 @@
 """Finding recipes: built-in ones by name, a user's own by path, and `extends` one level deep."""
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +20,7 @@ _ALIASES: Mapping[str, str] = {
 }
 """GPU -> the recipe to begin with there: engines load its result for every family, and nothing has
 to be recorded before; a test asks `loads_on`."""
+_SUFFIXES = (".yaml", ".yml")
 _ALGORITHM_KEYS = ("algorithm.scale", "algorithm.rounding")
 
 
@@ -72,17 +74,31 @@ def _locate(reference: str | Path) -> Path:
     text = _ALIASES.get(text.lower(), text)
     if text in built_in_recipes():
         return _FOLDER / f"{text}.yaml"
+    path = Path(text)
+    if path.is_dir():
+        raise RecipeError(text, "is a folder, not a recipe", fix=_nearest_recipe(path.name))
+    if path.is_file() and path.suffix not in _SUFFIXES:
+        raise RecipeError(text, "expected a .yaml file", fix=_nearest_recipe(path.stem))
     if _is_path(text):
-        path = Path(text)
         if path.is_file():
             return path
         raise RecipeError(text, "no such recipe file", fix="check the path")
-    fix = nearest(text.lower(), (*_ALIASES, *built_in_recipes()))
+    fix = _nearest_recipe(text)
     raise RecipeError(text, "no built-in recipe has this name", fix=f"{fix} (or give a .yaml path)")
 
 
+def _nearest_recipe(name: str) -> str:
+    """What was probably meant: a recipe that is spelled alike, or those that have the word."""
+    names = *_ALIASES, *built_in_recipes()
+    holding = [each for each in built_in_recipes() if name.lower() in each]
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    if close or not holding:
+        return nearest(name.lower(), names)
+    return f"did you mean one of: {', '.join(holding)}?"
+
+
 def _is_path(reference: str) -> bool:
-    return reference.endswith((".yaml", ".yml")) or "/" in reference
+    return reference.endswith(_SUFFIXES) or "/" in reference
 
 
 def _extended(node: MappingNode, path: Path) -> MappingNode:

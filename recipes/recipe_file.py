@@ -16,7 +16,7 @@ from yaml.events import CollectionEndEvent, CollectionStartEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from .decode import Misfit, MisfitError, nearest, walk
-from .errors import RecipeError, visible
+from .errors import RecipeError, reason, visible
 from .regular_file import read_text
 
 DataclassT = TypeVar("DataclassT")
@@ -54,7 +54,8 @@ class RecipeFileError(RecipeError):
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = tuple(sorted(set(problems)))
         first = self.problems[0]
-        super().__init__(f"{first.file}:{first.line}", first.what, fix=first.fix)
+        others = [f"{p.file}:{p.line}: {p.what}; {p.fix}" for p in self.problems[1:_MOST_SHOWN]]
+        super().__init__(f"{first.file}:{first.line}", first.what, fix=first.fix, details=others)
         lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
         if len(self.problems) > _MOST_SHOWN:
             lines.append(f"and {len(self.problems) - _MOST_SHOWN} problems more")
@@ -75,7 +76,7 @@ def compose(path: Path, kind: str = "recipe") -> MappingNode:
         text = read_text(path, MAX_RECIPE_BYTES)
     except OSError as exc:
         raise RecipeError(
-            path, f"cannot be read: {exc}", fix=f"give a readable {kind} file"
+            path, f"cannot be read: {reason(exc)}", fix=f"give a readable {kind} file"
         ) from exc
     try:
         depth = 0
@@ -95,7 +96,9 @@ def compose(path: Path, kind: str = "recipe") -> MappingNode:
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as exc:
         line = exc.problem_mark.line if exc.problem_mark else 0
-        raise _one(path, line, f"not YAML: {exc.problem}", "correct the syntax") from exc
+        tab = "'\\t'" in str(exc.problem)
+        fix = "indent with spaces, not tabs" if tab else "correct the syntax"
+        raise _one(path, line, f"not YAML: {exc.problem}", fix) from exc
     except yaml.YAMLError as exc:
         raise RecipeError(path, f"not YAML: {exc}", fix="save it as UTF-8 text") from exc
     if not isinstance(node, MappingNode):

@@ -139,7 +139,7 @@ def _parser(arguments: Container[str]) -> CommandParser:
         prog="draftquant",
         description="Quantize speculative-decoding drafts, verify every byte, gate on acceptance.",
         examples=EXAMPLES[""],
-        epilog="exit codes: 0 done or PASS, 1 verify or gate says no, 2 bad input,\n"
+        epilog="exit codes: 0 done or PASS, 1 verify or gate says no, 2 bad input, "
         "3 INCONCLUSIVE or ANOMALOUS; help of a command: draftquant COMMAND --help",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

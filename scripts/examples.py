@@ -43,7 +43,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "check": (
         "draftquant check ./draft-fp8 --engine sglang --arch mi325x",
-        "draftquant check ./draft-fp8 --engine vllm --version 0.33 --fix-to ./draft-mended",
+        "draftquant check ./draft-fp8 --engine vllm --tp 2 --fix --out ./draft-mended",
     ),
     "clean": ("draftquant clean ./outputs --older-than 24",),
     "record": (
@@ -84,10 +84,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "parity divergence": ("draftquant parity divergence plain.jsonl bf16.jsonl fp8.jsonl",),
     "parity tasks": ("draftquant parity tasks ./scores-bf16 ./scores-fp8",),
     "parity run-tasks": (
-        "draftquant parity run-tasks --server http://127.0.0.1:8000 --tokenizer ./target"
-        " --model target --tasks gsm8k --out ./scores-bf16",
+        "draftquant parity run-tasks --server http://127.0.0.1:8000 --engine vllm --model target"
+        " --tokenizer ./target --tasks gsm8k --out ./scores-bf16",
     ),
-    "parity sampled": ("draftquant parity sampled plain.jsonl fp8.jsonl --target ./target",),
+    "parity sampled": (
+        "draftquant parity sampled plain.jsonl fp8.jsonl --prompts prompts.jsonl --target ./target",
+    ),
     "parity draft": ("draftquant parity draft ./draft ./draft-fp8 --traces ./gate-traces",),
     "completion": (
         "draftquant completion bash > ~/.local/share/bash-completion/completions/draftquant",

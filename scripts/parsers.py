@@ -6,6 +6,8 @@ They know arguments, not what commands do.
 import argparse
 import difflib
 import re
+import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -65,15 +67,24 @@ class CommandParser(argparse.ArgumentParser):
         commands: name -> parser of what stands below it; none for a leaf.
     """
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", _Formatter)
-        super().__init__(*args, add_help=False, **kwargs)
+        super().__init__(add_help=False, **kwargs)
         self.examples = tuple(examples)
         self.commands: dict[str, CommandParser] = {}
+
+    def format_help(self) -> str:
+        """As argparse's, with the examples before the epilog."""
+        own, columns = self.epilog, shutil.get_terminal_size().columns - 2
+        paragraphs = [textwrap.fill(own, columns)] if own else []
         if self.examples:
             noun = "example" if len(self.examples) == 1 else "examples"
-            lines = "\n".join(f"  {example}" for example in self.examples)
-            self.epilog = "\n\n".join(filter(None, (f"{noun}:\n{lines}", self.epilog)))
+            paragraphs.insert(0, "\n  ".join((f"{noun}:", *self.examples)))
+        self.epilog = "\n\n".join(paragraphs)
+        try:
+            return super().format_help()
+        finally:
+            self.epilog = own
 
     def add_subparsers(self, **kwargs: Any) -> Any:
         """As argparse's; the parsers are `commands` too."""
@@ -153,7 +164,9 @@ class CommandParser(argparse.ArgumentParser):
             self._refuse_option(option.partition("=")[0])
         taken = (each for each in self._actions if not each.option_strings)
         names = [str(each.metavar or each.dest) for each in taken]
-        fix = f"give {' '.join(names)} side by side, and nothing more" if names else "leave it out"
+        fix = f"leave it out, or see '{self._help()}'"
+        if len(names) > 1:
+            fix = f"give {' '.join(names)} side by side, and nothing more"
         self._fail(self.prog, f"one argument too many: {short(extras[0])}", fix)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

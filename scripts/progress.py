@@ -33,7 +33,8 @@ class Bar:
         self._console = terminal(stderr_stream()) if progress is None else progress.console
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._label, self._unit, self._total, self._done = "", "items", 0, 0
+        self._label, self._total, self._done = "", 0, 0
+        self._unit: Unit = "items"
         self._since = self._said_at = time.perf_counter()
 
     def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
@@ -52,7 +53,8 @@ class Bar:
     def advance(self, by: int = 1) -> None:
         """Move on by some items or bytes."""
         with self._lock:
-            done = self._done + by
+            self._done += by
+            done = self._done
         self.set(done, self._total)
 
     def label(self, text: str) -> None:

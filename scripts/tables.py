@@ -74,10 +74,14 @@ class ResultTable:
         return [self._columns[index], *(cells[index] for cells, _ in self._rows)]
 
     def _longest_words(self, shown: Sequence[int]) -> list[int]:
-        return [
-            max(cell_len(word) for cell in self._cells(index) for word in cell.split() or [""])
-            for index in shown
-        ]
+        """Characters that no column may go below; a number and its unit are one word."""
+        found = []
+        for index in shown:
+            heading, *cells = self._cells(index)
+            whole = self._columns[index] in self._right
+            parts = [part for cell in cells for part in ((cell,) if whole else cell.split())]
+            found.append(max(map(cell_len, [*heading.split(), *parts]), default=0))
+        return found
 
     def _widths(self, shown: Sequence[int], available: int) -> list[int] | None:
         """Characters of each column; None = not even words fit."""

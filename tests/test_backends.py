@@ -1,6 +1,7 @@
 """Vendor backends from outside: lazy imports, early failures, refused weights, a clean process."""
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import io
 import logging
@@ -16,8 +17,15 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend, quark_import
+from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import BackendError
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.plan import make_plan
+from draftquant.quantize.quantize import quantize_draft
+from draftquant.recipes import load_recipe
 from draftquant.recipes.schema import BackendName, WeightFormat
+from tiny import tiny_eagle3_llama
 from vendors import needs
 
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
@@ -34,6 +42,28 @@ VENDORS = [
     )
     for name in ("quark", "modelopt")
 ]
+
+
+@pytest.mark.parametrize("name", VENDORS)
+def test_a_run_tells_that_a_toolkit_is_loaded(name: BackendName, tmp_path: Path) -> None:
+    """It takes longer than all the rest of a small draft."""
+    folder = tiny_eagle3_llama(tmp_path / "draft")
+    recipe = dataclasses.replace(load_recipe("fp8-ptpc"), backend=name)
+    told: list[str] = []
+    quantize_draft(
+        make_plan(recipe, read_draft(Checkpoint.open(folder))),
+        tmp_path / "out",
+        source=DraftSource(folder=folder),
+        on_stage=told.append,
+    )
+    assert told == ["write", "start", "write", "sync", "verify"]
+    assert any(module.startswith(f"{name}.torch") for module in sys.modules)
+
+
+def test_torch_has_nothing_to_load() -> None:
+    before = set(sys.modules)
+    get_backend("torch").start()
+    assert set(sys.modules) == before
 
 
 def report_version(monkeypatch: pytest.MonkeyPatch, distribution: str, version: str | None) -> None:

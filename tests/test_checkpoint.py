@@ -168,7 +168,7 @@ def test_pickles_are_not_read(other: str, draft: Path) -> None:
 
 def test_folder_without_weights(draft: Path) -> None:
     (draft / "model.safetensors").unlink()
-    refused(draft, "no safetensors file", "convert the draft to safetensors")
+    refused(draft, "no safetensors file", "download the weights too")
 
 
 def test_weights_that_are_a_folder(draft: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from draftquant.scripts.cli import COMMANDS, main
@@ -287,3 +288,28 @@ def test_the_installed_command_runs_from_anywhere(tmp_path: Path) -> None:
         check=True,
     )
     assert {recipe["name"] for recipe in json.loads(run.stdout)} >= {"int4-channel", "fp8-ptpc"}
+
+
+def test_what_writes_traces_says_it_in_json(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*arguments: str) -> dict[str, Any]:
+        assert main([*arguments, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert isinstance(found, dict)
+        return found
+
+    prompt = tmp_path / "prompt.jsonl"
+    prompt.write_text((PAIR / "prompts.jsonl").read_text().splitlines()[40])
+    record = ["record", "--target", TARGET, "--draft", DRAFT, "--prompts", str(prompt)]
+    one = said(*record, "--out", str(tmp_path / "one"), "--max-new-tokens", "8")
+    assert (one["out"], one["traces"]) == (str(tmp_path / "one"), 1)
+    outs = [str(tmp_path / name) for name in "ab"]
+    split = said("traces", "split", str(work / "traces"), "--count", "5", "--out", *outs)
+    assert split["first"]["traces"] + split["second"]["traces"] == 12
+    assert sum(a + b for a, b in split["by_category"].values()) == 12
+    merged = said("traces", "merge", *outs, str(tmp_path / "one"), "--out", str(tmp_path / "c"))
+    assert merged["traces"] == 13
+    assert merged["renamed"] == {}
+    assert main(["traces", "info", str(tmp_path / "c"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sha256"] == merged["sha256"]

@@ -226,6 +226,9 @@ def test_the_command(
     command += ["--lm-eval", lm_eval.command]
     assert main(command) == 0
     assert "gsm8k: items 3 (none): " in capsys.readouterr().out
+    other = [*command, "--out", str(tmp_path / "json"), "--json"]
+    assert main(other) == 0
+    assert json.loads(capsys.readouterr().out)["gsm8k"]["items"] == {"none": 3}
     assert main(command) == 2
     assert "already exists" in capsys.readouterr().err
 

@@ -96,7 +96,7 @@ FAULTS = {
     "false tag": Fault("layer: 7", "layer: !!int seven", 13, "tags are not allowed", "remove"),
     "list as key": Fault("gate:", "? [a]\n: b\ngate:", 14, "a key is not a word", "quote the key"),
     "list as inner key": Fault("release}", "release, ? [a] : b}", 14, "a key is not a word", "q"),
-    "tab": Fault("gate:", "\tgate:", 14, "not YAML: found character '\\t'", "correct the syntax"),
+    "tab": Fault("gate:", "\tgate:", 14, "not YAML: found character '\\t'", "with spaces"),
     "open bracket": Fault("release}", "release", 15, "not YAML: expected ',' or '}'", "correct"),
     "two documents": Fault("gate:", "---\ngate:", 14, "not YAML: but found another doc", "correct"),
     "keep without why": Fault(", why: small", "", 12, "rules[1]: why: a kept tensor", "README"),
@@ -235,15 +235,27 @@ def test_file_that_is_no_recipe(content: bytes, what: str, tmp_path: Path) -> No
     assert what in caught.value.what
 
 
-@pytest.mark.parametrize("name", ["absent.yaml", "folder.yaml"])
-def test_path_without_a_file(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("absent.yaml", "no such recipe file\n  fix: check the path"),
+        ("folder.yaml", "is a folder, not a recipe\n  fix: use one of"),
+        ("recipe.json", "expected a .yaml file\n  fix: use one of"),
+    ],
+)
+def test_path_without_a_recipe(name: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
-    with pytest.raises(RecipeError, match="no such recipe file\n  fix: check the path"):
+    (tmp_path / "recipe.json").write_text("{}")
+    with pytest.raises(RecipeError, match=said):
         load_recipe(tmp_path / name)
 
 
 @pytest.mark.parametrize(
-    ("name", "fix"), [("fp8-ptcp", "did you mean 'fp8-ptpc'"), ("zzz", "use one of: blackwell-fp8")]
+    ("name", "fix"),
+    [
+        ("fp8-ptcp", "did you mean 'fp8-ptpc'"),
+        ("zzz", "use one of: b200, h200, mi325x, blackwell-fp8"),
+    ],
 )
 def test_unknown_name(name: str, fix: str) -> None:
     with pytest.raises(RecipeError, match=f"^{name}: no built-in recipe has this name") as caught:

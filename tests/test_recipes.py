@@ -26,11 +26,13 @@ from draftquant.recipes import (
     Recipe,
     Rule,
     WeightFormat,
+    aliases,
     built_in_recipes,
     load_recipe,
     recipe_sha256,
     to_mapping,
 )
+from draftquant.recipes.errors import RecipeError
 from draftquant.recipes.schema import LayoutName, Role
 from tiny import tiny_eagle3_llama
 from wide import dimensions
@@ -257,6 +259,47 @@ def test_hash_is_that_of_the_recipe_written_out(tmp_path: Path) -> None:
     short = load_recipe(write(tmp_path / "mine.yaml", own))
     long = load_recipe(write(tmp_path / "out" / "mine.yaml", to_mapping(short)))
     assert recipe_sha256(short) == recipe_sha256(long)
+
+
+# Aliases
+
+
+@pytest.mark.parametrize(
+    ("alias", "arch"), [("mi325x", "gfx942"), ("h200", "sm90"), ("b200", "sm100")]
+)
+def test_an_alias_loads_on_its_gpu_for_every_family_and_needs_no_traces(
+    alias: str, arch: str
+) -> None:
+    recipe = load_recipe(alias)
+    assert recipe == load_recipe(alias.upper()) == load_recipe(aliases()[alias])
+    on_gpu = [place for place in recipe.loads_on if arch in place.arch]
+    widest = max((place.family for name in built_in_recipes() for place in
+                  load_recipe(name).loads_on), key=len)  # fmt: skip
+    assert on_gpu
+    assert all(place.family == widest for place in on_gpu)
+    assert not recipe.needs_input_scales
+    assert recipe.algorithm.rounding == "nearest"
+
+
+def test_every_alias_is_known_here_and_is_no_recipe_itself() -> None:
+    assert sorted(aliases()) == ["b200", "h200", "mi325x"]
+    assert not set(aliases()) & set(built_in_recipes())
+    assert table("alias") == [[f"`{alias}`", f"`{name}`"] for alias, name in aliases().items()]
+
+
+@pytest.mark.parametrize("word", ["w4a8", "NVFP4", "gptq"])
+def test_a_word_that_several_names_hold_gives_all_of_them(word: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(word)
+    holding = [name for name in built_in_recipes() if word.lower() in name]
+    assert f"did you mean one of: {', '.join(holding)}?" in caught.value.fix
+
+
+def test_nvfp4_inputs_are_dynamic_under_a_static_scale() -> None:
+    (form,) = load_recipe("blackwell-nvfp4").formats
+    assert form.needs_input_scale
+    assert str(form.activations) == "nvfp4 per group, dynamic under one static scale"
+    assert str(PER_TOKEN) == "fp8_e4m3 per token, dynamic"
 
 
 # recipes/README.md

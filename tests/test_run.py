@@ -305,3 +305,19 @@ def test_a_killed_run_publishes_nothing(tmp_path: Path, number: signal.Signals) 
     else:  # nothing that looks like a checkpoint: no config.json beside the weights
         assert all(path.name.startswith(".out.") for path in left)
         assert not any((path / "config.json").exists() for path in left)
+
+
+def test_every_stage_is_told(tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft")
+    told: list[str] = []
+    verified: list[tuple[int, int]] = []
+    report = quantize_draft(
+        plan_of(folder, "fp8-ptpc"),
+        tmp_path / "out",
+        source=DraftSource(folder=folder),
+        on_stage=told.append,
+        on_verified=lambda done, total: verified.append((done, total)),
+    )
+    assert told == ["write", "sync", "verify"]
+    assert verified == sorted(verified)
+    assert verified[-1] == (report.verification.bytes_compared,) * 2

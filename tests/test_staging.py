@@ -202,7 +202,7 @@ def test_missing_parent(tmp_path: Path) -> None:
 
 def test_parent_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    refused(tmp_path / "file" / "out", "is no folder", "mkdir -p")
+    refused(tmp_path / "file" / "out", "is a file", "give a name in a folder")
 
 
 def test_parent_without_write_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

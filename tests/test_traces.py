@@ -229,7 +229,7 @@ def test_trace_json_that_is_not_json(folder: Path, text: str, message: str) -> N
 
 
 def test_no_folder_and_bytes_that_are_no_text(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(TraceError, match="cannot be read"):
+    with pytest.raises(TraceError, match="nothing: no such folder\n  fix: give a folder written"):
         TraceFolder.open(tmp_path / "nothing")
     (folder / "trace.json").write_bytes(b"\xff\xfe")
     with pytest.raises(TraceError, match="cannot be read"):

@@ -43,6 +43,10 @@ def test_import_says_what_it_found(
     assert TraceFolder.open(out).manifest.tables is not None
     assert main([*arguments, "--out", str(out)]) == 2
     assert "already exists" in capsys.readouterr().err
+    assert main([*arguments, "--out", str(tmp_path / "j"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["out"], found["traces"], found["texts"]) == (str(tmp_path / "j"), 8, 8)
+    assert any("recomputed by the target" in sentence for sentence in found["findings"])
     wrong = ["--out", str(tmp_path / "w"), "--aux-layers", "1,2,3"]
     assert main([*arguments, *wrong]) == 2
     assert "holds the outputs of layers [0, 1, 2], expected [1, 2, 3]" in capsys.readouterr().err

@@ -233,6 +233,8 @@ def test_the_command_prints_how_to_start_a_server(
     assert words[words.index("--tokenizer") + 1] == "a b"
     assert words[words.index("--dtype") + 1] == "bfloat16"
     assert err == ""
+    assert main([*command, *more, *arguments, "--json"]) == 0
+    assert shlex.split(json.loads(capsys.readouterr().out)["command"]) == words
 
 
 def test_the_command_records_from_a_server(

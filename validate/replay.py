@@ -41,9 +41,15 @@ def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) ->
     served.
 
     Raises:
-        ReplayError: nothing is asked, and the drafts differ.
+        ReplayError: less than 1 is asked, or nothing, and the drafts differ.
     """
     if asked is not None:
+        if asked < 1:
+            raise ReplayError(
+                "--num-draft-tokens",
+                f"expected at least 1, got {asked}",
+                fix="give the K that will be served, such as -k 3",
+            )
         return asked
     defaults = [most_draft_tokens(draft.geometry) or 3 for draft in drafts]
     if len(set(defaults)) > 1:

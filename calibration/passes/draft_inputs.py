@@ -35,7 +35,7 @@ def default_aux_layer_ids(num_layers: int) -> tuple[int, ...]:
         raise TraceError(
             f"target of {num_layers} layers",
             f"the default aux layers [1, L/2 - 1, L - 4] = {list(ids)} are not ascending",
-            fix="name the layers: --aux-layers, 0-based, counted after the layer",
+            fix="give the draft that reads them (record --draft), or name them: --aux-layers I,J,K",
         )
     return ids
 
@@ -224,7 +224,8 @@ def _features_misfit(draft: LoadedDraft, traces: TraceFolder) -> tuple[str, str]
         return (
             f"it reads the target layers {list(ids)} (after the layer), recorded are"
             f" {list(features.aux_layer_ids)}",
-            f"record with --aux-layers {' '.join(map(str, ids))}",
+            "use traces that were recorded for this draft, or record with --aux-layers"
+            f" {','.join(map(str, ids))}",
         )
     aux_width = geometry.num_aux_layers * geometry.target_hidden_size
     width = aux_width if features.kind == "aux" else geometry.hidden_size

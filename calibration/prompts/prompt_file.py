@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...recipes.errors import short
+from ...recipes.errors import reason, short
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import LineProblem, PromptError
@@ -26,6 +26,7 @@ from .forms import Form, Message, read_form
 from .parquet import parquet_rows
 
 _LONGEST_LINE = 16 * 2**20  # bytes; a prompt of a million tokens has 7 MB
+_FORM = 'one prompt per line: {"id": "1", "category": "chat", "text": "Hello"}'
 _MOST_PROBLEMS = 20
 Line = bytes | Mapping[str, Any]
 """Of a JSON lines file, or a row of a parquet file."""
@@ -87,10 +88,10 @@ def read_prompts(
             path,
             f"{len(problems)} line(s) are no prompts:",
             details=problems,
-            fix="see draftquant/calibration/prompts/forms.py for the forms",
+            fix=_fix(path),
         )
     if not prompts:
-        raise PromptError(path, "holds no prompt", fix="add one JSON object per line")
+        raise PromptError(path, "holds no prompt", fix=f"write {_FORM}")
     return tuple(prompts.values())
 
 
@@ -107,7 +108,16 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 if line.strip():
                     yield number, line
     except OSError as exc:
-        raise PromptError(path, f"cannot be read: {exc}", fix="give a JSON lines file") from exc
+        raise PromptError(
+            path, f"cannot be read: {reason(exc)}", fix=f"give a file with {_FORM}"
+        ) from exc
+
+
+def _fix(path: Path) -> str:
+    """How to mend a file of which some lines are no prompts."""
+    if path.suffix in (".json", ".csv", ".txt", ".tsv"):
+        return f"{path.suffix} is not read: write JSON lines, {_FORM}"
+    return f"write {_FORM}; 'draftquant record --help' names the other forms"
 
 
 class PromptEncoder:

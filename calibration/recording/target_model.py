@@ -109,7 +109,8 @@ def _load(target: Path, dtype: torch.dtype, spread: Mapping[str, Any]) -> Any:
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would go on with random weights
         raise TraceError(target, f"{len(missing)} weight(s) are missing, first {missing[0]}",
-                         fix="download the target again")  # fmt: skip
+                         fix="give the target itself, or download it again; a draft is"
+                         " given behind --draft")  # fmt: skip
     return model.eval()
 
 

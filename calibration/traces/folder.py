@@ -33,6 +33,7 @@ from torch import Tensor
 from ...quantize.errors import CheckpointError
 from ...quantize.files.safetensors_header import read_header
 from ...quantize.stored.loading import CPU
+from ...recipes.errors import reason
 from ...recipes.regular_file import open_stream, read_text
 from ..errors import TraceError
 from .manifest import (
@@ -47,6 +48,8 @@ from .manifest import (
 from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace, prompt_sha256
 from .tables import TensorTable, expected_tensors, shared_tables
 from .target_tables import SharedTables
+
+_RECORDED = "give a folder written by 'draftquant record' or 'traces import'"
 
 
 class TraceFolder:
@@ -76,10 +79,10 @@ class TraceFolder:
         where = folder / MANIFEST_FILE
         try:
             manifest = parse_manifest(read_text(where), where)
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            raise _no_traces(folder) from exc
         except OSError as exc:
-            raise TraceError(
-                where, f"cannot be read: {exc}", fix="give a folder written by 'draftquant record'"
-            ) from exc
+            raise TraceError(where, f"cannot be read: {reason(exc)}", fix=_RECORDED) from exc
         for shard in manifest.shards:
             _check_header(folder, shard, _shard_tensors(manifest, shard.file))
         if manifest.tables:
@@ -183,6 +186,18 @@ def file_sha256(path: Path) -> str:
     """Hash of a file's bytes, hex."""
     with open_stream(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _no_traces(folder: Path) -> TraceError:
+    """What was given instead of a trace folder."""
+    if folder.is_file():
+        prompts = f"draftquant record --prompts {folder}"
+        fix = f"record first what the target does on prompts: {prompts} --target M --out T"
+        return TraceError(folder, "is a file, not a trace folder", fix=fix)
+    if not folder.exists():
+        return TraceError(folder, "no such folder", fix=_RECORDED)
+    what = "is a model's folder" if (folder / "config.json").exists() else "has no trace.json"
+    return TraceError(folder, f"{what}: these are no traces", fix=_RECORDED)
 
 
 def _shard_tensors(manifest: TraceManifest, file: str) -> TensorTable:

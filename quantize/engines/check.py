@@ -109,12 +109,12 @@ def check_checkpoint(
 
 
 def _check_asked(engine: str, tp: int) -> None:
-    if engine not in ENGINE_NAMES or tp < 1:
-        raise CheckpointError(
-            f"engine {engine!r}, {tp} shard(s)",
-            "expected an engine and at least one shard",
-            fix=f"engines: {', '.join(ENGINE_NAMES)}",
-        )
+    if engine not in ENGINE_NAMES:
+        fix = f"engines: {', '.join(ENGINE_NAMES)}"
+        raise CheckpointError("--engine", f"no engine is called {engine!r}", fix=fix)
+    if tp < 1:
+        what = f"expected a number of GPUs, at least 1, got {tp}"
+        raise CheckpointError("--tp", what, fix="leave it out for one GPU")
 
 
 def _check(

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from .contract import Finding, Module, Question, Scheme
 
-_USE = "store it in layout modelopt"
+_USE = "use FP8 in layout modelopt: recipe blackwell-fp8, or NVFP4: blackwell-nvfp4"
 _NO_INPUTS = "TypeError: 'NoneType' object is not subscriptable"
 """`group_config["input_activations"]["strategy"]`, where a group has no activations."""
 _BITS = "ValueError: Unsupported quant_bits: 4. Supported: 8 (FP8) or 4 (NVFP4)."

@@ -254,7 +254,7 @@ def module_problem(
             "ValueError: Failed to find a kernel that can implement the WNA16 linear layer."
             " Reasons: CutlassW4A8LinearKernel cannot implement due to: K and N must be"
             f" divisible by 128, got {(columns, rows)}",
-            f"keep {module.leaf} in BF16, or quantize to FP8",
+            f"keep {module.leaf} in BF16, or quantize to FP8: recipe fp8-ptpc",
         )
     if scheme.signature in _PADDED_BLOCKS:
         return _modelopt_block_problem(module, [count for count, _ in shapes], columns)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from ...recipes.errors import visible
+from ...recipes.errors import reason, visible
 from ...recipes.regular_file import read_text
 from ..errors import CheckpointError
 
@@ -36,7 +36,9 @@ def read_card(folder: Path) -> str:
     try:
         return read_text(path) if path.exists() else ""
     except OSError as exc:
-        raise CheckpointError(path, f"cannot be read: {exc}", fix="repair or remove it") from exc
+        raise CheckpointError(
+            path, f"cannot be read: {reason(exc)}", fix="repair or remove it"
+        ) from exc
 
 
 def split_front(card: str) -> tuple[str, str]:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...recipes.errors import reason
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import CheckpointError
 from .entries import entries
+from .mistaken import mistaken_folder
 from .safetensors_header import Header, TensorInfo, read_header
 from .stacked import unstacked
 from .staging import UNVERIFIED
@@ -65,6 +67,8 @@ class Checkpoint:
         """
         if not folder.is_dir():
             raise CheckpointError(folder, "no such folder", fix="give a draft folder or a Hub id")
+        if not (folder / config_file).exists() and (mistake := mistaken_folder(folder)):
+            raise CheckpointError(folder, mistake[0], fix=mistake[1])
         config = read_json_object(folder / config_file, "every draft needs its config.json")
         index = None
         if (folder / INDEX_FILE).exists():
@@ -157,7 +161,8 @@ def read_json_object(path: Path, fix: str) -> dict[str, Any]:
     except FileNotFoundError as exc:
         raise CheckpointError(path, "no such file", fix=fix) from exc
     except (OSError, JsonProblem) as exc:
-        raise CheckpointError(path, f"not readable as JSON: {exc}", fix=fix) from exc
+        again = f"{fix}: download or export it again"
+        raise CheckpointError(path, f"not readable as JSON: {reason(exc)}", fix=again) from exc
     if not isinstance(value, dict):
         raise CheckpointError(path, f"expected a JSON object, got {type(value).__name__}", fix=fix)
     return value
@@ -179,7 +184,9 @@ def _single_file(folder: Path) -> str:
     raise CheckpointError(
         folder,
         f"no safetensors file{f' (found {others[0]})' if others else ''}",
-        fix=f"convert the draft to safetensors: pickles are not read{_command(folder, others)}",
+        fix=f"convert the draft to safetensors: pickles are not read{_command(folder, others)}"
+        if others
+        else "download the weights too (*.safetensors), not config.json alone",
     )
 
 

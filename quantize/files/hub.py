@@ -6,7 +6,9 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from .checkpoint import Checkpoint
+from .mistaken import mistaken_file, near_folder
 
+_FETCH = "check the spelling and the network, or download the draft and give its folder"
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w./-]+)?")
 
 
@@ -54,8 +56,12 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
     if folder.exists() or not is_hub_id(reference):
         if folder.is_dir():
             return DraftSource(folder=folder, subtree=subtree and subtree.removesuffix("."))
-        what = "is a file, not a draft folder" if folder.exists() else "no such folder"
-        raise CheckpointError(reference, what, fix="give a draft folder or a Hub id (owner/name)")
+        if folder.exists():
+            what, fix = mistaken_file(folder)
+            raise CheckpointError(reference, what, fix=fix)
+        near = near_folder(folder)
+        fix = f"did you mean {near}?" if near else "give a draft folder or a Hub id (owner/name)"
+        raise CheckpointError(reference, "no such folder", fix=fix)
     if subtree is not None:
         raise CheckpointError(
             reference,
@@ -73,10 +79,12 @@ def _download(reference: str) -> DraftSource:
     try:
         folder = Path(snapshot_download(hub_id, revision=revision or None))
     except (HFValidationError, OSError) as exc:  # HTTP errors of the Hub are OSErrors
-        reason = str(exc).strip().partition("\n")[0] or type(exc).__name__
+        near = near_folder(Path(reference))
+        first = str(exc).strip().partition("\n")[0] or type(exc).__name__
+        reason = re.sub(r"\[Errno -?[0-9]+\] ", "", first)
         raise CheckpointError(
             reference,
             f"no such folder, and the Hub did not give it: {reason}",
-            fix="check the spelling and the network, or download the draft and give its folder",
+            fix=f"did you mean {near}?" if near else _FETCH,
         ) from exc
     return DraftSource(folder=folder, hub_id=hub_id, revision=folder.name)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...recipes.decode import encode
+from ...recipes.errors import reason
 from ...recipes.regular_file import read_text
 from ...recipes.schema import LayoutName, Recipe, WeightFormat, recipe_sha256
 from ...recipes.strict_json import JsonProblem, decode, parse_object
@@ -311,7 +312,7 @@ def read_provenance(folder: Path) -> Provenance | None:
     except (OSError, JsonProblem) as exc:
         raise CheckpointError(
             path,
-            str(exc) if isinstance(exc, JsonProblem) else f"cannot be read: {exc}",
+            str(exc) if isinstance(exc, JsonProblem) else f"cannot be read: {reason(exc)}",
             fix="use the version of draftquant that wrote it, or copy or quantize the draft again",
         ) from exc
     return found

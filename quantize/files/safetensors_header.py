@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...recipes.errors import short
+from ...recipes.errors import reason, short
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, Pairs, parse_json
 from ..errors import CheckpointError
@@ -115,7 +115,9 @@ def read_header(folder: Path, file: str) -> Header:
                 raise _lie(path, f"header of {length} bytes, expected at most {MAX_HEADER_BYTES}")
             text = stream.read(length)
     except OSError as exc:
-        raise CheckpointError(path, f"cannot be read: {exc}", fix="check the draft folder") from exc
+        raise CheckpointError(
+            path, f"cannot be read: {reason(exc)}", fix="check the draft folder"
+        ) from exc
     entries = _parse(path, text)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):

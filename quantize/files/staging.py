@@ -31,6 +31,8 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
             fix="give another name, or move this one away",
         )
     parent = out.absolute().parent
+    if parent.exists() and not parent.is_dir():
+        raise OutputError(out, f"its parent {parent} is a file", fix="give a name in a folder")
     if not parent.is_dir():
         raise OutputError(out, f"its parent {parent} is no folder", fix=f"mkdir -p {parent}")
     if not os.access(parent, os.W_OK):
@@ -41,7 +43,10 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
             raise OutputError(
                 out, f"overlaps the source {source}", fix="write it beside the source"
             )
-    free = shutil.disk_usage(parent).free
+    total, _, free = shutil.disk_usage(parent)
+    if not total:  # such as /proc and /sys
+        raise OutputError(out, f"{parent} is no disk: no file can be made there",
+                          fix="choose another place")  # fmt: skip
     if free < needed_bytes:
         raise OutputError(
             out,

@@ -71,7 +71,10 @@ def unpickle_draft(folder: Path, out: Path) -> Unpickled:
     files = pickles(folder)
     if not files or any(folder.glob("*.safetensors")):
         what = "safetensors are there already" if files else "no pickled weights are here"
-        raise CheckpointError(folder, what, fix=f"give a folder with {', '.join(_SUFFIXES)} only")
+        fix = f"give a folder with {', '.join(_SUFFIXES)} only"
+        if any(folder.glob("*.safetensors")):
+            fix = "safetensors need no conversion: give this folder to the other commands"
+        raise CheckpointError(folder, what, fix=fix)
     tensors: dict[str, Tensor] = {}
     for file in files:
         for name, tensor in _tensors(folder / file).items():

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...recipes.errors import reason
 from ...recipes.formats import WeightDtype
 from ...recipes.regular_file import open_regular
 from ..errors import CheckpointError
@@ -61,7 +62,9 @@ def read_rows(checkpoint: Checkpoint, tensor: TensorInfo, first: int, stop: int)
     try:
         descriptor = open_regular(path)
     except OSError as exc:
-        raise CheckpointError(path, f"cannot be read: {exc}", fix="check the folder") from exc
+        raise CheckpointError(
+            path, f"cannot be read: {reason(exc)}", fix="check the folder"
+        ) from exc
     try:
         pread_exactly(descriptor, block.data, tensor.start + first * row_bytes, path)
     finally:

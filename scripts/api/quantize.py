@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...quantize.files.staging import check_output
 from ...quantize.plan import Plan, Step, make_plan
 from ...recipes import Recipe
 from ...recipes.schema import BackendName
@@ -91,6 +92,7 @@ def quantize(
     check_retuning(plan, None)
     check_tables(plan, own_target)
     on_plan(plan)
+    check_output(folder, plan.draft.checkpoint.folder)  # before anything that takes long
     with ExitStack() as stack:
         measuring = _Measuring()
         inputs = _Inputs(

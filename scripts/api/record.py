@@ -127,6 +127,7 @@ def record_as(
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call] # missing weights are our error
     settings.check()
     how = _how(settings, target)
     read = _read(settings, target, prompts, watch)

@@ -1,10 +1,15 @@
 """`verify`: re-read a quantized draft and compare it with its source."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.files.hub import resolve_draft
-from .opening import Reference, folder_of, optional_path
+from ...quantize.drafts import read_draft
+from ...quantize.errors import CheckpointError
+from ...quantize.files.hub import DraftSource, resolve_draft
+from ...quantize.files.provenance import QuantizedProvenance, read_provenance
+from ...quantize.verify.audit import looks_quantized
+from .opening import Reference, optional_path
 from .watch import SILENT, Watch
 
 if TYPE_CHECKING:
@@ -45,6 +50,8 @@ def verify(
     from ...quantize.verify import folder
 
     source = resolve_draft(str(against), subtree)
+    quantized = resolve_draft(str(output))
+    _check_sides(quantized, source)
     with watch.bar("read headers", None) as bar:
 
         def show(done: int, total: int) -> None:
@@ -53,10 +60,35 @@ def verify(
             bar.set(done, total)
 
         return folder.verify(
-            folder_of(output),
+            quantized.folder,
             source.folder,
             show,
             foreign=foreign,
             target=optional_path(target),
             subtree=source.subtree,
+        )
+
+
+def _check_sides(output: DraftSource, source: DraftSource) -> None:
+    """The two are not swapped, and the source is of the family that was quantized.
+
+    Raises:
+        CheckpointError: they are, or it is not.
+    """
+    given = source.checkpoint()
+    if looks_quantized(given):
+        raise CheckpointError(
+            source.folder,
+            "expected the unquantized draft behind --against, but it stores codes",
+            fix=f"draftquant verify {source.folder} --against {output.folder}, if they are swapped",
+        )
+    record = None
+    with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
+        record = read_provenance(output.folder)
+    family = read_draft(given).family.name
+    if isinstance(record, QuantizedProvenance) and record.source.family != family:
+        raise CheckpointError(
+            source.folder,
+            f"is of family {family}: {output.folder} was made from one of {record.source.family}",
+            fix="give the draft that it was made from behind --against",
         )

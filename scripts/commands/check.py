@@ -92,7 +92,8 @@ def _print(answer: EngineCheck) -> None:
     out = stdout()
     where = f"{answer.engine} {answer.version} on {answer.arch or 'any GPU'}, tp {answer.tp}"
     if answer.layers:
-        found = table(where, "module in the engine", "taken as", "parameter", "shape", "filled by")
+        found = table(where, "module in the engine", "taken as", "parameter", "shape", "filled by",
+                      spare=("shape", "taken as"))  # fmt: skip
         for layer in answer.layers:
             head = (layer.module, layer.scheme or "floats")
             for parameter in layer.parameters:

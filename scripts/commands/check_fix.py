@@ -69,7 +69,7 @@ def check_fix_arguments(options: argparse.Namespace) -> None:
         raise CheckpointError(
             "--fix",
             "writes a new folder, never into DRAFT, and no folder is given",
-            fix="add --out O",
+            fix="add --out FOLDER",
         )
     if not options.fix and (options.out or options.against):
         given = "--out" if options.out else "--against"

@@ -1,12 +1,14 @@
 """`draftquant clean`: remove what killed runs left beside outputs."""
 
 import argparse
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
 from ...quantize.errors import OutputError
 from ...quantize.files.stale import Staging, find_staging
+from ...recipes.errors import short
 from ..console import megabytes, print_json, stdout
 
 
@@ -53,9 +55,12 @@ def _why_left(staging: Staging, older_than: float | None) -> str | None:
 
 
 def _hours(text: str) -> float:
-    hours = float(text)
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = math.nan
     if not hours >= 0:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"expected hours, such as 24, got {short(text)}")
     return hours
 
 

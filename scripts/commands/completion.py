@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ...recipes import aliases, built_in_recipes
+from ...recipes import DraftQuantError, aliases, built_in_recipes
 from ..console import print_document, print_json
 
 SHELLS = ("bash", "zsh", "fish")
@@ -17,7 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    import shtab
+    try:
+        import shtab
+    except ImportError as exc:
+        fix = "pip install 'draftquant[completion]'"
+        raise DraftQuantError("completion", "needs shtab, which is not here", fix=fix) from exc
 
     from ..cli import every_parser
 

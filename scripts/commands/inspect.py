@@ -135,7 +135,8 @@ def _print(found: dict[str, Any]) -> None:
         if last
         else f"reads the outputs of target layers {layers}"
     )
-    tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",))
+    tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",),
+                    spare=("dtype", "role"))  # fmt: skip
     for t in found["tensors"]:
         tensors.row(t["name"], t["role"], t["dtype"], str(t["shape"]), f"{t['bytes']:,}")
     print_table(tensors)

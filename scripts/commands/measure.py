@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     missing = [name for name in NEEDED if getattr(options, name) is None]
     if missing:
         raise MeasureError(f"--{missing[0]}", "is needed to measure a server",
-                           fix="give it, or --show R alone to look at a measurement")  # fmt: skip
+                           fix="give it, or --show MEASUREMENT to look at one")  # fmt: skip
     _print(_measured(options), options.json)
     return 0
 

@@ -28,6 +28,10 @@ LIMITS = {
 }
 
 
+def _unit(option: str) -> str:
+    return "NATS" if option == "max-kl" else "SHARE"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`parity draft BF16 QUANT --traces T`."""
     parser.add_argument("baseline", metavar="BF16", help="the draft as released")
@@ -42,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of the set compared (default 5)",
     )
     for option, what in LIMITS.items():
-        parser.add_argument(f"--{option}", type=float, metavar="X", help=what)
+        parser.add_argument(f"--{option}", type=float, metavar=_unit(option), help=what)
     add_confidence(parser)
     add_report_arguments(parser)
 

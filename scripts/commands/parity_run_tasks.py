@@ -5,7 +5,7 @@ import typing
 from pathlib import Path
 
 from ...validate.measure.measurement import EngineName
-from ..console import stdout
+from ..console import print_json, stdout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,16 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder with task definitions of your own",
     )
     numbers = {
-        "num-fewshot": (None, "examples in each prompt (default: the task's own)"),
-        "limit": (None, "items per task (default: all)"),
-        "seed": (1234, "of few-shot examples and draws (default 1234)"),
-        "concurrency": (8, "requests in flight (default 8)"),
-        "max-retries": (5, "attempts of each request (default 5)"),
-        "timeout": (600, "seconds of a request (default 600)"),
-        "max-length": (4096, "tokens of prompt and answer together (default 4096)"),
+        "num-fewshot": ("EXAMPLES", None, "examples in each prompt (default: the task's own)"),
+        "limit": ("ITEMS", None, "items per task (default: all)"),
+        "seed": ("SEED", 1234, "of few-shot examples and draws (default 1234)"),
+        "concurrency": ("REQUESTS", 8, "requests in flight (default 8)"),
+        "max-retries": ("ATTEMPTS", 5, "attempts of each request (default 5)"),
+        "timeout": ("SECONDS", 600, "seconds of a request (default 600)"),
+        "max-length": ("TOKENS", 4096, "tokens of prompt and answer together (default 4096)"),
     }
-    for name, (default, what) in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=what)
+    for name, (unit, default, what) in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default, metavar=unit, help=what)
     parser.add_argument(
         "--gen-kwargs", metavar="KEY=VALUE,...", help="how to generate (default: as the task says)"
     )
@@ -85,6 +85,10 @@ def run(options: argparse.Namespace) -> int:
         unsafe_code=options.confirm_run_unsafe_code,
     )
     samples = run_tasks(asked, options.out, engine=options.engine, command=options.lm_eval)
+    if options.json:
+        print_json({task: {"samples": str(one.path), "items": {name: len(items) for name, items
+                    in one.items.items()}} for task, one in samples.items()})  # fmt: skip
+        return 0
     for task, one in samples.items():
         counts = ", ".join(f"{len(items):,} ({name})" for name, items in one.items.items())
         stdout().line((task, "bold"), f": items {counts}: {one.path}")

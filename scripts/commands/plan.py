@@ -43,6 +43,7 @@ def print_plan(plan: Plan) -> None:
         f" layout {recipe.layout}, backend {recipe.backend}",
         *columns,
         right=("rule", "before", "after"),
+        spare=("shape", "rule", "role"),
     )
     for step, count in _experts_as_one(plan):
         style = "green" if step.action == "quantize" else ""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from ..api.record import record_as, server_command
 from ..api.record_settings import RecordSettings, Turns
-from ..console import OnTerminal, megabytes, print_document, stdout
+from ..console import OnTerminal, megabytes, print_document, print_json, stdout
 from .common import add_device, add_sampling, comma_numbers
 from .record_engine import add_engine_arguments
+from .traces_written import print_written, written
 
 if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
@@ -118,11 +119,23 @@ def run(options: argparse.Namespace) -> int:
     settings = _settings(options)
     settings.check(starts_server=options.print_server_args)
     if options.print_server_args:
-        print_document(server_command(settings, options.target, options.prompts, OnTerminal()))
+        command = server_command(settings, options.target, options.prompts, OnTerminal())
+        if options.json:
+            print_json({"command": command})
+        else:
+            print_document(command)
         return 0
     if not options.out:
-        raise TraceError("--out", "expected the folder to create", fix="add --out T")
-    _print_traces(record_as(settings, options.target, options.prompts, options.out, OnTerminal()))
+        raise TraceError(
+            "--out",
+            "expected the folder to create",
+            fix="add --out FOLDER, such as --out ./gate-traces",
+        )
+    traces = record_as(settings, options.target, options.prompts, options.out, OnTerminal())
+    if options.json:
+        print_json(written(traces))
+    else:
+        _print_traces(traces)
     return 0
 
 
@@ -153,11 +166,7 @@ def _settings(options: argparse.Namespace) -> RecordSettings:
 
 
 def _print_traces(traces: "TraceFolder") -> None:
-    stdout().line(
-        (str(traces.folder), "bold"),
-        f": {len(traces)} traces,"
-        f" {traces.manifest.num_tokens:,} tokens, sha256 {traces.sha256[:16]}",
-    )
+    print_written(traces)
     if tables := traces.manifest.tables:
         head = f"{traces.manifest.target.vocab_size:,} x {tables.width:,}"
         stdout().line(

@@ -69,6 +69,7 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
         "draft",
         *numbers,
         right=numbers,
+        spare=("accepted", "steps"),
     )
     for replay in replays:
         figures = draft_figures(replay)

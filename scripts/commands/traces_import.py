@@ -3,11 +3,12 @@
 import argparse
 import typing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...quantize.files.hub import resolve_draft
-from ..console import progress_bar, stdout
+from ..console import print_json, progress_bar, stdout
 from .common import comma_numbers
+from .traces_written import print_written, written
 
 if TYPE_CHECKING:
     from ...calibration.dumps.findings import ImportReport
@@ -108,7 +109,10 @@ def run(options: argparse.Namespace) -> int:
             table_ids=table_ids if options.tables else None,
             on_progress=bar.set,
         )
-    _print(options.out, report)
+    if options.json:
+        print_json(_mapping(report))
+    else:
+        _print(report)
     return 0
 
 
@@ -124,12 +128,8 @@ def _load(options: argparse.Namespace) -> "LoadedDraft":
     return load_draft(resolve_draft(options.draft).folder, shared=shared)
 
 
-def _print(out: Path, report: "ImportReport") -> None:
-    stdout().line(
-        (str(out), "bold"),
-        f": {len(report.traces)} traces of {report.num_samples} texts,"
-        f" {report.traces.manifest.num_tokens:,} tokens, sha256 {report.traces.sha256[:16]}",
-    )
+def _print(report: "ImportReport") -> None:
+    print_written(report.traces, f" of {report.num_samples} texts")
     for sentence in report.layout.sentences():
         stdout().line(f"  {sentence}")
     if report.num_off_policy:
@@ -138,3 +138,12 @@ def _print(out: Path, report: "ImportReport") -> None:
         )
     if report.num_without_answer:
         stdout().line(f"  {report.num_without_answer} texts without an answer")
+
+
+def _mapping(report: "ImportReport") -> dict[str, Any]:
+    return written(report.traces) | {
+        "texts": report.num_samples,
+        "findings": list(report.layout.sentences()),
+        "left_out_off_policy": report.num_off_policy,
+        "without_answer": report.num_without_answer,
+    }

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from ..console import stdout
+from ..console import print_json, stdout
+from .traces_written import print_written, written
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +23,12 @@ def run(options: argparse.Namespace) -> int:
     from ...calibration.traces.sets import merge_traces
 
     report = merge_traces([TraceFolder.open(folder) for folder in options.traces], options.out)
-    stdout().line(
-        (str(options.out), "bold"),
-        f": {len(report.traces)} traces, {report.traces.manifest.num_tokens:,} tokens, sha256"
-        f" {report.traces.sha256[:16]}",
-    )
+    if options.json:
+        absent = [str(folder) for folder in report.without_tables]
+        changed = {"renamed": dict(report.renamed), "without_tables": absent}
+        print_json(written(report.traces) | changed)
+        return 0
+    print_written(report.traces)
     if report.renamed:
         old, new = next(iter(report.renamed.items()))
         stdout().line(f"{len(report.renamed)} ids were taken and got a new name: {old} is {new}")

@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
-from ..console import print_table, stdout, table
+from ..console import print_json, print_table, stdout, table
 from .common import share
+from .traces_written import written
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +49,16 @@ def run(options: argparse.Namespace) -> int:
     report = split_traces(
         traces, *options.outs, count=count, categories=options.category, seed=options.seed
     )
+    if options.json:
+        print_json(
+            {
+                "first": written(report.first),
+                "second": written(report.second),
+                "by_category": {name: list(counts) for name, counts in report.by_category.items()},
+                "kept_together": report.num_kept_together,
+            }
+        )
+        return 0
     names = [str(out) for out in options.outs]
     found = table(f"{options.traces}, {len(traces)} prompts", "category", *names, right=(*names,))
     for category, (first, second) in report.by_category.items():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...recipes.decode import encode
+from ...recipes.errors import reason
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import MeasureError
@@ -70,7 +71,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     raise MeasureError(f"{path}:{number}", what, fix=_OURS)
                 yield number, line
     except OSError as exc:
-        raise MeasureError(path, f"cannot be read: {exc}", fix=_OURS) from exc
+        raise MeasureError(path, f"cannot be read: {reason(exc)}", fix=_OURS) from exc
 
 
 def read_setup(line: bytes, where: str) -> Setup:

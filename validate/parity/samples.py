@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...recipes.errors import short
+from ...recipes.errors import reason, short
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import ParityError
@@ -77,6 +77,9 @@ def read_samples(path: Path) -> dict[str, TaskSamples]:
     found: dict[str, TaskSamples] = {}
     for file in files:
         named = _FILE.fullmatch(file.name)
+        if not file.exists():
+            raise ParityError(file, "no such file or folder",
+                              fix="give what lm_eval wrote with --log_samples")  # fmt: skip
         if named is None:
             raise ParityError(file, "expected a name such as samples_TASK_DATE.jsonl",
                               fix="give files as lm_eval names them")  # fmt: skip
@@ -120,7 +123,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 if line.strip():
                     yield number, line
     except OSError as exc:
-        raise ParityError(path, f"cannot be read: {exc}", fix=_ANEW) from exc
+        raise ParityError(path, f"cannot be read: {reason(exc)}", fix=_ANEW) from exc
 
 
 def _parsed(line: bytes, where: str) -> Mapping[str, Any]:
@@ -202,6 +205,6 @@ def _results(path: Path) -> Mapping[str, Any]:
     try:
         value = parse_json(read_text(path))
     except (OSError, JsonProblem) as exc:
-        raise ParityError(path, f"cannot be read: {exc}",
+        raise ParityError(path, f"cannot be read: {reason(exc)}",
                           fix="give the folder as lm_eval wrote it") from exc  # fmt: skip
     return value if isinstance(value, Mapping) else {}

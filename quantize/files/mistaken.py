@@ -1,0 +1,46 @@
+"""What a path is that was given as a draft and is none: the kind of mistake, and the way out."""
+
+import difflib
+from pathlib import Path
+
+CONFIG_FILE = "config.json"
+_GGUF = "GGUF of llama.cpp, which holds other tensors than the draft that it was made from"
+_SAFETENSORS = "give the folder of safetensors that it was converted from"
+
+
+def mistaken_file(path: Path) -> tuple[str, str]:
+    """What is wrong with a file in the place of a draft folder, and the fix."""
+    if path.suffix == ".gguf":
+        return f"is {_GGUF}", _SAFETENSORS
+    if path.suffix == ".safetensors" or path.name == CONFIG_FILE:
+        return "is a file, not a draft folder", f"give a draft folder: {path.parent}"
+    return "is a file, not a draft folder", "give a draft folder or a Hub id (owner/name)"
+
+
+def near_folder(path: Path) -> Path | None:
+    """The folder beside one that is not there whose name is nearly the same."""
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    names = sorted(one.name for one in beside if one.is_dir())
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return path.parent / close[0] if close else None
+
+
+def mistaken_folder(folder: Path) -> tuple[str, str] | None:
+    """What a folder without config.json is instead, and the fix; None = nothing that is known."""
+    if (folder / "adapter_config.json").exists():
+        return (
+            "is an adapter (LoRA), not a draft",
+            "merge it into the model that it adapts (peft: merge_and_unload), and give that folder",
+        )
+    if any(folder.glob("*.gguf")):
+        return f"holds {_GGUF}", _SAFETENSORS
+    if (folder / "trace.json").exists():
+        return "is a trace folder, not a draft", "give it behind --traces, and the draft first"
+    if any(folder.glob("*.safetensors")):
+        return None
+    below = sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}"))
+    if below:
+        return f"has no {CONFIG_FILE}, but {len(below)} folder(s) in it have", (
+            f"did you mean {below[0]}?"
+        )
+    return None

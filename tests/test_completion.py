@@ -1,0 +1,79 @@
+"""Shells complete commands, flags, choices and recipes: asked of a real bash."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from draftquant.recipes import aliases, built_in_recipes
+from draftquant.scripts.cli import COMMANDS, main
+from draftquant.scripts.commands.completion import SHELLS
+
+ASK = """
+source "$1"; shift
+function=$(complete -p draftquant | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
+"$function" draftquant "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
+    for shell in SHELLS:
+        assert main(["completion", shell]) == 0
+        (tmp_path / shell).write_text(capsys.readouterr().out)
+    return tmp_path
+
+
+def test_bash_completes_commands_flags_choices_and_recipes(scripts: Path) -> None:
+    bash = shutil.which("bash")
+    assert bash
+
+    def completed(*words: str) -> set[str]:
+        run = subprocess.run(
+            [bash, "--norc", "-c", ASK, "bash", str(scripts / "bash"), "draftquant", *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=scripts,
+        )
+        return set(run.stdout.split())
+
+    (scripts / "mine.yaml").write_text("")
+    assert completed("") >= set(COMMANDS)
+    assert completed("quan") == {"quantize"}
+    assert completed("traces", "sp") == {"split"}
+    assert completed("quantize", "d", "--rec") == {"--recipe"}
+    assert completed("check", "d", "--engine", "") == {"vllm", "sglang", "tensorrt-llm"}
+    mi3 = {name for name in (*aliases(), *built_in_recipes()) if name.startswith("mi3")}
+    assert completed("quantize", "d", "--recipe", "mi3") == mi3
+    assert completed("recipes", "show", "mi3") == mi3
+    assert completed("quantize", "d", "--recipe", "min") == {"mine.yaml"}
+    assert "mine.yaml" in completed("record", "--prompts", "m")
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_other_shells_are_told_the_same(shell: str, scripts: Path) -> None:
+    script = (scripts / shell).read_text()
+    for name in (*COMMANDS, *aliases(), *built_in_recipes(), "tensorrt-llm"):
+        assert name in script
+    if there := shutil.which(shell):
+        subprocess.run([there, "-n", str(scripts / shell)], check=True)
+
+
+def test_completion_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "fish", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["shell"] == "fish"
+    assert "complete -c draftquant" in found["script"]
+
+
+def test_without_shtab_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "pip install 'draftquant[completion]'" in capsys.readouterr().err

@@ -1,0 +1,377 @@
+"""Mistakes of people who are new here: each exits with 2, is named, and has a way out."""
+
+import errno
+import json
+import os
+import shlex
+import shutil
+import struct
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from draftquant.scripts.cli import main
+
+PAIRS = Path(__file__).parent / "pairs"
+DISK_USAGE = "draftquant.quantize.files.staging.shutil.disk_usage"
+
+
+class Mistake(NamedTuple):
+    """A command line, what is said of it, the way out, and the exit code."""
+
+    line: str
+    says: str
+    fix: str
+    code: int = 2
+
+
+MISTAKES = {
+    "commands and flags": (
+        Mistake("quantise draft", "no command 'quantise'", "'draftquant quantize'"),
+        Mistake("quantization draft", "no command 'quantization'", "'draftquant quantize'"),
+        Mistake("serve draft", "no command 'serve'", "see 'draftquant --help'"),
+        Mistake("--verison", "no option --verison", "did you mean --version?"),
+        Mistake("parity divergnce a b", "no command 'divergnce'", "'draftquant parity divergence'"),
+        Mistake("recipes sohw h200", "no command 'sohw'", "'draftquant recipes show'"),
+        Mistake("traces", "missing: VERB", "draftquant traces info ./gate-traces"),
+        Mistake("plan draft", "missing: --recipe", "draftquant plan ./draft --recipe mi325x"),
+        Mistake("quantize draft --recipe h200", "missing: --out", "--out ./draft-fp8"),
+        Mistake("quantize draft --recipe h200 --output o", "no option --output", "mean --out?"),
+        Mistake("quantize --recipe h200 --out o", "missing: DRAFT", "quantize ./draft"),
+        Mistake("quantize draft o --recipe h200 --out o", "too many: 'o'", "leave it out"),
+        Mistake("quantize draft --recipe h200 --out o --traces", "expected one", "for ex"),
+        Mistake("verify quant draft", "missing: --against", "verify ./draft-fp8 --against ./draft"),
+        Mistake("check draft", "missing: --engine", "--engine sglang --arch mi325x"),
+        Mistake("check draft --engine trtllm", "got 'trtllm'", "did you mean tensorrt-llm?"),
+        Mistake("check draft --engine llama.cpp", "one of vllm, sglang, tensorrt-llm", "--help"),
+        Mistake("check quant --engine vllm --tp 0", "--tp: expected a number of GPUs", "leave it"),
+        Mistake("check quant --engine vllm --tp two", "a whole number, got 'two'", "--tp 4"),
+        Mistake("check quant --engine vllm --arch mi32", "no GPU is called 'mi32'", "mi325x"),
+        Mistake("check quant --engine vllm --fix", "no folder is given", "add --out FOLDER"),
+        Mistake("estimate draft --gpu mi325", "is called 'mi325'", "did you mean mi325x"),
+        Mistake("estimate draft --tp 0", "8 attention heads evenly, got 0", "a divisor of 8"),
+        Mistake("estimate draft --concurrency 1:2", "with commas between", "--help"),
+        Mistake("clean . --older-than tomorrow", "expected hours, such as 24", "clean --help"),
+        Mistake("completion tcsh", "expected one of bash, zsh, fish", "--help"),
+    ),
+    "recipes": (
+        Mistake("quantize draft --recipe mi325 --out o", "no built-in recipe", "mean 'mi325x'?"),
+        Mistake("quantize draft --recipe fp8-ptcp --out o", "no built-in", "mean 'fp8-ptpc'?"),
+        Mistake("quantize draft --recipe w4a8 --out o", "no built-in", "hopper-w4a8, hopper"),
+        Mistake("quantize draft --recipe NVFP4 --out o", "no built-in", "blackwell-nvfp4, bl"),
+        Mistake("quantize draft --recipe draft --out o", "is a folder, not a recipe", "use one of"),
+        Mistake("quantize draft --recipe draft/config.json --out o", "a .yaml file", "use one of"),
+        Mistake("quantize draft --recipe nope.yaml --out o", "no such recipe file", "the path"),
+        Mistake("quantize draft --recipe mine.yaml --out o", "mine.yaml:3: layuot", "'layout'?"),
+        Mistake("quantize draft --recipe tab.yaml --out o", "tab.yaml:2: not YAML", "spaces"),
+        Mistake("quantize draft --recipe int5.yaml --out o", "got 'int5'", "mean 'int4'?"),
+        Mistake("quantize draft --recipe h200 --algorithm gtpq --out o", "'gtpq'", "'gptq'?"),
+        Mistake("quantize draft --recipe h200 --algorithm awq --out o", "no such", "gptq, learned"),
+        Mistake("quantize draft --recipe h200 --backend quarck --out o", "'quarck'", "mean quark?"),
+        Mistake("quantize draft --recipe int4-channel-gptq --out o", "the inputs", "pass --traces"),
+        Mistake(
+            "quantize draft --recipe blackwell-nvfp4 --backend torch --out o",
+            "activations are nvfp4 per group, dynamic under one static scale: a static scale of",
+            "fp8-ptpc",
+        ),
+        Mistake("quantize draft --recipe h200 --traces traces --out o", "nothing to", "drop --"),
+        Mistake("recipes list --family eagle3", "no family 'eagle3'", "did you mean 'eagle3"),
+        Mistake("recipes list --arch b20", "no GPU is called 'b20'", "did you mean b200"),
+        Mistake("transcode quant --layout modlopt --out o", "got 'modlopt'", "mean modelopt?"),
+        Mistake("transcode quant --layout awq --out o", "AWQ stores INT4", "use one of: quark"),
+        Mistake("tune draft --traces traces --engine vllm --arch b200 --out t.txt", "no name of",
+                "tuned.yaml"),
+        Mistake("retune draft --recipe int4-channel --traces traces --out o --baseline o", "both",
+                "give two folders"),
+    ),
+    "drafts": (
+        Mistake("inspect zzz", "zzz: no such folder", "a Hub id (owner/name)"),
+        Mistake("inspect drfat", "drfat: no such folder", "did you mean draft?"),
+        Mistake("inspect parent", "1 folder(s) in it have", "did you mean parent/draft?"),
+        Mistake("inspect draft/model.safetensors", "is a file, not a draft", "folder: draft"),
+        Mistake("inspect draft/config.json", "is a file, not a draft folder", "folder: draft"),
+        Mistake("inspect prompts.jsonl", "is a file, not a draft folder", "a Hub id"),
+        Mistake("inspect gguf/model.gguf", "is GGUF of llama.cpp", "folder of safetensors"),
+        Mistake("inspect gguf", "holds GGUF of llama.cpp", "folder of safetensors"),
+        Mistake("inspect lora", "is an adapter (LoRA), not a draft", "merge it"),
+        Mistake("inspect bin", "found pytorch_model.bin", "draftquant unpickle bin --out"),
+        Mistake("inspect empty", "config.json: no such file", "needs its config.json"),
+        Mistake("inspect noweights", "no safetensors file", "download the weights too"),
+        Mistake("inspect noconfig", "config.json: no such file", "needs its config.json"),
+        Mistake("inspect lfs", "is a pointer of Git LFS", "lfs pull"),
+        Mistake("inspect cut", "truncated", "download or export the file again"),
+        Mistake("inspect badconfig", "not readable as JSON", "download or export it again"),
+        Mistake("inspect misspelt", "hidden_size: missing key", "rename 'hiden_size'"),
+        Mistake("inspect traces", "is a trace folder, not a draft", "behind --traces"),
+        Mistake("quantize quant --recipe h200 --out o", "got F8_E4M3", "not from a quantized one"),
+        Mistake("unpickle draft --out o", "no pickled weights", "need no conversion"),
+        Mistake("dequantize draft --out o", "nothing to dequantize", "draftquant quantize"),
+        Mistake("verify draft --against quant", "stores codes", "verify quant --against draft"),
+        Mistake("verify draft --against draft", "nothing to verify", "the quantized folder first"),
+        Mistake("verify quant --against mla", "made from one of eagle3-llama", "behind --against"),
+    ),
+    "outputs": (
+        Mistake("quantize draft --recipe h200 --out here", "already exists", "another name"),
+        Mistake("quantize draft --recipe h200 --out draft", "already exists", "another name"),
+        Mistake("quantize draft --recipe h200 --out draft/o", "overlaps the source", "beside"),
+        Mistake("quantize draft --recipe h200 --out none/o", "is no folder", "mkdir -p"),
+        Mistake("quantize draft --recipe h200 --out prompts.jsonl/o", "is a file", "in a folder"),
+        Mistake("quantize draft --recipe h200 --out /proc/o", "no file can be made", "another pl"),
+        Mistake("calibrate draft --traces traces --plot a.gif", "ending in .svg", "plot.svg"),
+        Mistake("calibrate draft --traces traces --plot here", "already exists", "another name"),
+        Mistake("check quant --engine vllm --out o", "without --fix", "add --fix"),
+        Mistake("clean nowhere", "no such folder", "the parent of outputs"),
+    ),
+    "prompts and traces": (
+        Mistake("record --target target --prompts prompts.jsonl", "--out: exp", "--out FOLDER"),
+        Mistake("record --target nope --prompts prompts.jsonl --out o", "no such", "target folder"),
+        Mistake("record --target draft --draft draft --prompts prompts.jsonl --out o",
+                "weight(s) are missing", "a draft is given behind --draft"),
+        Mistake("record --target target --prompts prompts.jsonl --out o", "default aux layers",
+                "record --draft"),
+        Mistake("record --target target --draft draft --prompts empty.jsonl --out o",
+                "holds no prompt", 'one prompt per line: {"id"'),
+        Mistake("record --target target --draft draft --prompts prompts.csv --out o",
+                "line(s) are no prompts", ".csv is not read: write JSON lines"),
+        Mistake("record --target target --draft draft --prompts list.json --out o",
+                "expected a JSON object", ".json is not read: write JSON lines"),
+        Mistake("record --target target --draft draft --prompts odd.jsonl --out o",
+                "odd.jsonl:1:", "'draftquant record --help' names the other forms"),
+        Mistake("record --target target --draft draft --prompts none.jsonl --out o",
+                "none.jsonl: cannot be read: No such file or directory\n", "one prompt per line"),
+        Mistake("record --target target --draft draft --prompts traces --out o",
+                "a folder, not a file", "one prompt per line"),
+        Mistake("record --target target --draft draft --prompts prompts.jsonl --out o --engine vlm",
+                "got 'vlm'", "did you mean vllm?"),
+        Mistake("record --target target --draft draft --prompts prompts.jsonl --out o"
+                " --aux-layers 1,99,3", "ascending ids in [0, 4)", "0-based layers"),
+        Mistake("record --target target --draft draft --prompts prompts.jsonl --out o"
+                " --temperature hot", "expected a number, got 'hot'", "--temperature 0.5"),
+        Mistake("record --target target --draft draft --prompts prompts.jsonl --out o"
+                " --server http://localhost:1", "belongs to vLLM", "add --engine vllm"),
+        Mistake("replay draft", "missing: --traces", "--traces ./gate-traces -k 3"),
+        Mistake("replay draft --traces none", "none: no such folder", "draftquant record"),
+        Mistake("replay draft --traces draft", "a model's folder: these are no", "traces import"),
+        Mistake("replay draft --traces empty", "has no trace.json", "draftquant record"),
+        Mistake("replay draft --traces prompts.jsonl", "is a file, not a trace folder",
+                "draftquant record --prompts prompts.jsonl"),
+        Mistake("replay draft --traces traces -k 0", "at least 1, got 0", "such as -k 3"),
+        Mistake("replay draft --traces traces -k 99", "longer than", "record longer"),
+        Mistake("replay draft --traces traces --batch-size 0", "at least 1, got 0", "leave it out"),
+        Mistake("replay mla --traces traces", "reads the target layers [1, 2, 3]",
+                "recorded for this draft, or record with --aux-layers 1,2,3"),
+        Mistake("quantize draft --recipe int4-channel-gptq --traces traces -k 0 --out o",
+                "at least 1, got 0", "such as -k 3"),
+        Mistake("quantize draft --recipe int4-channel-gptq --traces traces --device gpu --out o",
+                "got 'gpu'", "give one of these"),
+        Mistake("traces split traces --out a b --fraction 2", "in (0, 1), got 2.0", "the share"),
+        Mistake("traces split traces --out a b --category no", "category 'no'", "use some of"),
+        Mistake("traces merge traces traces --out o", "given twice", "give them once"),
+        Mistake("traces import draft --from specforg --target target --out o", "got 'specforg'",
+                "did you mean specforge?"),
+    ),
+    "gate and servers": (
+        Mistake("gate draft --traces traces", "got no QUANT", "give all three"),
+        Mistake("gate draft quant", "got no --traces", "give all three"),
+        Mistake("gate quant draft --traces traces", "expected the unquantized draft", "first"),
+        Mistake("gate draft draft --traces traces", "expected a quantized draft", "quantize"),
+        Mistake("gate draft --traces traces quant", "too many: 'quant'", "BF16 QUANT side by side"),
+        Mistake("gate draft quant --traces traces --policy relase", "'relase'", "mean release?"),
+        Mistake("gate draft quant --traces traces --confidence 95", "got 95.0", "95 % as 0.95"),
+        Mistake("gate draft quant --traces traces --max-relative-drop 1", "got 1.0", "1 % as 0.01"),
+        Mistake("gate draft quant --traces traces --look 3", "expected i/n", "as 2/3"),
+        Mistake("measure", "--server: is needed", "--show MEASUREMENT"),
+        Mistake("measure --server localhost:80 --engine vllm --prompts prompts.jsonl --out m",
+                "expected an address", "http://HOST:PORT"),
+        Mistake("measure --show prompts.jsonl", "is not a setup of a measurement", "measure again"),
+        Mistake("measure --show none", "cannot be read: No such file or directory\n", "measure"),
+        Mistake("reconcile traces prompts.jsonl --draft draft", "not a setup", "measure again"),
+        Mistake("parity draft draft quant", "missing: --traces", "--traces ./gate-traces"),
+        Mistake("parity tasks a b", "a: no such file or folder", "lm_eval"),
+    ),
+}  # fmt: skip
+
+
+def folder(path: Path, **files: str | bytes | Path) -> None:
+    """A folder with files, their names with a `.` for each `__`; a path is what is copied."""
+    path.mkdir(parents=True)
+    for name, content in files.items():
+        file = path / name.replace("__", ".")
+        if isinstance(content, Path):
+            shutil.copy(content, file)
+        else:
+            file.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What a user has lying about: a draft and its target, one in FP8, and much that is neither."""
+    here, pair = tmp_path_factory.mktemp("mistakes"), PAIRS / "eagle3-llama"
+    config, weights = pair / "draft" / "config.json", pair / "draft" / "model.safetensors"
+    for name in ("draft", "target"):
+        shutil.copytree(pair / name, here / name)
+    shutil.copytree(PAIRS / "eagle3-mla" / "draft", here / "mla")
+    lines = (pair / "prompts.jsonl").read_text().splitlines(keepends=True)
+    folder(here / "empty")
+    folder(here / "here")
+    folder(here / "parent" / "draft", config__json=config, model__safetensors=weights)
+    folder(here / "gguf", model__gguf=b"GGUF" + struct.pack("<IQQ", 3, 1, 1))
+    folder(here / "lora", adapter_config__json="{}", adapter_model__safetensors=weights)
+    folder(here / "bin", config__json=config)
+    torch.save({"fc.weight": torch.zeros(2, 2)}, here / "bin" / "pytorch_model.bin")
+    folder(here / "noweights", config__json=config)
+    folder(here / "noconfig", model__safetensors=weights)
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123\n"
+    folder(here / "lfs", config__json=config, model__safetensors=pointer)
+    folder(here / "cut", config__json=config, model__safetensors=weights.read_bytes()[:-100])
+    folder(here / "badconfig", config__json="{not json", model__safetensors=weights)
+    misspelt = json.loads(config.read_text())
+    misspelt["hiden_size"] = misspelt.pop("hidden_size")
+    folder(here / "misspelt", config__json=json.dumps(misspelt), model__safetensors=weights)
+    for name, content in (
+        ("prompts.jsonl", "".join(lines[:4])),
+        ("empty.jsonl", ""),
+        ("prompts.csv", "id,text\n1,hello\n"),
+        ("list.json", '[{"text": "hello"}]'),
+        ("odd.jsonl", '{"question": 7}\n'),
+        ("mine.yaml", "extends: fp8-ptpc\nname: mine\nlayuot: quark\n"),
+        ("tab.yaml", "extends: fp8-ptpc\n\tname: tab\n"),
+        ("int5.yaml", "extends: int4-channel\nname: int5\nweights: {dtype: int5}\n"),
+    ):
+        (here / name).write_text(content)
+    before = Path.cwd()
+    os.chdir(here)
+    try:
+        record = "record --target target --draft draft --prompts prompts.jsonl --out traces"
+        assert main([*record.split(), "--max-new-tokens", "32"]) == 0
+        assert main(["quantize", "draft", "--recipe", "h200", "--out", "quant"]) == 0
+        yield here
+    finally:
+        os.chdir(before)
+
+
+def told(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The exit code of a command line, and its stderr; nothing may be on stdout."""
+    try:
+        code = main(shlex.split(line))
+    except SystemExit as exc:
+        code = int(exc.code or 0)
+    output = capsys.readouterr()
+    assert output.out == ""
+    return code, output.err
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    "mistake",
+    [mistake for some in MISTAKES.values() for mistake in some],
+    ids=lambda mistake: mistake.line,
+)
+def test_each_mistake_is_named_and_has_a_way_out(
+    mistake: Mistake, scene: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(path.relative_to(scene) for path in scene.rglob("*"))
+    code, said = told(mistake.line, capsys)
+    assert code == mistake.code
+    problem, _, fix = said.partition("\n  fix: ")
+    assert mistake.says in f"{problem}\n"
+    assert mistake.fix in fix
+    assert "[Errno" not in said
+    assert "Traceback" not in said
+    assert sorted(path.relative_to(scene) for path in scene.rglob("*")) == before
+
+
+def test_there_are_many() -> None:
+    assert sum(map(len, MISTAKES.values())) > 100
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_full_disk_is_found_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(DISK_USAGE, lambda _: usage(10**9, 10**9 - 1000, 1000))
+    code, said = told("quantize draft --recipe h200 --out o", capsys)
+    assert code == 2
+    assert "has 1,000 free\n  fix: free some space, or write to another disk" in said
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_folder_without_permission_is_no_full_disk(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Root may write everywhere, so the kernel's answer is given here."""
+    monkeypatch.setattr(os, "access", lambda _path, mode: not mode & os.W_OK)
+    code, said = told("quantize draft --recipe h200 --out o", capsys)
+    assert code == 2
+    assert "is not writable\n  fix: choose another place" in said
+    assert "free" not in said
+
+
+@pytest.mark.usefixtures("scene")
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.EACCES, "change its permissions"),
+        (errno.ENOSPC, "free some space"),
+        (errno.EROFS, "this one is read-only"),
+        (errno.EIO, "see what the system says"),
+    ],
+)
+def test_what_the_system_refuses_has_a_place_and_a_fix(
+    number: int, fix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number), "config.json")
+
+    monkeypatch.setattr("draftquant.scripts.commands.inspect.resolve_draft", refuse)
+    code, said = told("inspect draft", capsys)
+    assert code == 2
+    assert said.startswith(f"error: config.json: {os.strerror(number)}\n  fix: ")
+    assert fix in said
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_folder_that_the_hub_is_asked_for_may_be_misspelt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(*_args: object, **_more: object) -> None:
+        raise OSError("ConnectError: [Errno -2] Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    code, said = told("inspect parent/drafts", capsys)
+    assert code == 2
+    assert "the Hub did not give it: ConnectError: Name or service not known\n" in said
+    assert said.endswith("  fix: did you mean parent/draft?\n")
+
+
+@pytest.mark.usefixtures("scene")
+def test_an_interrupted_run_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_args: object, **_more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("draftquant.quantize.quantize.execute", interrupt)
+    before = sorted(Path.cwd().iterdir())
+    code, said = told("quantize draft --recipe fp8-ptpc --out o", capsys)
+    assert code == 130
+    assert said == "interrupted: nothing unfinished was published\n"
+    assert sorted(Path.cwd().iterdir()) == before
+
+
+@pytest.mark.usefixtures("scene")
+def test_an_unknown_version_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "quant", "--engine", "vllm", "--version", "0.10"]) == 3
+    said = capsys.readouterr().out
+    assert said.startswith("UNKNOWN in vllm 0.10 on any GPU")
+    assert "known: vllm 0.33.0" in said
+
+
+@pytest.mark.usefixtures("scene")
+def test_an_alias_says_which_recipe_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "draft", "--recipe", "MI325X"]) == 0
+    assert capsys.readouterr().err.startswith("recipe MI325X is mi325x-fp8: ")

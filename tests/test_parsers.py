@@ -1,0 +1,255 @@
+"""Parsers: what was meant, the usage of the very command, examples that parse, common options."""
+
+import argparse
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from draftquant.scripts.cli import COMMANDS, every_parser, main
+from draftquant.scripts.examples import EXAMPLES
+from draftquant.scripts.option_groups import GROUPS
+from draftquant.scripts.parsers import CommandParser, UsageError, sentence
+
+
+def commands(parser: CommandParser) -> Iterator[CommandParser]:
+    """The parser and all below it."""
+    yield parser
+    for below in parser.commands.values():
+        yield from commands(below)
+
+
+WHOLE = every_parser()
+ALL = {parser.prog.partition(" ")[2]: parser for parser in commands(WHOLE)}
+LEAVES = {name: parser for name, parser in ALL.items() if not parser.commands}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_has_examples_and_the_common_options(name: str) -> None:
+    parser = ALL[name]
+    assert parser.examples == EXAMPLES[name]
+    shown = parser.format_help()
+    for option in ("-h, --help", "--json", "-q, --quiet", "-v, --verbose", "-V", "--debug"):
+        assert f"  {option}" in shown
+    assert f"  {parser.examples[0]}\n" in shown
+
+
+@pytest.mark.parametrize("example", [e for name in ALL for e in EXAMPLES[name]])
+def test_every_example_parses(example: str) -> None:
+    given = shlex.split(example.partition(">")[0])
+    assert given[0] == "draftquant"
+    WHOLE.parse_args(given[1:])
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_metavars_are_words_and_every_option_says_something(name: str) -> None:
+    for action in LEAVES[name]._actions:
+        assert action.help, action.dest
+        if action.option_strings and isinstance(action.metavar, str):
+            assert len(action.metavar) > 1 or action.metavar == "K", action.option_strings
+
+
+def test_summaries_keep_the_capital_letters_of_names() -> None:
+    assert sentence("what vLLM, SGLang say") == "What vLLM, SGLang say"
+    for name, summary in COMMANDS.items():
+        assert sentence(summary) in ALL[name].format_help()
+
+
+def test_options_of_large_commands_stand_under_headings() -> None:
+    shown = ALL["quantize"].format_help()
+    needed, how = shown.index("\nneeded:"), shown.index("\nhow it is quantized:")
+    assert needed < shown.index("  --recipe RECIPE") < shown.index("  --out FOLDER") < how
+    assert how < shown.index("  --input-scale SCALE")
+    assert "needed:" not in ALL["verify"].format_help()
+    named = [option for options in GROUPS.values() for option in options]
+    assert len(named) == len(set(named))
+
+
+def test_usage_has_what_must_be_given_and_nothing_else() -> None:
+    assert ALL["verify"].format_usage() == (
+        "usage: draftquant verify QUANT --against DRAFT [options]\n"
+    )
+    assert ALL["traces"].format_usage() == "usage: draftquant traces VERB ...\n"
+    assert ALL["traces split"].format_usage() == (
+        "usage: draftquant traces split TRACES --out A B [options]\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["-q", "recipes", "list"], ["recipes", "-q", "list"], ["recipes", "list", "-q"]],
+)
+def test_common_options_count_wherever_they_stand(given: list[str]) -> None:
+    options = argparse.Namespace(quiet=False)
+    WHOLE.parse_args(given, namespace=options)
+    assert options.quiet
+
+
+@pytest.mark.parametrize("given", [["-V"], ["--version"], ["plan", "-V"], ["check", "-V"]])
+def test_version(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(given)
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.startswith("draftquant ")
+
+
+def test_check_keeps_the_version_of_an_engine() -> None:
+    found = WHOLE.parse_args(["check", "d", "--engine", "vllm", "--version", "0.33"])
+    assert found.version == "0.33"
+
+
+@pytest.mark.parametrize(
+    ("given", "usage", "where", "what", "fix"),
+    [
+        (
+            "quantise x",
+            "draftquant COMMAND ...",
+            "draftquant",
+            "no command 'quantise'",
+            "'draftquant quantize'",
+        ),
+        (
+            "zzz",
+            "draftquant COMMAND ...",
+            "draftquant",
+            "no command 'zzz'",
+            "see 'draftquant --help'",
+        ),
+        (
+            "traces splti t",
+            "draftquant traces VERB",
+            "draftquant traces",
+            "no command",
+            "'draftquant traces split'",
+        ),
+        (
+            "--jsn recipes",
+            "draftquant COMMAND",
+            "draftquant",
+            "no option --jsn",
+            "did you mean --json?",
+        ),
+        (
+            "plan d --recipie r",
+            "draftquant plan DRAFT",
+            "draftquant plan",
+            "no option --recipie",
+            "--recipe?",
+        ),
+        (
+            "plan d --recipie=r",
+            "draftquant plan DRAFT",
+            "draftquant plan",
+            "no option --recipie",
+            "--recipe?",
+        ),
+        (
+            "plan d --zzz",
+            "draftquant plan DRAFT",
+            "draftquant plan",
+            "no option --zzz",
+            "lists the options",
+        ),
+        (
+            "plan d -z --recipe r",
+            "draftquant plan DRAFT",
+            "draftquant plan",
+            "no option -z",
+            "lists the options",
+        ),
+        (
+            "plan d",
+            "draftquant plan DRAFT --recipe",
+            "draftquant plan",
+            "missing: --recipe",
+            "for example: draftquant plan",
+        ),
+        (
+            "plan d e --recipe r",
+            "draftquant plan DRAFT",
+            "draftquant plan",
+            "one argument too many: 'e'",
+            "leave it out",
+        ),
+        (
+            "gate a --traces t b",
+            "draftquant gate",
+            "draftquant gate",
+            "one argument too many: 'b'",
+            "BF16 QUANT side by side",
+        ),
+        (
+            "check d --engine vlm",
+            "draftquant check",
+            "--engine",
+            "expected one of vllm",
+            "did you mean vllm?",
+        ),
+        (
+            "check d --engine zzz",
+            "draftquant check",
+            "--engine",
+            "got 'zzz'",
+            "see 'draftquant check --help'",
+        ),
+        (
+            "check d --engine vllm --tp two",
+            "draftquant check",
+            "--tp",
+            "expected a whole number, got 'two'",
+            "--tp 4",
+        ),
+        (
+            "estimate d --efficiency lots",
+            "draftquant estimate",
+            "--efficiency",
+            "expected a number",
+            "--efficiency 0.5",
+        ),
+        (
+            "traces split t --out a b --fraction x",
+            "draftquant traces split",
+            "--fraction",
+            "expected a share",
+            "--help",
+        ),
+        (
+            "plan d --recipe",
+            "draftquant plan DRAFT",
+            "--recipe",
+            "expected one argument",
+            "for example",
+        ),
+        (
+            "tune d --budget 1 --max-drop 1%",
+            "draftquant tune",
+            "--max-drop",
+            "not allowed with",
+            "leave one of the two out",
+        ),
+        (
+            "record --to 3",
+            "draftquant record",
+            "draftquant record",
+            "ambiguous option",
+            "write the option out",
+        ),
+    ],
+)
+def test_usage_errors_say_what_was_meant(
+    given: str, usage: str, where: str, what: str, fix: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        WHOLE.parse_args(shlex.split(given))
+    assert caught.value.usage.startswith(f"usage: {usage}")
+    assert caught.value.where == where
+    assert what in caught.value.what
+    assert fix in caught.value.fix
+
+
+def test_a_command_line_from_elsewhere_cannot_write_to_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["quan\x1b[2Jtise"])
+    assert exit_.value.code == 2
+    assert "\x1b" not in capsys.readouterr().err
