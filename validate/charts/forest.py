@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from .scale import Scale, percent, ticks
 from .svg import MARKS, WIDTH, Drawing, Mark
 
-_ROW, _TOP, _LABELS, _RIGHT = 21.0, 22.0, 112.0, 10.0
+_ROW, _TOP, _LABELS, _RIGHT = 21.0, 22.0, 112.0, 17.0
+_TICKS = 7
 _FOOT = 20.0
 
 
@@ -54,11 +55,13 @@ def forest(
     _legend(drawing, rows, bounds, series)
     top = _TOP + names
     bottom = top + _ROW * len(rows)
-    for value in ticks(scale.low, scale.high):
+    for value in ticks(scale.low, scale.high, _TICKS):
         drawing.line(scale(value), top, scale(value), bottom, "axis" if not value else "grid")
         drawing.text(scale(value), bottom + 15, percent(value), "soft", "middle")
     drawing.text(WIDTH - _RIGHT, bottom + 29, "change of the acceptance length", "soft", "end")
     for number, row in enumerate(rows):
+        if number and series and row.label:
+            drawing.line(0, top + _ROW * number, WIDTH, top + _ROW * number, "grid")
         _row(drawing, scale, row, top + _ROW * (number + 0.5), series)
     return drawing.to_text()
 
@@ -89,7 +92,7 @@ def _row(drawing: Drawing, scale: Scale, row: Interval, y: float, series: Sequen
 
 
 def _legend(drawing: Drawing, rows: Sequence[Interval], bounds: str, series: Sequence[str]) -> None:
-    drawing.line(2, 10, 26, 10, f"span {'axis' if series else 'candidate'}")
+    drawing.line(2, 10, 26, 10, "span" if series else "span candidate")
     drawing.text(32, 14, bounds)
     if any(row.limit is not None for row in rows):
         at = 32 + drawing.text_width(bounds) + 14
