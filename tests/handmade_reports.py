@@ -71,6 +71,8 @@ ENGINES = (
                 evidence="executed", error="ValueError: no kernel", remedy="another recipe",
                 launch=None),
 )  # fmt: skip
+DROPS = {"PASS": (3, 4), "FAIL": (40, 4), "INCONCLUSIVE": (10, 60), "ANOMALOUS": (-90, 4)}
+"""Verdict -> how many tokens of 1000 steps the candidate loses, and the noise between prompts."""
 HASHES = Background(baseline_sha256="1" * 64, candidate_sha256="2" * 64)
 
 

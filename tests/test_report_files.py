@@ -75,7 +75,7 @@ def test_one_file_for_two_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="the folder of this report file, .*none, does not exist"):
+    with pytest.raises(OutputError, match=r"folder of this report file, .*none, does not exist"):
         check_reports({"html": tmp_path / "none" / "a.html"})
 
 

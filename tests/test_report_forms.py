@@ -98,7 +98,8 @@ def test_a_page_says_verdict_reason_and_what_to_do(verdict: str) -> None:
     said = (
         "2" * 64, "1" * 64, "int4-channel", "org/draft", "1.80 MB", "instead of 3.00 MB",
         "40.0% saved", "7 tensors are quantized, 8 kept", "LOADS in vllm 0.33.0 on sm90, sm100",
-        "vllm serve TARGET", "ValueError: no kernel", "a few kilobytes", "draftquant gate bf16 int4",
+        "vllm serve TARGET", "ValueError: no kernel", "a few kilobytes",
+        "draftquant gate bf16 int4",
     )  # fmt: skip
     for text in said:
         assert text in found.text, text

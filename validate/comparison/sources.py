@@ -17,6 +17,7 @@ from ..served.estimator import whole_counts
 from ..statistics import AcceptanceCounts
 from .counted import Contestant, CountedDrafts, count_drafts
 
+_MEASUREMENT = "draftquant measurement"
 _MOST_OF_A_LINE = 1 << 20  # bytes: a setup is shorter
 
 
@@ -89,7 +90,7 @@ def of_files(paths: Sequence[Path]) -> Counted:
 
 
 def _is_measurement(path: Path) -> bool:
-    """A measurement is lines of JSON, a report of the gate one object with a format."""
+    """A measurement is lines of JSON, and the first one says so."""
     try:
         with open_stream(path) as stream:
             line = stream.readline(_MOST_OF_A_LINE)
@@ -102,7 +103,7 @@ def _is_measurement(path: Path) -> bool:
         ) from exc
     except (UnicodeDecodeError, JsonProblem):
         return False
-    return isinstance(found, dict) and "format" not in found
+    return isinstance(found, dict) and found.get("format") == _MEASUREMENT
 
 
 def _of_reports(paths: Sequence[Path]) -> Counted:
