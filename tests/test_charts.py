@@ -5,6 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from draftquant.validate.charts.bars import Bar, bars
 from draftquant.validate.charts.counted import Dot, histogram, positions, scatter
 from draftquant.validate.charts.forest import Interval, forest
 from draftquant.validate.charts.look import standalone, style_sheet
@@ -59,12 +60,13 @@ def test_a_forest_has_a_row_for_each_interval() -> None:
     svg = forest("f", ROWS, title="changes", bounds="one-sided 95% bounds")
     assert [len(of(svg, "polygon", "full candidate"))] == [1 + 2]  # a diamond and two arrow heads
     assert len(of(svg, "circle", "full")) == 1
-    (unjudged,) = of(svg, "circle", "hollow")
-    assert "unjudged" in unjudged["class"]
+    in_legend, unjudged = of(svg, "circle", "hollow unjudged")
+    assert float(in_legend["cy"]) < float(unjudged["cy"])
+    assert "not judged" in words(svg)
     limits = of(svg, "line", "limit")
     assert len(limits) == 4 + 1  # and the legend's
     assert float(limits[1]["x1"]) > float(limits[2]["x1"])  # -1 % lies right of -3 %
-    assert "too few prompts" in words(svg)
+    assert "no bounds" in words(svg)
     chat = of(svg, "line", "span candidate")
     assert all(0 <= float(line[x]) <= WIDTH for line in chat for x in ("x1", "x2"))
     described = drawn(svg).find("desc")
@@ -137,6 +139,17 @@ def test_a_scatter_has_a_dot_for_each_prompt() -> None:
     assert len(of(many, "circle", "dot")) <= 2000
     assert "evenly chosen" in (getattr(drawn(many).find("desc"), "text", "") or "")
     assert scatter("s", dots[:1], limit=0.9, names=NAMES)
+
+
+def test_bars_are_as_long_as_their_numbers() -> None:
+    rows = [Bar(label=name, value=value, text=f"{value} bytes") for name, value in
+            (("BF16", 200.0), ("int4", 50.0), ("none", 0.0))]  # fmt: skip
+    svg = bars("b", rows, title="Bytes")
+    (whole,) = of(svg, "rect", "full baseline")
+    small, none = of(svg, "rect", "hollow candidate")
+    assert float(small["width"]) == pytest.approx(float(whole["width"]) / 4, abs=0.01)
+    assert none["width"] == "0"
+    assert {"BF16", "200.0 bytes", "50.0 bytes"} <= set(words(svg))
 
 
 def test_text_that_has_no_room_is_cut_and_kept() -> None:

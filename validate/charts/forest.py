@@ -73,7 +73,7 @@ def _row(drawing: Drawing, scale: Scale, row: Interval, y: float, series: Sequen
         x = scale.clipped(row.limit)
         drawing.line(x, y - _ROW / 2 + 1, x, y + _ROW / 2 - 1, "limit")
     if row.estimate is None:
-        drawing.text(WIDTH - _RIGHT, y + 4, "too few prompts", "soft", "end")
+        drawing.text(WIDTH - _RIGHT, y + 4, "no bounds", "soft", "end")
         return
     colour = f"other-{row.series % 4 + 1}" if series else "candidate"
     look = f"{colour}{'' if row.judged else ' unjudged'}"
@@ -94,10 +94,14 @@ def _row(drawing: Drawing, scale: Scale, row: Interval, y: float, series: Sequen
 def _legend(drawing: Drawing, rows: Sequence[Interval], bounds: str, series: Sequence[str]) -> None:
     drawing.line(2, 10, 26, 10, "span" if series else "span candidate")
     drawing.text(32, 14, bounds)
+    at = 32 + drawing.text_width(bounds) + 14
     if any(row.limit is not None for row in rows):
-        at = 32 + drawing.text_width(bounds) + 14
         drawing.line(at, 2, at, 18, "limit")
         drawing.text(at + 8, 14, "limit")
+        at += 58
+    if not series and not all(row.judged for row in rows):
+        drawing.mark("circle", at, 10, "hollow candidate unjudged")
+        drawing.text(at + 10, 14, "not judged")
     if len(series) > 1:
         for number, name in enumerate(series):
             y = _TOP + 18 * number + 6
