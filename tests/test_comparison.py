@@ -1,12 +1,14 @@
 """Several drafts: intervals that hold together, traffic, and what cannot be compared."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from draftquant.scripts.commands.replay import _mapping as replay_mapping
 from draftquant.validate.comparison import simultaneous as simultaneous_module
 from draftquant.validate.comparison.compare import compare
 from draftquant.validate.comparison.counted import Contestant, CountedDrafts, count_drafts
@@ -18,6 +20,7 @@ from draftquant.validate.comparison.simultaneous import (
     simultaneous,
 )
 from draftquant.validate.comparison.sources import Counted, of_files, of_replays
+from draftquant.validate.draft_replay import DraftReplay
 from draftquant.validate.errors import CompareError, GateError
 from draftquant.validate.gate import judge
 from draftquant.validate.measure.measurement import Measurement
@@ -377,7 +380,7 @@ def test_measurements_that_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(CompareError, match=r"temperature: 0, 1\.0"):
         counted_files(one, hot)
     report = report_file(tmp_path / "c.json", 3, sha256="2" * 64)
-    with pytest.raises(CompareError, match="is a measurement, and others are none"):
+    with pytest.raises(CompareError, match=r"is a report, and .*a\.jsonl is a measurement"):
         counted_files(one, report)
 
 
@@ -387,3 +390,55 @@ def test_what_is_neither(tmp_path: Path) -> None:
         counted_files(tmp_path / "x.json")
     with pytest.raises(CompareError, match="fix: give reports of the gate or measurements; or dr"):
         counted_files(tmp_path / "none")
+
+
+def replay_file(path: Path, *replays: DraftReplay, **changes: object) -> Path:
+    """As `replay --json` prints it."""
+    how = {"rope_theta": None, "dtype": "float32"}
+    path.write_text(json.dumps([replay_mapping(one) | how | changes for one in replays], indent=2))
+    return path
+
+
+def test_printed_replays_are_compared(tmp_path: Path) -> None:
+    bf16 = replay(spread(600), name="bf16")
+    one = replay_file(tmp_path / "a.json", bf16, replay(noisy(3, 4), name="int4"))
+    other = replay_file(tmp_path / "b.json", bf16, replay(noisy(9, 4), name="fp4"))
+    counted = counted_files(one, other)
+    assert counted.drafts.names == ("bf16", "int4", "fp4")
+    assert counted.drafts.sha256 == (None, None, None)
+    of_replay = of_replays([bf16, replay(noisy(3, 4))], ["1" * 64, "2" * 64])
+    assert counted.counted_by == of_replay.counted_by
+    assert counted.drafts.tokens[1] == pytest.approx(of_replay.drafts.tokens[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"dtype": "bfloat16"}, "has another --draft-sampling or --dtype than"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens: expected 1 to 1000, got 0"),
+        ({"num_draft_tokens": 2}, "'p0': expected 3 counts of rounds"),
+        ({"color": 1}, "color: unknown key"),
+    ],
+)
+def test_replays_that_cannot_be_compared(
+    changes: dict[str, object], what: str, tmp_path: Path
+) -> None:
+    one = replay_file(tmp_path / "a.json", replay(spread(600)))
+    other = replay_file(tmp_path / "b.json", replay(noisy(3, 4)), **changes)
+    with pytest.raises(CompareError, match=what):
+        counted_files(one, other)
+
+
+def test_replays_of_other_traces_or_depth_cannot_be_compared(tmp_path: Path) -> None:
+    one = replay_file(tmp_path / "a.json", replay(spread(600)))
+    moved = replay(noisy(3, 4), traces=dataclasses.replace(FIGURES, sha256="9" * 64))
+    deep = replay([(1, 2, 3)] * 40)
+    for made, what in ((moved, "has other traces"), (deep, r"has another K \(2, not 1\)")):
+        with pytest.raises(CompareError, match=what):
+            counted_files(one, replay_file(tmp_path / "b.json", made))
+
+
+def test_a_list_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[1]")
+    with pytest.raises(CompareError, match="is no list of replays"):
+        counted_files(tmp_path / "a.json")

@@ -192,7 +192,7 @@ def _judge_on_traces(
         candidate=folder_facts(options.candidate, candidate),
         tuned=None if tuned is None else folder_facts(options.tuned_baseline, tuned),
     )
-    engines = engine_facts(candidate.folder)
+    engines = engine_facts(candidate.folder, drafts.candidate.name)
     loaded = load_for_replay(references, traces, options)
     warnings += check_loaded(*loaded.both, candidate, unrelated=options.unrelated)
     if tuned is not None:
