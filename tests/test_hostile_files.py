@@ -35,6 +35,7 @@ from draftquant.recipes.strict_json import JsonProblem, parse_json
 from draftquant.scripts.cli import main
 from draftquant.validate.launch.matrix import load_matrix
 from draftquant.validate.measure.measurement_file import read_measurement
+from draftquant.validate.report.document import read_report
 from test_packaging import MODULES, parsed
 from tiny import Stored, edit_json, tiny_eagle3_llama, write_safetensors
 
@@ -192,6 +193,7 @@ OTHER_FILES: dict[str, Callable[[Path], object]] = {
     "data_0.ckpt.gz": load_tensors,
     "hs_0.safetensors": lambda path: load_safetensors(path, ("token_ids",)),
     "measurement.jsonl": read_measurement,
+    "report.json": read_report,
     "mask_embedding.pt": lambda path: read_mask_embedding(path, 64, 1),
 }
 

@@ -43,6 +43,10 @@ def test_divergence_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "FAIL: wrong: unexplained divergences: 29 of 30 outputs are equal" in printed
     assert "prompt p7 at output token 2 (a gap of 3.000)" in printed
     assert report.is_file()
+    assert main([*both, "--report", str(report)]) == 2
+    error = capsys.readouterr().err
+    assert "report.json: this report file exists already\n  fix: --overwrite replaces it" in error
+    assert main([*both, "--report", str(report), "--overwrite"]) == 1
     assert main([*both, "--report", str(tmp_path / "none" / "report.json")]) == 2
     assert main([*command, str(tmp_path / "gone")]) == 2
     assert "gone" in capsys.readouterr().err

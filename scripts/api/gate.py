@@ -183,7 +183,7 @@ def judge_on_traces(
         candidate=folder_facts(str(judged.candidate), candidate),
         tuned=None if tuned is None else folder_facts(str(judged.tuned_baseline), tuned),
     )
-    engines = engine_facts(candidate.folder)
+    engines = engine_facts(candidate.folder, drafts.candidate.name)
     loaded = load_for_replay(references, traces, settings, watch)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)
     if tuned is not None:

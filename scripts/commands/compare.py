@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="DRAFT",
         help="drafts, the baseline first; without --traces files: what 'gate --report' wrote of"
-        " several drafts and one baseline, or what 'measure' wrote of each",
+        " several drafts and one baseline, what 'replay --json' printed, or what 'measure' wrote of"
+        " each",
     )
     add_replay_arguments(parser, traces_required=False)
     parser.add_argument(

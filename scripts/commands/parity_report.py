@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.files.staging import check_output
 from ..console import print_json, print_table, stdout, table
 from .common import share
 from .gate_report import COLOURS
+from .report_outputs import add_overwrite, check_report_file
 
 if TYPE_CHECKING:
     from ...validate.parity.finding import Finding
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     """`--report`."""
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="also write the findings here, for 'gate'"
+        "--report", type=Path, metavar="F.json", help="also write the findings here, for 'gate'"
     )
+    add_overwrite(parser)
 
 
 def add_confidence(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +42,7 @@ def check_report(options: argparse.Namespace) -> None:
     """
     from ...validate.errors import ParityError
 
-    if options.report:
-        check_output(options.report)
+    check_report_file(options)
     confidence = getattr(options, "confidence", 0.95)
     if not 0.5 < confidence < 1:
         raise ParityError("--confidence", f"expected a share in (0.5, 1), got {confidence}",
@@ -56,7 +56,7 @@ def report_findings(findings: "Sequence[Finding]", options: argparse.Namespace) 
     from ...validate.parity.finding_file import to_mapping, write_findings
 
     if options.report:
-        write_findings(options.report, findings)
+        write_findings(options.report, findings, overwrite=options.overwrite)
     if options.json:
         print_json(to_mapping(findings))
     else:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...quantize.files.hub import resolve_draft
-from ...quantize.files.staging import check_output, write_text
+from ...quantize.files.report_files import write_reports
 from ..console import print_json, print_table, progress_bar, stdout, table
 from .common import add_device, add_target, shared_tables
+from .report_outputs import add_overwrite, check_report_file
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " 0.5: four BF16 steps of a logit in [16, 32))",
     )
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="also write the JSON report here"
+        "--report", type=Path, metavar="F.json", help="also write the JSON report here"
     )
+    add_overwrite(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,8 +60,7 @@ def run(options: argparse.Namespace) -> int:
     from ...validate.parity.divergence import LARGEST_NOISE
     from ...validate.served.reconciled import check_reconcilable, reconcile
 
-    if options.report:
-        check_output(options.report)
+    check_report_file(options)
     max_gap = LARGEST_NOISE if options.max_gap is None else options.max_gap
     if not max_gap >= 0:
         raise MeasureError("--max-gap", f"expected nats of at least 0, got {max_gap}",
@@ -83,7 +84,8 @@ def run(options: argparse.Namespace) -> int:
             on_progress=bar.set,
         )
     if options.report:
-        write_text(options.report, json.dumps(found.to_mapping(), indent=2) + "\n")
+        text = json.dumps(found.to_mapping(), indent=2) + "\n"
+        write_reports({options.report: text}, overwrite=options.overwrite)
     if options.json:
         print_json(found.to_mapping())
     else:

@@ -21,6 +21,22 @@ NOTHING: Mapping[Path, str] = MappingProxyType({})
 _OF_PAGES: tuple[ReportFormat, ...] = ("html", "markdown", "junit")
 
 
+def add_overwrite(parser: argparse.ArgumentParser) -> None:
+    """`--overwrite`."""
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace report files that exist already"
+    )
+
+
+def check_report_file(options: argparse.Namespace) -> None:
+    """Check `--report` of a command that writes nothing else.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    check_reports(_asked(options, ("report",)), overwrite=options.overwrite)
+
+
 def add_page_arguments(parser: argparse.ArgumentParser) -> None:
     """`--html`, `--markdown`, `--junit`, `--github` and `--overwrite`."""
     parser.add_argument(
@@ -33,9 +49,7 @@ def add_page_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="in a step of GitHub Actions: the Markdown in its summary, the verdict as annotation",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace report files that exist already"
-    )
+    add_overwrite(parser)
 
 
 def check_pages(options: argparse.Namespace) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from .scale import Scale, percent, ticks
 from .svg import MARKS, WIDTH, Drawing, Mark
 
-_ROW, _TOP, _LABELS, _RIGHT = 21.0, 22.0, 112.0, 10.0
+_ROW, _TOP, _LABELS, _RIGHT = 21.0, 22.0, 112.0, 17.0
+_TICKS = 7
 _FOOT = 20.0
 
 
@@ -54,11 +55,13 @@ def forest(
     _legend(drawing, rows, bounds, series)
     top = _TOP + names
     bottom = top + _ROW * len(rows)
-    for value in ticks(scale.low, scale.high):
+    for value in ticks(scale.low, scale.high, _TICKS):
         drawing.line(scale(value), top, scale(value), bottom, "axis" if not value else "grid")
         drawing.text(scale(value), bottom + 15, percent(value), "soft", "middle")
     drawing.text(WIDTH - _RIGHT, bottom + 29, "change of the acceptance length", "soft", "end")
     for number, row in enumerate(rows):
+        if number and series and row.label:
+            drawing.line(0, top + _ROW * number, WIDTH, top + _ROW * number, "grid")
         _row(drawing, scale, row, top + _ROW * (number + 0.5), series)
     return drawing.to_text()
 
@@ -70,7 +73,7 @@ def _row(drawing: Drawing, scale: Scale, row: Interval, y: float, series: Sequen
         x = scale.clipped(row.limit)
         drawing.line(x, y - _ROW / 2 + 1, x, y + _ROW / 2 - 1, "limit")
     if row.estimate is None:
-        drawing.text(WIDTH - _RIGHT, y + 4, "too few prompts", "soft", "end")
+        drawing.text(WIDTH - _RIGHT, y + 4, "no bounds", "soft", "end")
         return
     colour = f"other-{row.series % 4 + 1}" if series else "candidate"
     look = f"{colour}{'' if row.judged else ' unjudged'}"
@@ -89,12 +92,16 @@ def _row(drawing: Drawing, scale: Scale, row: Interval, y: float, series: Sequen
 
 
 def _legend(drawing: Drawing, rows: Sequence[Interval], bounds: str, series: Sequence[str]) -> None:
-    drawing.line(2, 10, 26, 10, f"span {'axis' if series else 'candidate'}")
+    drawing.line(2, 10, 26, 10, "span" if series else "span candidate")
     drawing.text(32, 14, bounds)
+    at = 32 + drawing.text_width(bounds) + 14
     if any(row.limit is not None for row in rows):
-        at = 32 + drawing.text_width(bounds) + 14
         drawing.line(at, 2, at, 18, "limit")
         drawing.text(at + 8, 14, "limit")
+        at += 58
+    if not series and not all(row.judged for row in rows):
+        drawing.mark("circle", at, 10, "hollow candidate unjudged")
+        drawing.text(at + 10, 14, "not judged")
     if len(series) > 1:
         for number, name in enumerate(series):
             y = _TOP + 18 * number + 6

@@ -8,7 +8,7 @@ from ...recipes.errors import visible
 
 WIDTH = 400
 """Of every chart, in its own units: text stays readable where a phone shows it as wide as it is."""
-_CHARACTER = 6.7  # width of a mean one of the font, in the same units
+_CHARACTER, _NARROW = 6.7, 6.2  # widths of one in wide and in usual fonts, in the same units
 Anchor = Literal["start", "middle", "end"]
 Mark = Literal["circle", "square", "diamond", "triangle"]
 MARKS: tuple[Mark, ...] = ("circle", "square", "diamond", "triangle")
@@ -54,9 +54,15 @@ class Drawing:
         place = {"x": _number(x), "y": _number(y), "text-anchor": anchor}
         self._add("text", {**place, "class": look} if look else place).text = visible(text)
 
+    def plate(self, x: float, y: float, text: str) -> None:
+        """Text on a ground of its own, to be read upon whatever is drawn there."""
+        ground = {"x": _number(x - 2), "y": _number(y - 10), "height": "13", "rx": "2"}
+        self._add("rect", {**ground, "width": _number(self.text_width(text) + 4), "class": "plate"})
+        self.text(x, y, text)
+
     def label(self, x: float, y: float, text: str, room: float, look: str = "") -> None:
         """Text that ends at `x` and is cut where it has no room; the whole of it on hovering."""
-        most = max(2, int(room / _CHARACTER))
+        most = max(2, int(room / _NARROW))
         shown = visible(text)
         cut = shown if len(shown) <= most else f"{shown[: most - 1]}…"
         place = {"x": _number(x), "y": _number(y), "text-anchor": "end"}

@@ -201,7 +201,8 @@ def compare(
 
 def _scope(sample: Sample, names: Sequence[str], changes: tuple[Change, ...]) -> Scope:
     lengths = tuple(map(float, np.exp(sample.log_lengths)))
-    best, alike = None, ()
+    best: str | None = None
+    alike: tuple[str, ...] = ()
     if changes:
         best = names[int(np.argmax(sample.log_lengths))]
         alike = tuple(

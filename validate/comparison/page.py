@@ -18,6 +18,8 @@ def page(report: ComparisonReport) -> str:
         "comparison.html.j2",
         PackageLoader(__package__, ""),
         report=report,
+        compared=[scope for scope in report.scopes if scope.changes],
+        small=[scope for scope in report.scopes if not scope.changes],
         plot=Markup(plot(report)),
     )
 

@@ -16,7 +16,9 @@ from ..report.document import Comparison, Document, Joint, Retuned, read_report
 from ..served.estimator import whole_counts
 from ..statistics import AcceptanceCounts
 from .counted import Contestant, CountedDrafts, count_drafts
+from .replay_file import ReplayedDraft, read_replays
 
+_MEASUREMENT = "draftquant measurement"
 _MOST_OF_A_LINE = 1 << 20  # bytes: a setup is shorter
 
 
@@ -67,32 +69,35 @@ def of_replays(replays: Sequence[DraftReplay], digests: Sequence[str]) -> Counte
 
 
 def of_files(paths: Sequence[Path]) -> Counted:
-    """Reports of the gate, or measurements.
+    """Reports of the gate, replays, or measurements.
 
     Args:
-        paths: all of one kind; the baseline of the reports, or the first measurement, comes first.
+        paths: all of one kind; the baseline of the reports, or the first draft, comes first.
 
     Raises:
-        CompareError: files of both kinds, or what they say cannot be compared.
+        CompareError: files of several kinds, or what they say cannot be compared.
         GateError, MeasureError: a file is not what it claims to be.
     """
-    lines = [_is_measurement(path) for path in paths]
-    if all(lines):
-        return _of_measurements([read_measurement(path) for path in paths])
-    if any(lines):
+    kinds = [_kind(path) for path in paths]
+    if len(set(kinds)) > 1:
+        other = next(place for place, kind in enumerate(kinds) if kind != kinds[0])
         raise CompareError(
-            paths[lines.index(True)],
-            "is a measurement, and others are none: they count different things",
-            fix="give reports of the gate, or measurements, and not both",
+            paths[other],
+            f"is a {kinds[other]}, and {paths[0]} is a {kinds[0]}: they count different things",
+            fix="give reports of the gate, replays or measurements, all of one kind",
         )
-    return _of_reports(paths)
+    if kinds[0] == "measurement":
+        return _of_measurements([read_measurement(path) for path in paths])
+    return _of_replayed(paths) if kinds[0] == "replay" else _of_reports(paths)
 
 
-def _is_measurement(path: Path) -> bool:
-    """A measurement is lines of JSON, a report of the gate one object with a format."""
+def _kind(path: Path) -> str:
+    """A measurement is lines of JSON of which the first one says so; `replay` prints a list."""
     try:
         with open_stream(path) as stream:
             line = stream.readline(_MOST_OF_A_LINE)
+        if line.lstrip().startswith(b"["):
+            return "replay"
         found = parse_json(line.decode("utf-8"))
     except OSError as exc:
         raise CompareError(
@@ -101,8 +106,38 @@ def _is_measurement(path: Path) -> bool:
             fix="give reports of the gate or measurements; or drafts, and --traces T",
         ) from exc
     except (UnicodeDecodeError, JsonProblem):
-        return False
-    return isinstance(found, dict) and "format" not in found
+        return "report"
+    is_measurement = isinstance(found, dict) and found.get("format") == _MEASUREMENT
+    return "measurement" if is_measurement else "report"
+
+
+def _of_replayed(paths: Sequence[Path]) -> Counted:
+    found = [(path, replay) for path in paths for replay in read_replays(path)]
+    first_path, first = found[0]
+    drafts = [first]
+    for path, replay in found[1:]:
+        if what := _differing(first, replay):
+            raise CompareError(path, f"has {what} than {first_path}", fix="replay both alike")
+        if all((replay.name, replay.prompts) != (one.name, one.prompts) for one in drafts):
+            drafts.append(replay)  # the reference of several files is one draft
+    return Counted(
+        drafts=count_drafts(
+            [Contestant(name=one.name, sha256=None, prompts=one.prompts) for one in drafts]
+        ),
+        num_draft_tokens=first.num_draft_tokens,
+        counted_by=first.estimand,
+    )
+
+
+def _differing(one: ReplayedDraft, other: ReplayedDraft) -> str:
+    """What must be equal and is not; empty if nothing."""
+    if one.traces.sha256 != other.traces.sha256:
+        return "other traces"
+    if one.num_draft_tokens != other.num_draft_tokens:
+        return f"another K ({other.num_draft_tokens}, not {one.num_draft_tokens})"
+    if (one.draft_sampling, one.dtype) != (other.draft_sampling, other.dtype):
+        return "another --draft-sampling or --dtype"
+    return ""
 
 
 def _of_reports(paths: Sequence[Path]) -> Counted:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...quantize.files.staging import write_text
+from ...quantize.files.report_files import write_reports
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import ParityError
@@ -33,14 +33,19 @@ def to_mapping(findings: Sequence[Finding]) -> dict[str, Any]:
     return dataclasses.asdict(_FindingsFile(findings=tuple(findings)))
 
 
-def write_findings(path: Path, findings: Sequence[Finding]) -> None:
-    """Write a report; `check_output` has refused an existing file.
+def write_findings(path: Path, findings: Sequence[Finding], *, overwrite: bool = False) -> None:
+    """Write a report.
 
     Args:
         path: file to create.
         findings: at least one.
+        overwrite: a file that exists is replaced.
+
+    Raises:
+        OutputError: it cannot be written, or exists.
     """
-    write_text(path, json.dumps(to_mapping(findings), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(to_mapping(findings), indent=2, allow_nan=False) + "\n"
+    write_reports({path: text}, overwrite=overwrite)
 
 
 def read_findings(path: Path) -> tuple[Finding, ...]:

@@ -46,7 +46,7 @@ def comparison_problem(
         return "max_relative_drop: expected a share in (0, 1)"
     for prompt in prompts:
         for histogram in (prompt.baseline, prompt.candidate):
-            if not _is_histogram(histogram, num_draft_tokens):
+            if not is_histogram(histogram, num_draft_tokens):
                 return f"prompts: {prompt.id!r}: expected {num_draft_tokens + 1} counts of rounds"
     return ""
 
@@ -54,7 +54,7 @@ def comparison_problem(
 def _figures_problem(figures: DraftFigures, num_draft_tokens: int) -> str:
     if not 1 <= figures.mean_acceptance_length <= num_draft_tokens + 1 + _ROUNDING:
         return f"mean_acceptance_length: expected 1 to {num_draft_tokens + 1}"
-    if not _is_histogram(figures.histogram, num_draft_tokens):
+    if not is_histogram(figures.histogram, num_draft_tokens):
         return f"histogram: expected {num_draft_tokens + 1} counts of rounds"
     for name, shares in (("survival", figures.survival), ("conditional", figures.conditional)):
         fits = all(share is None or 0 <= share <= 1 + _ROUNDING for share in shares)
@@ -63,8 +63,8 @@ def _figures_problem(figures: DraftFigures, num_draft_tokens: int) -> str:
     return ""
 
 
-def _is_histogram(counts: Sequence[float], num_draft_tokens: int) -> bool:
-    """At least one round, none of them negative."""
+def is_histogram(counts: Sequence[float], num_draft_tokens: int) -> bool:
+    """Whether these are counts of at least one round by number of accepted tokens, 0 to K."""
     return len(counts) == num_draft_tokens + 1 and min(counts) >= 0 and 0 < sum(counts) < 1e18
 
 

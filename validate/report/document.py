@@ -31,8 +31,8 @@ from ..served_figures import ServedFigures
 from .checks import comparison_problem, exit_code_problem
 from .facts import DraftFacts, EngineFacts, environment
 
-FORMAT = "draftquant gate"
-SCHEMA_VERSION = 1
+FORMAT: Literal["draftquant gate"] = "draftquant gate"
+SCHEMA_VERSION: Literal[1] = 1
 _AGAIN = "run the gate again with --report"
 _KEYS_OF_OLD = {"verdict", "reason", "exit_code"}
 """What every report had before reports had a version."""

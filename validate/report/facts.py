@@ -133,14 +133,15 @@ def measured_facts(measurement: Measurement) -> DraftFacts:
     )
 
 
-def engine_facts(folder: Path) -> tuple[EngineFacts, ...]:
+def engine_facts(folder: Path, name: str) -> tuple[EngineFacts, ...]:
     """What the newest known version of every engine does with a draft, on each GPU it is known on.
 
     Args:
-        folder: of the draft; the launch commands have its name, not its place.
+        folder: of the draft.
+        name: that the launch commands have for it, instead of its place.
     """
     return tuple(
-        _engine_facts(folder, engine.name, engine.version, arch)
+        _engine_facts(folder, name, engine.name, engine.version, arch)
         for engine in newest_engines()
         for arch in engine.archs
     )
@@ -185,7 +186,9 @@ def _rule(rule: Rule) -> RuleFacts:
     return RuleFacts(tensors=", ".join(rule.role or rule.tensor), action=rule.action, why=rule.why)
 
 
-def _engine_facts(folder: Path, engine: EngineName, version: str, arch: str) -> EngineFacts:
+def _engine_facts(
+    folder: Path, name: str, engine: EngineName, version: str, arch: str
+) -> EngineFacts:
     try:
         found = check_draft(folder, engine=engine, arch=arch)
     except CheckpointError as exc:  # the verdict of the gate does not depend on it
@@ -199,7 +202,7 @@ def _engine_facts(folder: Path, engine: EngineName, version: str, arch: str) -> 
             error=exc.what,
             remedy=exc.fix,
         )
-    launch = found.launch and found.launch.replace(str(folder), folder.name)
+    launch = found.launch and found.launch.replace(str(folder), name)
     return EngineFacts(
         engine=found.engine,
         version=found.version,

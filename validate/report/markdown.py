@@ -80,7 +80,7 @@ def _lines(document: Document) -> Iterator[str]:
 
 
 def _categories(found: Comparison) -> Iterator[str]:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             "**all prompts**",
             words.count(found.num_prompts),

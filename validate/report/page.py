@@ -22,6 +22,8 @@ from .document import Comparison, Document
 SIGNS = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?", "ANOMALOUS": "!"}
 """Beside the words, for those who scan; colours are only a third mark."""
 NAMES = ("BF16", "quantized")
+MOST_DRAWN = 60
+"""Categories in a chart; the table has all."""
 _MOST_WORST = 10
 
 
@@ -43,11 +45,16 @@ class PromptLengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One comparison as the page shows it; charts are `Markup`, "" where there is nothing."""
+    """One comparison as the page shows it; charts are `Markup`, "" where there is nothing.
+
+    Attributes:
+        left_out: categories that are not drawn. worst: prompts that lost most, the worst first.
+    """
 
     title: str
     comparison: Comparison
     forest: Markup
+    left_out: int
     positions: Markup
     histogram: Markup
     scatter: Markup
@@ -111,15 +118,16 @@ WORDS = ("change", "bounds", "confidence", "limit", "length", "share", "count", 
 
 
 def intervals(found: Comparison) -> tuple[Interval, ...]:
-    """The rows of the forest plot: the whole, then every category."""
-    rows = [
-        _interval("all prompts", found.change, found.policy.max_relative_drop, whole=True),
+    """The rows of the forest plot: the whole, then categories, of many those of most prompts."""
+    largest = sorted(found.categories, key=lambda own: -own.num_prompts)[:MOST_DRAWN]
+    return (
+        interval("all prompts", found.change, found.policy.max_relative_drop, whole=True),
         *(
-            _interval(own.category, own.change, own.max_relative_drop, judged=bool(own.outcome))
+            interval(own.category, own.change, own.max_relative_drop, judged=bool(own.outcome))
             for own in found.categories
+            if own in largest
         ),
-    ]
-    return tuple(rows)
+    )
 
 
 def _part(number: int, title: str, found: Comparison) -> Part:
@@ -135,6 +143,7 @@ def _part(number: int, title: str, found: Comparison) -> Part:
         title=title,
         comparison=found,
         forest=_chart(_forest(f"forest{number}", found) if found.change else ""),
+        left_out=max(0, len(found.categories) - MOST_DRAWN),
         positions=_chart(
             positions(
                 f"positions{number}",
@@ -166,7 +175,7 @@ def _forest(key: str, found: Comparison) -> str:
     )
 
 
-def _interval(
+def interval(
     label: str,
     found: PairedChange | None,
     max_relative_drop: float,
@@ -174,6 +183,7 @@ def _interval(
     whole: bool = False,
     judged: bool = True,
 ) -> Interval:
+    """A change as a row of a forest plot; see `Interval`."""
     if found is None:
         return Interval(label=label, estimate=None, limit=-max_relative_drop, whole=whole)
     return Interval(

@@ -1,0 +1,181 @@
+"""Reports made by hand: every kind and every verdict, as the gate would write them."""
+
+import dataclasses
+from typing import Any
+
+from draftquant.validate.doubts import Background
+from draftquant.validate.gate import judge
+from draftquant.validate.parity.finding import Finding
+from draftquant.validate.policy import resolve_policy
+from draftquant.validate.report.document import (
+    Document,
+    Drafts,
+    Judged,
+    document_of,
+    document_text,
+    parse_report,
+)
+from draftquant.validate.report.facts import (
+    DraftFacts,
+    EngineFacts,
+    QuantizationFacts,
+    RuleFacts,
+)
+from draftquant.validate.retuned import judge_retuned
+from draftquant.validate.served.joint import JointReport
+from draftquant.validate.served.judged import judge_measured
+from draftquant.validate.served.noise import server_noise
+from handmade_measurements import alternating, measurement
+from handmade_replays import BASELINE, RELEASE, noisy, replay, spread
+
+EVIL = "</title><script>alert(1)</script>|`*_[x](http://evil.example)@octocat #1\x1b[31m\u202e\n"
+QUANTIZED = QuantizationFacts(
+    recipe="int4-channel",
+    recipe_sha256="5" * 64,
+    formats=("weights int4 per channel, activations none",),
+    algorithm="absmax",
+    layout="compressed-tensors",
+    backend="torch",
+    backend_versions={"torch": "2.13.0"},
+    rules=(
+        RuleFacts(tensors="attention, mlp", action="quantize", why=None),
+        RuleFacts(tensors="norm", action="keep", why="a few kilobytes"),
+    ),
+    num_quantized=7,
+    num_kept=8,
+    bytes_before=3_000_000,
+    bytes_after=1_800_000,
+    num_calibration_prompts=0,
+    draftquant="0.2.0",
+    argv=("draftquant", "quantize", "draft", "--recipe", "int4-channel"),
+)
+DRAFTS = Drafts(
+    baseline=DraftFacts(name="bf16", sha256="1" * 64, family="eagle3-llama", num_bytes=3_000_000),
+    candidate=DraftFacts(
+        name="int4",
+        sha256="2" * 64,
+        family="eagle3-llama",
+        num_bytes=1_800_000,
+        quantization="int4-channel",
+        quantized=QUANTIZED,
+        hub_id="org/draft",
+        revision="abc",
+    ),
+)
+ENGINES = (
+    EngineFacts(engine="vllm", version="0.33.0", arch="sm90", verdict="LOADS", evidence="executed",
+                error=None, remedy=None, launch="vllm serve TARGET"),
+    EngineFacts(engine="vllm", version="0.33.0", arch="sm100", verdict="LOADS", evidence="executed",
+                error=None, remedy=None, launch="vllm serve TARGET"),
+    EngineFacts(engine="sglang", version="0.5.23", arch="gfx942", verdict="REFUSED",
+                evidence="executed", error="ValueError: no kernel", remedy="another recipe",
+                launch=None),
+)  # fmt: skip
+DROPS = {"PASS": (3, 4), "FAIL": (40, 4), "INCONCLUSIVE": (10, 60), "ANOMALOUS": (-90, 4)}
+"""Verdict -> how many tokens of 1000 steps the candidate loses, and the noise between prompts."""
+HASHES = Background(baseline_sha256="1" * 64, candidate_sha256="2" * 64)
+
+
+def comparison(
+    verdict: str = "PASS", *, categories: str = "a", every_category_passes: bool = False
+) -> Judged:
+    """A comparison of two replays that gives this verdict."""
+    drop, noise = {
+        "PASS": (3, 4),
+        "FAIL": (40, 4),
+        "INCONCLUSIVE": (10, 60),
+        "ANOMALOUS": (-90, 4),
+    }[verdict]
+    policy = resolve_policy("release", every_category_passes=every_category_passes)
+    baseline = replay(BASELINE, name="bf16", categories=categories)
+    candidate = replay(noisy(drop, noise), name="int4", categories=categories)
+    return judge(baseline, candidate, policy, background=HASHES)
+
+
+def retuned() -> Judged:
+    """Both comparisons of a draft that its target taught."""
+    replays = [
+        replay(spread(600), name="bf16"),
+        replay(noisy(-100, 4), name="int4"),
+        replay(noisy(-101, 4), name="tuned"),
+    ]
+    return judge_retuned(replays, RELEASE, background=HASHES, tuned_sha256="7" * 64)
+
+
+def served(drop: int = 1) -> Any:
+    """A comparison of two measurements."""
+    runs = [
+        measurement([alternating(200, 80 + i % 5 + change) for i in range(40)], name=name)
+        for name, change in (("a", 0), ("b", drop))
+    ]
+    return judge_measured(*runs, RELEASE)
+
+
+def joint() -> Judged:
+    """Served, replayed, the server's noise, and a finding of parity."""
+    again = [
+        measurement([alternating(200, 80 + i % 5) for i in range(40)], name=name)
+        for name in ("a", "a2")
+    ]
+    finding = Finding(
+        check="task",
+        what="gsm8k exact_match",
+        estimate=-0.01,
+        lower=-0.02,
+        upper=0.0,
+        confidence=0.95,
+        threshold=0.03,
+        verdict="PASS",
+        reason="Fewer are right by at most 2 points.",
+        details=({"plain": 0.8},),
+    )
+    found = judge(replay(BASELINE), replay(noisy(3, 4)), RELEASE, background=HASHES)
+    return JointReport(
+        served=served(), replayed=found, noise=server_noise(*again, RELEASE), findings=(finding,)
+    )
+
+
+def mapping_of(judged: Judged, **changes: Any) -> dict[str, Any]:
+    """The report as plain data."""
+    parts: dict[str, Any] = {"argv": ("draftquant", "gate", "bf16", "int4"), "drafts": DRAFTS}
+    return document_of(judged, **(parts | {"engines": ENGINES} | changes))
+
+
+def text_of(judged: Judged, **changes: Any) -> str:
+    """The report as a file holds it."""
+    return document_text(mapping_of(judged, **changes))
+
+
+def document(judged: Judged, **changes: Any) -> Document:
+    """The report as it is read."""
+    return parse_report(text_of(judged, **changes), "report.json")
+
+
+def evil_document() -> Document:
+    """Every text that may come from a file is hostile."""
+    categories = [EVIL, "plain"]
+    prompts = [
+        dataclasses.replace(prompt, id=f"{EVIL}{i}", category=categories[i % 2])
+        for i, prompt in enumerate(replay(BASELINE).prompts)
+    ]
+    baseline = replay(BASELINE, name=EVIL, prompts=tuple(prompts))
+    candidate = replay(noisy(3, 4), name=EVIL, prompts=tuple(prompts))
+    histograms = [prompt.counts for prompt in replay(noisy(3, 4)).prompts]
+    candidate = dataclasses.replace(
+        candidate,
+        prompts=tuple(
+            dataclasses.replace(prompt, counts=counts)
+            for prompt, counts in zip(prompts, histograms, strict=True)
+        ),
+    )
+    judged = judge(baseline, candidate, RELEASE, background=Background(warnings=(EVIL,)))
+    rules = (RuleFacts(tensors=EVIL, action=EVIL, why=EVIL),)
+    made = dataclasses.replace(QUANTIZED, recipe=EVIL, formats=(EVIL,), rules=rules, argv=(EVIL,))
+    draft = dataclasses.replace(DRAFTS.candidate, name=EVIL, quantized=made, hub_id=EVIL)
+    engine = dataclasses.replace(ENGINES[0], error=EVIL, launch=EVIL, version=EVIL)
+    return document(
+        judged,
+        argv=(EVIL,),
+        drafts=Drafts(baseline=dataclasses.replace(draft, quantized=None), candidate=draft),
+        engines=(engine,),
+    )

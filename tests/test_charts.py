@@ -1,0 +1,202 @@
+"""Charts: marks lie where their numbers are, text is cut and escaped, and colours have contrast."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from draftquant.validate.charts.bars import Bar, bars
+from draftquant.validate.charts.counted import Dot, histogram, positions, scatter
+from draftquant.validate.charts.forest import Interval, forest
+from draftquant.validate.charts.look import standalone, style_sheet
+from draftquant.validate.charts.scale import Scale, percent, ticks
+from draftquant.validate.charts.svg import WIDTH, Drawing
+
+NAMES = ("BF16", "quantized")
+
+
+def drawn(svg: str) -> ElementTree.Element:
+    """Without the namespace."""
+    return ElementTree.fromstring(svg.replace(' xmlns="http://www.w3.org/2000/svg"', ""))
+
+
+def of(svg: str, tag: str, look: str) -> list[dict[str, str]]:
+    return [
+        dict(element.attrib)
+        for element in drawn(svg).iter(tag)
+        if set(look.split()) <= set(element.get("class", "").split())
+    ]
+
+
+def words(svg: str) -> list[str]:
+    return [element.text or "" for element in drawn(svg).iter("text")]
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert ticks(0, 1) == pytest.approx((0, 0.2, 0.4, 0.6, 0.8, 1.0))
+    assert ticks(-0.013, 0.004) == pytest.approx((-0.01, -0.005, 0.0))
+    assert ticks(2.31, 2.34) == pytest.approx((2.31, 2.32, 2.33, 2.34))
+    assert [percent(x) for x in (0.0, -0.03, 0.005)] == ["0%", "\u22123%", "+0.5%"]
+
+
+def test_a_scale_is_straight() -> None:
+    scale = Scale(-1, 1, 100, 200)
+    assert [scale(x) for x in (-1, 0, 1)] == [100, 150, 200]
+    assert scale.clipped(5) == 200
+    assert scale.holds(1)
+    assert not scale.holds(1.01)
+
+
+ROWS = (
+    Interval(label="all prompts", estimate=-0.002, lower=-0.006, upper=0.002, limit=-0.01,
+             whole=True),
+    Interval(label="chat", estimate=-0.01, lower=-0.02, upper=0.0, limit=-0.03),
+    Interval(label="wide", estimate=0.01, lower=-0.9, upper=0.9, limit=-0.03, judged=False),
+    Interval(label="one prompt", estimate=None, limit=-0.03),
+)  # fmt: skip
+
+
+def test_a_forest_has_a_row_for_each_interval() -> None:
+    svg = forest("f", ROWS, title="changes", bounds="one-sided 95% bounds")
+    assert [len(of(svg, "polygon", "full candidate"))] == [1 + 2]  # a diamond and two arrow heads
+    assert len(of(svg, "circle", "full")) == 1
+    in_legend, unjudged = of(svg, "circle", "hollow unjudged")
+    assert float(in_legend["cy"]) < float(unjudged["cy"])
+    assert "not judged" in words(svg)
+    limits = of(svg, "line", "limit")
+    assert len(limits) == 4 + 1  # and the legend's
+    assert float(limits[1]["x1"]) > float(limits[2]["x1"])  # -1 % lies right of -3 %
+    assert "no bounds" in words(svg)
+    chat = of(svg, "line", "span candidate")
+    assert all(0 <= float(line[x]) <= WIDTH for line in chat for x in ("x1", "x2"))
+    described = drawn(svg).find("desc")
+    assert described is not None
+    assert "chat: -1.00% (-2.00% to +0.00%)" in (described.text or "")
+    assert "one prompt: too few prompts" in (described.text or "")
+
+
+def test_bounds_lie_where_the_ticks_say() -> None:
+    svg = forest("f", ROWS[:2], title="changes", bounds="bounds")
+    at = {text: float(element.get("x") or 0) for element in drawn(svg).iter("text")
+          if (text := element.text or "").endswith("%")}  # fmt: skip
+    zero, two = at["0%"], at["\u22122%"]
+    (circle,) = of(svg, "circle", "full")
+    assert float(circle["cx"]) == pytest.approx((zero + two) / 2, abs=0.02)
+
+
+def test_each_of_sixteen_series_has_a_look_of_its_own() -> None:
+    names = [f"draft {i}" for i in range(16)]
+    rows = [Interval(label="x", estimate=0.01, series=i) for i in range(16)]
+    svg = forest("f", rows, title="t", bounds="b", series=names)
+    assert set(names) <= set(words(svg))
+    looks = [
+        (mark.tag, mark.get("class"), len((mark.get("points") or "").split()), _turned(mark))
+        for mark in drawn(svg).iter()
+        if "full" in (mark.get("class") or "")
+    ]
+    assert len(looks) == 32  # in the legend and in the chart
+    assert len(set(looks)) == 16
+
+
+def _turned(mark: ElementTree.Element) -> bool:
+    """A diamond's first corner lies over its middle; a square's does not."""
+    corners = [tuple(map(float, c.split(","))) for c in (mark.get("points") or "").split()]
+    return bool(corners) and abs(corners[0][0] - corners[len(corners) // 2][0]) < 0.1
+
+
+def test_positions_and_histogram_tell_drafts_apart_without_colour() -> None:
+    svg = positions("p", (0.8, 0.6), (0.7, 0.5), names=NAMES)
+    assert len(of(svg, "circle", "full baseline")) == 2 + 1
+    assert len(of(svg, "polygon", "hollow candidate")) == 2 + 1
+    heights = [float(each["cy"]) for each in of(svg, "circle", "full baseline")[:2]]
+    assert heights[0] < heights[1]  # up is more
+    bars = histogram("h", (1, 3), (2, 2), names=NAMES)
+    full, hatched = of(bars, "rect", "full baseline"), of(bars, "rect", "hollow candidate")
+    assert len(full) == len(hatched) == 2
+    assert float(full[1]["height"]) / float(full[0]["height"]) == pytest.approx(3, rel=1e-3)
+    assert drawn(bars).find("pattern[@id='h-candidate']") is not None
+
+
+def test_one_position_and_many_are_drawn() -> None:
+    assert len(of(positions("p", (0.5,), (0.5,), names=NAMES), "circle", "full")) == 2
+    many = histogram("h", [1] * 65, [1] * 65, names=NAMES)
+    labels = [text for text in words(many) if text.isdigit()]
+    assert len(labels) <= 17
+    for bar in of(many, "rect", "full"):
+        assert float(bar["x"]) + float(bar["width"]) <= WIDTH
+
+
+def test_a_scatter_has_a_dot_for_each_prompt() -> None:
+    dots = [Dot(baseline=2 + i / 10, candidate=2 + i / 20, weight=1.0) for i in range(5)]
+    svg = scatter("s", dots, limit=0.01, names=NAMES)
+    assert len(of(svg, "circle", "dot")) == 5
+    described = drawn(svg).find("desc")
+    assert described is not None
+    assert described.text == "5 prompts: 4 accept less quantized, 0 more, 1 the same."
+    (same,) = [line for line in of(svg, "line", "same") if line["y1"] != line["y2"]]
+    assert (same["x1"], same["y2"]) == ("40", "30")
+    many = scatter("s", dots * 1000, limit=0.01, names=NAMES)
+    assert len(of(many, "circle", "dot")) <= 2000
+    assert "evenly chosen" in (getattr(drawn(many).find("desc"), "text", "") or "")
+    assert scatter("s", dots[:1], limit=0.9, names=NAMES)
+
+
+def test_bars_are_as_long_as_their_numbers() -> None:
+    rows = [Bar(label=name, value=value, text=f"{value} bytes") for name, value in
+            (("BF16", 200.0), ("int4", 50.0), ("none", 0.0))]  # fmt: skip
+    svg = bars("b", rows, title="Bytes")
+    (whole,) = of(svg, "rect", "full baseline")
+    small, none = of(svg, "rect", "hollow candidate")
+    assert float(small["width"]) == pytest.approx(float(whole["width"]) / 4, abs=0.01)
+    assert none["width"] == "0"
+    assert {"BF16", "200.0 bytes", "50.0 bytes"} <= set(words(svg))
+
+
+def test_text_that_has_no_room_is_cut_and_kept() -> None:
+    drawing = Drawing("d", 20, title="t", described="d")
+    drawing.label(100, 10, "<a> & a name that is much too long\x1b", 60)
+    text = drawing.to_text()
+    assert "&lt;a&gt; &amp; " in text
+    assert "\x1b" not in text
+    (label,) = drawn(text).findall("text")
+    assert len(label.text or "") <= 60 / 6
+    assert label[0].text == "<a> & a name that is much too long\\x1b"
+
+
+def test_a_file_of_its_own_carries_its_look() -> None:
+    text = standalone(positions("p", (0.5,), (0.5,), names=NAMES))
+    root = ElementTree.fromstring(text)
+    assert root.get("width") == "800"
+    assert "prefers-color-scheme: dark" in text
+    assert text.index("<style>") < text.index("<title")
+
+
+def luminance(colour: str) -> float:
+    """Relative, of WCAG 2."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_text_and_marks_have_contrast_in_light_dark_and_print() -> None:
+    """WCAG 2.1: 4.5 for text, 3 for what has to be seen of a drawing."""
+    blocks = re.findall(r":root \{(.*?)\}", style_sheet(), re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        colour = dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+        for name in ("ink", "soft", "pass", "fail", "inconclusive", "anomalous"):
+            for ground in ("paper", "panel"):
+                assert contrast(colour[name], colour[ground]) >= 4.5, (name, ground)
+        for name in ("baseline", "candidate", "limit", *(f"other-{i}" for i in range(1, 5))):
+            assert contrast(colour[name], colour["paper"]) >= 3, name
+
+
+def test_the_style_loads_nothing() -> None:
+    assert "url(" not in style_sheet()
+    folder = Path(__file__).parents[1] / "validate"
+    assert "http" not in (folder / "report" / "page.css").read_text(encoding="utf-8")

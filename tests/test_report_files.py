@@ -1,0 +1,111 @@
+"""Report files: names that fit, all or none, and nothing replaced unless that is asked for."""
+
+import errno
+from pathlib import Path
+
+import pytest
+from draftquant.quantize.errors import OutputError
+from draftquant.quantize.files import report_files as report_files_module
+from draftquant.quantize.files.report_files import append_text, check_reports, write_reports
+
+
+def test_names_that_fit_their_format(tmp_path: Path) -> None:
+    check_reports(
+        {
+            "report": tmp_path / "a.json",
+            "html": tmp_path / "a.HTM",
+            "markdown": tmp_path / "a.markdown",
+            "junit": tmp_path / "a.xml",
+            "plot": tmp_path / "a.svg",
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "got", "fix"),
+    [
+        ("html", "x.json", ".json", "x.html"),
+        ("markdown", "x.html", ".html", "x.md"),
+        ("junit", "x", "none", "x.xml"),
+        ("report", "x.md", ".md", "x.json"),
+        ("plot", "x.png", ".png", "x.svg"),
+    ],
+)
+def test_a_name_that_contradicts_its_format(
+    kind: str, name: str, got: str, fix: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OutputError) as caught:
+        check_reports({kind: tmp_path / name})  # type: ignore[dict-item]
+    assert f"--{kind}: expected a name ending in" in str(caught.value)
+    assert f"got {got}\n" in str(caught.value)
+    assert f"fix: for example {fix}" in str(caught.value)
+
+
+def test_an_existing_report_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "a.md"
+    path.write_text("old")
+    with pytest.raises(OutputError, match="this report file exists already") as caught:
+        check_reports({"markdown": path})
+    assert "fix: --overwrite replaces it" in str(caught.value)
+    check_reports({"markdown": path}, overwrite=True)
+    write_reports({path: "new"}, overwrite=True)
+    assert path.read_text() == "new"
+    with pytest.raises(OutputError, match="exists already"):
+        write_reports({path: "newer"})
+    assert path.read_text() == "new"
+    assert [each.name for each in tmp_path.iterdir()] == ["a.md"]
+
+
+def test_what_is_no_report_file_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder.md").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link.md").symlink_to("file")
+    (tmp_path / "dangling.md").symlink_to("none")
+    for name in ("folder.md", "link.md", "dangling.md"):
+        with pytest.raises(OutputError, match="expected a report file, got what is none"):
+            check_reports({"markdown": tmp_path / name}, overwrite=True)
+
+
+def test_one_file_for_two_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sub").mkdir()
+    monkeypatch.setattr(report_files_module, "ENDINGS", {"html": (".x",), "plot": (".x",)})
+    places = {"html": tmp_path / "a.x", "plot": tmp_path / "sub" / ".." / "a.x"}
+    with pytest.raises(OutputError, match="is asked for twice, by --html and by --plot"):
+        check_reports(places)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"folder of this report file, .*none, does not exist"):
+        check_reports({"html": tmp_path / "none" / "a.html"})
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_all_reports_or_none(
+    overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third rename fails: what the first two did is undone."""
+    paths = [tmp_path / name for name in ("a.html", "b.md", "c.xml")]
+    if overwrite:
+        paths[0].write_text("old")
+    replace = Path.replace
+
+    def failing(self: Path, target: Path) -> Path:
+        if Path(target).name == "c.xml":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    with pytest.raises(OutputError, match="cannot be written: No space left on device") as caught:
+        write_reports(dict.fromkeys(paths, "new"), overwrite=overwrite)
+    assert "no report was written" in str(caught.value)
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert left == ({"a.html": "old"} if overwrite else {})
+
+
+def test_text_is_appended_to_what_others_write(tmp_path: Path) -> None:
+    path = tmp_path / "summary"
+    append_text(path, "one\n")
+    append_text(path, "two ü\n")
+    assert path.read_text(encoding="utf-8") == "one\ntwo ü\n"
+    with pytest.raises(OutputError, match="cannot be appended to"):
+        append_text(tmp_path, "x")

@@ -1,0 +1,352 @@
+"""The report for people and for CI: a page that loads nothing, Markdown, JUnit; hostile text."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from draftquant.recipes.errors import visible
+from draftquant.validate.errors import GateError
+from draftquant.validate.gate import GateReport, judge
+from draftquant.validate.report.document import Judged
+from draftquant.validate.report.junit import junit
+from draftquant.validate.report.markdown import MOST_ROWS, code, escaped, markdown
+from draftquant.validate.report.page import page
+from draftquant.validate.report.pictures import bytes_by_recipe, changes_by_recipe
+from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
+from handmade_reports import (
+    EVIL,
+    comparison,
+    document,
+    evil_document,
+    joint,
+    retuned,
+    served,
+)
+
+VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS")
+KINDS: dict[str, Callable[[], Judged]] = {
+    **{verdict: (lambda verdict=verdict: comparison(verdict)) for verdict in VERDICTS},
+    "retuned": retuned,
+    "joint": joint,
+    "served": served,
+}
+VOID = {"meta"}
+DRAWN_EMPTY = {"line", "circle", "rect", "polyline", "polygon"}
+
+
+class Page(HTMLParser):
+    """The tags, attributes and text of a page; fails where a tag is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in DRAWN_EMPTY
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_is_whole(kind: str) -> None:
+    text = page(document(KINDS[kind]()))
+    found = Page(text)
+    names = {tag for tag, _ in found.tags}
+    assert names.isdisjoint({"script", "link", "img", "iframe", "object", "a"})
+    assert "default-src 'none'" in text
+    references = [value for _, attributes in found.tags for name, value in attributes.items()
+                  if name in ("src", "href", "xlink:href", "action")]  # fmt: skip
+    assert references == []
+    assert "@import" not in text
+    assert set(re.findall(r"url\(([^)]*)", text)) <= {f"#histogram{i}-candidate" for i in range(3)}
+    ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for tag, attributes in found.tags:
+        if tag == "svg":
+            labels = (attributes["aria-labelledby"] or "").split()
+            assert len(labels) == 2
+            assert set(labels) <= set(ids)
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_a_page_says_verdict_reason_and_what_to_do(verdict: str) -> None:
+    judged: Any = comparison(verdict)
+    found = Page(page(document(judged)))
+    assert f"{verdict}" in found.text
+    assert judged.reason in found.text
+    assert (judged.action is None) == (verdict == "PASS")
+    if judged.action:
+        assert judged.action in found.text
+    said = (
+        "2" * 64, "1" * 64, "int4-channel", "org/draft", "1.80 MB", "instead of 3.00 MB",
+        "40.0% saved", "7 tensors are quantized, 8 kept", "LOADS in vllm 0.33.0 on sm90, sm100",
+        "vllm serve TARGET", "ValueError: no kernel", "a few kilobytes",
+        "draftquant gate bf16 int4",
+    )  # fmt: skip
+    for text in said:
+        assert text in found.text, text
+
+
+def test_a_page_shows_what_was_judged_beside() -> None:
+    found = Page(page(document(joint())))
+    assert "The server's own noise: ✓ PASS" in " ".join(found.text.split())
+    assert "gsm8k exact_match" in found.text
+    assert "compared by weighted rounds" in found.text
+    tables = [attributes for tag, attributes in found.tags if tag == "table"]
+    assert len(tables) > 8
+
+
+def test_of_drafts_that_cannot_be_compared_nothing_is_drawn_but_their_counts() -> None:
+    other = replay(spread(600), traces=dataclasses.replace(FIGURES, sha256="1" * 64))
+    text = page(document(judge(replay(spread(600)), other, RELEASE)))
+    assert 'id="forest0-title"' not in text
+    assert 'id="scatter0-title"' not in text
+    assert 'id="histogram0-title"' in text
+
+
+def test_hostile_text_is_text_on_the_page() -> None:
+    text = page(evil_document())
+    found = Page(text)
+    assert {tag for tag, _ in found.tags}.isdisjoint({"script", "a"})
+    assert "<script" not in text
+    assert text.count("</title>") == text.count("<title")
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert visible(EVIL) in found.text
+
+
+# ---- Markdown
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_markdown_begins_with_the_verdict(verdict: str) -> None:
+    judged: Any = comparison(verdict, categories="ab")
+    lines = markdown(document(judged)).splitlines()
+    assert lines[0] == f"### {verdict}: draftquant gate of `int4`"
+    assert lines[2] == judged.reason
+    assert any(line.startswith("| **all prompts** | 40 | 1.602 |") for line in lines)
+    assert any(line.startswith("| `a` | 20 |") for line in lines)
+    assert "| quantized `int4` | `222222222222` | 1.80 MB |" in lines
+    assert "| sglang 0.5.23 | gfx942 | REFUSED |" in lines
+    columns = [line.count("|") for line in lines if line.startswith("| ")]
+    assert set(columns) == {9, 4}
+
+
+def test_markdown_of_all_judgements() -> None:
+    text = markdown(document(joint()))
+    assert "#### Replayed: PASS" in text
+    assert "#### Served: PASS" in text
+    assert "| task: gsm8k exact&#95;match | -0.01 | 0.03 | PASS |" in text
+    assert "| noise of the server |" in text
+
+
+def test_markdown_is_short_enough_for_a_comment() -> None:
+    many = [f"category number {i}" for i in range(120)]
+    prompts = spread(600, 240)
+    both = [
+        dataclasses.replace(
+            one,
+            prompts=tuple(
+                dataclasses.replace(prompt, category=many[i % 120])
+                for i, prompt in enumerate(one.prompts)
+            ),
+        )
+        for one in (replay(prompts), replay(noisy(3, 4, 240)))
+    ]
+    text = markdown(document(judge(both[0], both[1], RELEASE)))
+    assert f"and {121 - MOST_ROWS} more, in the report." in text
+    assert len(text) < 65_536
+
+
+def test_hostile_text_is_text_in_markdown() -> None:
+    text = markdown(evil_document())
+    assert "<script" not in text
+    assert "](" not in text
+    assert "\x1b" not in text
+    assert "@octocat" not in re.sub(r"<code>.*?</code>", "", text)
+    assert "http://evil" not in re.sub(r"<code>.*?</code>", "", text)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert {row.count("|") for row in rows} == {9, 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a-b (1.5%)", "a-b (1.5%)"),
+        ("- x", "&#45; x"),
+        ("1. x", "1&#46; x"),
+        ("*b*", "&#42;b&#42;"),
+        ("a|b\\|c", "a&#124;b&#92;&#124;c"),
+        ("<b>&", "&#60;b&#62;&#38;"),
+        ("@who #1", "@\u200bwho &#35;\u200b1"),
+        ("https://x www.y", "https:\u200b//x www\u200b.y"),
+        ("a\nb", "a&#92;nb"),
+    ],
+)
+def test_text_means_nothing_in_markdown(text: str, expected: str) -> None:
+    assert escaped(text) == expected
+
+
+def test_code_holds_whatever_a_name_is() -> None:
+    assert code("org/draft-1.5") == "`org/draft-1.5`"
+    assert code("a`b|c") == "<code>a&#96;b&#124;c</code>"
+    assert code("") == "<code></code>"
+    assert len(code("x" * 1000)) == 302
+
+
+# ---- JUnit
+
+
+def cases(judged: Judged) -> dict[str, str]:
+    """Names of the test cases, and how they went."""
+    root = ElementTree.fromstring(junit(document(judged)))
+    found = {
+        f"{case.get('classname')}: {case.get('name')}": case[0].tag if len(case) else "passed"
+        for case in root.iter("testcase")
+    }
+    results = list(found.values())
+    for element in (root, root[0]):
+        assert element.get("tests") == str(len(found))
+        assert element.get("failures") == str(results.count("failure"))
+        assert element.get("errors") == str(results.count("error"))
+        assert element.get("skipped") == str(results.count("skipped"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("verdict", "result"),
+    [("PASS", "passed"), ("FAIL", "failure"), ("INCONCLUSIVE", "error"), ("ANOMALOUS", "error")],
+)
+def test_a_test_case_of_each_verdict(verdict: str, result: str) -> None:
+    assert cases(comparison(verdict))["draftquant gate: verdict"] == result
+
+
+def by_category(*, every: bool = False) -> GateReport:
+    """PASS as a whole; a passes, b is open, c has too few prompts."""
+    policy = dataclasses.replace(RELEASE, every_category_passes=every, max_category_drop=0.0101)
+    open_one = [(1000 - x, x) for i in range(30) for x in [600 + i % 5 + (150 if i % 2 else -150)]]
+    drafts = [
+        replay(spread(600, 30) + spread(600, 30) + spread(600, 9)),
+        replay(noisy(0, 4, 30) + open_one + noisy(0, 4, 9)),
+    ]
+    names = "a" * 30 + "b" * 30 + "c" * 9
+    named = [
+        dataclasses.replace(
+            draft,
+            prompts=tuple(
+                dataclasses.replace(prompt, category=name)
+                for prompt, name in zip(draft.prompts, names, strict=True)
+            ),
+        )
+        for draft in drafts
+    ]
+    wide = dataclasses.replace(policy, max_relative_drop=0.3)
+    return judge(named[0], named[1], wide)
+
+
+def test_categories_are_test_cases_where_they_were_judged() -> None:
+    open_one = by_category()
+    assert (open_one.verdict, [own.outcome for own in open_one.categories]) == (
+        "PASS", ["PASS", "INCONCLUSIVE", None],
+    )  # fmt: skip
+    assert cases(open_one) == {
+        "draftquant gate: verdict": "passed",
+        "category: a": "passed",
+        "category: b": "skipped",
+    }
+    assert cases(by_category(every=True)) == {
+        "draftquant gate: verdict": "error",
+        "category: a": "passed",
+        "category: b": "error",
+    }
+
+
+def test_a_test_case_of_each_judgement() -> None:
+    assert cases(joint()) == {
+        "draftquant gate: verdict": "passed",
+        "draftquant gate: Replayed": "passed",
+        "Replayed: a": "passed",
+        "draftquant gate: Served": "passed",
+        "Served: a": "passed",
+        "draftquant gate: server noise": "passed",
+        "parity: task: gsm8k exact_match": "passed",
+    }
+
+
+def test_test_cases_say_who_and_by_how_much() -> None:
+    root = ElementTree.fromstring(junit(document(comparison("FAIL"))))
+    told = {one.get("name"): one.get("value") for one in root.iter("property")}
+    assert told["candidate_sha256"] == "2" * 64
+    assert float(told["relative_change"] or 0) == pytest.approx(-0.0250, abs=1e-3)
+    (failure,) = root[0].findall("testcase[@name='verdict']/failure")
+    assert failure.get("type") == "FAIL"
+    assert "wider format" in (failure.text or "")
+
+
+def test_hostile_text_is_text_in_junit() -> None:
+    text = junit(evil_document())
+    assert "\x1b" not in text
+    names = [case.get("name") for case in ElementTree.fromstring(text).iter("testcase")]
+    assert names == ["verdict"]  # its categories have too few prompts
+
+
+# ---- pictures of several reports
+
+
+def test_a_picture_of_changes_has_a_row_for_each_recipe() -> None:
+    text = changes_by_recipe([document(comparison("PASS")), document(comparison("FAIL"))])
+    root = ElementTree.fromstring(text)
+    said = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert said.count("int4-channel") == 2
+    assert "limit" in said
+    assert "prefers-color-scheme" in text
+
+
+def test_a_picture_is_of_one_baseline() -> None:
+    judged: Any = comparison()
+    background = dataclasses.replace(judged.background, baseline_sha256="9" * 64)
+    other = dataclasses.replace(judged, background=background)
+    with pytest.raises(GateError, match="int4: was judged against another baseline"):
+        changes_by_recipe([document(judged), document(other)])
+    with pytest.raises(GateError, match="expected one at least, got none"):
+        changes_by_recipe([])
+
+
+def test_a_picture_of_bytes_says_what_is_saved() -> None:
+    text = bytes_by_recipe([("BF16", 6_356_525_056), ("int4-channel", 5_343_727_616)])
+    assert "6.36 GB<" in text
+    assert "5.34 GB, 15.9% less<" in text
+
+
+def test_of_many_categories_the_largest_are_drawn() -> None:
+    judged: Any = comparison(categories="a")
+    one = judged.categories[0]
+    many = tuple(
+        dataclasses.replace(one, category=f"c{i:03}", num_prompts=100 + i) for i in range(70)
+    )
+    text = page(document(dataclasses.replace(judged, categories=many)))
+    assert "(10 smaller ones are in the table alone)" in text
+    chart = text[text.index('id="forest0-title"') : text.index("</svg>")]
+    assert "c009: " not in chart
+    assert "c010: " in chart
+    assert text.count(">c009<") == 1
