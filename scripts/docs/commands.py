@@ -1,6 +1,7 @@
 """The page of all commands, from the parsers that read the command line."""
 
 import argparse
+from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 
 from ..cli import COMMANDS, _parser
@@ -11,30 +12,27 @@ _INTRODUCTION = (
     " check or gate says no; 2 bad input; 3 INCONCLUSIVE or ANOMALOUS. `draftquant COMMAND --help`"
     " says the same as this page."
 )
-
 _COLUMNS = ("argument", "meaning")
+_NEARLY_EVERY = 0.8
+"""Share of the commands whose common options are said once."""
 
 
 def commands_page() -> str:
-    """Every command, verb and argument; what all of them take is said once."""
+    """Every command, verb and argument; what nearly all take is said once."""
     found = list(_parsers(_parser(tuple(COMMANDS))))  # with the arguments of each of these
     common = _common([parser for parser, _ in found])
     sections = [_section(parser, summary, common) for parser, summary in found]
     if common:
         rows = (_row(action) for action in common.values())
-        sections.insert(0, "## Every command takes\n\n" + table(_COLUMNS, rows))
+        sections.insert(0, "## What nearly every command takes\n\n" + table(_COLUMNS, rows))
     return page("Commands", _INTRODUCTION, *sections)
 
 
 def _common(parsers: Sequence[argparse.ArgumentParser]) -> dict[str, argparse.Action]:
-    """Spelling -> option that every command takes, and means alike."""
-    shown = [{(_spelling(each), _meaning(each)): each for each in _actions(p)} for p in parsers]
-    every = set(shown[0]).intersection(*shown)
-    return {
-        spelling: action
-        for (spelling, said), action in shown[0].items()
-        if (spelling, said) in every
-    }
+    """Row -> option that nearly every command takes, meaning the same."""
+    rows = [(" ".join(_row(each)), each) for parser in parsers for each in _actions(parser)]
+    counts = Counter(row for row, _ in rows)
+    return {row: each for row, each in rows if counts[row] > _NEARLY_EVERY * len(parsers)}
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
@@ -59,7 +57,7 @@ def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 def _section(parser: argparse.ArgumentParser, summary: str, common: Container[str]) -> str:
     level = "#" * min(len(parser.prog.split()), 4)
     parts = [f"{level} {parser.prog}", _sentence(summary)]
-    rows = [_row(action) for action in _actions(parser) if _spelling(action) not in common]
+    rows = [_row(action) for action in _actions(parser) if " ".join(_row(action)) not in common]
     if rows:
         parts.append(table(_COLUMNS, rows))
     return "\n\n".join(part.strip("\n") for part in parts)
