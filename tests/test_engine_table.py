@@ -1,4 +1,4 @@
-"""The README's table of recipes, families and engines is what results.json and `check` say."""
+"""The table of loading in docs/engines.md is what results.json and `check` say."""
 
 import sys
 from pathlib import Path
@@ -10,24 +10,24 @@ from data_free import DATA_FREE
 ENGINES_FOLDER = Path(__file__).parent / "engines"
 sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
-import readme  # noqa: E402
+import engines_page  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def predictions(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], dict[Any, str]]:
-    cases, said = readme.predictions(tmp_path_factory.mktemp("table"))
+    cases, said = engines_page.predictions(tmp_path_factory.mktemp("table"))
     return cases, dict(said)
 
 
 @pytest.fixture(scope="module")
 def written(predictions: tuple[list[Any], dict[Any, str]]) -> str:
-    return readme.table(*predictions)
+    return engines_page.table(*predictions)
 
 
-def test_the_readme_has_the_table_of_today(written: str) -> None:
-    text = readme.README.read_text()
-    again = "run: python tests/engines/readme.py"
-    assert readme.with_table(text, written) == text, again
+def test_the_page_has_the_table_of_today(written: str) -> None:
+    text = engines_page.PAGE.read_text()
+    again = "run: python tests/engines/engines_page.py"
+    assert engines_page.with_table(text, written) == text, again
 
 
 def test_every_recipe_has_a_row_for_every_family(written: str) -> None:
@@ -40,7 +40,7 @@ def test_every_recipe_has_a_row_for_every_family(written: str) -> None:
             rows.setdefault(recipe.strip("`"), []).extend(families.split(", "))
     assert rows.keys() == recipes | {"unquantized"}
     for families in rows.values():
-        assert sorted(families) in (["all"], sorted(readme.FAMILIES))
+        assert sorted(families) in (["all"], sorted(engines_page.FAMILIES))
 
 
 def test_a_wrong_prediction_is_marked_and_counted(
@@ -48,14 +48,15 @@ def test_a_wrong_prediction_is_marked_and_counted(
 ) -> None:
     cases, said = predictions
     one = next(place for name, place in said if name == "dflash--mi325x-fp8")
-    marked = readme.table(cases, said | {("dflash--mi325x-fp8", one): "REFUSED"})
+    marked = engines_page.table(cases, said | {("dflash--mi325x-fp8", one): "REFUSED"})
     assert "loads ✗ REFUSED; 2 shards: loads |" in marked
     right, wrong = (
-        int(text.split("predicted ")[1].split()[0]) for text in (readme.table(cases, said), marked)
+        int(text.split("predicted ")[1].split()[0])
+        for text in (engines_page.table(cases, said), marked)
     )
     assert right == wrong + 1
 
 
-def test_a_readme_without_marks_is_an_error(written: str) -> None:
+def test_a_page_without_marks_is_an_error(written: str) -> None:
     with pytest.raises(ValueError, match="expected the marks"):
-        readme.with_table("# draftquant", written)
+        engines_page.with_table("# draftquant", written)

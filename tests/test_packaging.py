@@ -23,8 +23,8 @@ VENDORS = {
 MAX_LINES = 350
 FACADE = Path("scripts/draftquant")
 """Installed as `draftquant` itself: the other packages lie in it by name alone."""
-CHECKOUT_ONLY = {"draftquant.scripts.training", "draftquant.scripts.real_shapes"}
-"""Packages that the wheel leaves out: users need neither the trainer nor published shapes."""
+CHECKOUT_ONLY = {f"draftquant.scripts.{name}" for name in ("docs", "real_shapes", "training")}
+"""Packages that the wheel leaves out: users need none of them."""
 MODULES = [
     path.relative_to(ROOT) for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))
 ]

@@ -1,4 +1,4 @@
-"""The README's table of served drafts is what results.json holds; and how rounds are compared."""
+"""The table of served drafts in docs/engines.md, and how rounds are compared."""
 
 import dataclasses
 from pathlib import Path
@@ -73,8 +73,8 @@ def test_rounds_beyond_the_common_text_are_left_out() -> None:
     assert found.served == (1, 1, 1)
 
 
-def test_the_readme_has_the_table_of_today() -> None:
-    text = results.README.read_text()
+def test_the_page_has_the_table_of_today() -> None:
+    text = results.PAGE.read_text()
     again = "run: python tests/served/run.py --tables"
     assert results.with_table(text, results.table(results.read_results())) == text, again
 
@@ -110,6 +110,6 @@ def test_a_refusal_is_given_in_the_engines_words() -> None:
         assert row.error in results.table([row, *results.read_results()])
 
 
-def test_a_readme_without_marks_is_an_error() -> None:
+def test_a_page_without_marks_is_an_error() -> None:
     with pytest.raises(ValueError, match="expected the marks"):
         results.with_table("# draftquant", "")

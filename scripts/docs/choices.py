@@ -41,15 +41,21 @@ CHOICES: Sequence[Choice] = (
     Choice(HOPPER, "vLLM", (MLA,), "fp8-ptpc", ("int4-channel-gptq",)),
     Choice(HOPPER, "SGLang", (LLAMA, DFLASH), "fp8-ptpc", ("int4-channel-gptq",)),
     Choice(HOPPER, "SGLang", (MLA,), "fp8-ptpc", ()),
-    Choice(("B200",), "vLLM", EVERY, "fp8-ptpc", ("int4-channel-gptq", "blackwell-nvfp4-learned")),
+    Choice(
+        ("B200",),
+        "vLLM",
+        EVERY,
+        "blackwell-fp8-mla",
+        ("int4-channel-gptq", "blackwell-nvfp4-learned"),
+    ),
     Choice(
         ("B200",),
         "SGLang",
         (LLAMA, DFLASH),
-        "fp8-ptpc",
+        "blackwell-fp8-mla",
         ("int4-channel-gptq", "blackwell-nvfp4-learned"),
     ),
-    Choice(("B200",), "SGLang", (MLA,), "fp8-ptpc", ()),
+    Choice(("B200",), "SGLang", (MLA,), "blackwell-fp8-mla", ()),
 )
 ANY = "any of the three"
 NONE_SMALLER = "none that it loads"

@@ -1,7 +1,8 @@
 """The page of all commands, from the parsers that read the command line."""
 
 import argparse
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
 
 from ..cli import COMMANDS, _parser
 from .markdown import code, page, table, text
@@ -11,13 +12,27 @@ _INTRODUCTION = (
     " check or gate says no; 2 bad input; 3 INCONCLUSIVE or ANOMALOUS. `draftquant COMMAND --help`"
     " says the same as this page."
 )
+_COLUMNS = ("argument", "meaning")
+_NEARLY_EVERY = 0.8
+"""Share of the commands whose common options are said once."""
 
 
 def commands_page() -> str:
-    """Every command, verb and argument."""
-    whole = _parser(tuple(COMMANDS))  # the commands that it is asked for have their arguments
-    found = list(_parsers(whole))
-    return page("Commands", _INTRODUCTION, *(_section(*each) for each in found))
+    """Every command, verb and argument; what nearly all take is said once."""
+    found = list(_parsers(_parser(tuple(COMMANDS))))  # with the arguments of each of these
+    common = _common([parser for parser, _ in found])
+    sections = [_section(parser, summary, common) for parser, summary in found]
+    if common:
+        rows = (_row(action) for action in common.values())
+        sections.insert(0, "## What nearly every command takes\n\n" + table(_COLUMNS, rows))
+    return page("Commands", _INTRODUCTION, *sections)
+
+
+def _common(parsers: Sequence[argparse.ArgumentParser]) -> dict[str, argparse.Action]:
+    """Row -> option that nearly every command takes, meaning the same."""
+    rows = [(" ".join(_row(each)), each) for parser in parsers for each in _actions(parser)]
+    counts = Counter(row for row, _ in rows)
+    return {row: each for row, each in rows if counts[row] > _NEARLY_EVERY * len(parsers)}
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
@@ -30,19 +45,32 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.Argumen
                 yield from _parsers(sub)
 
 
-def _section(parser: argparse.ArgumentParser, summary: str) -> str:
-    actions = [
+def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    hidden = (argparse._HelpAction, argparse._SubParsersAction)
+    return [
         action
         for action in parser._actions
-        if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
-        and action.help != argparse.SUPPRESS
+        if not isinstance(action, hidden) and action.help != argparse.SUPPRESS
     ]
+
+
+def _section(parser: argparse.ArgumentParser, summary: str, common: Container[str]) -> str:
     level = "#" * min(len(parser.prog.split()), 4)
-    parts = [f"{level} {parser.prog}", text(summary[:1].upper() + summary[1:]) + "."]
-    if actions:
-        rows = ([_spelling(action), text(_meaning(action))] for action in actions)
-        parts.append(table(["argument", "meaning"], rows))
+    parts = [f"{level} {parser.prog}", _sentence(summary)]
+    rows = [_row(action) for action in _actions(parser) if " ".join(_row(action)) not in common]
+    if rows:
+        parts.append(table(_COLUMNS, rows))
     return "\n\n".join(part.strip("\n") for part in parts)
+
+
+def _sentence(summary: str) -> str:
+    """A summary with a capital and an end; names keep their letters."""
+    capital = summary if summary.startswith("vLLM") else summary[:1].upper() + summary[1:]
+    return text(capital + ("" if capital.endswith(("?", ".")) else "."))
+
+
+def _row(action: argparse.Action) -> list[str]:
+    return [_spelling(action), text(_meaning(action))]
 
 
 def _spelling(action: argparse.Action) -> str:

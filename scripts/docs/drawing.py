@@ -14,7 +14,7 @@ from ...calibration.plot_file import headless_pyplot
 
 INK, FAINT, GRID, PAPER = "#1f2328", "#59636e", "#d1d9e0", "#ffffff"
 BLUE, ORANGE, RED, GREEN, PURPLE = "#0072b2", "#b35f00", "#c0303a", "#00735c", "#8a3ea0"
-_DARK: Mapping[str, str] = {
+DARK: Mapping[str, str] = {
     INK: "#e6edf3",
     FAINT: "#9198a1",
     GRID: "#3d444d",
@@ -70,7 +70,7 @@ def svg(made: Any, title: str) -> str:
     headless_pyplot().close(made)
     text = re.sub(r"font: ([0-9.]+)px [^;\"]*", rf"font: \1px {_FONTS}", file.getvalue())
     text = re.sub(r"font: bold ([0-9.]+)px [^;\"]*", rf"font: bold \1px {_FONTS}", text)
-    for light in _DARK:
+    for light in DARK:
         text = text.replace(light, f"var(--{_name(light)})")
     head, opening, rest = text.partition("<defs>")
     lines = (line.rstrip() for line in f"{head}{_style()}{opening}{rest}".splitlines())
@@ -78,8 +78,8 @@ def svg(made: Any, title: str) -> str:
 
 
 def _style() -> str:
-    light = " ".join(f"--{_name(each)}: {each};" for each in _DARK)
-    dark = " ".join(f"--{_name(each)}: {other};" for each, other in _DARK.items())
+    light = " ".join(f"--{_name(each)}: {each};" for each in DARK)
+    dark = " ".join(f"--{_name(each)}: {other};" for each, other in DARK.items())
     return (
         f"<style>\n:root {{ color-scheme: light dark; {light} }}\n"
         f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n</style>\n "
@@ -88,4 +88,4 @@ def _style() -> str:
 
 def _name(light: str) -> str:
     """The variable of a colour; by number, for a colour would be found in its own name."""
-    return f"c{list(_DARK).index(light)}"
+    return f"c{list(DARK).index(light)}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...quantize import lints
+from ...recipes.regular_file import read_text
 from .markdown import code, page, table, text
 
 
@@ -49,7 +50,7 @@ def lints_page() -> str:
 def messages() -> Iterator[Message]:
     """Each call of `Lint` in `quantize/lints`."""
     for path in sorted(Path(lints.__file__).parent.glob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(read_text(path))
         constants = _constants(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and _name(node.func) == "Lint":

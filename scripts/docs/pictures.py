@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ...quantize.drafts import read_draft
 from ...quantize.plan import make_plan
 from ...recipes import load_recipe
+from ...recipes.regular_file import read_text
 from ..checkout import ROOT
 from ..real_shapes.drafts import DEFAULT_DRAFT, REAL_DRAFTS
 from ..real_shapes.generate import write_sparse_model
@@ -56,7 +57,7 @@ class Change(NamedTuple):
 
 def measured_changes() -> dict[str, dict[str, Change]]:
     """Recipe -> pair -> change, of the table in docs/acceptance.md."""
-    lines = ACCEPTANCE.read_text(encoding="utf-8").splitlines()
+    lines = read_text(ACCEPTANCE).splitlines()
     rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
     pairs = next(row[1:] for row in rows if row[0] == "recipe")
     found: dict[str, dict[str, Change]] = {}

@@ -3,7 +3,7 @@
 Usage: `.venv/bin/python tests/engines/run.py --python .venv-engines/bin/python`.
 
 Exit status 1: a prediction of `draftquant check` is not what an engine did.
-Afterwards `readme.py` writes the README's table anew; a test holds the two together.
+Afterwards `engines_page.py` writes the table of docs/engines.md anew; a test compares.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""results.json, RESULTS.md and README's table: what was served, beside what was replayed."""
+"""results.json, RESULTS.md and the table of docs/engines.md: what was served beside replay."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from served.rounds import Rounds, acceptance_length
 HERE = Path(__file__).resolve().parent
 JSON_FILE = HERE / "results.json"
 RESULTS_FILE = HERE / "RESULTS.md"
-README = HERE.parents[1] / "README.md"
+PAGE = HERE.parents[1] / "docs" / "engines.md"
 _BEGIN = "<!-- written by tests/served/run.py -->\n"
 _END = "<!-- end of what tests/served/run.py writes -->\n"
 _INTRODUCTION = """# Drafts served by a real vLLM
@@ -101,9 +101,9 @@ def write_results(served: Sequence[Served]) -> None:
 
 
 def write_tables(served: Sequence[Served]) -> None:
-    """Write RESULTS.md, and the README's table anew."""
+    """Write RESULTS.md, and the page's table anew."""
     RESULTS_FILE.write_text(f"{_INTRODUCTION}\n{table(served)}")
-    README.write_text(with_table(README.read_text(), table(served)))
+    PAGE.write_text(with_table(PAGE.read_text(), table(served)))
 
 
 def read_results() -> list[Served]:
@@ -127,12 +127,12 @@ def table(served: Sequence[Served]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(readme: str, written: str) -> str:
-    """The README with the table between its two marks replaced."""
-    before, begin, rest = readme.partition(_BEGIN)
+def with_table(page: str, written: str) -> str:
+    """The page with the table between its two marks replaced."""
+    before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:
-        raise ValueError(f"{README.name}: expected the marks {_BEGIN.strip()} and {_END.strip()}")
+        raise ValueError(f"{PAGE.name}: expected the marks {_BEGIN.strip()} and {_END.strip()}")
     return f"{before}{_BEGIN}\n{written}\n{_END}{after}"
 
 

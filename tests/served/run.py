@@ -1,4 +1,4 @@
-"""Serve every draft with the real vLLM on this CPU; write results.json, RESULTS.md and the README.
+"""Serve every draft with the real vLLM on this CPU; write results.json and its tables.
 
 Usage: `.venv/bin/python tests/served/run.py --python .venv-served/bin/python`.
 

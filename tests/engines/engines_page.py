@@ -1,6 +1,6 @@
-"""The README's table: every built-in recipe on every family in every engine, loaded and predicted.
+"""The table of docs/engines.md: recipes on families in engines, loaded and predicted.
 
-Usage: `.venv/bin/python tests/engines/readme.py` rewrites it from results.json and `check`.
+Usage: `.venv/bin/python tests/engines/engines_page.py` rewrites it from results.json and `check`.
 """
 
 import sys
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-README = HERE.parents[1] / "README.md"
+PAGE = HERE.parents[1] / "docs" / "engines.md"
 sys.path.insert(0, str(HERE.parent))  # tiny.py and its kin
 
 from cases import FAMILIES, Case, Workshop, recipe_cases  # noqa: E402
 from predictions import predicted  # noqa: E402
 from results import COLUMNS, ENGINE_NAMES, WORDS, Outcome, read_outcomes  # noqa: E402
 
-_BEGIN = "<!-- written by tests/engines/readme.py -->\n"
-_END = "<!-- end of what tests/engines/readme.py writes -->\n"
+_BEGIN = "<!-- written by tests/engines/engines_page.py -->\n"
+_END = "<!-- end of what tests/engines/engines_page.py writes -->\n"
 _LEGEND = """
 Each cell is what the engine did. `check` predicted {right} of these {all} outcomes (one and two
 shards each){marked}. **wrong**: accepted without an error, and served
-wrongly. [RESULTS.md](tests/engines/RESULTS.md) has the engines' own errors, {others} outcomes of
+wrongly. [RESULTS.md](../tests/engines/RESULTS.md) has the engines' own errors, {others} outcomes of
 other formats and of broken folders, and how the engines were run.
 """
 
@@ -40,10 +40,10 @@ Verdicts = Mapping[tuple[str, Place], str]
 
 
 def main() -> None:
-    """Rewrite the README's table; see the module."""
+    """Rewrite the page's table; see the module."""
     with tempfile.TemporaryDirectory() as temporary:
-        written = with_table(README.read_text(), table(*predictions(Path(temporary))))
-    README.write_text(written)
+        written = with_table(PAGE.read_text(), table(*predictions(Path(temporary))))
+    PAGE.write_text(written)
 
 
 def predictions(folder: Path) -> tuple[list[Case], Verdicts]:
@@ -77,12 +77,12 @@ def table(cases: Sequence[Case], said: Verdicts) -> str:
     return "\n".join(lines) + "\n" + legend
 
 
-def with_table(readme: str, written: str) -> str:
-    """The README with the table between its two marks replaced."""
-    before, begin, rest = readme.partition(_BEGIN)
+def with_table(page: str, written: str) -> str:
+    """The page with the table between its two marks replaced."""
+    before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:
-        raise ValueError(f"{README.name}: expected the marks {_BEGIN.strip()} and {_END.strip()}")
+        raise ValueError(f"{PAGE.name}: expected the marks {_BEGIN.strip()} and {_END.strip()}")
     return f"{before}{_BEGIN}\n{written}\n{_END}{after}"
 
 

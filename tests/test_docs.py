@@ -1,0 +1,288 @@
+"""docs/: made pages and pictures are current, links lead somewhere, the site builds by itself."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from draftquant.quantize.drafts import FAMILIES, read_draft
+from draftquant.quantize.engines.hardware import architecture
+from draftquant.quantize.engines.preview import planned_verdicts
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.plan import make_plan
+from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.scripts.docs import choices, drawing, lints, markdown, pictures, traces
+from draftquant.scripts.docs.__main__ import main
+from draftquant.scripts.docs.pages import PAGES
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+AGAIN = "run: ./scripts/test --docs"
+MADE = {**PAGES, **pictures.PICTURES}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_made_is_current(name: str) -> None:
+    assert (DOCS / name).read_text(encoding="utf-8") == MADE[name](), AGAIN
+
+
+def test_the_command_writes_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("draftquant.scripts.docs.__main__.ROOT", tmp_path)
+    monkeypatch.setattr("draftquant.scripts.docs.__main__.DOCS", tmp_path)
+    quick = {"reference/a.md": lambda: "a\n", "pictures/b.svg": lambda: "b\n"}
+    monkeypatch.setattr("draftquant.scripts.docs.__main__.PAGES", quick)
+    monkeypatch.setattr("draftquant.scripts.docs.__main__.PICTURES", {})
+    assert main() == 0
+    assert (tmp_path / "pictures/b.svg").read_text() == "b\n"
+    assert capsys.readouterr().out == "reference/a.md\npictures/b.svg\n"
+
+
+def test_no_made_page_is_left_over() -> None:
+    there = {path.relative_to(DOCS).as_posix() for path in DOCS.glob("reference/*")}
+    assert there | {f"pictures/{path.name}" for path in DOCS.glob("pictures/*.svg")} == set(MADE)
+
+
+# Texts of made pages
+
+
+def test_text_is_no_markup() -> None:
+    assert markdown.text("a *b* <c> [d] | `e|f` g_h __i__\n j") == (
+        r"a \*b\* \<c\> \[d\] \| `e\|f` g_h \__i_\_ j"
+    )
+    assert markdown.code("a|b") == r"`a\|b`"
+    assert markdown.code("") == ""
+
+
+def test_attributes_are_those_of_a_docstring() -> None:
+    @dataclasses.dataclass
+    class Example:
+        """Nothing.
+
+        Attributes:
+            a: first, over
+                two lines. b: second.
+            c, d: both.
+        """
+
+        a: int
+        b: int
+        c: int
+        d: int
+        e: int
+
+    assert traces.attributes(Example) == {
+        "a": "first, over two lines", "b": "second.", "c": "both.", "d": "both.",
+    }  # fmt: skip
+
+
+def test_every_key_of_a_trace_is_explained() -> None:
+    rows = re.findall(r"^\| `\w+` \|.*\| (.*) \|$", traces.traces_page(), re.MULTILINE)
+    assert len(rows) > 30
+    assert all(rows)
+
+
+def test_the_messages_are_those_of_every_lint() -> None:
+    listed = set(re.findall(r"^\| `([a-z0-9-]+)`", (DOCS / "lints.md").read_text(), re.MULTILINE))
+    messages = list(lints.messages())
+    assert {each.name for each in messages} == listed
+    by_name = {each.name: each for each in messages}
+    assert by_name["misspelt-key"].remedy == "if that is what is meant, rename …"
+    assert by_name["d2t-absolute"].cause.startswith("d2t holds target ids")
+    assert not by_name["d2t-absolute"].fixable
+    assert by_name["dtype-missing"].fixable
+
+
+# Which recipe
+
+
+@pytest.mark.parametrize("choice", choices.CHOICES, ids=lambda each: "-".join((*each[0], each[1])))
+def test_a_recipe_loads_where_it_is_advised(choice: choices.Choice) -> None:
+    for family in choice.families:
+        draft = read_draft(Checkpoint.open(ROOT / "tests/pairs" / family / "draft"))
+        for name in (choice.recipe, *choice.smaller):
+            plan = make_plan(load_recipe(name), draft)
+            for gpu in choice.gpus:
+                verdicts = {
+                    each.engine: each.verdict
+                    for each in planned_verdicts(plan, arch=architecture(gpu), fix_config=True)
+                }
+                expected = "REFUSED" if name in choices.BY_PLUGIN else "LOADS"
+                assert verdicts[choice.engine.lower()] == expected, (family, name, gpu)
+
+
+def test_where_none_is_advised_none_loads() -> None:
+    for choice in choices.CHOICES:
+        if choice.smaller:
+            continue
+        (family,) = choice.families
+        draft = read_draft(Checkpoint.open(ROOT / "tests/pairs" / family / "draft"))
+        for name in built_in_recipes():
+            recipe = load_recipe(name)
+            if recipe.weights.stored.dtype == "fp8_e4m3" or recipe.weights.dtype == "mxfp4":
+                continue
+            for gpu in choice.gpus:
+                plan = make_plan(recipe, draft)
+                verdicts = planned_verdicts(plan, arch=architecture(gpu), fix_config=True)
+                (found,) = (each for each in verdicts if each.engine == choice.engine.lower())
+                assert found.verdict == "REFUSED", (choice, name)
+
+
+def test_readme_has_the_advice() -> None:
+    assert choices.choices_table() in README.read_text()
+
+
+def test_readme_counts_what_there_is() -> None:
+    text = README.read_text()
+    assert f"{len(FAMILIES)} families" in text
+    assert f"has all {len(built_in_recipes())}" in text
+    assert len(text.splitlines()) <= 150
+
+
+# Pictures
+
+
+def test_acceptance_is_read_from_the_table() -> None:
+    changes = pictures.measured_changes()
+    assert set(changes) < set(built_in_recipes())
+    assert changes["blackwell-nvfp4"]["dflash"] == (-1.51, -2.41, -0.60, "INCONCLUSIVE")
+    assert all(set(each) == {"eagle3-llama", "eagle3-mla", "dflash"} for each in changes.values())
+
+
+def test_planned_bytes_are_those_of_the_published_draft() -> None:
+    found = pictures.planned_bytes()
+    assert found["BF16"].total() == 6_356_525_056
+    assert found["fp8-ptpc"].total() == 5_681_496_064
+    assert found["int4-channel"].total() == 5_343_727_728
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_a_picture_has_both_modes_a_title_and_nothing_from_outside(name: str) -> None:
+    text = (DOCS / name).read_text()
+    assert "@media (prefers-color-scheme: dark)" in text
+    assert "<title>" in text or "<dc:title>" in text
+    assert not re.search(r"(href|src)=\"(?!#)", text)
+    body = text.partition("</style>")[2]
+    assert not set(re.findall(r"#[0-9a-f]{6}", body)), "a colour that dark mode does not change"
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours, as WCAG 2 defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_colours_stand_out_in_both_modes() -> None:
+    dark = drawing.DARK
+    for colour in (drawing.INK, drawing.FAINT, drawing.RED, drawing.GREEN, drawing.ORANGE):
+        assert contrast(colour, drawing.PAPER) >= 4.5
+        assert contrast(dark[colour], dark[drawing.PAPER]) >= 4.5
+
+
+# The site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", ".mkdocs.yml", "-d", folder],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+class Targets(HTMLParser):
+    """What a page asks a browser to load or to lead to, and what it can be led to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.led: list[str] = []
+        self.anchors: set[str] = set()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attributes}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a":
+            self.led.append(given.get("href", ""))
+        else:
+            self.loaded += [given[name] for name in ("src", "href") if name in given]
+
+
+def parsed(page: Path) -> Targets:
+    targets = Targets()
+    targets.feed(page.read_text())
+    return targets
+
+
+def test_the_site_needs_no_network(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        for url in parsed(page).loaded:
+            assert not re.match(r"[a-z]+:|//", url), f"{page}: {url}"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text()), sheet
+
+
+def test_every_link_of_the_site_leads_to_something(site: Path) -> None:
+    pages = {page.resolve(): parsed(page) for page in site.rglob("*.html")}
+    for page, targets in pages.items():
+        for url in targets.led:
+            path, _, anchor = url.partition("#")
+            if re.match(r"[a-z]+:|/", path) or not url or page.name == "404.html":
+                continue
+            led = (page.parent / path).resolve() if path else page
+            led = led / "index.html" if led.is_dir() else led
+            assert led.is_file(), f"{page}: {url}"
+            if anchor and led.suffix == ".html":
+                assert anchor in pages[led].anchors, f"{page}: {url}"
+
+
+def test_tables_become_tables(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        assert "|---|" not in page.read_text(), page
+
+
+def test_every_link_in_the_repository_leads_to_a_file() -> None:
+    """What GitHub shows: relative links of every page that is written here."""
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("recipes/*.md")]
+    pages += ROOT.glob("tests/*/*.md")
+    links = re.compile(r"\]\(([^)\s#]+)(?:#([^)\s]*))?\)")
+    for page in pages:
+        for path, anchor in links.findall(page.read_text()):
+            if re.match(r"[a-z]+:", path):
+                continue
+            target = page.parent / path
+            assert target.exists(), f"{page}: {path}"
+            if anchor and target.suffix == ".md":
+                assert anchor in anchors(target), f"{page}: {path}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS).as_posix()
+        assert name == "index.md" or f"({name}" in index, name
