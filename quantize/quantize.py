@@ -7,15 +7,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..recipes.schema import Recipe, recipe_sha256
+from ..recipes.schema import recipe_sha256
 from .algorithms import FoundCodes, Statistics
 from .algorithms.balance import balance_exponent
 from .backends import get_backend
 from .card import CardFacts, least_card
-from .errors import BackendError, CheckpointError, PlanError
+from .checks import (
+    check_backends,
+    check_retuning,
+    check_source,
+    check_tables,
+    checked_scales,
+)
 from .execute import Measured, execute
 from .files.card import CARD_FILE, read_card
-from .files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE
+from .files.checkpoint import UNVERIFIED_CONFIG_FILE
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
 from .files.provenance import (
@@ -27,13 +33,11 @@ from .files.provenance import (
 )
 from .files.publish import check_faults, publish
 from .files.retuning import Retuning, marked_card
-from .files.side_files import check_no_other_weights, check_not_made, config_and_index
+from .files.side_files import config_and_index
 from .layouts import get_layout
 from .lints import fixed_config, output_changes
 from .lints.concat import half_ratios
 from .plan import Plan, Step
-from .stored.target import EMBEDDING, first_differing_row
-from .verify.dropped import prove_dropped
 from .verify.folder import VerifyReport, verify
 
 
@@ -106,7 +110,7 @@ def quantize_draft(
     backend = get_backend(plan.recipe.backend, plan.recipe.algorithm)
     check_backends(plan.recipe)
     check_retuning(plan, retuning)
-    scales = _checked_scales(plan, input_scales)
+    scales = checked_scales(plan, input_scales)
     balanced = balanced_norms(plan)
 
     def few_inputs() -> dict[str, int]:
@@ -211,64 +215,6 @@ def quantize_draft(
     )
 
 
-def check_backends(recipe: Recipe) -> None:
-    """Fail before any work if the recipe's toolkit or algorithm cannot do one of its formats.
-
-    Raises:
-        BackendError: see `Backend.check`.
-    """
-    for form in recipe.formats:
-        each = recipe.in_format(form)
-        get_backend(each.backend, each.algorithm).check(each.weights)
-
-
-def check_retuning(plan: Plan, retuning: Retuning | None) -> None:
-    """Codes that the target taught are made with the baseline that they are compared with.
-
-    Raises:
-        BackendError: the recipe asks for them and they are none, or the other way round.
-    """
-    if (plan.recipe.algorithm.rounding == "retuned") != (retuning is not None):
-        raise BackendError(
-            f"recipe {plan.recipe.name}",
-            "rounding: retuned trains the draft, and the unquantized draft alike beside it",
-            fix="'draftquant retune' makes both; --algorithm learned stays with the BF16 draft",
-        )
-
-
-def check_tables(plan: Plan, target: Path | None) -> dict[str, str]:
-    """What is dropped is the target's, and a head that is quantized is not the embedding.
-
-    Reads these tables, and so may be asked before anything that takes long.
-
-    Returns:
-        Name of each dropped tensor -> name of the target's.
-
-    Raises:
-        PlanError: nothing shows it, or embedding and head are equal byte for byte.
-        CheckpointError: it is not so.
-    """
-    _check_untied(plan)
-    return prove_dropped(plan.draft, [step.row for step in plan.dropped], target)
-
-
-def _check_untied(plan: Plan) -> None:
-    embedding = plan.draft.row(EMBEDDING)
-    for step in plan.quantized:
-        if step.row.role != "head" or embedding is None:
-            continue
-        ours, other = step.row.tensor, embedding.tensor
-        alike = (ours.dtype, ours.shape) == (other.dtype, other.shape)
-        source = plan.draft.checkpoint
-        if alike and first_differing_row(source, ours, source, other) is None:
-            raise PlanError(
-                f"{source.folder}: {ours.name}",
-                f"would be quantized, but is {other.name} byte for byte: the two are tied, and"
-                " codes would stand for the one and not for the other",
-                fix="keep the head, or drop both where the target has them (action: drop)",
-            )
-
-
 def balanced_norms(plan: Plan) -> dict[str, int]:
     """The norms that balancing the concat input changes: tensor name -> k, divided by 2^k.
 
@@ -299,51 +245,6 @@ def _measured(
     return Measured(
         input_scales=input_scales, exponents=exponents, statistics=statistics, found=found
     )
-
-
-def _checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:
-    """Static input scales are given exactly where the recipe needs them."""
-    modules = [s.row.module for s in plan.quantized if plan.format_of(s).needs_input_scale]
-    if not plan.recipe.needs_input_scales:
-        if scales:
-            raise BackendError(
-                f"recipe {plan.recipe.name}",
-                "activations are not static, but input scales were given",
-                fix="drop --traces or --input-scale, or use a recipe with static activations",
-            )
-        return {}
-    missing = [module for module in modules if module not in (scales or {})]
-    if scales is None or missing:
-        static = next(form.activations for form in plan.recipe.formats if form.needs_input_scale)
-        raise BackendError(
-            f"recipe {plan.recipe.name}",
-            f"activations are {static}: a static scale of the input of each linear is needed,"
-            f" missing: {', '.join(missing)}",
-            fix="record traces ('draftquant record') and pass --traces, or use a recipe without"
-            " static scales (fp8-ptpc), or pass --input-scale 1.0",
-        )
-    return {module: scales[module] for module in modules}
-
-
-def check_source(plan: Plan) -> tuple[str, ...]:
-    """What a run copies is neither a file that it writes nor the weights once more.
-
-    Returns:
-        The side files that it copies.
-
-    Raises:
-        CheckpointError: it is, or the source is quantized already.
-    """
-    folder, side_files = plan.draft.checkpoint.folder, plan.draft.checkpoint.side_files()
-    check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
-    check_not_made(folder, side_files)
-    if plan.draft.checkpoint.config.get("quantization_config") is not None:
-        raise CheckpointError(
-            folder / CONFIG_FILE,
-            "declares a quantization_config: the source is already quantized",
-            fix="start from the BF16 draft",
-        )
-    return side_files
 
 
 def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:

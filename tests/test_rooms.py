@@ -17,7 +17,7 @@ QUANTIZE = (
     ("lints",),
     ("verify", "algorithms", "claims"),
     ("backends", "plan", "recode"),
-    ("card", "execute", "engines", "estimate"),
+    ("card", "checks", "execute", "engines", "estimate"),
     ("quantize", "dequantize", "transcode", "tuned"),
 )
 CALIBRATION = (

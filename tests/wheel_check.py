@@ -12,7 +12,13 @@ import sysconfig
 from pathlib import Path
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
-ABSENT = ("quantize", "recipes", "draftquant.scripts.training", "draftquant.scripts.real_shapes")
+ABSENT = (
+    "quantize",
+    "recipes",
+    "draftquant.scripts.training",
+    "draftquant.scripts.real_shapes",
+    "draftquant.scripts.docs",
+)
 
 
 def main() -> None:

@@ -15,13 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from ...quantize.checks import check_source
 from ...quantize.errors import OutputError
 from ...quantize.files.hub import DraftSource
 from ...quantize.files.provenance import LearnedRounding, TunedProvenance, read_provenance
 from ...quantize.files.retuning import Retuning, marked_card, tensors_sha256
 from ...quantize.files.staging import check_output
 from ...quantize.plan import Plan
-from ...quantize.quantize import QuantizeReport, check_source, quantize_draft
+from ...quantize.quantize import QuantizeReport, quantize_draft
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.tuned import write_tuned
 from ...quantize.verify import verify

@@ -82,8 +82,8 @@ def _kind(keys: ConfigReader) -> str:
             fix=f"supported: {', '.join(_SPELL)}",
         )
     behind = ([], [_LAYER_CLASS]) if kind == "eagle" else ([],)
-    known = isinstance(names, list) and names[:1] and names[0] in _ARCHITECTURES[kind]
-    if not known or names[1:] not in behind:
+    listed: list[Any] = names if isinstance(names, list) else []
+    if not listed or listed[0] not in _ARCHITECTURES[kind] or listed[1:] not in behind:
         raise CheckpointError(
             keys.where,
             f"architectures: expected [{_ARCHITECTURES[kind][0]!r}], got {names!r}"

@@ -83,7 +83,8 @@ def quantize(
     Raises:
         DraftQuantError: of the stage that failed; nothing is left behind.
     """
-    from ...quantize.quantize import check_retuning, check_tables, quantize_draft
+    from ...quantize.checks import check_retuning, check_tables
+    from ...quantize.quantize import quantize_draft
 
     own_target, folder = optional_path(target), Path(out)
     source, opened = open_draft(draft, subtree)

@@ -67,7 +67,7 @@ class MedusaForward(HeadsForward):
         Raises:
             ValueError: of several.
         """
-        depths = hidden[..., -1].unique().tolist()
+        depths = sorted(set(hidden[..., -1].flatten().tolist()))
         if len(depths) != 1:
             raise ValueError(f"expected hidden states of one depth, got those of {depths}")
         return f"lm_heads.{0 if self.geometry.shared_head else int(depths[0])}"

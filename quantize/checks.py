@@ -1,0 +1,121 @@
+"""What must hold before a plan is carried out: asked before anything that takes long."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..recipes.schema import Recipe
+from .backends import get_backend
+from .errors import BackendError, CheckpointError, PlanError
+from .files.checkpoint import CONFIG_FILE
+from .files.retuning import Retuning
+from .files.side_files import check_no_other_weights, check_not_made
+from .plan import Plan
+from .stored.target import EMBEDDING, first_differing_row
+from .verify.dropped import prove_dropped
+
+
+def check_backends(recipe: Recipe) -> None:
+    """Fail before any work if the recipe's toolkit or algorithm cannot do one of its formats.
+
+    Raises:
+        BackendError: see `Backend.check`.
+    """
+    for form in recipe.formats:
+        each = recipe.in_format(form)
+        get_backend(each.backend, each.algorithm).check(each.weights)
+
+
+def check_retuning(plan: Plan, retuning: Retuning | None) -> None:
+    """Codes that the target taught are made with the baseline that they are compared with.
+
+    Raises:
+        BackendError: the recipe asks for them and they are none, or the other way round.
+    """
+    if (plan.recipe.algorithm.rounding == "retuned") != (retuning is not None):
+        raise BackendError(
+            f"recipe {plan.recipe.name}",
+            "rounding: retuned trains the draft, and the unquantized draft alike beside it",
+            fix="'draftquant retune' makes both; --algorithm learned stays with the BF16 draft",
+        )
+
+
+def check_tables(plan: Plan, target: Path | None) -> dict[str, str]:
+    """What is dropped is the target's, and a head that is quantized is not the embedding.
+
+    Reads these tables, and so may be asked before anything that takes long.
+
+    Returns:
+        Name of each dropped tensor -> name of the target's.
+
+    Raises:
+        PlanError: nothing shows it, or embedding and head are equal byte for byte.
+        CheckpointError: it is not so.
+    """
+    _check_untied(plan)
+    return prove_dropped(plan.draft, [step.row for step in plan.dropped], target)
+
+
+def _check_untied(plan: Plan) -> None:
+    embedding = plan.draft.row(EMBEDDING)
+    for step in plan.quantized:
+        if step.row.role != "head" or embedding is None:
+            continue
+        ours, other = step.row.tensor, embedding.tensor
+        alike = (ours.dtype, ours.shape) == (other.dtype, other.shape)
+        source = plan.draft.checkpoint
+        if alike and first_differing_row(source, ours, source, other) is None:
+            raise PlanError(
+                f"{source.folder}: {ours.name}",
+                f"would be quantized, but is {other.name} byte for byte: the two are tied, and"
+                " codes would stand for the one and not for the other",
+                fix="keep the head, or drop both where the target has them (action: drop)",
+            )
+
+
+def check_source(plan: Plan) -> tuple[str, ...]:
+    """What a run copies is neither a file that it writes nor the weights once more.
+
+    Returns:
+        The side files that it copies.
+
+    Raises:
+        CheckpointError: it is, or the source is quantized already.
+    """
+    folder, side_files = plan.draft.checkpoint.folder, plan.draft.checkpoint.side_files()
+    check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
+    check_not_made(folder, side_files)
+    if plan.draft.checkpoint.config.get("quantization_config") is not None:
+        raise CheckpointError(
+            folder / CONFIG_FILE,
+            "declares a quantization_config: the source is already quantized",
+            fix="start from the BF16 draft",
+        )
+    return side_files
+
+
+def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:
+    """Static input scales, which are given exactly where the recipe needs them.
+
+    Raises:
+        BackendError: they are not.
+    """
+    modules = [s.row.module for s in plan.quantized if plan.format_of(s).needs_input_scale]
+    if not plan.recipe.needs_input_scales:
+        if scales:
+            raise BackendError(
+                f"recipe {plan.recipe.name}",
+                "activations are not static, but input scales were given",
+                fix="drop --traces or --input-scale, or use a recipe with static activations",
+            )
+        return {}
+    missing = [module for module in modules if module not in (scales or {})]
+    if scales is None or missing:
+        static = next(form.activations for form in plan.recipe.formats if form.needs_input_scale)
+        raise BackendError(
+            f"recipe {plan.recipe.name}",
+            f"activations are {static}: a static scale of the input of each linear is needed,"
+            f" missing: {', '.join(missing)}",
+            fix="record traces ('draftquant record') and pass --traces, or use a recipe without"
+            " static scales (fp8-ptpc), or pass --input-scale 1.0",
+        )
+    return {module: scales[module] for module in modules}
