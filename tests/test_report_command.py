@@ -105,7 +105,7 @@ def test_the_gate_writes_every_form_and_report_the_same(
     assert ElementTree.fromstring(first["g.xml"]).get("failures") == "0"
     again = ["report", str(tmp_path / "g.json"), *outputs(tmp_path)[:6]]
     assert main(again) == 2
-    assert "this report file exists already" in capsys.readouterr().err
+    assert "this report file already exists" in capsys.readouterr().err
     assert main([*again, "--overwrite"]) == 0
     assert capsys.readouterr().err.count(": PASS") == 3
     assert {name: (tmp_path / name).read_bytes() for name in names} == first
