@@ -132,6 +132,15 @@ def test_equal_runs_write_equal_reports(runs: list[str], tmp_path: Path) -> None
         assert path.read_bytes() == (tmp_path / "y" / path.name).read_bytes()
 
 
+def test_how_results_are_shown_is_no_part_of_a_report(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gate", *runs, "--report", str(tmp_path / "g.json")]) == 0
+    capsys.readouterr()
+    assert main(["gate", *runs, "--json", "--overwrite"]) == 0
+    assert capsys.readouterr().out == (tmp_path / "g.json").read_text()
+
+
 def test_report_prints_markdown_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "g.json").write_text(text_of(comparison("FAIL")))
     assert main(["report", str(tmp_path / "g.json")]) == 0

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...quantize.files.checkpoint import CONFIG_FILE
-from ...quantize.files.command_line import recorded_argv
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.provenance import QuantizedProvenance
 from ...recipes.expectations import PolicyName
@@ -30,7 +29,13 @@ from .gate_measured import (
 from .gate_report import print_judged
 from .replay import print_replays
 from .replaying import add_replay_arguments, load_for_replay, replay_loaded
-from .report_outputs import add_page_arguments, check_pages, wants_pages, write_pages
+from .report_outputs import (
+    add_page_arguments,
+    asked_for,
+    check_pages,
+    wants_pages,
+    write_pages,
+)
 
 if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
@@ -144,7 +149,7 @@ def run(options: argparse.Namespace) -> int:
         report = judge_joint(options, measured, on_traces, policy, look)
     document = document_of(
         report,
-        argv=recorded_argv(options.argv),
+        argv=asked_for(options.argv),
         drafts=on_traces.drafts if on_traces is not None else served_drafts(measured),
         engines=() if on_traces is None else on_traces.engines,
     )
