@@ -22,9 +22,9 @@ from .gate_measured import (
     add_measured_arguments,
     check_given,
     judge_joint,
+    judged_drafts,
     print_joint,
     read_measured,
-    served_drafts,
 )
 from .gate_report import print_judged
 from .replay import print_replays
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from ...validate.draft_replay import DraftReplay
     from ...validate.gate import GateReport
     from ...validate.looks import Look
+    from ...validate.pairing import DraftFolder
     from ...validate.policy import Policy
-    from ...validate.report.document import Drafts
-    from ...validate.report.facts import EngineFacts
     from ...validate.retuned import RetunedReport
 
 
@@ -54,14 +53,13 @@ class OnTraces:
     """What replays said; `background` is what they were judged with.
 
     Attributes:
-        drafts: who was judged. engines: what they do with the candidate.
+        folders: baseline, candidate, and the BF16 draft taught alike where it was given.
     """
 
     replays: "Sequence[DraftReplay]"
     report: "GateReport | RetunedReport"
     background: "Background"
-    drafts: "Drafts"
-    engines: "tuple[EngineFacts, ...]"
+    folders: "tuple[DraftFolder, ...]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,12 +145,8 @@ def run(options: argparse.Namespace) -> int:
         report = on_traces.report
     else:
         report = judge_joint(options, measured, on_traces, policy, look)
-    document = document_of(
-        report,
-        argv=asked_for(options.argv),
-        drafts=on_traces.drafts if on_traces is not None else served_drafts(measured),
-        engines=() if on_traces is None else on_traces.engines,
-    )
+    drafts, engines = judged_drafts(options, measured, on_traces)
+    document = document_of(report, argv=asked_for(options.argv), drafts=drafts, engines=engines)
     text = document_text(document)
     if options.report or wants_pages(options):
         beside = {options.report: text} if options.report else {}
@@ -178,8 +172,6 @@ def _judge_on_traces(
     from ...validate.gate import judge
     from ...validate.held_out import check_held_out
     from ...validate.pairing import DraftFolder, check_folders, check_loaded
-    from ...validate.report.document import Drafts
-    from ...validate.report.facts import engine_facts, folder_facts
     from ...validate.retuned import check_tuned_baseline, judge_retuned
 
     references = [options.baseline, options.candidate]
@@ -192,12 +184,6 @@ def _judge_on_traces(
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=options.unrelated)
     traces = TraceFolder.open(options.traces)
     warnings += check_held_out(candidate.quantized_by, traces)
-    drafts = Drafts(
-        baseline=folder_facts(options.baseline, baseline),
-        candidate=folder_facts(options.candidate, candidate),
-        tuned=None if tuned is None else folder_facts(options.tuned_baseline, tuned),
-    )
-    engines = engine_facts(candidate.folder, drafts.candidate.name)
     loaded = load_for_replay(references, traces, options)
     warnings += check_loaded(*loaded.both, candidate, unrelated=options.unrelated)
     if tuned is not None:
@@ -221,9 +207,8 @@ def _judge_on_traces(
         report = judge_retuned(
             replays, policy, look=look, background=background, tuned_sha256=tuned.sha256
         )
-    return OnTraces(
-        replays=replays, report=report, background=background, drafts=drafts, engines=engines
-    )
+    folders = (baseline, candidate) if tuned is None else (baseline, candidate, tuned)
+    return OnTraces(replays=replays, report=report, background=background, folders=folders)
 
 
 def other_policy_warnings(
