@@ -9,7 +9,6 @@ from draftquant.validate.parity.finding import Finding
 from draftquant.validate.policy import resolve_policy
 from draftquant.validate.report.document import (
     Document,
-    Drafts,
     Judged,
     document_of,
     document_text,
@@ -17,6 +16,7 @@ from draftquant.validate.report.document import (
 )
 from draftquant.validate.report.facts import (
     DraftFacts,
+    Drafts,
     EngineFacts,
     QuantizationFacts,
     RuleFacts,

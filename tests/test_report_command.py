@@ -105,7 +105,7 @@ def test_the_gate_writes_every_form_and_report_the_same(
     assert ElementTree.fromstring(first["g.xml"]).get("failures") == "0"
     again = ["report", str(tmp_path / "g.json"), *outputs(tmp_path)[:6]]
     assert main(again) == 2
-    assert "this report file exists already" in capsys.readouterr().err
+    assert "this report file already exists" in capsys.readouterr().err
     assert main([*again, "--overwrite"]) == 0
     assert capsys.readouterr().err.count(": PASS") == 3
     assert {name: (tmp_path / name).read_bytes() for name in names} == first
@@ -130,6 +130,15 @@ def test_equal_runs_write_equal_reports(runs: list[str], tmp_path: Path) -> None
         assert main(["gate", *runs, *outputs(tmp_path / name)]) == 0
     for path in (tmp_path / "x").iterdir():
         assert path.read_bytes() == (tmp_path / "y" / path.name).read_bytes()
+
+
+def test_how_results_are_shown_is_no_part_of_a_report(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gate", *runs, "--report", str(tmp_path / "g.json")]) == 0
+    capsys.readouterr()
+    assert main(["gate", *runs, "--json", "--overwrite"]) == 0
+    assert capsys.readouterr().out == (tmp_path / "g.json").read_text()
 
 
 def test_report_prints_markdown_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

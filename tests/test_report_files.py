@@ -44,13 +44,13 @@ def test_a_name_that_contradicts_its_format(
 def test_an_existing_report_is_replaced_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "a.md"
     path.write_text("old")
-    with pytest.raises(OutputError, match="this report file exists already") as caught:
+    with pytest.raises(OutputError, match="this report file already exists") as caught:
         check_reports({"markdown": path})
     assert "fix: --overwrite replaces it" in str(caught.value)
     check_reports({"markdown": path}, overwrite=True)
     write_reports({path: "new"}, overwrite=True)
     assert path.read_text() == "new"
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         write_reports({path: "newer"})
     assert path.read_text() == "new"
     assert [each.name for each in tmp_path.iterdir()] == ["a.md"]

@@ -132,7 +132,7 @@ def _check_place(path: Path, overwrite: bool) -> None:
     if not overwrite:
         raise OutputError(
             path,
-            "this report file exists already",
+            "this report file already exists",
             fix="--overwrite replaces it; or give another name",
         )
 

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from ...validate.draft_replay import DraftReplay
     from ...validate.gate import GateReport
     from ...validate.looks import Look, Spending
+    from ...validate.pairing import DraftFolder
     from ...validate.policy import Policy
-    from ...validate.report.document import Drafts
-    from ...validate.report.facts import EngineFacts
     from ...validate.retuned import RetunedReport
 
 
@@ -136,14 +135,13 @@ class OnTraces:
     """What replays said; `background` is what they were judged with.
 
     Attributes:
-        drafts: who was judged. engines: what they do with the candidate.
+        folders: baseline, candidate, and the BF16 draft taught alike where it was given.
     """
 
     replays: "Sequence[DraftReplay]"
     report: "GateReport | RetunedReport"
     background: "Background"
-    drafts: "Drafts"
-    engines: "tuple[EngineFacts, ...]"
+    folders: "tuple[DraftFolder, ...]"
 
 
 def judge_on_traces(
@@ -164,8 +162,6 @@ def judge_on_traces(
     from ...validate.gate import judge
     from ...validate.held_out import check_held_out
     from ...validate.pairing import DraftFolder, check_folders, check_loaded
-    from ...validate.report.document import Drafts
-    from ...validate.report.facts import engine_facts, folder_facts
     from ...validate.retuned import check_tuned_baseline, judge_retuned
 
     unrelated, references = judged.unrelated, [judged.baseline, judged.candidate]
@@ -178,12 +174,6 @@ def judge_on_traces(
     warnings += check_tuned_baseline(baseline, candidate, tuned, unrelated=unrelated)
     traces = TraceFolder.open(judged.traces)
     warnings += check_held_out(candidate.quantized_by, traces)
-    drafts = Drafts(
-        baseline=folder_facts(str(judged.baseline), baseline),
-        candidate=folder_facts(str(judged.candidate), candidate),
-        tuned=None if tuned is None else folder_facts(str(judged.tuned_baseline), tuned),
-    )
-    engines = engine_facts(candidate.folder, drafts.candidate.name)
     loaded = load_for_replay(references, traces, settings, watch)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)
     if tuned is not None:
@@ -207,9 +197,8 @@ def judge_on_traces(
         report = judge_retuned(
             replays, policy, look=look, background=background, tuned_sha256=tuned.sha256
         )
-    return OnTraces(
-        replays=replays, report=report, background=background, drafts=drafts, engines=engines
-    )
+    folders = (baseline, candidate) if tuned is None else (baseline, candidate, tuned)
+    return OnTraces(replays=replays, report=report, background=background, folders=folders)
 
 
 def other_policy_warnings(candidate: QuantizedProvenance | None, policy: str) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.files.command_line import recorded_argv
 from ...recipes.expectations import PolicyName
 from ...validate.looks import Spending, parse_look
 from ..api.gate import Judged, OnTraces, judge_on_traces
@@ -19,14 +18,20 @@ from .gate_measured import (
     add_measured_arguments,
     check_given,
     judge_joint,
+    judged_drafts,
     print_joint,
     read_measured,
-    served_drafts,
 )
 from .gate_report import print_judged
 from .replay import print_replays
 from .replaying import add_replay_arguments, settings_of
-from .report_outputs import add_page_arguments, check_pages, wants_pages, write_pages
+from .report_outputs import (
+    add_page_arguments,
+    asked_for,
+    check_pages,
+    wants_pages,
+    write_pages,
+)
 
 if TYPE_CHECKING:
     from ...validate.gate import GateReport
@@ -120,12 +125,8 @@ def run(options: argparse.Namespace) -> int:
         report = on_traces.report
     else:
         report = judge_joint(options, measured, on_traces, policy, look)
-    document = document_of(
-        report,
-        argv=recorded_argv(options.argv),
-        drafts=on_traces.drafts if on_traces is not None else served_drafts(measured),
-        engines=() if on_traces is None else on_traces.engines,
-    )
+    drafts, engines = judged_drafts(options, measured, on_traces)
+    document = document_of(report, argv=asked_for(options.argv), drafts=drafts, engines=engines)
     text = document_text(document)
     if options.report or wants_pages(options):
         beside = {options.report: text} if options.report else {}

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from ...validate.gate import GateReport
     from ...validate.looks import Look
     from ...validate.measure.measurement import Measurement
+    from ...validate.pairing import DraftFolder
     from ...validate.parity.finding import Finding
     from ...validate.policy import Policy
-    from ...validate.report.document import Drafts
+    from ...validate.report.facts import Drafts, EngineFacts
     from ...validate.retuned import RetunedReport
     from ...validate.served.joint import JointReport
 
@@ -37,6 +38,10 @@ class Replayed(Protocol):
     @property
     def background(self) -> "Background":
         """What it rests on."""
+
+    @property
+    def folders(self) -> "tuple[DraftFolder, ...]":
+        """Baseline, candidate, and the BF16 draft taught alike where it was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,14 +179,19 @@ def judge_joint(
     )
 
 
-def served_drafts(measured: Measured) -> "Drafts":
-    """Who was judged where no folder is at hand, as far as two measurements say."""
-    from ...validate.report.document import Drafts
-    from ...validate.report.facts import measured_facts
+def judged_drafts(
+    options: argparse.Namespace, measured: Measured, replayed: Replayed | None
+) -> "tuple[Drafts, tuple[EngineFacts, ...]]":
+    """Who was judged, and what engines do with the candidate; none where no folder is at hand."""
+    from ...validate.report.facts import Drafts, drafts_of, engine_facts, measured_facts
 
+    if replayed is not None:
+        names = (options.baseline, options.candidate, options.tuned_baseline)
+        drafts = drafts_of(names[: len(replayed.folders)], replayed.folders)
+        return drafts, engine_facts(replayed.folders[1].folder, drafts.candidate.name)
     assert measured.runs is not None  # or there is nothing to judge, see `check_given`
     baseline, candidate = map(measured_facts, measured.runs)
-    return Drafts(baseline=baseline, candidate=candidate)
+    return Drafts(baseline=baseline, candidate=candidate), ()
 
 
 def print_joint(report: "JointReport") -> None:

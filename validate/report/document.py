@@ -29,7 +29,7 @@ from ..policy import Policy
 from ..served.noise import ServerNoise
 from ..served_figures import ServedFigures
 from .checks import comparison_problem, exit_code_problem
-from .facts import DraftFacts, EngineFacts, environment
+from .facts import Drafts, EngineFacts, environment
 
 FORMAT: Literal["draftquant gate"] = "draftquant gate"
 SCHEMA_VERSION: Literal[1] = 1
@@ -175,15 +175,6 @@ class _Judgement:
     """So that the kinds are told apart by the decoder."""
 
     judgement: Judgement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafts:
-    """Who was compared; `tuned` is the BF16 draft taught alike, of a draft that was retuned."""
-
-    baseline: DraftFacts
-    candidate: DraftFacts
-    tuned: DraftFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

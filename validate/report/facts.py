@@ -4,7 +4,7 @@ Drafts are known by the hash of their tensors; names are for people.
 """
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +96,26 @@ class EngineFacts:
     error: str | None
     remedy: str | None
     launch: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafts:
+    """Who was compared; `tuned` is the BF16 draft taught alike, of a draft that was retuned."""
+
+    baseline: DraftFacts
+    candidate: DraftFacts
+    tuned: DraftFacts | None = None
+
+
+def drafts_of(names: Sequence[str], folders: Sequence[DraftFolder]) -> Drafts:
+    """Of folders that were read.
+
+    Args:
+        names: as the user gave them.
+        folders: baseline, candidate, and the BF16 draft taught alike where there is one.
+    """
+    baseline, candidate, *tuned = map(folder_facts, names, folders)
+    return Drafts(baseline=baseline, candidate=candidate, tuned=tuned[0] if tuned else None)
 
 
 def folder_facts(name: str, folder: DraftFolder) -> DraftFacts:
