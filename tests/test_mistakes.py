@@ -119,7 +119,7 @@ MISTAKES = {
         Mistake("quantize draft --recipe h200 --out draft/o", "overlaps the source", "beside"),
         Mistake("quantize draft --recipe h200 --out none/o", "is no folder", "mkdir -p"),
         Mistake("quantize draft --recipe h200 --out prompts.jsonl/o", "is a file", "in a folder"),
-        Mistake("quantize draft --recipe h200 --out /proc/o", "no file can be made", "another pl"),
+        Mistake("quantize draft --recipe h200 --out /proc/o", "is no disk: it has", "another pl"),
         Mistake("calibrate draft --traces traces --plot a.gif", "ending in .svg", "plot.svg"),
         Mistake("calibrate draft --traces traces --plot here", "already exists", "another name"),
         Mistake("check quant --engine vllm --out o", "without --fix", "add --fix"),

@@ -196,8 +196,9 @@ def test_files_that_are_no_samples(case: str, tmp_path: Path) -> None:
 
 
 def test_folders_without_one_run(tmp_path: Path) -> None:
-    with pytest.raises(ParityError, match="cannot be read"):
+    with pytest.raises(ParityError, match="no such file or folder"):
         read_samples(tmp_path / f"samples_none_{DATE}.jsonl")
+    (tmp_path / "none.jsonl").write_text("")
     with pytest.raises(ParityError, match=r"expected a name such as samples_TASK_DATE\.jsonl"):
         read_samples(tmp_path / "none.jsonl")
     with pytest.raises(ParityError, match="holds no samples_TASK_DATE"):

@@ -43,10 +43,11 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
             raise OutputError(
                 out, f"overlaps the source {source}", fix="write it beside the source"
             )
-    total, _, free = shutil.disk_usage(parent)
-    if not total:  # such as /proc and /sys
-        raise OutputError(out, f"{parent} is no disk: no file can be made there",
-                          fix="choose another place")  # fmt: skip
+    free = shutil.disk_usage(parent).free
+    if free < needed_bytes and not os.statvfs(parent).f_blocks:  # such as /proc and /sys
+        raise OutputError(
+            out, f"{parent} is no disk: it has no room at all", fix="choose another place"
+        )
     if free < needed_bytes:
         raise OutputError(
             out,

@@ -16,7 +16,7 @@ def add_verbs(parser: argparse.ArgumentParser, verbs: Verbs) -> None:
     """A parser for each verb, with the arguments of its module."""
     parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, (module, summary) in verbs.items():
-        examples = EXAMPLES[f"{parser.prog.partition(' ')[2]} {verb}"]
+        examples = EXAMPLES.get(f"{parser.prog.partition(' ')[2]} {verb}", ())
         sub = parsers.add_parser(
             verb, help=summary, description=sentence(summary), examples=examples
         )
