@@ -120,11 +120,12 @@ def test_a_folder_of_before_needs_no_card(out: Path) -> None:
     assert verify(out, PAIR / "draft").ok
 
 
-def test_the_card_of_the_source_travels(tmp_path: Path) -> None:
+def test_the_card_of_the_source_travels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draft = tiny_eagle3_llama(tmp_path / "draft")
     (draft / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Mine\n")
     out = tmp_path / "out"
     assert main(["quantize", str(draft), "--recipe", "int4-channel", "--out", str(out)]) == 0
+    assert f"README.md is the source's: 'draftquant card {out} --out" in capsys.readouterr().err
     assert (out / "README.md").read_bytes() == (draft / "README.md").read_bytes()
     text = model_card(out, CardRequest(base_model="a/b"))
     assert parsed(text)["license"] == "apache-2.0"
