@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from handmade_measurements import measurement
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from test_balance import unbalanced
+from test_hostile_files import bounded, endless, fifo, gigabyte
 from tiny import edit_json, tiny_eagle3_llama
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
@@ -119,11 +120,12 @@ def test_a_folder_of_before_needs_no_card(out: Path) -> None:
     assert verify(out, PAIR / "draft").ok
 
 
-def test_the_card_of_the_source_travels(tmp_path: Path) -> None:
+def test_the_card_of_the_source_travels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draft = tiny_eagle3_llama(tmp_path / "draft")
     (draft / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Mine\n")
     out = tmp_path / "out"
     assert main(["quantize", str(draft), "--recipe", "int4-channel", "--out", str(out)]) == 0
+    assert f"README.md is the source's: 'draftquant card {out} --out" in capsys.readouterr().err
     assert (out / "README.md").read_bytes() == (draft / "README.md").read_bytes()
     text = model_card(out, CardRequest(base_model="a/b"))
     assert parsed(text)["license"] == "apache-2.0"
@@ -369,7 +371,7 @@ def test_only_what_holds_for_a_quantized_draft_is_inherited() -> None:
     ],
 )  # fmt: skip
 def test_front_matter_that_says_nothing(card: str) -> None:
-    assert "license" not in inherited(card) or inherited(card)["license"] == "2001-99-99"
+    assert inherited(card) == {}
 
 
 def test_marks_of_ours(tmp_path: Path) -> None:
@@ -435,3 +437,20 @@ def test_a_norm_that_was_divided_is_not_called_kept(tmp_path: Path) -> None:
             text
         )
     assert "Divided, while the columns behind it were multiplied, which is exact: `" in full
+
+
+@pytest.mark.parametrize("make", [fifo, endless, gigabyte])
+def test_no_file_blocks_or_fills_the_memory(
+    make: Callable[[Path], None], out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "gate.json")
+    gate = ["card", str(out), *OUR_CARD, "--gate", str(tmp_path / "gate.json")]
+    (tmp_path / "other").mkdir()
+    folder = Path(shutil.copytree(out, tmp_path / "other" / "out"))
+    (folder / "README.md").unlink()
+    make(folder / "README.md")
+    with bounded(megabytes=100):
+        for arguments in (gate, ["card", str(folder), *OUR_CARD],
+                          ["push", str(folder), "a/b", "--unverified", "--dry-run"]):  # fmt: skip
+            assert main(arguments) == 2
+            assert "\n  fix: " in capsys.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...quantize.engines import EngineCheck
+from ...quantize.files.card import CARD_FILE, is_ours, read_card
 from ...quantize.lints import Lint, find_lints
 from ...quantize.plan import Plan
 from ..api.quantize import quantize
@@ -91,6 +92,12 @@ def run(options: argparse.Namespace) -> int:
     )
     seconds.start("")
     _print_lints(find_lints(report.plan.draft), options)
+    if not is_ours(read_card(report.out)):
+        card = report.out / CARD_FILE
+        stderr().line(
+            f"{CARD_FILE} is the source's: 'draftquant card {report.out} --out {card} --overwrite'"
+            " writes that of the quantized draft before it"
+        )
     if options.json:
         print_json({**_mapping(report, seconds.spent), "engines": to_mapping(verdicts)})
     else:
