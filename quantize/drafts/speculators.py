@@ -77,9 +77,9 @@ def _kind(keys: ConfigReader) -> str:
             else f"speculators_model_type: {short(kind)} is not supported",
             fix=f"supported: {', '.join(_SPELL)}",
         )
-    behind = ([], [_LAYER_CLASS]) if kind == "eagle" else ([],)
-    known = isinstance(names, list) and names[:1] and names[0] in _ARCHITECTURES[kind]
-    if not known or names[1:] not in behind:
+    first, *behind = names if isinstance(names, list) and names else [None]
+    layers = ([], [_LAYER_CLASS]) if kind == "eagle" else ([],)
+    if first not in _ARCHITECTURES[kind] or behind not in layers:
         raise CheckpointError(
             keys.where,
             f"architectures: expected [{_ARCHITECTURES[kind][0]!r}], got {names!r}"
