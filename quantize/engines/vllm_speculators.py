@@ -46,7 +46,9 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     kind = config.get("speculators_model_type")
     if kind not in tuple(_READ):  # of any JSON type
         if kind == "eagle":  # of 0.1 to 0.3
-            remedy = "write it as an ordinary EAGLE-1 head: tensors fc. and layers.0., a Llama config"
+            remedy = (
+                "write it as an ordinary EAGLE-1 head: tensors fc. and layers.0., a Llama config"
+            )
             return Finding("config", INVALID.format("Expected one of: "), remedy)
         if isinstance(kind, str):
             return Finding("unknown", f"speculators_model_type {kind}: never executed", "try it")
