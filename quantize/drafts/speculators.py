@@ -81,9 +81,9 @@ def _kind(keys: ConfigReader) -> str:
             else f"speculators_model_type: {short(kind)} is not supported",
             fix=f"supported: {', '.join(_SPELL)}",
         )
-    behind = ([], [_LAYER_CLASS]) if kind == "eagle" else ([],)
-    listed: list[Any] = names if isinstance(names, list) else []
-    if not listed or listed[0] not in _ARCHITECTURES[kind] or listed[1:] not in behind:
+    first, *behind = names if isinstance(names, list) and names else [None]
+    layers = ([], [_LAYER_CLASS]) if kind == "eagle" else ([],)
+    if first not in _ARCHITECTURES[kind] or behind not in layers:
         raise CheckpointError(
             keys.where,
             f"architectures: expected [{_ARCHITECTURES[kind][0]!r}], got {names!r}"

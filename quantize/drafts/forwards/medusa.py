@@ -67,7 +67,7 @@ class MedusaForward(HeadsForward):
         Raises:
             ValueError: of several.
         """
-        depths = sorted(set(hidden[..., -1].flatten().tolist()))
-        if len(depths) != 1:
-            raise ValueError(f"expected hidden states of one depth, got those of {depths}")
-        return f"lm_heads.{0 if self.geometry.shared_head else int(depths[0])}"
+        first, last = int(hidden[..., -1].min()), int(hidden[..., -1].max())
+        if first != last:
+            raise ValueError(f"expected hidden states of one depth, got those of {first} to {last}")
+        return f"lm_heads.{0 if self.geometry.shared_head else first}"
