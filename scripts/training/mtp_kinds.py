@@ -57,5 +57,7 @@ GLM4_MOE_MTP = DraftKind(
     config=_glm4_moe_mtp,
     first_layer=_OWN,
     ships_tables=False,
-    outside={canonical: f"{_OWN}{module}" for module, canonical in glm4_moe_mtp.FAMILY.outer.items()},
+    outside={
+        canonical: f"{_OWN}{module}" for module, canonical in glm4_moe_mtp.FAMILY.outer.items()
+    },
 )
