@@ -130,22 +130,11 @@ def _check_droppable(recipe: Recipe, draft: Draft, row: Row) -> None:
             " the head of a draft from its target, and nothing else",
             fix="keep it",
         )
-    own_head = row.role == "head" and not draft.family.shares_head
-    if own_head or row.canonical not in (EMBEDDING, HEAD):
-        raise PlanError(
-            f"recipe {recipe.name}",
-            f"{row.tensor.name} cannot be dropped: engines take the target's for the first module"
-            f" of a {draft.family.name} draft alone"
-            if not own_head
-            else f"{row.tensor.name} cannot be dropped: every module of a {draft.family.name} draft"
-            " is served with a head of its own",
-            fix="keep it",
-        )
-    if not getattr(draft.geometry, "shares_tables", True):
+    if row.role not in draft.family.shared_tables or row.canonical not in (EMBEDDING, HEAD):
         raise PlanError(
             f"recipe {recipe.name}",
             f"{row.tensor.name} cannot be dropped: of a {draft.family.name} draft engines take no"
-            " table from the target",
+            " such table from the target",
             fix="keep it",
         )
     if recipe.algorithm.rounding == "retuned":

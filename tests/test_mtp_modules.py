@@ -6,6 +6,7 @@ i, each with the token one further on, the position it had, and what module i - 
 """
 
 import json
+import typing
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from draftquant.quantize.engines.check import check_draft
 from draftquant.quantize.errors import CheckpointError, EstimateError, PlanError
 from draftquant.quantize.estimate.estimate import make_estimate
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.lints import find_lints
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe
@@ -259,10 +261,12 @@ def test_several_modules_are_not_estimated(family: str, tmp_path: Path) -> None:
 
 def test_steps_heads_are_not_dropped(tmp_path: Path) -> None:
     draft = read_draft(Checkpoint.open(tiny_step3p5_mtp(tmp_path / "draft")))
-    with pytest.raises(PlanError, match="is served with a head of its own"):
-        make_plan(dropping("head"), draft)
+    for role in typing.cast("tuple[Role, ...]", ("head", "embedding")):
+        with pytest.raises(PlanError, match="serve this table of a step3p5-mtp draft as it is"):
+            make_plan(dropping(role), draft)
+    assert not {"embed-tokens", "misspelt-key"} & {lint.name for lint in find_lints(draft)}
     glm = read_draft(Checkpoint.open(tiny_glm4_moe_mtp(tmp_path / "glm", modules=2)))
-    with pytest.raises(PlanError, match="take the target's for the first module"):
+    with pytest.raises(PlanError, match="serve this table of a glm4-moe-mtp draft as it is"):
         make_plan(dropping("embedding"), glm)
 
 

@@ -250,11 +250,14 @@ def test_a_changed_slice_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "mlp.experts.2.down_proj" in capsys.readouterr().out
 
 
-def test_gate_and_up_of_an_odd_height_are_no_experts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(4, 3, 64), (10**9, 2, 0), (0, 2, 64), (5000, 2, 1), (4, 64)])
+def test_what_is_no_stack_of_experts(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Gate and up of an odd height, none at all, or more experts than any model has."""
     folder = tiny_qwen3_next_mtp(tmp_path / "draft")
     tensors = read_tensors(folder)
     own = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
-    own["mtp.layers.0.mlp.experts.gate_up_proj"] = Stored("BF16", (4, 3, 64), bytes(1536))
+    data = bytes(2 * math.prod(shape))
+    own["mtp.layers.0.mlp.experts.gate_up_proj"] = Stored("BF16", shape, data)
     write_tensors(folder, own, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="a mixture whose experts are stacked"):
         read_draft(Checkpoint.open(folder))

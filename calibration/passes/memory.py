@@ -170,7 +170,7 @@ class _DraftOnDisk:
         """Of embedding and head that are not stored, as if the target had BF16."""
         g = self.geometry
         rows = {"embed_tokens.weight": g.vocab_size, "lm_head.weight": g.draft_vocab_size}
-        if not getattr(g, "shares_tables", True):
+        if not self._stored.draft.family.shared_tables:
             return 0
         absent = (count for name, count in rows.items() if name not in self._rows)
         return sum(absent) * g.hidden_size * 2

@@ -24,6 +24,9 @@ _KEYS = """
     markov_rank markov_head_type enable_confidence_head sample_from_anchor shift_label
     pure_draft_prefix_len gru_hidden_dim emb_dim num_heads medusa_num_heads num_medusa_heads
     medusa_num_layers num_medusa_layers medusa_fc_bias original_lm_head truncated_vocab_size
+    partial_rotary_factors num_attention_groups attention_other_setting moe_layers_enum
+    yarn_only_types swiglu_limits swiglu_limits_shared use_rope_layers use_head_wise_attn_gate
+    mtp_layer_types num_sliding_attention_heads
 """
 KNOWN = frozenset(_KEYS.split())
 """Keys that trainers write and engines read, at the top level and in sections."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ...recipes.schema import Role
+from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .fused import FusedLinear, fused_linear
@@ -138,8 +138,8 @@ class Family(ABC):
     """The keys of config.json that say how many layers there are, for a sentence."""
     linears_per_layer: int | None = None
     """Attention and MLP linears of a layer, where that has fewer than a decoder layer."""
-    shares_head: bool = True
-    """Engines take the target's head for a draft that has none."""
+    shared_tables: tuple[Role, ...] = SHARED_ROLES
+    """Tables that engines take from the target for a draft that has none."""
     relatives: Mapping[str, str] = MappingProxyType({})
     """Part of a tensor name -> the other kind of draft, not supported, whose mark it is."""
 

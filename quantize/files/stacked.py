@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from .safetensors_header import Header, TensorInfo
 
 _STACKED = re.compile(r"((?:mtp\.layers|mtp_layers)\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)")
+MOST_EXPERTS = 4096
+"""A header that claims more is no model's: it would become as many tensors."""
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -31,7 +33,8 @@ def _is_stacked(tensor: TensorInfo) -> bool:
     found = _STACKED.fullmatch(tensor.name)
     if found is None or len(tensor.shape) != 3:
         return False
-    return tensor.shape[0] > 0 and tensor.shape[1] % len(_PARTS[found[2]]) == 0
+    good = 0 < tensor.shape[0] <= MOST_EXPERTS and tensor.numel > 0
+    return good and tensor.shape[1] % len(_PARTS[found[2]]) == 0
 
 
 def _matrices(tensor: TensorInfo) -> Iterator[TensorInfo]:

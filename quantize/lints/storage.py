@@ -152,7 +152,7 @@ def model_type(draft: Draft) -> Iterator[Lint]:
 def embedding(draft: Draft) -> Iterator[Lint]:
     """Source: SGLang 0.5.23 `eagle_worker_v2.py`; vLLM 0.33 `llm_base_proposer.py`."""
     row = draft.row("embed_tokens.weight")
-    if is_whole(draft):
+    if is_whole(draft) or "embedding" not in draft.family.shared_tables:
         return
     if row is not None and draft.geometry.hidden_size == draft.geometry.target_hidden_size:
         yield Lint(

@@ -32,6 +32,7 @@ class LanguageModel(Family):
     prefixes = (("model.", ""),)
     served_unquantized = ("embed_tokens", "lm_head")
     served_root = "draft_model."
+    shared_tables = ()  # a whole model has its own
     makes_features = ()
     relatives: Mapping[str, str] = {
         "markov": "DSpark",

@@ -46,6 +46,7 @@ class Medusa(Family):
     served_unquantized = ()
     makes_features = ()
     layer_keys = "num_heads or num_hidden_layers"
+    shared_tables = ()  # the heads are its own, and nothing is embedded
     linears_per_layer = 1
 
     def canonical_name(self, name: str) -> str:

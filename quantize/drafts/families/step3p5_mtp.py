@@ -50,7 +50,7 @@ class Step3p5Mtp(Mtp):
     }
     mark = "self_attn.g_proj"
     foreign = "mlp.gate"
-    shares_head = False
+    shared_tables = ()  # vLLM `step3p5_mtp.py:159`, and its loader wants the embedding too
     state_first = False
     masks_first = False
     feeds_back_normed = False

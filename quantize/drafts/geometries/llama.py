@@ -37,8 +37,3 @@ class LlamaGeometry(LastStateGeometry):
     tied: bool
     fc_bias: bool | None = None
     reads_features: bool = True
-
-    @property
-    def shares_tables(self) -> bool:
-        """Whether engines take embedding and head from the target; a whole model has its own."""
-        return self.reads_features

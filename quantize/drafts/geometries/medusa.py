@@ -43,8 +43,3 @@ class MedusaGeometry(LastStateGeometry):
     def rope(self) -> None:
         """None: nothing is rotated."""
         return
-
-    @property
-    def shares_tables(self) -> bool:
-        """False: the heads are the draft's own, and nothing is embedded."""
-        return False
