@@ -268,15 +268,17 @@ ATTACK = "$(touch hit)`touch hit`\"; touch hit; '; touch hit #"
 
 
 def test_no_input_becomes_a_command(workspace: Workspace, quantized: str) -> None:
-    attacked = dict.fromkeys(("draft", "recipe", "calibration", "backend", "output"), ATTACK)
-    run = workspace.run(**attacked)
-    assert (run.code, run.steps[-1]) == (2, "Quantize"), run.log
-    attacked = dict.fromkeys(("engine", "arch"), ATTACK)
-    run = workspace.run(quantized=quantized, **attacked)
-    assert (run.code, run.steps[-1]) == (2, "Ask the engine"), run.log
-    attacked = dict.fromkeys(("traces", "policy", "num_draft_tokens", "expect_baseline"), ATTACK)
-    run = workspace.run(quantized=quantized, **attacked)
-    assert (run.code, run.steps[-1]) == (2, "Judge its acceptance"), run.log
+    attacked = {
+        "Check the inputs": ("name", "output", "quantized", "recipe", "fail_on"),
+        "Quantize": ("draft", "recipe", "calibration", "backend", "output"),
+        "Verify every byte": ("draft",),
+        "Ask the engine": ("engine", "arch"),
+        "Judge its acceptance": ("traces", "policy", "num_draft_tokens", "expect_baseline"),
+    }
+    before = {"steps.quantize.outputs.quantized": quantized}
+    for step, names in attacked.items():
+        run = workspace.run(only=step, before=before, **dict.fromkeys(names, ATTACK))
+        assert (run.code, run.steps) == (2, [step]), run.log
     assert not list(workspace.folder.rglob("hit"))
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from draftquant.quantize.drafts import FAMILIES, read_draft
@@ -17,6 +18,7 @@ from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.docs import choices, drawing, lints, markdown, pictures, traces
 from draftquant.scripts.docs.__main__ import main
 from draftquant.scripts.docs.pages import PAGES
+from draftquant.scripts.docs.repository_links import on_page_markdown
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -191,6 +193,28 @@ def test_colours_stand_out_in_both_modes() -> None:
 
 
 # The site
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "led"),
+    [
+        ("a/b.md", "../../tests/wild", "../repository/tests/wild/README.md"),
+        ("a/b.md", "../../recipes/README.md#rules", "../repository/recipes/README.md#rules"),
+        ("b.md", "exact.md", "exact.md"),
+        ("b.md", "nowhere.md", "nowhere.md"),  # mkdocs says that it is broken
+        ("b.md", "../../outside.md", "../../outside.md"),
+        ("b.md", "https://example.org/a.md", "https://example.org/a.md"),
+        ("repository/README.md", "docs/exact.md#greedy-decoding", "../exact.md#greedy-decoding"),
+        ("repository/recipes/README.md", "../ARCHITECTURE.md", "../ARCHITECTURE.md"),
+    ],
+)
+def test_links_into_the_repository_are_led(page: str, link: str, led: str) -> None:
+    made = on_page_markdown(
+        f"[text]({link})",
+        page=SimpleNamespace(file=SimpleNamespace(src_uri=page)),
+        config=SimpleNamespace(config_file_path=str(ROOT / ".mkdocs.yml")),
+    )
+    assert made == f"[text]({led})"
 
 
 @pytest.fixture(scope="module")
