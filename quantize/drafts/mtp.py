@@ -29,7 +29,7 @@ from .attention_shapes import (
 )
 from .config_reader import ConfigReader
 from .family import Dim, Family, TensorSpec
-from .geometries.mtp import MtpGeometry, MtpGroupedGeometry
+from .geometries.mtp import MtpGeometry, MtpGroupedGeometry, around_layer
 from .mixture import mixture_shapes, mlp_shapes
 from .rope import read_rope
 
@@ -156,11 +156,6 @@ class Mtp(Family):
             for number in range(geometry.num_layers)
         ]
         return modules[0] if len(modules) == 1 else MtpModules(modules)
-
-
-def around_layer(number: int, name: str) -> str:
-    """The canonical name of what stands around a module's decoder layer."""
-    return f"modules.{number}.{name}" if number else name
 
 
 def read_mtp(

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ..drafts.architectures import declared_architecture
 from ..drafts.fused import FusedLinear
+from ..drafts.geometries.mtp import around_layer
 from ..drafts.mixture import is_expert
-from ..drafts.mtp import around_layer
 from ..stored.parts import COMPANIONS
 from .contract import Finding, Module, Question
 from .linears import layer_linears
@@ -259,7 +259,9 @@ def sglang_problem(question: Question) -> Finding | None:
     if question.family == "step3p5-mtp":
         what = "its config.json names code of its own, without which SGLang does not read it"
         return Finding("unknown", what, "try it")
-    if question.num_layers > 1:  # `deepseek_weight_loader.py:567`, `glm4_moe.py:1080`; executed
+    if (
+        question.family in SGLANG and question.num_layers > 1
+    ):  # `deepseek_weight_loader.py:567`, `glm4_moe.py:1080`; executed
         return Finding(
             "load",
             "AssertionError: Only 1 nextn layer is supported",

@@ -10,8 +10,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..geometries.mtp import MtpGeometry, MtpGroupedGeometry, MtpStepGeometry
-from ..mtp import around_layer
+from ..geometries.mtp import (
+    MtpGeometry,
+    MtpGroupedGeometry,
+    MtpStepGeometry,
+    around_layer,
+)
 from .base import Attend, ChainForward, OnInput, StagedForward, embedding, linear, rms_norm
 from .eagle3 import Attention, Modules
 from .mixture import gated_mlp, mixture_mlp

@@ -7,6 +7,11 @@ from ..rope import RopeConfig
 from .last_state import LastStateGeometry
 
 
+def around_layer(number: int, name: str) -> str:
+    """The canonical name of what stands around a module's decoder layer."""
+    return f"modules.{number}.{name}" if number else name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpGeometry(LastStateGeometry):
     """Config of one MTP layer, which is a target's own; widths in elements.
