@@ -11,15 +11,10 @@ from typing import Any, Literal
 from ..recipes.decode import encode
 from ..recipes.schema import LAYER_ROLES, Format, Recipe
 from .claims import claims
+from .drafts import runtime_names
 from .drafts.family import Draft, Row
 from .drafts.fused import fused_names
 from .drafts.mixture import without_expert
-from .drafts.runtime_names import (
-    excluded_modules,
-    first_layer,
-    known_target_layers,
-    modules_in_layers,
-)
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
 from .layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads
@@ -162,16 +157,13 @@ class Plan:
     def kept_modules(self) -> tuple[str, ...]:
         """Names of the 2-D modules that stay floating-point, for the exclude list."""
         exact = get_layout(self.recipe.layout).exact_excludes
-        sides = self._kept_matrices(), [step.row for step in self.quantized]
-        return excluded_modules(
+        sides = self.kept_matrices(), [step.row for step in self.quantized]
+        return runtime_names.excluded_modules(
             self.draft, *sides, whole_names=exact, target_layers=self.target_layers
         )
 
-    def kept_in_layers(self) -> tuple[str, ...]:
-        """Canonical names of the kept linears of decoder layers."""
-        return modules_in_layers(self._kept_matrices())
-
-    def _kept_matrices(self) -> list[Row]:
+    def kept_matrices(self) -> list[Row]:
+        """The 2-D tensors that stay floating-point."""
         kept = [step.row for step in self.steps if step.action in ("keep", "transform")]
         return [row for row in kept if len(row.tensor.shape) == 2]
 
@@ -223,7 +215,7 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
             tensor = row.tensor
             stored = (StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),)
         steps.append(Step(row=row, action=action, rule=index, stored=stored))
-    layers = known_target_layers(draft.checkpoint, target_layers)
+    layers = runtime_names.known_target_layers(draft.checkpoint, target_layers)
     plan = _balanced(Plan(recipe=recipe, draft=draft, steps=tuple(steps), target_layers=layers))
     _check_count(plan)
     _check_fused(plan)
@@ -310,8 +302,8 @@ def _check_excludable(plan: Plan) -> None:
                 f" draft in their own way, so an exclude of {leaf!r} holds for all of them",
                 fix=f"quantize {leaf!r} in every layer or in none",
             )
-    numbered = plan.kept_in_layers()
-    first = first_layer(plan.draft.family, plan.target_layers)
+    numbered = runtime_names.modules_in_layers(plan.kept_matrices())
+    first = runtime_names.first_layer(plan.draft.family, plan.target_layers)
     if numbered and first is None and get_layout(plan.recipe.layout).exact_excludes:
         raise PlanError(
             f"recipe {plan.recipe.name}",

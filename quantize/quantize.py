@@ -1,6 +1,5 @@
 """`quantize_draft`: plan in, published folder out. It appears whole and verified, or not at all."""
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +32,7 @@ from .files.provenance import (
 )
 from .files.publish import check_faults, publish
 from .files.retuning import Retuning, marked_card
-from .files.side_files import config_and_index
+from .files.side_files import config_and_index, json_texts
 from .layouts import get_layout
 from .lints import fixed_config, output_changes
 from .lints.concat import half_ratios
@@ -251,10 +250,7 @@ def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:
     """The layout's own files, the index, config.json with changes and the layout's declaration."""
     checkpoint = plan.draft.checkpoint
     layout, declared = get_layout(plan.recipe.layout), plan.declared()
-    own = {
-        file: json.dumps(content, indent=2) + "\n"
-        for file, content in layout.side_files(declared).items()
-    }
+    own = json_texts(layout.side_files(declared))
     config = {**fixed_config(checkpoint.config, changes), "quantization_config": declared}
     stored = {t.name: step.row.tensor.file for step in plan.steps for t in step.stored}
     return own | config_and_index(checkpoint, config, stored, plan.bytes_after)

@@ -3,7 +3,6 @@
 No weight is rounded anew and no source is needed: what was judged is written for another engine.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ from .files.provenance import (
 from .files.publish import check_faults, publish
 from .files.safetensors_file import open_files
 from .files.safetensors_header import StoredTensor
-from .files.side_files import check_no_other_weights, config_and_index
+from .files.side_files import check_no_other_weights, config_and_index, json_texts
 from .layouts import check_head, check_layout, get_layout, named_heads
 from .recode import check_one_format, recoded_blocks, stored_input_scale
 from .stored.declarations import raw_declaration
@@ -148,14 +147,13 @@ def plan_transcoding(
     kept = [row for row in stored.draft.linears() if row not in codes]
     exact = get_layout(recipe.layout).exact_excludes
     layers = known_target_layers(checkpoint, target_layers) if exact else None
+    names = excluded_modules(stored.draft, kept, codes, whole_names=exact, target_layers=layers)
     return TranscodePlan(
         source=stored,
         recipe=recipe,
         origin=origin,
         outputs=tuple(_output(stored, recipe, row, origin.scale_dtype) for row in rows),
-        excludes=excluded_modules(
-            stored.draft, kept, codes, whole_names=exact, target_layers=layers
-        ),
+        excludes=names,
         record=record,
     )
 
@@ -343,10 +341,7 @@ def _documents(plan: TranscodePlan) -> dict[str, str]:
     checkpoint, layout = plan.source.checkpoint, get_layout(plan.recipe.layout)
     heads = named_heads(plan.recipe, (o.row for o in plan.outputs if o.quantized))
     declared = layout.declare(plan.recipe.stored, plan.excludes, heads)
-    own = {
-        file: json.dumps(content, indent=2) + "\n"
-        for file, content in layout.side_files(declared).items()
-    }
+    own = json_texts(layout.side_files(declared))
     config = {**checkpoint.config, "quantization_config": declared}
     files = {t.name: output.row.tensor.file for output in plan.outputs for t in output.stored}
     return own | config_and_index(checkpoint, config, files, plan.bytes_after)

@@ -27,6 +27,13 @@ settings.register_profile(
 settings.load_profile("suite")
 
 
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output as in a pipe, whatever the terminal of the tester is like."""
+    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For tiny tensors, which more threads only make wait, and for sums in one order."""

@@ -357,6 +357,6 @@ def test_the_commands(
     assert main(["quantize", str(source), *chosen, "--out", out, "--target", str(target)]) == 0
     assert f"{EMBEDDING}: dropped, 0.01 MB" in capsys.readouterr().out
     assert main(["verify", out, "--against", str(source)]) == 0
-    assert "not compared again (--target M)" in " ".join(capsys.readouterr().out.split())
+    assert "not compared again (--target TARGET)" in " ".join(capsys.readouterr().out.split())
     assert main(["verify", out, "--against", str(source), "--target", str(target)]) == 0
     assert "compared with the target's again" in " ".join(capsys.readouterr().out.split())

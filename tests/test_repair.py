@@ -610,7 +610,7 @@ def test_what_cannot_be_repaired_keeps_its_verdict(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--fix"], "add --out O"),
+        (["--fix"], "add --out FOLDER"),
         (["--out", "o"], "add --fix"),
         (["--against", "b"], "add --fix"),
         (["--fix", "--out", "DRAFT"], "nothing existing is ever overwritten"),

@@ -71,28 +71,24 @@ class SourceFolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceDraft:
+class SourceDraft(SourceFolder):
     """The unquantized draft that was quantized, with the sha256 of each of its tensors."""
 
-    hub_id: str | None
-    revision: str | None
     family: str
     tensor_sha256: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedSource:
+class QuantizedSource(SourceFolder):
     """The quantized folder that was dequantized; `scheme` is what it declared."""
 
-    hub_id: str | None
-    revision: str | None
     family: str
     scheme: str
     tensor_sha256: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranscodedFrom:
+class TranscodedFrom(SourceFolder):
     """The quantized folder whose codes and scales were written in another layout or carrier.
 
     Attributes:
@@ -103,8 +99,6 @@ class TranscodedFrom:
         tensor_sha256: of that folder.
     """
 
-    hub_id: str | None
-    revision: str | None
     layout: LayoutName
     weights: WeightFormat
     scale_dtype: str

@@ -60,6 +60,11 @@ def copy_side_files(folder: Path, staging: Path, files: Sequence[str]) -> None:
         sync(staging / file)
 
 
+def json_texts(documents: Mapping[str, Any]) -> dict[str, str]:
+    """File -> its text, of what is to be written as JSON."""
+    return {file: json.dumps(content, indent=2) + "\n" for file, content in documents.items()}
+
+
 def config_and_index(
     source: Checkpoint, config: Mapping[str, Any], files: Mapping[str, str], nbytes: int
 ) -> dict[str, str]:
@@ -75,6 +80,6 @@ def config_and_index(
     if source.index is not None:
         metadata = {**source.index.get("metadata", {}), "total_size": nbytes}
         index = {"metadata": metadata, "weight_map": dict(sorted(files.items()))}
-        texts[INDEX_FILE] = json.dumps(index, indent=2) + "\n"
+        texts |= json_texts({INDEX_FILE: index})
     texts[CONFIG_FILE] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     return texts
