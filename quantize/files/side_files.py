@@ -76,7 +76,7 @@ def config_and_index(
         files: tensor name -> safetensors file.
         nbytes: of all tensors.
     """
-    texts = {}
+    texts: dict[str, str] = {}
     if source.index is not None:
         metadata = {**source.index.get("metadata", {}), "total_size": nbytes}
         index = {"metadata": metadata, "weight_map": dict(sorted(files.items()))}
