@@ -46,7 +46,8 @@ class Watch:
         """A warning; what it quotes may hold any character."""
 
     def note(self, text: str) -> None:
-        """What is good to know, which may be left out."""
+        """What is good to know, where nothing is wrong."""
+        self.line(text)
 
 
 class _NoBar:
