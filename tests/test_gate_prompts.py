@@ -78,6 +78,14 @@ def test_a_change_without_spread_is_no_measurement() -> None:
     assert judge(replay([(400, 600)] * 40), replay(one_differs), RELEASE).verdict == "PASS"
 
 
+def test_other_rounds_of_the_same_length_are_no_change() -> None:
+    """Every prompt keeps its steps and its accepted tokens, in other rounds."""
+    before, after = [(20, 30, 40, 50)] * 40, [(21, 28, 41, 50)] * 40
+    report = judge(replay(before), replay(after), RELEASE)
+    assert report.change is not None
+    assert (report.change.relative_change, report.verdict) == (0, "PASS")
+
+
 def test_drafts_that_accept_the_same_pass_and_it_is_said() -> None:
     for histograms in ([(400, 600)] * 40, BASELINE):
         report = judge(replay(histograms), replay(histograms), RELEASE)

@@ -83,9 +83,12 @@ def _doubted(evidence: Evidence) -> Decision | None:
 
 
 def _no_spread(evidence: Evidence) -> Decision | None:
-    """Prompts are never all alike: a bound without width is one prompt in disguise."""
+    """Prompts are never all alike: a bound without width is one prompt in disguise.
+
+    Unless nothing changed: a round more of one token and of three, for two of two, is no change.
+    """
     change = evidence.change
-    if change is None or change.has_spread or accepted_the_same(evidence):
+    if change is None or change.has_spread or not change.log_ratio:
         return None
     return Decision(
         "ANOMALOUS",
