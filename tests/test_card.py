@@ -28,11 +28,12 @@ from draftquant.quantize.files.staging import replace_text
 from draftquant.quantize.verify.folder import verify
 from draftquant.recipes.errors import visible
 from draftquant.scripts.cli import main
-from draftquant.validate.card.acceptance import read_gate
+from draftquant.validate.card.acceptance import acceptance_section, read_gate
 from draftquant.validate.card.model_card import CardRequest, model_card
 from draftquant.validate.card.served import Served, served_section
-from draftquant.validate.errors import CardError, MeasureError
+from draftquant.validate.errors import CardError, GateError, MeasureError
 from draftquant.validate.measure.measurement_file import line_of
+from draftquant.validate.report.document import Header
 from handmade_measurements import measurement
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
@@ -275,9 +276,9 @@ def test_reports_that_are_none_or_of_another_draft(work: Path, tmp_path: Path) -
                  json.dumps(report | {"parity": []}),
                  json.dumps({"verdict": "PASS", "against_tuned": 1})):  # fmt: skip
         path.write_text(text)
-        with pytest.raises(CardError, match=r"is no report of the gate: .*\n  fix: "):
+        with pytest.raises(GateError, match=r"is no report of the gate: .*\n  fix: "):
             read_gate(path, "00")
-    with pytest.raises(CardError, match="is no report"):
+    with pytest.raises(GateError, match="cannot be read"):
         read_gate(tmp_path / "none.json", "00")
     with pytest.raises(CardError, match=r"judges a draft whose tensors are [0-9a-f]{12}, expected"):
         read_gate(work / "gate.json", "00" * 32)
@@ -286,18 +287,33 @@ def test_reports_that_are_none_or_of_another_draft(work: Path, tmp_path: Path) -
 def test_reports_of_other_kinds(work: Path, tmp_path: Path) -> None:
     """Both comparisons of a retuned draft, and what replays say beside servers."""
     report = json.loads((work / "gate.json").read_text())
-    candidate = report["background"]["candidate_sha256"]
+    names = {field.name for field in dataclasses.fields(Header)}
+    header = {key: value for key, value in report.items() if key in names}
+    one = {key: value for key, value in report.items() if key not in names}
+    candidate = one["background"]["candidate_sha256"]
+    said = {"verdict": "FAIL", "reason": "r", "action": None, "exit_code": 1}
+    retuned = said | {
+        "kind": "retuned", "mark": "m", "rule": "r", "quantization_change": None,
+        "training_change": None, "quantization_and_training_change": None,
+        "against_tuned": one, "against_bf16": one,
+    }  # fmt: skip
+    joint = said | {
+        "kind": "joint", "warnings": [], "served": None, "replayed": retuned, "noise": None,
+        "parity": [],
+    }  # fmt: skip
     path = tmp_path / "gate.json"
-    retuned = {"verdict": "FAIL", "against_tuned": report, "against_bf16": report}
-    path.write_text(json.dumps(retuned))
-    found = read_gate(path, candidate)
-    assert (found.verdict, len(found.comparisons)) == ("FAIL", 2)
-    path.write_text(json.dumps(retuned | {"parity": [], "replayed": report, "served": report}))
-    found = read_gate(path, candidate)
-    assert list(found.comparisons) == [
-        "the unquantized draft, replayed", "the unquantized draft, served",
-    ]  # fmt: skip
-    assert found.target == "target"
+    leads = []
+    for judgement in (retuned, joint):
+        path.write_text(json.dumps(header | judgement))
+        said_first, *paragraphs = acceptance_section(read_gate(path, candidate))
+        assert said_first == "Verdict of the gate: **FAIL**."
+        leads.append([text.partition(" with target `target`")[0] for text in paragraphs
+                      if " with target `target`, K = " in text])  # fmt: skip
+    assert leads[0] == [
+        "Against BF16 taught alike: quantization",
+        "Against BF16 as released: quantization and training",
+    ]
+    assert leads[1] == [f"Replayed, {lead[0].lower()}{lead[1:]}" for lead in leads[0]]
 
 
 # ---- hostile text

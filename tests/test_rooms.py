@@ -36,10 +36,10 @@ VALIDATE = (
     ("alignment", "decision", "tuning"),
     ("caveats", "parity"),
     ("gate",),
-    ("card", "retuned"),
+    ("retuned",),
     ("served",),
     ("report",),
-    ("comparison",),
+    ("card", "comparison"),
 )  # fmt: skip
 HOUSES = {"quantize": QUANTIZE, "calibration": CALIBRATION, "validate": VALIDATE}
 """From the ground up: a room imports from floors below its own."""

@@ -40,7 +40,8 @@ from ...recipes.regular_file import open_stream
 from ...recipes.schema import recipe_sha256
 from ..errors import CardError
 from ..measure.measurement_file import read_measurement
-from .acceptance import GateFigures, acceptance_section, read_gate
+from ..report.document import Document
+from .acceptance import acceptance_section, judges_drawn_text, read_gate
 from .served import Served, served_section
 
 HERE = "PATH_OF_THIS_FOLDER"
@@ -183,14 +184,14 @@ def _head(facts: CardFacts, record: QuantizedProvenance) -> list[str]:
     return parts
 
 
-def _unmeasured(gate: GateFigures | None, served: Sequence[Served]) -> str:
+def _unmeasured(gate: Document | None, served: Sequence[Served]) -> str:
     missing = []
     if gate is None:
         missing.append("how many tokens are accepted, beside the unquantized draft")
     else:
         missing.append("text unlike the prompts above, other targets, other numbers of draft"
                        " tokens")  # fmt: skip
-        missing.append("greedy text" if gate.is_drawn else "text drawn at a temperature")
+        missing.append("greedy text" if judges_drawn_text(gate) else "text drawn at a temperature")
     if not served:
         missing.append("speed, and acceptance on a running server")
     missing.append(
