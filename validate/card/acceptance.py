@@ -46,7 +46,8 @@ def acceptance_section(found: Document) -> list[str]:
         of = f" with target {code(target)}" if target else ""
         parts += [
             f"{title or 'Against the unquantized draft'}{of}, K = {each.num_draft_tokens},"
-            f" {each.num_prompts} distinct prompts, policy {code(each.policy.name)}. Counted: {prose(each.estimand)}.",
+            f" {each.num_prompts} distinct prompts, policy {code(each.policy.name)}. Counted:"
+            f" {prose(each.estimand)}.",
             _table(each),
             prose(each.reason),
             *(f"Warning: {prose(warning)}" for warning in each.warnings),
