@@ -92,7 +92,7 @@ def changed(**keys: object) -> Edit:
         ({}, "LOADS", None),
         ({"model_type": "speculators"}, "LOADS", None),
         ({"speculators_model_type": None}, "REFUSED", "Expected one of"),
-        ({"speculators_model_type": "mtp"}, "UNKNOWN", "mtp: never executed"),
+        ({"speculators_model_type": "mtp"}, "REFUSED", "Expected one of: "),
         ({"transformer_layer_config": None}, "REFUSED", "no attribute 'vocab_size'"),
         ({"aux_hidden_state_layer_ids": None}, "REFUSED", "TypeError: 'NoneType' object"),
         ({"aux_hidden_state_layer_ids": ["2"]}, "REFUSED", "TypeError"),

@@ -12,7 +12,7 @@ from ..console import print_document, print_json, stdout
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`card O [--gate G.json] [--measured R...] [--out FILE]`."""
-    parser.add_argument("folder", type=Path, metavar="O", help="folder that 'quantize' wrote")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder that 'quantize' wrote")
     parser.add_argument(
         "--gate", type=Path, metavar="G.json", help="what 'gate --report' wrote of this draft"
     )
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         default=[],
-        metavar="R",
+        metavar="R.jsonl",
         help="what 'measure' wrote of servers with this draft",
     )
     parser.add_argument(

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--confidence",
         type=share,
         default=0.95,
-        metavar="C",
+        metavar="SHARE",
         help="of all intervals together (default 0.95)",
     )
     parser.add_argument("--html", type=Path, metavar="F.html", help="write it as a page")

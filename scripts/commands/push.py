@@ -12,17 +12,19 @@ from .loading import to_mapping, verdict_lines
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`push O REPO --against DRAFT`."""
-    parser.add_argument("folder", type=Path, metavar="O", help="folder that 'quantize' wrote")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder that 'quantize' wrote")
     parser.add_argument("repository", metavar="REPO", help="owner/name on the Hub")
     parser.add_argument("--against", metavar="DRAFT", help="its source: every byte is compared")
     parser.add_argument(
         "--unverified", action="store_true", help="upload without a source to compare with"
     )
     parser.add_argument(
-        "--target", type=Path, metavar="M", help="target folder, see 'verify --target'"
+        "--target", type=Path, metavar="TARGET", help="target folder, see 'verify --target'"
     )
     parser.add_argument("--public", action="store_true", help="everybody may see it")
-    parser.add_argument("--revision", metavar="B", help="branch, made if need be (default main)")
+    parser.add_argument(
+        "--revision", metavar="BRANCH", help="branch, made if need be (default main)"
+    )
     parser.add_argument(
         "--overwrite",
         action="store_true",
