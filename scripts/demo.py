@@ -15,12 +15,14 @@ from pathlib import Path
 from ..quantize.backends import get_backend
 from ..quantize.errors import BackendError
 from ..recipes import load_recipe
+from ..validate.report.document import Judgement, read_report
 from .cli import main as draftquant
 from .console import stdout
 
 PAIR = Path(__file__).resolve().parent.parent / "tests" / "pairs" / "eagle3-llama"
 RECIPES = {"int4": "mi325x-w4a8", "int4-gptq": "mi325x-w4a8-gptq", "fp8": "blackwell-fp8"}
-VERDICTS = {0: "PASS", 1: "FAIL", 3: "INCONCLUSIVE or ANOMALOUS"}
+VERDICTS = (0, 1, 3)
+"""Exit codes of a gate that judged."""
 
 
 def main() -> int:
@@ -38,14 +40,18 @@ def main() -> int:
             verdicts = _steps(options.pair, Path(folder))
     out = stdout()
     out.rule("verdicts")
-    for name, code in verdicts.items():
-        out.line(f"{name} ({RECIPES[name]}): exit code {code}, {VERDICTS[code]}")
+    for name, judgement in verdicts.items():
+        out.line(f"{name} ({RECIPES[name]}) {judgement.verdict}: {judgement.reason}")
+    if options.keep:
+        out.line(
+            f"as pages for a browser: {', '.join(f'{options.keep}/{n}.html' for n in RECIPES)}"
+        )
     out.line(f"finished in {time.perf_counter() - began:.0f} s")
     return 0
 
 
-def _steps(pair: Path, work: Path) -> dict[str, int]:
-    """The demo's commands; returns the gate's exit code per quantized draft."""
+def _steps(pair: Path, work: Path) -> dict[str, Judgement]:
+    """The demo's commands; returns what the gate says of each quantized draft."""
     pair = Path(os.path.relpath(pair))
     draft, target = str(pair / "draft"), str(pair / "target")
     traces, calibration = str(work / "traces"), str(work / "calibration")
@@ -63,10 +69,11 @@ def _steps(pair: Path, work: Path) -> dict[str, int]:
     for folder in quantized.values():
         _run("verify", folder, "--against", draft)
     _run("replay", draft, *quantized.values(), "--traces", traces)
-    return {
-        name: _run("gate", draft, folder, "--traces", traces, expected=VERDICTS)
-        for name, folder in quantized.items()
-    }
+    reports = {name: work / f"{name}.json" for name in RECIPES}
+    for name, folder in quantized.items():
+        written = ("--report", str(reports[name]), "--html", str(work / f"{name}.html"))
+        _run("gate", draft, folder, "--traces", traces, *written, expected=VERDICTS)
+    return {name: read_report(path).judgement for name, path in reports.items()}
 
 
 def _backend(recipe: str) -> tuple[str, ...]:
@@ -82,14 +89,13 @@ def _backend(recipe: str) -> tuple[str, ...]:
     return ()
 
 
-def _run(*arguments: str, expected: dict[int, str] | None = None) -> int:
+def _run(*arguments: str, expected: tuple[int, ...] = (0,)) -> None:
     """Print and run one `draftquant` command; stop the demo if it fails."""
     stdout().line("")
     stdout().line(f"$ draftquant {shlex.join(arguments)}", style="bold cyan")
     code = draftquant(arguments)
-    if code not in (expected or {0: "done"}):
+    if code not in expected:
         sys.exit(code)
-    return code
 
 
 if __name__ == "__main__":
