@@ -19,7 +19,7 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import Plan, make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.quantize.transcode import plan_transcoding, transcode_draft
+from draftquant.quantize.transcoding.transcode import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit
 from draftquant.recipes import Recipe, Rule, load_recipe

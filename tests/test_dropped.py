@@ -19,7 +19,7 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import QuantizeReport, quantize_draft
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.transcode import plan_transcoding, transcode_draft
+from draftquant.quantize.transcoding.transcode import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
 from draftquant.recipes.schema import Role

@@ -22,7 +22,7 @@ from draftquant.quantize.plan import Plan, make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.draft import StoredDraft
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.transcode import plan_transcoding
+from draftquant.quantize.transcoding.transcode import plan_transcoding
 from draftquant.quantize.verify.audit import audit
 from draftquant.quantize.verify.folder import verify
 from draftquant.recipes import Recipe

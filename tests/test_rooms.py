@@ -16,9 +16,9 @@ QUANTIZE = (
     ("stored", "layouts"),
     ("lints",),
     ("verify", "algorithms", "claims"),
-    ("backends", "plan", "recode"),
+    ("backends", "plan"),
     ("card", "checks", "execute", "engines", "estimate"),
-    ("quantize", "dequantize", "transcode", "tuned"),
+    ("quantize", "dequantize", "transcoding", "tuned"),
 )
 CALIBRATION = (
     ("errors",),

@@ -18,7 +18,11 @@ from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.draft import StoredDraft
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.transcode import CarrierChoice, plan_transcoding, transcode_draft
+from draftquant.quantize.transcoding.transcode import (
+    CarrierChoice,
+    plan_transcoding,
+    transcode_draft,
+)
 from draftquant.quantize.verify.folder import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.schema import LayoutName

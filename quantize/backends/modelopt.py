@@ -6,7 +6,8 @@ inside `quantize`. Its export packing is private API, hence the pinned version a
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +22,11 @@ from ..numerics.quantized_weight import QuantizedWeight
 from .base import ABSMAX_NEAREST
 from .torch import TorchBackend
 from .vendor import (
-    TOOLKIT_ERRORS,
     finite_absmax,
     gptq_inputs,
     process_state,
     tested_version,
+    toolkit_errors,
     with_absmax,
 )
 
@@ -44,6 +45,11 @@ _CALIBRATIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("absmax", "gptq"): {"method": "gptq", "perc_damp": 1e-12},
 }
 """By the recipe's `scale` and `rounding`."""
+_failing = partial(
+    toolkit_errors,
+    "NVIDIA ModelOpt",
+    fix="use 'backend: torch'",
+)
 
 
 class ModelOptBackend:
@@ -146,19 +152,6 @@ def _problem(algorithm: Algorithm, weights: WeightFormat) -> str | None:
             " that engines fuse share that of the matrix"
         )
     return None
-
-
-@contextlib.contextmanager
-def _failing(where: str) -> Iterator[None]:
-    """What ModelOpt raises, as an error of ours."""
-    try:
-        yield
-    except TOOLKIT_ERRORS as exc:
-        raise BackendError(
-            where,
-            f"NVIDIA ModelOpt failed: {type(exc).__name__}: {exc}",
-            fix="use 'backend: torch'",
-        ) from exc
 
 
 def _run_modelopt(

@@ -7,7 +7,7 @@ import wants is `quark_import`.
 
 import contextlib
 import io
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +21,18 @@ from ..numerics.fp8 import FP8, FP8_MAX
 from ..numerics.quantized_weight import QuantizedWeight
 from .base import ABSMAX_NEAREST
 from .quark_import import quark_process_state, require_build_tools
-from .vendor import TOOLKIT_ERRORS, finite_absmax, gptq_inputs, tested_version, with_absmax
+from .vendor import finite_absmax, gptq_inputs, tested_version, toolkit_errors, with_absmax
 
 TESTED_VERSION = "0.13"
 _SCALES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 _CODES = {"int4": torch.int8, "fp8_e4m3": FP8, "mxfp4": torch.uint8}
 BLOCK_ELEMENTS = 1 << 24
 """Elements that Quark rounds at a time: it holds about five float32 copies of what it is given."""
+_failing = partial(
+    toolkit_errors,
+    "AMD Quark",
+    fix="use 'backend: torch'; if it is the extension that was not built, install g++ and ninja",
+)
 
 
 class QuarkBackend:
@@ -65,7 +70,7 @@ class QuarkBackend:
     def start(self) -> None:
         """See `Backend.start`: Quark's first import builds its extension."""
         with _failing("backend quark"), quark_process_state():
-            pass
+            import quark.torch  # noqa: F401
 
     def quantize(
         self,
@@ -134,20 +139,6 @@ class _OneLinear(nn.Module):
         del use_cache
         y: Tensor = self.layers[0](x)
         return y
-
-
-@contextlib.contextmanager
-def _failing(where: str) -> Iterator[None]:
-    """What Quark raises, as an error of ours."""
-    try:
-        yield
-    except TOOLKIT_ERRORS as exc:
-        raise BackendError(
-            where,
-            f"AMD Quark failed: {type(exc).__name__}: {exc}",
-            fix="use 'backend: torch'; if it is the extension that was not built, install g++"
-            " and ninja",
-        ) from exc
 
 
 def _run_quark(

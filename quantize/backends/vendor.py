@@ -57,6 +57,25 @@ def tested_version(backend: BackendName, package: str, wanted: str) -> str:
     return version
 
 
+@contextlib.contextmanager
+def toolkit_errors(toolkit: str, where: str, *, fix: str) -> Iterator[None]:
+    """What a toolkit raises, as an error of ours.
+
+    Args:
+        toolkit: its name.
+        where: what was being done.
+        fix: what to do instead.
+
+    Raises:
+        BackendError: it failed.
+    """
+    try:
+        yield
+    except TOOLKIT_ERRORS as exc:
+        what = f"{toolkit} failed: {type(exc).__name__}: {exc}"
+        raise BackendError(where, what, fix=fix) from exc
+
+
 def finite_absmax(backend: BackendName, weight: Tensor) -> Tensor:
     """Largest magnitude per row, [rows, 1], of a weight that a toolkit may be given.
 

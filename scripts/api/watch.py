@@ -51,19 +51,21 @@ class Watch:
 
 
 class _NoBar:
+    """Is told, and shows nothing."""
+
     measured = False
 
     def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
-        pass
+        """See `Bar.phase`."""
 
     def advance(self, by: int = 1) -> None:
-        pass
+        """See `Bar.advance`."""
 
     def label(self, text: str) -> None:
-        pass
+        """See `Bar.label`."""
 
     def set(self, done: int, total: int) -> None:
-        pass
+        """See `Bar.set`."""
 
 
 SILENT = Watch()

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...quantize.transcode import plan_transcoding, transcode_draft
+    from ...quantize.transcoding.transcode import plan_transcoding, transcode_draft
 
     plan = plan_transcoding(
         resolve_draft(options.quantized),

@@ -9,23 +9,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ..recipes.expectations import Expectation, GateChoice
-from ..recipes.schema import (
+from ...recipes.expectations import Expectation, GateChoice
+from ...recipes.schema import (
     Algorithm,
     LayoutName,
     Recipe,
     Rule,
     WeightFormat,
 )
-from .card import renewed_card
-from .drafts import Row
-from .drafts.runtime_names import excluded_modules, known_target_layers
-from .errors import CheckpointError, LayoutError
-from .execute import store_linear
-from .files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
-from .files.hub import DraftSource
-from .files.later_runs import transcoded
-from .files.provenance import (
+from ..card import renewed_card
+from ..drafts import Row
+from ..drafts.runtime_names import excluded_modules, known_target_layers
+from ..errors import CheckpointError, LayoutError
+from ..execute import store_linear
+from ..files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
+from ..files.hub import DraftSource
+from ..files.later_runs import transcoded
+from ..files.provenance import (
     Provenance,
     QuantizedProvenance,
     RepairedProvenance,
@@ -33,18 +33,18 @@ from .files.provenance import (
     check_seal,
     read_provenance,
 )
-from .files.publish import check_faults, publish
-from .files.safetensors_file import open_files
-from .files.safetensors_header import StoredTensor
-from .files.side_files import check_no_other_weights, config_and_index, json_texts
-from .layouts import check_head, check_layout, get_layout, named_heads
+from ..files.publish import check_faults, publish
+from ..files.safetensors_file import open_files
+from ..files.safetensors_header import StoredTensor
+from ..files.side_files import check_no_other_weights, config_and_index, json_texts
+from ..layouts import check_head, check_layout, get_layout, named_heads
+from ..stored.declarations import raw_declaration
+from ..stored.draft import StoredDraft
+from ..stored.formats import activation_format, weight_format
+from ..stored.parts import FLOAT_DTYPES, scale_suffix
+from ..verify.dequantized import QUANTIZED_ONLY, check_unchanged
+from ..verify.transcoded import TranscodedReport, verify_transcoded
 from .recode import check_one_format, recoded_blocks, stored_input_scale
-from .stored.declarations import raw_declaration
-from .stored.draft import StoredDraft
-from .stored.formats import activation_format, weight_format
-from .stored.parts import FLOAT_DTYPES, scale_suffix
-from .verify.dequantized import QUANTIZED_ONLY, check_unchanged
-from .verify.transcoded import TranscodedReport, verify_transcoded
 
 CarrierChoice = Literal["fp8_e4m3", "none"]
 

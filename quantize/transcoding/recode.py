@@ -6,16 +6,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..recipes.formats import NUMBER_FORMATS
-from ..recipes.schema import Recipe, WeightFormat
-from .drafts import Row
-from .errors import CheckpointError, LayoutError
-from .numerics.quantized_weight import QuantizedWeight, carried
-from .stored.draft import StoredDraft
-from .stored.linear import StoredLinear, global_scale
-from .stored.parts import INPUT_SCALES
-from .verify.companions import stored_scalar
-from .verify.scales import stored_scales
+from ...recipes.formats import NUMBER_FORMATS
+from ...recipes.schema import Recipe, WeightFormat
+from ..drafts import Row
+from ..errors import CheckpointError, LayoutError
+from ..numerics.quantized_weight import QuantizedWeight, carried
+from ..stored.draft import StoredDraft
+from ..stored.linear import StoredLinear, global_scale
+from ..stored.parts import INPUT_SCALES
+from ..verify.companions import stored_scalar
+from ..verify.scales import stored_scales
 
 _BLOCK = 2**21  # codes: a few float32 arrays of them are some tens of megabytes
 _ROWS = 128  # a block of rows has a multiple of them, see `layouts.base`

@@ -1,0 +1,1 @@
+"""Codes that are there already, written in another layout or carrier."""
