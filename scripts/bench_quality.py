@@ -111,8 +111,8 @@ class Bench:
                 "peak_bytes": taken.peak_bytes,
                 "weight_error": sum(errors) / len(errors),
             }
-            took.write_text(json.dumps(figures))
-        figures = json.loads(took.read_text())
+            took.write_text(json.dumps(figures), encoding="utf-8")
+        figures = json.loads(took.read_text(encoding="utf-8"))
         greedy, agreement, length = self._judged(out, self.traces.gate(by), "greedy")
         sampled, _, _ = self._judged(out, self.traces.drawn(by), "probabilistic")
         return Row(

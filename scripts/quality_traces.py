@@ -114,7 +114,10 @@ def write_prompts(pair: Path, out: Path, num_more: int) -> None:
     from .training.pair import PairPlan
     from .training.selection import select_prompts
 
-    shipped = [json.loads(line) for line in (pair / "prompts.jsonl").read_text().splitlines()]
+    shipped = [
+        json.loads(line)
+        for line in (pair / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     known, plan = {tuple(one["token_ids"]) for one in shipped}, PairPlan()
     more = []
     if num_more:
@@ -141,4 +144,4 @@ def write_prompts(pair: Path, out: Path, num_more: int) -> None:
                 str(pair), str(exc).splitlines()[0], fix="ask for fewer prompts (--prompts)"
             ) from exc
         more = [asdict(one) | {"id": f"more-{one.id}"} for one in chosen.prompts]
-    out.write_text("".join(json.dumps(one) + "\n" for one in [*shipped, *more]))
+    out.write_text("".join(json.dumps(one) + "\n" for one in [*shipped, *more]), encoding="utf-8")

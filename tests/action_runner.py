@@ -59,7 +59,7 @@ def run_action(
         only: the name of the one step to run, as if those before had been.
         before: what those gave, as `steps.gate.outputs.verdict`.
     """
-    action = yaml.safe_load(file.read_text())
+    action = yaml.safe_load(file.read_text(encoding="utf-8"))
     given = {f"github.{key}": value for key, value in github.items()} | dict(before)
     for name, declared in action["inputs"].items():
         default = filled(str(declared.get("default", "")), given)
@@ -82,7 +82,7 @@ def run_action(
         run.code = finished.returncode
         if run.code:
             break
-        for line in output.read_text().splitlines():
+        for line in output.read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition("=")
             given[f"steps.{step['id']}.outputs.{key}"] = value
     run.outputs = {name: filled(each["value"], given) for name, each in action["outputs"].items()}
@@ -100,7 +100,7 @@ def _bash(
     assert step["shell"] == "bash"
     declared = {key: filled(str(value), given) for key, value in step.get("env", {}).items()}
     script = cwd / ".step.sh"
-    script.write_text(step["run"])
+    script.write_text(step["run"], encoding="utf-8")
     return subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)],
         cwd=cwd,

@@ -94,7 +94,7 @@ def save_draft(folder: Path, target: Path, traces: TraceFolder, **config: Any) -
     }
     weights = _draft_weights(keys, shared_tables(target), traces)
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(keys))
+    (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")
     mask = {"embedding": weights.pop("mask_embedding"), "mask_token_id": MASK_TOKEN_ID}
     torch.save(mask, folder / "mask_embedding.pt")
     own = {name: w.contiguous() for name, w in weights.items() if name not in shared_tables(target)}
@@ -148,7 +148,7 @@ _DSPARK = {"projector_type": "dspark", "markov_rank": 12}
 def with_own_tensors(plain: Path, out: Path, kind: MadeKind, **own: Any) -> Path:
     """The fitted draft with what its kin has besides, small enough that it goes on fitting."""
     shutil.copytree(plain, out)
-    config = json.loads((out / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     added = _DSPARK if kind == "dspark" else OWN_KEYS[kind]
     nested = {**config["dflash_config"], **added, **own}
     anchor = {"sample_from_anchor": False} if kind == "dspark" else {}  # as the plain one is fitted

@@ -6,6 +6,7 @@ pass over the whole text, as all of them compute them.
 """
 
 import gzip
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,7 +205,9 @@ def speculators(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYER
     with (dump / name).open("wb") as stream, pyarrow.ipc.new_stream(stream, rows.schema) as writer:
         for batch in rows.to_batches(max_chunksize=3):
             writer.write_batch(batch)
-    (dump / "state.json").write_text('{"_data_files": [{"filename": "%s"}]}' % name)  # noqa: UP031
+    (dump / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": name}]}), encoding="utf-8"
+    )
     return dump
 
 

@@ -72,9 +72,9 @@ def quantize_by_hand(
             quantized |= encode(module, tensor, made, input_scale, largest=largest)
         else:
             quantized[name] = tensor
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = declared = declaration(made)
-    (out / "config.json").write_text(json.dumps(config))
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if made.layout == "modelopt":
         nested = {
             "quant_algo": declared["quant_algo"],
@@ -84,7 +84,7 @@ def quantize_by_hand(
         if "group_size" in declared:
             nested["group_size"] = declared["group_size"]
         both = {"producer": {"name": "modelopt"}, "quantization": nested}
-        (out / "hf_quant_config.json").write_text(json.dumps(both))
+        (out / "hf_quant_config.json").write_text(json.dumps(both), encoding="utf-8")
     sharded = (source / "model.safetensors.index.json").exists()
     write_tensors(out, quantized, sharded=sharded, metadata={"format": "pt"})
     return out

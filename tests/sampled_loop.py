@@ -240,7 +240,7 @@ def loaded_pair(pair: Path) -> tuple[LoadedDraft, PreTrainedModel, list[list[int
     """Draft and target in float32, and the token ids of the gate's prompts."""
     draft = load_draft(pair / "draft", shared=TargetTables.find(pair / "target").shared())
     model = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
-    lines = (pair / "prompts.jsonl").read_text().splitlines()
+    lines = (pair / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     return draft, model, [json.loads(line)["token_ids"] for line in lines]
 
 

@@ -30,7 +30,7 @@ def write_target(folder: Path, **changes: object) -> Path:
         "hidden_size": WIDTH,
         "max_position_embeddings": 64,
     }
-    (folder / "config.json").write_text(json.dumps(config | changes))
+    (folder / "config.json").write_text(json.dumps(config | changes), encoding="utf-8")
     (folder / "model.safetensors").write_bytes(b"weights")
     return folder
 

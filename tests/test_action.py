@@ -31,8 +31,8 @@ sys.exit(int(os.environ.get("GH_CODE", "0")))
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of twelve prompts."""
     folder = tmp_path_factory.mktemp("action")
-    lines = (PAIR / "prompts.jsonl").read_text().splitlines(keepends=True)[:12]
-    (folder / "prompts.jsonl").write_text("".join(lines))
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:12]
+    (folder / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
     target, draft = str(PAIR / "target"), str(PAIR / "draft")
     record = ["record", "--target", target, "--draft", draft, "--tables"]
     prompts = ["--prompts", str(folder / "prompts.jsonl"), "--max-new-tokens", "64"]
@@ -47,7 +47,7 @@ class Workspace:
         self.folder = folder
         self.calls_file = folder / "gh-calls"
         (folder / "bin").mkdir()
-        (folder / "bin/gh").write_text(GH)
+        (folder / "bin/gh").write_text(GH, encoding="utf-8")
         (folder / "bin/gh").chmod(0o755)
 
     def run(
@@ -95,7 +95,9 @@ class Workspace:
         """What `gh` was asked."""
         if not self.calls_file.exists():
             return []
-        return [json.loads(line) for line in self.calls_file.read_text().splitlines()]
+        return [
+            json.loads(line) for line in self.calls_file.read_text(encoding="utf-8").splitlines()
+        ]
 
 
 @pytest.fixture
@@ -127,9 +129,9 @@ def test_it_quantizes_verifies_asks_judges_uploads_and_comments(
     reports = [run.outputs[name] for name in ("report", "html", "markdown", "junit")]
     assert reports == [f"draftquant/gate.{kind}" for kind in ("json", "html", "md", "xml")]
     assert run.used["Upload the reports"]["path"].split() == reports
-    written = (workspace.folder / "draftquant/gate.md").read_text()
+    written = (workspace.folder / "draftquant/gate.md").read_text(encoding="utf-8")
     assert "INCONCLUSIVE" in written
-    assert (workspace.folder / "summary.md").read_text().strip() == written.strip()
+    assert (workspace.folder / "summary.md").read_text(encoding="utf-8").strip() == written.strip()
     assert "LOADS in sglang" in run.log
     ask, post = workspace.calls
     assert ask[:3] == ["api", "--paginate", "repos/owner/drafts/issues/7/comments"]
@@ -149,7 +151,7 @@ def test_a_quantized_folder_is_judged_as_it_is(
     assert run.outputs["verdict"] == "INCONCLUSIVE"
     assert run.outputs["quantized"] == quantized
     assert run.outputs["report"] == "draftquant/k3.json"
-    assert json.loads((workspace.folder / "draftquant/k3.json").read_text())
+    assert json.loads((workspace.folder / "draftquant/k3.json").read_text(encoding="utf-8"))
     assert not (workspace.folder / "draftquant/quantized").exists()
     assert workspace.calls == []  # outside of a pull request nothing is commented
 
@@ -159,7 +161,7 @@ COMMENT = "Comment on the pull request"
 
 def commented(workspace: Workspace, text: str = "# PASS\n", **gh: str) -> Run:
     """The step that comments, alone."""
-    (workspace.folder / "gate.md").write_text(text)
+    (workspace.folder / "gate.md").write_text(text, encoding="utf-8")
     return workspace.run(only=COMMENT, before={"steps.gate.outputs.markdown": "gate.md"}, gh=gh)
 
 
@@ -222,7 +224,9 @@ def test_the_verdict_decides(workspace: Workspace, verdict: str, fail_on: str, c
 
 
 def test_it_installs_what_lies_beside_it(workspace: Workspace) -> None:
-    (workspace.folder / "bin/python").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (workspace.folder / "bin/python").write_text(
+        '#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8"
+    )
     (workspace.folder / "bin/python").chmod(0o755)
     run = workspace.run(only="Install draftquant", install="true", python="python")
     words = run.log.splitlines()
@@ -289,7 +293,7 @@ def test_no_input_becomes_an_option(workspace: Workspace) -> None:
 
 
 def steps() -> list[dict[str, Any]]:
-    return list(yaml.safe_load(ACTION.read_text())["runs"]["steps"])
+    return list(yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"])
 
 
 def test_scripts_hold_no_expressions() -> None:
@@ -299,8 +303,8 @@ def test_scripts_hold_no_expressions() -> None:
 
 
 def test_every_input_is_described_used_and_in_the_tutorial() -> None:
-    action = yaml.safe_load(ACTION.read_text())
-    tutorial = (ROOT / "docs/tutorials/ci.md").read_text()
+    action = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
+    tutorial = (ROOT / "docs/tutorials/ci.md").read_text(encoding="utf-8")
     used = set(re.findall(r"inputs\.([\w-]+)", json.dumps(action["runs"])))
     assert used == set(action["inputs"])
     for kind in ("inputs", "outputs"):

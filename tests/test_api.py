@@ -35,9 +35,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("api")
     (folder / "DRAFT").symlink_to(PAIR / "draft")
     (folder / "TARGET").symlink_to(PAIR / "target")
-    lines = (PAIR / "prompts.jsonl").read_text().splitlines(keepends=True)
-    (folder / "prompts.jsonl").write_text("".join(lines[:2]))
-    (folder / "twelve.jsonl").write_text("".join(lines[:12]))
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "prompts.jsonl").write_text("".join(lines[:2]), encoding="utf-8")
+    (folder / "twelve.jsonl").write_text("".join(lines[:12]), encoding="utf-8")
     draftquant.record(
         PAIR / "target",
         folder / "twelve.jsonl",

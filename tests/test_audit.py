@@ -507,17 +507,17 @@ def test_total_size_of_the_index(tmp_path: Path) -> None:
     source = tiny_eagle3_llama(tmp_path / "source", sharded=True)
     out = quantize_by_hand(source, tmp_path / "out", MADE["ct-int4"])
     assert faults_of(out) == []
-    index = json.loads((out / INDEX_FILE).read_text())
+    index = json.loads((out / INDEX_FILE).read_text(encoding="utf-8"))
     right = index["metadata"]["total_size"]
     index["metadata"]["total_size"] = 5
-    (out / INDEX_FILE).write_text(json.dumps(index))
+    (out / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
     assert_only_fault(out, f"metadata.total_size: expected {right}, got 5")
 
 
 def without_declaration(folder: Path) -> Path:
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     del config["quantization_config"]
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
@@ -540,9 +540,9 @@ def test_the_file_of_modelopt_alone_is_a_declaration(copy_of: Copy) -> None:
     found = audited(out)
     assert found.faults == ()
     assert str(found.scheme) == "modelopt fp8_e4m3 per tensor, activations tensor-static"
-    side = json.loads((out / "hf_quant_config.json").read_text())
+    side = json.loads((out / "hf_quant_config.json").read_text(encoding="utf-8"))
     side["quantization"]["quant_algo"] = "W4A8_AWQ"
-    (out / "hf_quant_config.json").write_text(json.dumps(side))
+    (out / "hf_quant_config.json").write_text(json.dumps(side), encoding="utf-8")
     with pytest.raises(VerifyError, match=r"hf_quant_config.json: .*quant_algo.*W4A8_AWQ"):
         audited(out)
 

@@ -74,11 +74,16 @@ def test_halves_16_apart_keep_both(recipe: str, family: str, tmp_path: Path) -> 
     source = unbalanced(tmp_path / "draft", family, 1 / 16)
     arguments = ["quantize", str(source), "--recipe", recipe, "--out", str(tmp_path / "out")]
     assert main([*arguments, "--backend", "torch"]) == 0
-    assert json.loads((tmp_path / "out/draftquant.json").read_text())["balanced"] == {NORM: 4}
+    assert json.loads((tmp_path / "out/draftquant.json").read_text(encoding="utf-8"))[
+        "balanced"
+    ] == {NORM: 4}
     assert small_half_error(source, tmp_path / "out", family) < 0.25
     assert main(["verify", str(tmp_path / "out"), "--against", str(source)]) == 0
     off = tmp_path / "unbalanced.yaml"
-    off.write_text(f"extends: {recipe}\nname: unbalanced\nalgorithm: {{balance_concat: off}}\n")
+    off.write_text(
+        f"extends: {recipe}\nname: unbalanced\nalgorithm: {{balance_concat: off}}\n",
+        encoding="utf-8",
+    )
     arguments = ["quantize", str(source), "--recipe", str(off), "--out", str(tmp_path / "plain")]
     assert main([*arguments, "--backend", "torch"]) == 0
     assert small_half_error(source, tmp_path / "plain", family) > 0.9
@@ -89,14 +94,16 @@ def test_halves_less_than_4_apart_are_left(factor: float, tmp_path: Path) -> Non
     source = unbalanced(tmp_path / "draft", "llama", factor)
     out = tmp_path / "out"
     assert main(["quantize", str(source), "--recipe", "int4-channel", "--out", str(out)]) == 0
-    assert "balanced" not in json.loads((out / "draftquant.json").read_text())
+    assert "balanced" not in json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
     assert read_tensors(out)[NORM] == read_tensors(source)[NORM]
 
 
 def test_a_small_hidden_half_is_balanced_the_other_way(tmp_path: Path) -> None:
     source, out = unbalanced(tmp_path / "draft", "llama", 16), tmp_path / "out"
     assert main(["quantize", str(source), "--recipe", "int4-channel", "--out", str(out)]) == 0
-    assert json.loads((out / "draftquant.json").read_text())["balanced"] == {NORM: -4}
+    assert json.loads((out / "draftquant.json").read_text(encoding="utf-8"))["balanced"] == {
+        NORM: -4
+    }
     before, after = (values_of(read_tensors(folder)[NORM]) for folder in (source, out))
     assert (after == before * 16).all()
 

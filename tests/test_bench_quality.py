@@ -73,7 +73,7 @@ def test_drawn_text_is_judged_by_drawn_proposals(
     for name in ("gate", "drawn", "int4-channel-absmax"):
         (work / name).mkdir()
     figures = {"weight_error": 0.1, "cpu_seconds": 2.0, "peak_bytes": 3}
-    (work / "int4-channel-absmax.json").write_text(json.dumps(figures))
+    (work / "int4-channel-absmax.json").write_text(json.dumps(figures), encoding="utf-8")
     (row,) = bench.rows(["int4-channel"], ["absmax"], [Calibration()])
     assert (row.algorithm, row.cpu_seconds) == ("absmax", 2.0)
     assert asked == [("gate", "greedy"), ("drawn", "probabilistic")]
@@ -115,8 +115,13 @@ def test_an_algorithm_is_that_of_the_backend_before_it() -> None:
 
 def test_without_more_the_prompts_are_the_shipped_ones(tmp_path: Path) -> None:
     write_prompts(PAIR, tmp_path / "p.jsonl", 0)
-    found = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
-    shipped = [json.loads(line) for line in (PAIR / "prompts.jsonl").read_text().splitlines()]
+    found = [
+        json.loads(line) for line in (tmp_path / "p.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    shipped = [
+        json.loads(line)
+        for line in (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert found == shipped
 
 

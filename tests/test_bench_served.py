@@ -84,7 +84,7 @@ def matrices_in(texts: list[str], folder: Path) -> list[Matrix]:
     found = []
     for number, text in enumerate(texts):
         path = folder / f"{number}.yaml"
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         found.append(load_matrix(path))
     return found
 
@@ -175,16 +175,16 @@ def run_with_fakes(tmp_path: Path, says_no: str, status: int) -> tuple[int, str,
     """The script itself, all commands it runs being fakes that note what they are asked."""
     tools, calls = tmp_path / "tools", tmp_path / "calls"
     tools.mkdir(exist_ok=True)
-    calls.write_text("")
+    calls.write_text("", encoding="utf-8")
     for name in ("draftquant", "hf", "python3"):
-        (tools / name).write_text(FAKE)
+        (tools / name).write_text(FAKE, encoding="utf-8")
         (tools / name).chmod(0o755)
     done = bench(
         "--engine", "vllm", "kimi-k2.5-eagle3", "kimi-linear-dflash",
         PATH=f"{tools}:{os.environ['PATH']}", OUT=str(tmp_path / "out"), CALLS=str(calls),
         SAYS_NO=says_no, STATUS=str(status),
     )  # fmt: skip
-    return done.returncode, done.stdout, calls.read_text().splitlines()
+    return done.returncode, done.stdout, calls.read_text(encoding="utf-8").splitlines()
 
 
 def test_verdicts_stop_nothing_and_are_not_asked_for_again(tmp_path: Path) -> None:
@@ -213,8 +213,10 @@ def test_a_no_is_worse_than_not_knowing_and_an_error_ends_its_draft(tmp_path: Pa
 def test_a_matrix_of_other_settings_is_not_overwritten(tmp_path: Path) -> None:
     run_with_fakes(tmp_path, "nothing", 0)
     matrix = tmp_path / "out" / "kimi-k2.5-eagle3.vllm" / "speed.yaml"
-    matrix.write_text(matrix.read_text().replace("repeats: 3", "repeats: 4"))
+    matrix.write_text(
+        matrix.read_text(encoding="utf-8").replace("repeats: 3", "repeats: 4"), encoding="utf-8"
+    )
     status, said, _ = run_with_fakes(tmp_path, "nothing", 0)
     assert status == 2
-    assert "repeats: 4" in matrix.read_text()
+    assert "repeats: 4" in matrix.read_text(encoding="utf-8")
     assert "STOPPED" in said

@@ -80,7 +80,9 @@ def quantized(source: Path, recipe: Recipe, out: Path, **arguments: Any) -> Plan
 
 
 def declaration(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())["quantization_config"]
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))[
+        "quantization_config"
+    ]
     return found
 
 
@@ -174,7 +176,7 @@ def test_modelopt_excludes_what_is_kept_alone(source: Path, tmp_path: Path) -> N
     quantized(source, BEYOND["modelopt-fp8-head"], tmp_path / "out")
     declared = declaration(tmp_path / "out")
     assert declared["exclude_modules"] == declared["ignore"] == ["*embed_tokens*", "*fc*"]
-    side = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text())
+    side = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text(encoding="utf-8"))
     assert side["quantization"]["exclude_modules"] == ["*embed_tokens*", "*fc*"]
 
 

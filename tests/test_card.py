@@ -53,8 +53,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped draft in INT4 at `out`, and the gate's report on it at `gate.json`."""
     folder = tmp_path_factory.mktemp("card")
     prompts = folder / "prompts.jsonl"
-    lines = (PAIR / "prompts.jsonl").read_text().splitlines(keepends=True)
-    prompts.write_text("".join(lines[:40]))
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    prompts.write_text("".join(lines[:40]), encoding="utf-8")
     draft, out = str(PAIR / "draft"), str(folder / "out")
     record = ["--target", str(PAIR / "target"), "--draft", draft, "--prompts", str(prompts)]
     traces = str(folder / "traces")
@@ -92,7 +92,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_the_least_card(work: Path) -> None:
-    text = (work / "out" / "README.md").read_text()
+    text = (work / "out" / "README.md").read_text(encoding="utf-8")
     assert parsed(text) == {
         "library_name": "draftquant",
         "tags": ["speculative-decoding", "draft-model", "quantized", "draftquant",
@@ -106,7 +106,7 @@ def test_the_least_card(work: Path) -> None:
 
 def test_verify_demands_the_card_and_takes_any(out: Path) -> None:
     source = PAIR / "draft"
-    (out / "README.md").write_text("another one")
+    (out / "README.md").write_text("another one", encoding="utf-8")
     assert verify(out, source).ok
     (out / "README.md").unlink()
     (fault,) = verify(out, source).faults
@@ -123,7 +123,7 @@ def test_a_folder_of_before_needs_no_card(out: Path) -> None:
 
 def test_the_card_of_the_source_travels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draft = tiny_eagle3_llama(tmp_path / "draft")
-    (draft / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Mine\n")
+    (draft / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Mine\n", encoding="utf-8")
     out = tmp_path / "out"
     assert main(["quantize", str(draft), "--recipe", "int4-channel", "--out", str(out)]) == 0
     assert f"README.md is the source's: 'draftquant card {out} --out" in capsys.readouterr().err
@@ -131,7 +131,7 @@ def test_the_card_of_the_source_travels(tmp_path: Path, capsys: pytest.CaptureFi
     text = model_card(out, CardRequest(base_model="a/b"))
     assert parsed(text)["license"] == "apache-2.0"
     assert text.endswith(f"{END}\n# Mine\n")
-    (out / "README.md").write_text(text)
+    (out / "README.md").write_text(text, encoding="utf-8")
     assert model_card(out, CardRequest(base_model="a/b")) == text
     (out / "README.md").unlink()
     (fault,) = verify(out, draft).faults
@@ -142,15 +142,15 @@ def test_codes_that_are_written_again_get_a_new_card(out: Path, tmp_path: Path) 
     again, plain = tmp_path / "again", tmp_path / "plain"
     layout = ["--layout", "quark", "--out", str(again)]
     assert main(["transcode", str(out), *layout]) == 0
-    text = (again / "README.md").read_text()
+    text = (again / "README.md").read_text(encoding="utf-8")
     assert ["stored as", "quark"] in cells(text)
     assert verify(again, PAIR / "draft").ok
     assert main(["dequantize", str(out), "--out", str(plain)]) == 0
     assert not (plain / "README.md").exists()
-    (out / "README.md").write_text(text + "\n# Mine\n")
+    (out / "README.md").write_text(text + "\n# Mine\n", encoding="utf-8")
     shutil.rmtree(plain)
     assert main(["dequantize", str(out), "--out", str(plain)]) == 0
-    assert (plain / "README.md").read_text().endswith("---\n\n# Mine\n")
+    assert (plain / "README.md").read_text(encoding="utf-8").endswith("---\n\n# Mine\n")
 
 
 # ---- `draftquant card`
@@ -164,7 +164,7 @@ def test_the_card_with_acceptance(work: Path, capsys: pytest.CaptureFixture[str]
     front = parsed(text)
     assert front["base_model"] == "someone/draft"
     assert (front["base_model_relation"], front["license"]) == ("quantized", "mit")
-    report = json.loads(gate.read_text())
+    report = json.loads(gate.read_text(encoding="utf-8"))
     rows = cells(text)
     whole = next(row for row in rows if row[0] == "all")
     assert whole[1:4] == [
@@ -196,23 +196,23 @@ def test_writing_the_card_keeps_what_others_wrote(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readme = out / "README.md"
-    front, text = readme.read_text().split(BEGIN)
-    readme.write_text(f"{front}A word before.\n\n{BEGIN}{text}\nA word behind.\n")
+    front, text = readme.read_text(encoding="utf-8").split(BEGIN)
+    readme.write_text(f"{front}A word before.\n\n{BEGIN}{text}\nA word behind.\n", encoding="utf-8")
     arguments = ["card", str(out), *OUR_CARD, "--out", str(readme)]
     assert main(arguments) == 2
     assert "already exists" in capsys.readouterr().err
     assert main([*arguments, "--overwrite"]) == 0
     assert capsys.readouterr().out.startswith(f"{readme}: the model card, ")
-    first = readme.read_text()
+    first = readme.read_text(encoding="utf-8")
     assert first.split(BEGIN)[0].endswith("\nA word before.\n\n")
     assert first.endswith(f"{END}\nA word behind.\n")
     assert main([*arguments, "--overwrite"]) == 0
-    assert readme.read_text() == first
+    assert readme.read_text(encoding="utf-8") == first
     assert verify(out, PAIR / "draft").ok
     assert [path.name for path in out.iterdir() if path.name.startswith(".")] == []
     other = tmp_path / "card.md"
     assert main([*arguments[:-1], str(other)]) == 0
-    assert other.read_text() == first
+    assert other.read_text(encoding="utf-8") == first
 
 
 def test_what_a_card_must_not_replace(
@@ -268,14 +268,14 @@ def test_tensors_that_are_not_those_recorded(out: Path) -> None:
 
 
 def test_reports_that_are_none_or_of_another_draft(work: Path, tmp_path: Path) -> None:
-    report = json.loads((work / "gate.json").read_text())
+    report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
     path = tmp_path / "gate.json"
     for text in ("[]", "{}", "{", json.dumps(report | {"verdict": "GOOD"}),
                  json.dumps(report | {"num_prompts": "many"}),
                  json.dumps(report | {"change": report["change"] | {"lower": -1e300}}),
                  json.dumps(report | {"parity": []}),
                  json.dumps({"verdict": "PASS", "against_tuned": 1})):  # fmt: skip
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         with pytest.raises(GateError, match=r"is no report of the gate: .*\n  fix: "):
             read_gate(path, "00")
     with pytest.raises(GateError, match="cannot be read"):
@@ -286,7 +286,7 @@ def test_reports_that_are_none_or_of_another_draft(work: Path, tmp_path: Path) -
 
 def test_reports_of_other_kinds(work: Path, tmp_path: Path) -> None:
     """Both comparisons of a retuned draft, and what replays say beside servers."""
-    report = json.loads((work / "gate.json").read_text())
+    report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
     names = {field.name for field in dataclasses.fields(Header)}
     header = {key: value for key, value in report.items() if key in names}
     one = {key: value for key, value in report.items() if key not in names}
@@ -304,7 +304,7 @@ def test_reports_of_other_kinds(work: Path, tmp_path: Path) -> None:
     path = tmp_path / "gate.json"
     leads = []
     for judgement in (retuned, joint):
-        path.write_text(json.dumps(header | judgement))
+        path.write_text(json.dumps(header | judgement), encoding="utf-8")
         said_first, *paragraphs = acceptance_section(read_gate(path, candidate))
         assert said_first == "Verdict of the gate: **FAIL**."
         leads.append([text.partition(" with target `target`")[0] for text in paragraphs
@@ -320,12 +320,12 @@ def test_reports_of_other_kinds(work: Path, tmp_path: Path) -> None:
 
 
 def test_hostile_names_do_not_leave_their_place(work: Path, tmp_path: Path) -> None:
-    report = json.loads((work / "gate.json").read_text())
+    report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
     report["categories"][0]["category"] = EVIL
     report["reason"] = report["warnings"][0] = EVIL
     report["traces"]["target"]["name"] = EVIL
     path = tmp_path / "gate.json"
-    path.write_text(json.dumps(report))
+    path.write_text(json.dumps(report), encoding="utf-8")
     honest = model_card(work / "out", CardRequest(base_model="a/b", license="mit",
                                                   gate=work / "gate.json"))  # fmt: skip
     text = model_card(work / "out", CardRequest(base_model="a/b", license="mit", gate=path))
@@ -409,7 +409,9 @@ ROUNDS = [[1, 0, 1, 1], [1, 1, 1, 0]]
 
 
 def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
-    identity = json.loads((work / "gate.json").read_text())["background"]["candidate_sha256"]
+    identity = json.loads((work / "gate.json").read_text(encoding="utf-8"))["background"][
+        "candidate_sha256"
+    ]
     run = measurement(ROUNDS, draft_sha256=identity, model=visible(EVIL), lossy=("a = b",))
     (served,) = [Served.of(run, identity)]
     text = "\n\n".join(served_section([served]))
@@ -424,10 +426,10 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
     assert "was told, not shown by its tensors" in served_section([unknown])[-1]
     path = tmp_path / "run.jsonl"
     lines = [line_of(each) for each in (run.setup, *run.records)]
-    path.write_text("".join(lines))
+    path.write_text("".join(lines), encoding="utf-8")
     request = CardRequest(base_model="a/b", license="mit", measured=[path])
     assert ["all requests", "2", "16", "1.7500", "", ""] in cells(model_card(work / "out", request))
-    path.write_text(lines[0])
+    path.write_text(lines[0], encoding="utf-8")
     with pytest.raises(MeasureError, match="holds no record"):
         model_card(work / "out", request)
 
@@ -445,7 +447,7 @@ def test_a_norm_that_was_divided_is_not_called_kept(tmp_path: Path) -> None:
     draft = unbalanced(tmp_path / "draft", "llama", 1 / 64)
     out = tmp_path / "out"
     assert main(["quantize", str(draft), "--recipe", "int4-channel", "--out", str(out)]) == 0
-    least = (out / "README.md").read_text()
+    least = (out / "README.md").read_text(encoding="utf-8")
     full = model_card(out, REQUEST)
     for text in (least, full):
         assert ["divided, exactly", "1 tensor: norm 1"] in cells(text)

@@ -32,9 +32,9 @@ def refused(folder: Path, what: str, fix: str) -> None:
 
 
 def edit_map(folder: Path, **changes: Any) -> None:
-    index = json.loads((folder / INDEX_FILE).read_text())
+    index = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
     index["weight_map"] |= {name.replace("__", "."): file for name, file in changes.items()}
-    (folder / INDEX_FILE).write_text(json.dumps(index))
+    (folder / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
 
 
 def test_single_file_and_shards_give_the_same_tensors(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_tensor_in_another_shard_than_the_index_says(sharded: Path) -> None:
 
 
 def test_tensor_that_the_index_does_not_name(sharded: Path) -> None:
-    index = json.loads((sharded / INDEX_FILE).read_text())
+    index = json.loads((sharded / INDEX_FILE).read_text(encoding="utf-8"))
     del index["weight_map"][NORM]
-    (sharded / INDEX_FILE).write_text(json.dumps(index))
+    (sharded / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
     refused(sharded, f"{NORM}: expected in None, found in", "export the index again")
 
 
@@ -109,14 +109,14 @@ def test_tensor_in_two_shards(sharded: Path) -> None:
 
 @pytest.mark.parametrize("weight_map", [{}, [], None, "x", 7], ids=repr)
 def test_weight_map_that_is_none(weight_map: object, sharded: Path) -> None:
-    (sharded / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+    (sharded / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
     refused(sharded, "weight_map is missing or empty", "export the index again")
 
 
 @pytest.mark.parametrize("metadata", [[], None, "x"], ids=repr)
 def test_metadata_of_the_index_that_is_no_object(metadata: object, sharded: Path) -> None:
-    index = json.loads((sharded / INDEX_FILE).read_text())
-    (sharded / INDEX_FILE).write_text(json.dumps(index | {"metadata": metadata}))
+    index = json.loads((sharded / INDEX_FILE).read_text(encoding="utf-8"))
+    (sharded / INDEX_FILE).write_text(json.dumps(index | {"metadata": metadata}), encoding="utf-8")
     refused(sharded, "metadata is not an object", "export the index again")
 
 
@@ -179,7 +179,7 @@ def test_weights_that_are_a_folder(draft: Path) -> None:
 
 @pytest.mark.parametrize("name", ["absent", "file"])
 def test_no_folder(name: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     refused(tmp_path / name, "no such folder", "give a draft folder or a Hub id")
 
 
@@ -189,7 +189,7 @@ def test_no_folder(name: str, tmp_path: Path) -> None:
 def test_side_files_are_everything_else(sharded: Path) -> None:
     for file in ("tokenizer/vocab.json", "mask_embedding.pt", ".git/config", ".cache/x/y"):
         (sharded / file).parent.mkdir(parents=True, exist_ok=True)
-        (sharded / file).write_text("")
+        (sharded / file).write_text("", encoding="utf-8")
     (sharded / "empty").mkdir()
     found = Checkpoint.open(sharded).side_files()
     tokenizer = {"tokenizer.json", "tokenizer/vocab.json", "tokenizer_config.json"}

@@ -61,7 +61,7 @@ def test_the_next_run_removes_what_its_output_left(dead: int, tmp_path: Path) ->
 
 
 def start_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
 
 
 def test_a_number_given_twice_is_another_process(tmp_path: Path) -> None:
@@ -75,7 +75,10 @@ def test_a_process_that_nobody_waited_for_is_dead(tmp_path: Path) -> None:
     left_by(tmp_path, "out", process.pid, start=int(start_of(process.pid)))
     assert find_staging(tmp_path)[0].is_live
     process.kill()
-    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+    while (
+        Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        != "Z"
+    ):
         time.sleep(0.01)
     assert not find_staging(tmp_path)[0].is_live
     process.communicate()
@@ -102,7 +105,7 @@ def test_clean_prints_what_it_removes(
     (tmp_path / "out").mkdir()
     for name in INNOCENT:
         (tmp_path / name).mkdir()
-    (tmp_path / f".f.{dead}-1-{OTHER}.staging").write_text("a file")
+    (tmp_path / f".f.{dead}-1-{OTHER}.staging").write_text("a file", encoding="utf-8")
     (tmp_path / f".l.{dead}-1-{OTHER}.staging").symlink_to(tmp_path / "out")
     before = names(tmp_path)
     assert main(["clean", str(tmp_path)]) == 0

@@ -29,8 +29,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("calibration", "calibration", 4, ()),
     ):
         prompts = folder / f"{name}.jsonl"
-        lines = (PAIR / f"{source}.jsonl").read_text().splitlines(keepends=True)
-        prompts.write_text("".join(lines[:count]))
+        lines = (PAIR / f"{source}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        prompts.write_text("".join(lines[:count]), encoding="utf-8")
         record = ["record", "--target", TARGET, "--draft", DRAFT, "--prompts", str(prompts)]
         out = ["--out", str(folder / name), "--max-new-tokens", "48"]
         assert main([*record, *out, *extra]) == 0
@@ -142,10 +142,12 @@ def test_recipes_list_show_and_check(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["recipes", "show", "fp8-ptpc"]) == 0
     shown = capsys.readouterr().out
     assert "granularity: channel" in shown
-    (tmp_path / "fp8-ptpc.yaml").write_text(shown)
+    (tmp_path / "fp8-ptpc.yaml").write_text(shown, encoding="utf-8")
     assert main(["recipes", "check", str(tmp_path / "fp8-ptpc.yaml")]) == 0
     capsys.readouterr()
-    (tmp_path / "mine.yaml").write_text("extends: fp8-ptpc\nname: mine\nlayuot: quark\n")
+    (tmp_path / "mine.yaml").write_text(
+        "extends: fp8-ptpc\nname: mine\nlayuot: quark\n", encoding="utf-8"
+    )
     assert main(["recipes", "check", str(tmp_path / "mine.yaml")]) == 2
     assert "mine.yaml:3: layuot: unknown key\n  fix: did you mean 'layout'?" in (
         capsys.readouterr().err
@@ -184,7 +186,7 @@ def test_replay_and_gate_judge_the_shipped_pair(
     report = tmp_path / "gate.json"
     gate = ["gate", DRAFT, str(work / "fp8"), *traces, *limits]
     assert main([*gate, "--report", str(report)]) == 0
-    assert json.loads(report.read_text())["verdict"] == "PASS"
+    assert json.loads(report.read_text(encoding="utf-8"))["verdict"] == "PASS"
     assert "PASS" in capsys.readouterr().out
     assert main([*gate, "--report", str(report)]) == 2  # never overwritten
     assert main(["gate", DRAFT, str(work / "fp8"), *traces]) == 3  # 12 prompts are too few
@@ -198,7 +200,9 @@ def test_a_candidate_does_not_choose_its_own_policy(
 ) -> None:
     """Its recipe asks for screening, which 12 prompts are enough for; release wants 30."""
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text("extends: int4-channel\nname: mine\ngate: {policy: screening}\n")
+    recipe.write_text(
+        "extends: int4-channel\nname: mine\ngate: {policy: screening}\n", encoding="utf-8"
+    )
     own = str(tmp_path / "own")
     assert main(["quantize", DRAFT, "--recipe", str(recipe), "--out", own]) == 0
     capsys.readouterr()
@@ -300,7 +304,9 @@ def test_what_writes_traces_says_it_in_json(
         return found
 
     prompt = tmp_path / "prompt.jsonl"
-    prompt.write_text((PAIR / "prompts.jsonl").read_text().splitlines()[40])
+    prompt.write_text(
+        (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[40], encoding="utf-8"
+    )
     record = ["record", "--target", TARGET, "--draft", DRAFT, "--prompts", str(prompt)]
     one = said(*record, "--out", str(tmp_path / "one"), "--max-new-tokens", "8")
     assert (one["out"], one["traces"]) == (str(tmp_path / "one"), 1)

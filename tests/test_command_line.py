@@ -55,9 +55,9 @@ def runs(home: Path, name: str) -> list[Path]:
     recipe = ["--recipe", "int4-channel"]
     assert main(["quantize", str(draft), *recipe, f"--out={int4}"]) == 0
     assert main(["dequantize", str(int4), "--out", str(plain)]) == 0
-    config = json.loads((int4 / "config.json").read_text())
+    config = json.loads((int4 / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"]["ignore"] = []
-    (int4 / "config.json").write_text(json.dumps(config))
+    (int4 / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert main(["check", str(int4), "--engine", "vllm", "--fix", "--out", str(fixed)]) in (0, 1, 3)
     return [int4, plain, fixed]
 
@@ -67,7 +67,7 @@ def test_equal_runs_in_other_places_give_equal_bytes(tmp_path: Path) -> None:
     two = runs(tmp_path / "somewhere", "q")
     for first, second in zip(one, two, strict=True):
         assert files_of(first) == files_of(second)
-        record = (first / "draftquant.json").read_text()
+        record = (first / "draftquant.json").read_text(encoding="utf-8")
         assert str(tmp_path) not in record
         assert "somewhere" not in record
         assert first.name not in record or first.name == "q-int4"  # as the argument of others

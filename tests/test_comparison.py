@@ -288,7 +288,7 @@ def test_replays_are_compared_by_their_hashes() -> None:
 def report_file(path: Path, drop: int, *, sha256: str, **changes: object) -> Path:
     background = dataclasses.replace(HASHES, candidate_sha256=sha256)
     both = [replay(spread(600), **changes), replay(noisy(drop, 4), **changes)]  # type: ignore[arg-type]
-    path.write_text(text_of(judge(*both, RELEASE, background=background)))
+    path.write_text(text_of(judge(*both, RELEASE, background=background)), encoding="utf-8")
     return path
 
 
@@ -304,7 +304,9 @@ def test_reports_of_one_baseline_are_compared(tmp_path: Path) -> None:
     assert counted.num_draft_tokens == 1
     report = compare(counted.drafts, num_draft_tokens=1, counted_by="")
     assert report.whole.changes[0].relative_change == pytest.approx(-0.003 / 1.602)
-    one.write_text(one.read_text().replace("\n", ""))  # on one line it is a report still
+    one.write_text(
+        one.read_text(encoding="utf-8").replace("\n", ""), encoding="utf-8"
+    )  # on one line it is a report still
     assert counted_files(one, other).drafts.names == counted.drafts.names
 
 
@@ -328,30 +330,32 @@ def test_reports_of_other_baselines_cannot_be_compared(tmp_path: Path) -> None:
     one = report_file(tmp_path / "a.json", 3, sha256="2" * 64)
     background = dataclasses.replace(HASHES, baseline_sha256="8" * 64)
     other = judge(replay(spread(600)), replay(noisy(3, 4)), RELEASE, background=background)
-    (tmp_path / "b.json").write_text(text_of(other))
+    (tmp_path / "b.json").write_text(text_of(other), encoding="utf-8")
     with pytest.raises(CompareError, match="has another baseline than"):
         counted_files(one, tmp_path / "b.json")
     moved = judge(replay(spread(590)), replay(noisy(3, 4)), RELEASE, background=HASHES)
-    (tmp_path / "c.json").write_text(text_of(moved))
+    (tmp_path / "c.json").write_text(text_of(moved), encoding="utf-8")
     with pytest.raises(CompareError, match="has other counts of the same baseline than"):
         counted_files(one, tmp_path / "c.json")
 
 
 def test_a_report_of_servers_gives_way_to_the_measurements(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(text_of(served()))
+    (tmp_path / "a.json").write_text(text_of(served()), encoding="utf-8")
     with pytest.raises(CompareError, match="fix: give the measurements themselves"):
         counted_files(tmp_path / "a.json")
 
 
 def test_the_replays_of_other_reports_are_taken(tmp_path: Path) -> None:
     for name, judged in (("joint", joint()), ("retuned", retuned())):
-        (tmp_path / f"{name}.json").write_text(text_of(judged))
+        (tmp_path / f"{name}.json").write_text(text_of(judged), encoding="utf-8")
         assert len(counted_files(tmp_path / f"{name}.json").drafts.names) == 2
 
 
 def test_a_report_that_compares_nothing(tmp_path: Path) -> None:
     other = replay(spread(600), traces=dataclasses.replace(FIGURES, sha256="1" * 64))
-    (tmp_path / "a.json").write_text(text_of(judge(replay(spread(600)), other, RELEASE)))
+    (tmp_path / "a.json").write_text(
+        text_of(judge(replay(spread(600)), other, RELEASE)), encoding="utf-8"
+    )
     with pytest.raises(CompareError, match="compares no prompts: ANOMALOUS"):
         counted_files(tmp_path / "a.json")
 
@@ -359,7 +363,7 @@ def test_a_report_that_compares_nothing(tmp_path: Path) -> None:
 def write_measurement(path: Path, drop: int, **changes: object) -> Path:
     rounds = [alternating(200, 80 + i % 5 + drop) for i in range(40)]
     one: Measurement = measurement(rounds, **changes)  # type: ignore[arg-type]
-    path.write_text(line_of(one.setup) + "".join(map(line_of, one.records)))
+    path.write_text(line_of(one.setup) + "".join(map(line_of, one.records)), encoding="utf-8")
     return path
 
 
@@ -385,7 +389,7 @@ def test_measurements_that_cannot_be_compared(tmp_path: Path) -> None:
 
 
 def test_what_is_neither(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("no JSON")
+    (tmp_path / "x.json").write_text("no JSON", encoding="utf-8")
     with pytest.raises(GateError, match="is no report of the gate"):
         counted_files(tmp_path / "x.json")
     with pytest.raises(CompareError, match="fix: give reports of the gate or measurements; or dr"):
@@ -395,7 +399,10 @@ def test_what_is_neither(tmp_path: Path) -> None:
 def replay_file(path: Path, *replays: DraftReplay, **changes: object) -> Path:
     """As `replay --json` prints it."""
     how = {"rope_theta": None, "dtype": "float32"}
-    path.write_text(json.dumps([replay_mapping(one) | how | changes for one in replays], indent=2))
+    path.write_text(
+        json.dumps([replay_mapping(one) | how | changes for one in replays], indent=2),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -439,6 +446,6 @@ def test_replays_of_other_traces_or_depth_cannot_be_compared(tmp_path: Path) -> 
 
 
 def test_a_list_of_something_else(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text("[1]")
+    (tmp_path / "a.json").write_text("[1]", encoding="utf-8")
     with pytest.raises(CompareError, match="is no list of replays"):
         counted_files(tmp_path / "a.json")

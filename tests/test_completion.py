@@ -24,7 +24,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 def scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
     for shell in SHELLS:
         assert main(["completion", shell]) == 0
-        (tmp_path / shell).write_text(capsys.readouterr().out)
+        (tmp_path / shell).write_text(capsys.readouterr().out, encoding="utf-8")
     return tmp_path
 
 
@@ -42,7 +42,7 @@ def test_bash_completes_commands_flags_choices_and_recipes(scripts: Path) -> Non
         )
         return set(run.stdout.split())
 
-    (scripts / "mine.yaml").write_text("")
+    (scripts / "mine.yaml").write_text("", encoding="utf-8")
     assert completed("") >= set(COMMANDS)
     assert completed("quan") == {"quantize"}
     assert completed("traces", "sp") == {"split"}
@@ -57,7 +57,7 @@ def test_bash_completes_commands_flags_choices_and_recipes(scripts: Path) -> Non
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_the_other_shells_are_told_the_same(shell: str, scripts: Path) -> None:
-    script = (scripts / shell).read_text()
+    script = (scripts / shell).read_text(encoding="utf-8")
     for name in (*COMMANDS, *aliases(), *built_in_recipes(), "tensorrt-llm"):
         assert name in script
     if there := shutil.which(shell):

@@ -177,7 +177,9 @@ def test_all_problems_of_a_recipe_are_in_the_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("extends: fp8-ptpc\nname: mine\nlayuot: quark\nbackedn: torch\n")
+    path.write_text(
+        "extends: fp8-ptpc\nname: mine\nlayuot: quark\nbackedn: torch\n", encoding="utf-8"
+    )
     assert main(["recipes", "check", str(path), "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["where"] == f"{path}:3"

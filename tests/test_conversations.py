@@ -37,16 +37,16 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped one, with a chat template."""
     folder = tmp_path_factory.mktemp("chat") / "target"
     shutil.copytree(TARGET, folder)
-    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     text = json.dumps(tokenizer | {"chat_template": TEMPLATE})
-    (folder / "tokenizer_config.json").write_text(text)
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
     return folder
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "question.jsonl"
-    path.write_text("\n".join(map(json.dumps, TURNS)))
+    path.write_text("\n".join(map(json.dumps, TURNS)), encoding="utf-8")
     return path
 
 
@@ -113,10 +113,10 @@ def test_a_conversation_ends_where_the_target_has_no_positions(
 ) -> None:
     short = tmp_path / "short"
     shutil.copytree(target, short)
-    config = json.loads((short / "config.json").read_text())
+    config = json.loads((short / "config.json").read_text(encoding="utf-8"))
     lengths = [len(prompt.token_ids) for prompt in read_prompts(file, target=target)]
     config["max_position_embeddings"] = max(lengths) + 12
-    (short / "config.json").write_text(json.dumps(config))
+    (short / "config.json").write_text(json.dumps(config), encoding="utf-8")
     report = record_conversations(
         read_prompts(file, target=short), short, tmp_path / "out", recorder(short),
         max_new_tokens=12,
@@ -128,11 +128,11 @@ def test_a_conversation_ends_where_the_target_has_no_positions(
 def test_a_template_that_takes_no_answers(target: Path, file: Path, tmp_path: Path) -> None:
     odd = tmp_path / "odd"
     shutil.copytree(target, odd)
-    config = json.loads((odd / "tokenizer_config.json").read_text())
+    config = json.loads((odd / "tokenizer_config.json").read_text(encoding="utf-8"))
     config["chat_template"] = (
         "{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE
     )
-    (odd / "tokenizer_config.json").write_text(json.dumps(config))
+    (odd / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     prompts = read_prompts(file, target=odd)
     with pytest.raises(PromptError, match=r"prompt 81: messages: .*chat template fails") as caught:
         record_conversations(prompts, odd, tmp_path / "out", recorder(odd), max_new_tokens=12)
@@ -188,7 +188,7 @@ def test_speed_bench_in_parquet(target: Path, tmp_path: Path) -> None:
     found = read_prompts(parquet(tmp_path / "test.parquet", SPEED_BENCH), target=target)
     lines = tmp_path / "test.jsonl"
     lines.write_text("\n".join(json.dumps({k: v for k, v in row.items() if v is not None})
-                               for row in SPEED_BENCH))  # fmt: skip
+                               for row in SPEED_BENCH), encoding="utf-8")  # fmt: skip
     assert found == read_prompts(lines, target=target)
     assert [(prompt.id, prompt.later_turns) for prompt in found] == [("q0", ()), ("q1", ("y = 2",))]
 

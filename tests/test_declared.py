@@ -124,9 +124,9 @@ def test_an_edited_declaration_is_a_fault(name: str, made: Path, tmp_path: Path)
     file, change, where = EDITS[name]
     out = Path(shutil.copytree(made / "out", tmp_path / "out"))
     assert verify(out, made / "draft").faults == ()
-    content = json.loads((out / file).read_text())
+    content = json.loads((out / file).read_text(encoding="utf-8"))
     change(content)
-    (out / file).write_text(json.dumps(content))
+    (out / file).write_text(json.dumps(content), encoding="utf-8")
     assert_only_fault(verify(out, made / "draft"), where, "expected")
 
 

@@ -54,7 +54,7 @@ def words_of(codes: Any, pack_method: str) -> Any:
 def imported_names(module: str) -> set[tuple[str, ...]]:
     """What a module of `quantize/` imports, relative names spelled from `quantize` on."""
     found: set[tuple[str, ...]] = set()
-    for node in ast.walk(ast.parse((QUANTIZE / module).read_text())):
+    for node in ast.walk(ast.parse((QUANTIZE / module).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             parts = ("quantize", *Path(module).parts)
             base = parts[: len(parts) - node.level] if node.level else ()
@@ -242,13 +242,13 @@ def test_what_is_not_understood_is_refused(
     source: Path, tmp_path: Path, name: str, path: str, value: object, message: str
 ) -> None:
     out = quantize_by_hand(source, tmp_path / "out", MADE[name])
-    config = json.loads((out / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     section = config["quantization_config"]
     *parents, key = path.split(".")
     for parent in parents:
         section = section[parent]
     section[key] = value
-    (out / "config.json").write_text(json.dumps(config))
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(VerifyError, match=message):
         scheme_of(out)
 
@@ -262,12 +262,12 @@ def test_the_dtype_that_scales_of_a_format_have_may_be_said(
     """As llm-compressor 0.14 does."""
     out = quantize_by_hand(source, tmp_path / "out", MADE[name])
     before = scheme_of(out)
-    config = json.loads((out / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     group = config["quantization_config"]["config_groups"]["group_0"]
     for part in ("weights", "input_activations"):
         if group.get(part):
             group[part]["scale_dtype"] = said
-    (out / "config.json").write_text(json.dumps(config))
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert scheme_of(out) == before
 
 
@@ -319,9 +319,9 @@ def test_exclude_patterns(
 
 def test_a_broken_regular_expression_is_refused(source: Path, tmp_path: Path) -> None:
     out = quantize_by_hand(source, tmp_path / "out", MADE["ct-int4"])
-    config = json.loads((out / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"]["ignore"] = ["re:(fc"]
-    (out / "config.json").write_text(json.dumps(config))
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(VerifyError, match="a regular expression"):
         scheme_of(out)
 
@@ -342,9 +342,9 @@ def test_excludes_that_would_take_long_are_refused(
     source: Path, tmp_path: Path, names: list[str], what: str
 ) -> None:
     out = quantize_by_hand(source, tmp_path / "out", MADE["ct-int4"])
-    config = json.loads((out / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"]["ignore"] = names
-    (out / "config.json").write_text(json.dumps(config))
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(VerifyError, match=what) as caught:
         scheme_of(out)
     assert len(str(caught.value)) < 5000
@@ -352,9 +352,9 @@ def test_excludes_that_would_take_long_are_refused(
 
 def test_an_exclude_that_hung_is_decided(source: Path, tmp_path: Path) -> None:
     out = quantize_by_hand(source, tmp_path / "out", MADE["ct-int4"])
-    config = json.loads((out / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"]["ignore"] = ["re:(([a-z._0-9])+)+!"]
-    (out / "config.json").write_text(json.dumps(config))
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     scheme = scheme_of(out)
     assert not scheme.is_excluded("model.layers.61.self_attn.qkv_proj")
     assert scheme.is_excluded("model.fc!")

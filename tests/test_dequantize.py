@@ -94,7 +94,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def config_of(folder: Path) -> Any:
-    return json.loads((folder / "config.json").read_text())
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
 # ---- what is written
@@ -154,7 +154,7 @@ def test_folders_made_elsewhere(name: str, tmp_path: Path) -> None:
     for key, weight in expected.weights.items():
         rounded = weight.bfloat16() if key.removesuffix(".weight") in expected.linears else weight
         assert torch.equal(found.weights[key], rounded.to(weight.dtype))
-    recorded = json.loads((tmp_path / "plain" / "draftquant.json").read_text())
+    recorded = json.loads((tmp_path / "plain" / "draftquant.json").read_text(encoding="utf-8"))
     assert recorded["quantized_by"] is None
 
 
@@ -199,8 +199,8 @@ def test_every_family_gets_its_folder_back(family: str, name: str, tmp_path: Pat
 
 def test_provenance_says_what_it_was_made_from(int4: Path, tmp_path: Path) -> None:
     report = dequantized(int4, tmp_path / "plain")
-    recorded = json.loads((tmp_path / "plain" / "draftquant.json").read_text())
-    made_by = json.loads((int4 / "draftquant.json").read_text())
+    recorded = json.loads((tmp_path / "plain" / "draftquant.json").read_text(encoding="utf-8"))
+    made_by = json.loads((int4 / "draftquant.json").read_text(encoding="utf-8"))
     assert recorded["format"] == "draftquant-dequantized"
     assert recorded["version"] == 1
     assert recorded["source"]["tensor_sha256"] == made_by["tensor_sha256"]
@@ -286,7 +286,7 @@ DAMAGED: dict[str, tuple[DamagePlain, str]] = {
     "dtype": (retype, f"{UP}.weight"),
     "config": (lambda f: edit_json(f / "config.json", rope_theta=10000), "config.json"),
     "stale declaration": (
-        lambda f: (f / "hf_quant_config.json").write_text("{}") and None,
+        lambda f: (f / "hf_quant_config.json").write_text("{}", encoding="utf-8") and None,
         "hf_quant_config.json",
     ),
     "side file": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
@@ -468,8 +468,8 @@ def test_an_output_that_cannot_be_written(
 def test_replay_of_the_dequantized_folder_is_that_of_the_quantized_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = (PAIR / "prompts.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "prompts.jsonl").write_text("".join(lines[:4]))
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "prompts.jsonl").write_text("".join(lines[:4]), encoding="utf-8")
     traces, int4, exact, plain = (str(tmp_path / n) for n in ("traces", "int4", "f32", "bf16"))
     record = ["record", "--target", str(PAIR / "target"), "--draft", str(PAIR / "draft")]
     prompts = ["--prompts", str(tmp_path / "prompts.jsonl"), "--max-new-tokens", "48"]

@@ -68,19 +68,23 @@ def test_memory_is_that_of_the_machine_and_of_its_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:    5000 kB\n")
+    meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:    5000 kB\n", encoding="utf-8")
     monkeypatch.setattr(devices, "_MEMINFO", meminfo)
     group = tmp_path / "group"
     monkeypatch.setattr(devices, "_CGROUPS", ((group, "memory.max", "memory.current", ""),))
     assert available_bytes(CPU) == 5000 * 1024
     group.mkdir()
-    (group / "memory.max").write_text("max\n")
-    (group / "memory.current").write_text("3000000\n")
-    (group / "memory.stat").write_text("anon 7\nactive_file 1000\ninactive_file 200\n")
+    (group / "memory.max").write_text("max\n", encoding="utf-8")
+    (group / "memory.current").write_text("3000000\n", encoding="utf-8")
+    (group / "memory.stat").write_text(
+        "anon 7\nactive_file 1000\ninactive_file 200\n", encoding="utf-8"
+    )
     assert available_bytes(CPU) == 5000 * 1024
-    (group / "memory.max").write_text("4000000\n")
+    (group / "memory.max").write_text("4000000\n", encoding="utf-8")
     assert available_bytes(CPU) == 1_000_000 + 1200
-    (group / "memory.max").write_text("2000000\n")  # lowered while more was in use
+    (group / "memory.max").write_text(
+        "2000000\n", encoding="utf-8"
+    )  # lowered while more was in use
     assert available_bytes(CPU) == 0
     meminfo.unlink()
     assert available_bytes(CPU) is None

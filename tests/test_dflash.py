@@ -217,7 +217,9 @@ def test_a_tensor_of_no_known_relative(draft: Path) -> None:
 
 def test_config_of_one_family_and_tensors_of_another(draft: Path, tmp_path: Path) -> None:
     eagle = tiny_eagle3_llama(tmp_path / "eagle")
-    edit_json(eagle / "config.json", **json.loads((draft / "config.json").read_text()))
+    edit_json(
+        eagle / "config.json", **json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    )
     refused(eagle, "config.json says dflash, the tensors are those of eagle3-llama")
     write_tensors(draft, read_tensors(draft) | read_tensors(eagle))
     refused(draft, "the tensors are those of dflash and eagle3-llama", "keep the tensors of one")

@@ -29,7 +29,7 @@ from torch.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-DRAFTED = json.loads(OUT.read_text())
+DRAFTED = json.loads(OUT.read_text(encoding="utf-8"))
 KINDS: tuple[Kind, ...] = ("dflash2", "domino")
 SELECTOR = {
     "candidate_selector.predecessor_codebook",
@@ -62,7 +62,9 @@ def refused(folder: Path, what: str, fix: str = "") -> None:
 
 def own_keys(folder: Path, **keys: Any) -> None:
     """Change keys of dflash_config; None removes one."""
-    nested = json.loads((folder / "config.json").read_text())["dflash_config"] | keys
+    nested = (
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))["dflash_config"] | keys
+    )
     edit_json(
         folder / "config.json",
         dflash_config={key: value for key, value in nested.items() if value is not None},
@@ -168,16 +170,16 @@ def test_a_config_of_another_kind_is_refused_by_both_names(kind: Kind, tmp_path:
     """Plain DFlash's config beside their tensors, and theirs beside plain DFlash's."""
     folder = tiny_dflash(tmp_path / "draft", kind=kind, num_layers=1)
     plain = tiny_dflash(tmp_path / "plain", num_layers=1)
-    own, other = ((each / "config.json").read_text() for each in (folder, plain))
-    (folder / "config.json").write_text(other)
+    own, other = ((each / "config.json").read_text(encoding="utf-8") for each in (folder, plain))
+    (folder / "config.json").write_text(other, encoding="utf-8")
     refused(folder, f"config.json says dflash, the tensors are those of {kind}", "use the config")
-    (plain / "config.json").write_text(own)
+    (plain / "config.json").write_text(own, encoding="utf-8")
     refused(plain, f"config.json says {kind}, the tensors are those of dflash", "use the config")
 
 
 def in_speculators_layout(folder: Path) -> dict[str, Any]:
     """Spell a DFlash2 draft's config.json as vLLM's `update_dflash2` reads it; the plain one."""
-    plain: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    plain: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     nested = plain["dflash_config"]
     own = {key: value for key, value in nested.items() if key in OWN_KEYS["dflash2"]}
     layers = {key: plain[key] for key in plain if key not in ("architectures", "dflash_config")}
@@ -200,7 +202,7 @@ def in_speculators_layout(folder: Path) -> dict[str, Any]:
         },
         **own,
     }
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return plain
 
 

@@ -41,7 +41,7 @@ def test_the_command_writes_all_of_it(
     monkeypatch.setattr("draftquant.scripts.docs.__main__.PAGES", quick)
     monkeypatch.setattr("draftquant.scripts.docs.__main__.PICTURES", {})
     assert main() == 0
-    assert (tmp_path / "pictures/b.svg").read_text() == "b\n"
+    assert (tmp_path / "pictures/b.svg").read_text(encoding="utf-8") == "b\n"
     assert capsys.readouterr().out == "reference/a.md\npictures/b.svg\n"
 
 
@@ -90,7 +90,11 @@ def test_every_key_of_a_trace_is_explained() -> None:
 
 
 def test_the_messages_are_those_of_every_lint() -> None:
-    listed = set(re.findall(r"^\| `([a-z0-9-]+)`", (DOCS / "lints.md").read_text(), re.MULTILINE))
+    listed = set(
+        re.findall(
+            r"^\| `([a-z0-9-]+)`", (DOCS / "lints.md").read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
     messages = list(lints.messages())
     assert {each.name for each in messages} == listed
     by_name = {each.name: each for each in messages}
@@ -136,11 +140,11 @@ def test_where_none_is_advised_none_loads() -> None:
 
 
 def test_readme_has_the_advice() -> None:
-    assert choices.choices_table() in README.read_text()
+    assert choices.choices_table() in README.read_text(encoding="utf-8")
 
 
 def test_readme_counts_what_there_is() -> None:
-    text = README.read_text()
+    text = README.read_text(encoding="utf-8")
     assert f"{len(FAMILIES)} families" in text
     assert f"has all {len(built_in_recipes())}" in text
     assert len(text.splitlines()) <= 150
@@ -165,7 +169,7 @@ def test_planned_bytes_are_those_of_the_published_draft() -> None:
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
 def test_a_picture_has_both_modes_a_title_and_nothing_from_outside(name: str) -> None:
-    text = (DOCS / name).read_text()
+    text = (DOCS / name).read_text(encoding="utf-8")
     assert "@media (prefers-color-scheme: dark)" in text
     assert "<title>" in text or "<dc:title>" in text
     assert not re.search(r"(href|src)=\"(?!#)", text)
@@ -251,7 +255,7 @@ class Targets(HTMLParser):
 
 def parsed(page: Path) -> Targets:
     targets = Targets()
-    targets.feed(page.read_text())
+    targets.feed(page.read_text(encoding="utf-8"))
     return targets
 
 
@@ -262,7 +266,7 @@ def test_the_site_needs_no_network(site: Path) -> None:
         for url in parsed(page).loaded:
             assert not re.match(r"[a-z]+:|//", url), f"{page}: {url}"
     for sheet in site.rglob("*.css"):
-        assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text()), sheet
+        assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
 
 
 def test_every_link_of_the_site_leads_to_something(site: Path) -> None:
@@ -281,7 +285,7 @@ def test_every_link_of_the_site_leads_to_something(site: Path) -> None:
 
 def test_tables_become_tables(site: Path) -> None:
     for page in site.rglob("*.html"):
-        assert "|---|" not in page.read_text(), page
+        assert "|---|" not in page.read_text(encoding="utf-8"), page
 
 
 def test_every_link_in_the_repository_leads_to_a_file() -> None:
@@ -290,7 +294,7 @@ def test_every_link_in_the_repository_leads_to_a_file() -> None:
     pages += ROOT.glob("tests/*/*.md")
     links = re.compile(r"\]\(([^)\s#]+)(?:#([^)\s]*))?\)")
     for page in pages:
-        for path, anchor in links.findall(page.read_text()):
+        for path, anchor in links.findall(page.read_text(encoding="utf-8")):
             if re.match(r"[a-z]+:", path):
                 continue
             target = page.parent / path
@@ -301,12 +305,12 @@ def test_every_link_in_the_repository_leads_to_a_file() -> None:
 
 def anchors(page: Path) -> set[str]:
     """What GitHub calls the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_page_is_in_the_index() -> None:
-    index = (DOCS / "index.md").read_text()
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
     for page in DOCS.rglob("*.md"):
         name = page.relative_to(DOCS).as_posix()
         assert name == "index.md" or f"({name}" in index, name

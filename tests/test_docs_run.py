@@ -20,7 +20,7 @@ _FENCE = "```"
 
 def shell_blocks(page: str) -> str:
     """What stands between ```sh and ``` in a page."""
-    parts = (ROOT / page).read_text().split(f"\n{_FENCE}")
+    parts = (ROOT / page).read_text(encoding="utf-8").split(f"\n{_FENCE}")
     return "\n".join(part.partition("\n")[2] for part in parts if part.partition("\n")[0] == "sh")
 
 
@@ -35,7 +35,7 @@ def commands_of(script: str, folder: Path) -> list[list[str]]:
             cwd=folder,
             check=True,
         )
-    calls = written.read_text().split("\0\n\0")
+    calls = written.read_text(encoding="utf-8").split("\0\n\0")
     return [call.split("\0") for call in calls if call]
 
 
@@ -48,8 +48,8 @@ def clone(tmp_path: Path) -> Path:
         for name in ("draft", "target"):
             (copy / name).symlink_to(source / name)
         for name in ("prompts.jsonl", "calibration.jsonl"):
-            lines = (source / name).read_text().splitlines(keepends=True)
-            (copy / name).write_text("".join(lines[:NUM_PROMPTS]))
+            lines = (source / name).read_text(encoding="utf-8").splitlines(keepends=True)
+            (copy / name).write_text("".join(lines[:NUM_PROMPTS]), encoding="utf-8")
     return tmp_path
 
 

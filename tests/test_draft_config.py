@@ -246,8 +246,8 @@ def test_config_value_of_the_wrong_type(key: str, value: Any, expected: str, dra
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
 def test_number_that_is_not_finite(value: str, draft: Path) -> None:
     path = draft / "config.json"
-    text = json.dumps(json.loads(path.read_text()) | {"rms_norm_eps": "?"})
-    path.write_text(text.replace('"?"', value))
+    text = json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"rms_norm_eps": "?"})
+    path.write_text(text.replace('"?"', value), encoding="utf-8")
     refused(draft, "rms_norm_eps: expected a positive number, got ", "correct 'rms_norm_eps'")
 
 

@@ -286,7 +286,7 @@ def test_wrong_dtype(name: str, dtype: str, size: int, expected: str, tmp_path: 
 
 
 def test_the_families_page_names_every_family() -> None:
-    page = (Path(__file__).parent.parent / "docs/families.md").read_text()
+    page = (Path(__file__).parent.parent / "docs/families.md").read_text(encoding="utf-8")
     what, commands = page.partition("\n## Commands\n")[::2]
     for family in FAMILIES:
         assert f"\n| `{family.name}` |" in what

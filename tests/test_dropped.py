@@ -48,7 +48,7 @@ def target_of(draft: Path, folder: Path, *, prefix: str = "model.") -> Path:
     """A target with the tables of a draft."""
     tensors = read_tensors(draft)
     folder.mkdir()
-    (folder / "config.json").write_text('{"tie_word_embeddings": false}\n')
+    (folder / "config.json").write_text('{"tie_word_embeddings": false}\n', encoding="utf-8")
     tables = {f"{prefix}{EMBEDDING}": tensors[EMBEDDING], HEAD: tensors[HEAD]}
     write_tensors(folder, tables, metadata={"format": "pt"})
     return folder
@@ -84,11 +84,13 @@ def test_a_table_is_left_out_and_the_rest_is_as_ever(
     assert read_tensors(tmp_path / "out") == whole
     for file in ("config.json", "tokenizer.json"):
         assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
-    recorded = json.loads((tmp_path / "out" / "draftquant.json").read_text())
+    recorded = json.loads((tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8"))
     assert recorded["dropped"] == {EMBEDDING: f"model.{EMBEDDING}"}
     assert EMBEDDING in recorded["source"]["tensor_sha256"]
     assert recorded["tensor_bytes"]["before"] - recorded["tensor_bytes"]["after"] > 96 * TWO_BYTES
-    assert "dropped" not in json.loads((tmp_path / "whole" / "draftquant.json").read_text())
+    assert "dropped" not in json.loads(
+        (tmp_path / "whole" / "draftquant.json").read_text(encoding="utf-8")
+    )
 
 
 @pytest.mark.parametrize("prefix", ["model.", "language_model.model.", ""])
@@ -100,7 +102,7 @@ def test_a_target_may_call_it_otherwise(prefix: str, source: Path, tmp_path: Pat
 
 def test_a_shard_of_dropped_tables_alone_is_not_written(target: Path, tmp_path: Path) -> None:
     source = tiny_eagle3_llama(tmp_path / "sharded", sharded=True)
-    index = json.loads((source / "model.safetensors.index.json").read_text())
+    index = json.loads((source / "model.safetensors.index.json").read_text(encoding="utf-8"))
     file = "model-00003-of-00003.safetensors"
     names = {name: shard for name, shard in index["weight_map"].items() if name != EMBEDDING}
     tensors = read_tensors(source)
@@ -108,7 +110,7 @@ def test_a_shard_of_dropped_tables_alone_is_not_written(target: Path, tmp_path: 
     for shard in set(names.values()):
         write_some(source / shard, {n: tensors[n] for n, where in names.items() if where == shard})
     index["weight_map"] = {**names, EMBEDDING: file}
-    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    (source / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     quantized(source, dropping("embedding"), tmp_path / "out", target)
     assert not (tmp_path / "out" / file).exists()
     assert verify(tmp_path / "out", source, target=target).ok
@@ -138,7 +140,7 @@ def test_without_its_head_config_json_says_so_to_sglang(
     report = quantized(source, dropping("embedding", "head"), tmp_path / "out", target)
     assert report.config_changes == {"draft_vocab_size": None}
     out = tmp_path / "out"
-    assert json.loads((out / "config.json").read_text())["draft_vocab_size"] is None
+    assert json.loads((out / "config.json").read_text(encoding="utf-8"))["draft_vocab_size"] is None
     assert verify(out, source).ok
     for engine in ("vllm", "sglang"):
         answer = check_draft(out, engine=engine, arch="sm90")  # type: ignore[arg-type]
@@ -219,7 +221,7 @@ def test_a_pruned_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize("role", ["attention", "fusion", "norm", "vocabulary_map", "mask"])
 def test_a_role_that_no_engine_takes_from_the_target(role: Role, tmp_path: Path) -> None:
     text = recipe_text(f"{{role: {role}, action: drop, why: x}}")
-    (tmp_path / "mine.yaml").write_text(text)
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(RecipeError, match=f"no engine takes the {role} of a draft from its target"):
         load_recipe(str(tmp_path / "mine.yaml"))
 
@@ -236,7 +238,7 @@ def test_a_role_that_no_engine_takes_from_the_target(role: Role, tmp_path: Path)
     ],
 )
 def test_a_rule_that_says_too_little_or_too_much(rule: str, what: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(recipe_text(rule))
+    (tmp_path / "mine.yaml").write_text(recipe_text(rule), encoding="utf-8")
     with pytest.raises(RecipeError, match=what):
         load_recipe(str(tmp_path / "mine.yaml"))
 
@@ -244,7 +246,7 @@ def test_a_rule_that_says_too_little_or_too_much(rule: str, what: str, tmp_path:
 def recipe_text(rule: str) -> str:
     from draftquant.recipes import library
 
-    text = (Path(library.__file__).parent / "fp8-ptpc.yaml").read_text()
+    text = (Path(library.__file__).parent / "fp8-ptpc.yaml").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if "role: embedding" not in line]
     at = next(i for i, line in enumerate(lines) if line.startswith("rules:"))
     lines.insert(at + 1, f"  - {rule}")
@@ -295,8 +297,10 @@ def test_verify_sees_a_table_that_came_back(source: Path, out: Path) -> None:
 
 @pytest.mark.parametrize("recorded", [{}, {HEAD: HEAD}])
 def test_verify_sees_another_record(recorded: dict[str, str], source: Path, out: Path) -> None:
-    record = json.loads((out / "draftquant.json").read_text())
-    (out / "draftquant.json").write_text(json.dumps(record | {"dropped": recorded}))
+    record = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
+    (out / "draftquant.json").write_text(
+        json.dumps(record | {"dropped": recorded}), encoding="utf-8"
+    )
     reseal(out)
     assert "draftquant.json" in faults_of(verify(out, source))
 
@@ -346,7 +350,7 @@ def test_the_commands(
     source: Path, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.yaml").write_text(
-        recipe_text(f"{{role: embedding, action: drop, why: {WHY}}}")
+        recipe_text(f"{{role: embedding, action: drop, why: {WHY}}}"), encoding="utf-8"
     )
     chosen = ["--recipe", str(tmp_path / "mine.yaml")]
     assert main(["plan", str(source), *chosen]) == 0

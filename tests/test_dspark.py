@@ -25,7 +25,7 @@ from tiny_dspark import Layout, tiny_dspark
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL: dict[str, Any] = {"num_layers": 1}
-EXECUTED = json.loads(TABLE.read_text())
+EXECUTED = json.loads(TABLE.read_text(encoding="utf-8"))
 
 
 def refused(folder: Path, what: str, fix: str = "") -> None:
@@ -119,7 +119,7 @@ def test_what_is_no_dspark_as_engines_serve_it(
 
 def test_config_of_one_family_and_tensors_of_another(tmp_path: Path) -> None:
     folder = tiny_dspark(tmp_path / "d", layout="specforge", **SMALL)
-    nested = json.loads((folder / "config.json").read_text())["dflash_config"]
+    nested = json.loads((folder / "config.json").read_text(encoding="utf-8"))["dflash_config"]
     plain = {key: nested[key] for key in ("mask_token_id", "target_layer_ids")}
     edit_json(folder / "config.json", architectures=["DFlashDraftModel"], dflash_config=plain)
     refused(folder, "config.json says dflash, the tensors are those of dspark", "use the config")
@@ -156,19 +156,22 @@ def test_a_gate_beside_those_of_layers_is_excluded_alone(tmp_path: Path) -> None
     draft = read_draft(Checkpoint.open(source))
     plan = make_plan(load_recipe("fp8-ptpc"), draft, target_layers=8)
     quantize_draft(plan, tmp_path / "q", source=DraftSource(folder=source))
-    ignored = json.loads((tmp_path / "q/config.json").read_text())["quantization_config"]["ignore"]
+    ignored = json.loads((tmp_path / "q/config.json").read_text(encoding="utf-8"))[
+        "quantization_config"
+    ]["ignore"]
     assert "re:.*markov_head.gate_proj$" in ignored
     assert "re:.*gate_proj$" not in ignored
 
 
 def test_its_head_is_quantized_by_no_recipe(tmp_path: Path) -> None:
     draft = read_draft(Checkpoint.open(tiny_dspark(tmp_path / "d", **SMALL)))
-    text = (Path(__file__).parents[1] / "recipes/fp8-ptpc.yaml").read_text()
+    text = (Path(__file__).parents[1] / "recipes/fp8-ptpc.yaml").read_text(encoding="utf-8")
     path = tmp_path / "own.yaml"
     path.write_text(
         text.replace("name: fp8-ptpc", "name: own").replace(
             "{role: proposal, action: keep", "{role: proposal, action: quantize"
-        )
+        ),
+        encoding="utf-8",
     )
     with pytest.raises(PlanError, match=r"role proposal.* cannot be quantized: it is no linear"):
         make_plan(load_recipe(str(path)), draft)
@@ -205,7 +208,7 @@ def test_commands_that_serve_it(tmp_path: Path) -> None:
 
 def test_speculators_spell_it_with_layers_of_their_own(tmp_path: Path) -> None:
     folder = tiny_dspark(tmp_path / "d", **SMALL)
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     own = {key: config[key] for key in ("block_size", "mask_token_id", "markov_rank")}
     ids = [i + 1 for i in config.pop("target_layer_ids")]
     layers = {key: value for key, value in config.items() if key not in own}
@@ -224,7 +227,7 @@ def test_speculators_spell_it_with_layers_of_their_own(tmp_path: Path) -> None:
             "hidden_act": "silu",
         },
     }
-    (folder / "config.json").write_text(json.dumps(spelled))
+    (folder / "config.json").write_text(json.dumps(spelled), encoding="utf-8")
     draft = read_draft(Checkpoint.open(folder))
     assert draft.family.name == "dspark"
     assert most_draft_tokens(draft.geometry) == 8

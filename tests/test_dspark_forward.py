@@ -22,7 +22,9 @@ from torch import Tensor
 pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
 
 TOLERANCE = 1e-10
-TABLE = json.loads((Path(__file__).parent / "engines" / "dspark_maths.json").read_text())
+TABLE = json.loads(
+    (Path(__file__).parent / "engines" / "dspark_maths.json").read_text(encoding="utf-8")
+)
 
 
 def build(**changes: Any) -> tuple[DSparkGeometry, dict[str, Tensor], BlockForward]:

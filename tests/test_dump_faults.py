@@ -243,7 +243,7 @@ def test_a_target_without_a_config(
 ) -> None:
     target = tmp_path / "target"
     target.mkdir()
-    (target / "config.json").write_text(text)
+    (target / "config.json").write_text(text, encoding="utf-8")
     dump = modelopt(texts[:1], tmp_path / "dump")
     refused("modelopt", dump, tmp_path / "out", message, target=target)
     refused("modelopt", dump, tmp_path / "out", "no such file", target=tmp_path / "none")
@@ -419,7 +419,7 @@ def test_rows_of_another_dataset(texts: list[Text], tmp_path: Path) -> None:
     refused("speculators", dump, tmp_path / "out", r"hs_x\S+: expected hs_ROW.safetensors")
     (states / "hs_x.safetensors").rename(states / "hs_99.safetensors")
     refused("speculators", dump, tmp_path / "out", "its tokens are not those of row 99")
-    (dump / "state.json").write_text('{"_data_files": [{"name": 1}]}')
+    (dump / "state.json").write_text('{"_data_files": [{"name": 1}]}', encoding="utf-8")
     refused("speculators", dump, tmp_path / "out", "lists no data files")
 
 

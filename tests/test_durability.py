@@ -76,7 +76,7 @@ def lost(out: Path, disk: Disk) -> set[str]:
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tiny_eagle3_llama(tmp_path_factory.mktemp("durable") / "draft", sharded=True)
     (folder / "deep" / "deeper").mkdir(parents=True)
-    (folder / "deep" / "deeper" / "notes.txt").write_text("travels too")
+    (folder / "deep" / "deeper" / "notes.txt").write_text("travels too", encoding="utf-8")
     return folder
 
 

@@ -29,7 +29,7 @@ import eagle1 as trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-RECORDED: dict[str, Any] = json.loads(trainer.OUT.read_text())
+RECORDED: dict[str, Any] = json.loads(trainer.OUT.read_text(encoding="utf-8"))
 SHARED = {"lm_head.weight": torch.eye(96, 64), "embed_tokens.weight": torch.ones(96, 64)}
 
 

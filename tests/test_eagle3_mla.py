@@ -156,7 +156,7 @@ def test_geometry(draft: Path) -> None:
 def test_an_export_of_modelopt(tmp_path: Path) -> None:
     """No embed_tokens, no `draft_vocab_size`; experts that are in the config alone."""
     folder = tiny_eagle3_mla(tmp_path / "draft", modelopt=True)
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert "draft_vocab_size" not in config
     assert MODELOPT_EXTRAS.items() <= config.items()
     found = read(folder)
@@ -223,7 +223,7 @@ def test_rope_interleave_of_the_wrong_type(draft: Path) -> None:
 
 
 def test_attention_factor_that_engines_read_differently(draft: Path) -> None:
-    scaling = json.loads((draft / "config.json").read_text())["rope_scaling"]
+    scaling = json.loads((draft / "config.json").read_text(encoding="utf-8"))["rope_scaling"]
     edit_json(draft / "config.json", rope_scaling=scaling | {"attention_factor": 1.0})
     with pytest.raises(CheckpointError, match="attention_factor: expected none, as engines dis"):
         load_draft(draft)  # alone: to read, plan and quantize it nothing is rotated
@@ -234,7 +234,7 @@ def test_attention_factor_that_engines_read_differently(draft: Path) -> None:
 
 @pytest.mark.parametrize("value", [-1.0, "1", [], True])
 def test_mscale_all_dim_is_a_number_or_0_for_none(value: Any, draft: Path) -> None:
-    scaling = json.loads((draft / "config.json").read_text())["rope_scaling"]
+    scaling = json.loads((draft / "config.json").read_text(encoding="utf-8"))["rope_scaling"]
     edit_json(draft / "config.json", rope_scaling=scaling | {"mscale_all_dim": 0})
     found = geometry(draft).rope.yarn
     assert found is not None
@@ -286,9 +286,9 @@ def test_tensors_of_another_family_than_the_config(draft: Path, tmp_path: Path) 
     edit_json(draft / "config.json", architectures=["LlamaForCausalLMEagle3"])
     refused(draft, "config.json says eagle3-llama, the tensors are those of eagle3-mla", "use the")
     llama = tiny_eagle3_llama(tmp_path / "llama")
-    config = json.loads((draft / "config.json").read_text())
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     config["architectures"] = ["Eagle3DeepseekV2ForCausalLM"]
-    (llama / "config.json").write_text(json.dumps(config))
+    (llama / "config.json").write_text(json.dumps(config), encoding="utf-8")
     refused(llama, "config.json says eagle3-mla, the tensors are those of eagle3-llama", "use the")
 
 

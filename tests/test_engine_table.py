@@ -25,7 +25,7 @@ def written(predictions: tuple[list[Any], dict[Any, str]]) -> str:
 
 
 def test_the_page_has_the_table_of_today(written: str) -> None:
-    text = engines_page.PAGE.read_text()
+    text = engines_page.PAGE.read_text(encoding="utf-8")
     again = "run: python tests/engines/engines_page.py"
     assert engines_page.with_table(text, written) == text, again
 

@@ -52,7 +52,9 @@ def two_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """vLLM 0.34.0 and 0.4.0: one small file each in the folder of versions, found as it is read."""
     modules = {"0.34.0": "vllm_0_34_0", "0.4.0": "vllm_0_4_0"}
     for version, module in modules.items():
-        (tmp_path / f"{module}.py").write_text(NEW_VERSION.replace("VERSION", version))
+        (tmp_path / f"{module}.py").write_text(
+            NEW_VERSION.replace("VERSION", version), encoding="utf-8"
+        )
     monkeypatch.setattr(versions, "__path__", [*versions.__path__, str(tmp_path)])
     monkeypatch.setattr(registry, "ENGINES", registry.discover(versions))
     yield
@@ -109,17 +111,19 @@ def test_fix_repairs_for_the_version_that_is_asked_for(
     folder.mkdir()
     for path in draft.iterdir():
         (folder / path.name).symlink_to(path)
-    config = json.loads((draft / "config.json").read_text())
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(
-        json.dumps({**config, "architectures": [TENSORRT_LLM_NAME]})
+        json.dumps({**config, "architectures": [TENSORRT_LLM_NAME]}), encoding="utf-8"
     )
     plan = plan_repairs(folder, engine="vllm", version=version, target_layers=NUM_TARGET_LAYERS)
     assert ("architecture" in [repair.name for repair in plan.repairs]) == renamed
 
 
 def test_a_version_is_known_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "vllm_again.py").write_text(NEW_VERSION.replace("VERSION", "0.33.0"))
+    (tmp_path / "vllm_again.py").write_text(
+        NEW_VERSION.replace("VERSION", "0.33.0"), encoding="utf-8"
+    )
     monkeypatch.setattr(versions, "__path__", [*versions.__path__, str(tmp_path)])
     with pytest.raises(ValueError, match=r"vllm_again: vllm 0\.33\.0 is there already"):
         registry.discover(versions)

@@ -151,7 +151,7 @@ def test_results_stay_small() -> None:
 
 def test_results_can_be_written_from_themselves() -> None:
     """So `run.py --only` leaves what it does not ask about as it is."""
-    assert _as_json(list(recorded_outcomes())) == JSON_FILE.read_text()
+    assert _as_json(list(recorded_outcomes())) == JSON_FILE.read_text(encoding="utf-8")
 
 
 def test_every_row_of_results_names_a_case_that_is_made(formats: list[Recipe]) -> None:
@@ -236,7 +236,7 @@ def test_the_head_is_filled_up_to_whole_pieces(tmp_path: Path) -> None:
 
 def test_layers_without_a_known_number_are_named_so(folders: Path) -> None:
     draft = folders / f"{FORMATS_OF}--fp8-fp8-block-fp8-group"
-    config = json.loads((draft / "config.json").read_text())
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     assert "num_target_layers" not in config
     answer = check_draft(draft, engine="vllm", arch="sm90")
     said = " ".join(finding.text + finding.remedy for finding in answer.findings)
@@ -373,13 +373,15 @@ def test_declarations_that_are_not_understood_are_unknown(
 def test_a_scheme_in_no_table_is_unknown(workshop: Workshop, engine: str) -> None:
     recipe = format_recipe("compressed-tensors", "fp8-channel", "fp8-token")
     folder = workshop.quantize(workshop.source("eagle3-llama"), recipe, f"renamed-{engine}")
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"]["quant_method"] = "gptq_marlin"
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     answer = check_draft(folder, engine=engine, arch="sm90")
     assert answer.verdict == "UNKNOWN"
     assert "not in the table of what was executed" in (answer.error or "")
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": []}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"quantization_config": []}), encoding="utf-8"
+    )
     with pytest.raises(CheckpointError, match="expected an object with quant_method"):
         check_draft(folder, engine=engine, arch="sm90")
 
@@ -401,10 +403,10 @@ def test_a_layer_number_of_the_target_is_unknown(workshop: Workshop) -> None:
     folder = workshop.quantize(
         source, format_recipe("compressed-tensors", "fp8-channel", "fp8-token"), "numbered"
     )
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config |= BOTH_PLACES
     config["quantization_config"]["ignore"].append("model.layers.61.self_attn.o_proj")
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     answer = check_draft(folder, engine="vllm", arch="sm90")
     assert answer.verdict == "UNKNOWN"
     assert "counts the draft's layers after the target's" in (answer.error or "")
@@ -494,7 +496,9 @@ def test_loading_of_other_families_was_not_read(workshop: Workshop, family: Fami
 def test_tensorrt_llm_reads_the_side_file_first(workshop: Workshop) -> None:
     recipe = format_recipe("compressed-tensors", "fp8-tensor", "fp8-static")
     folder = workshop.quantize(workshop.source("eagle3-llama"), recipe, "trt-side-file")
-    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    (folder / "hf_quant_config.json").write_text(
+        '{"quantization": {"quant_algo": "FP8"}}', encoding="utf-8"
+    )
     answer = check_draft(folder, engine="tensorrt-llm", arch="sm90")
     assert answer.verdict == "UNKNOWN"
     assert "reads hf_quant_config.json first" in (answer.error or "")

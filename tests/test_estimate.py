@@ -459,9 +459,11 @@ def test_a_target_by_its_bytes() -> None:
 
 
 def target_config(folder: Path, **changes: Any) -> Path:
-    config = json.loads((PAIRS / "eagle3-llama" / "target" / "config.json").read_text())
+    config = json.loads(
+        (PAIRS / "eagle3-llama" / "target" / "config.json").read_text(encoding="utf-8")
+    )
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    (folder / "config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
     return folder
 
 
@@ -477,9 +479,11 @@ def test_a_target_by_its_config(tmp_path: Path) -> None:
     folder = target_config(tmp_path / "target")
     assert from_config(folder) == pytest.approx(nbytes / 3.35e12)
     assert from_config(folder, tp=2) == pytest.approx(nbytes / 2 / 3.35e12)
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "nested").mkdir()
-    (tmp_path / "nested" / "config.json").write_text(json.dumps({"text_config": config}))
+    (tmp_path / "nested" / "config.json").write_text(
+        json.dumps({"text_config": config}), encoding="utf-8"
+    )
     assert from_config(tmp_path / "nested") == from_config(folder)
 
 

@@ -95,7 +95,9 @@ def test_plain_fp8_on_mla_loads_where_the_target_is_known(
     workshop: Workshop, recipe: Recipe
 ) -> None:
     folder = workshop.quantize(workshop.source("eagle3-mla"), recipe, f"whole-{recipe.name}")
-    declared = json.loads((folder / "config.json").read_text())["quantization_config"]
+    declared = json.loads((folder / "config.json").read_text(encoding="utf-8"))[
+        "quantization_config"
+    ]
     assert KV_B in declared["modules_to_not_convert"]
     assert declared["ignored_layers"] == declared["modules_to_not_convert"]
     assert on_vllm(folder, NUM_TARGET_LAYERS).verdict == "LOADS"
@@ -138,7 +140,7 @@ def test_verify_finds_a_missing_number(workshop: Workshop, layer: int) -> None:
     folder = workshop.quantize(source, FP8_STATIC, f"missing-{layer}")
     assert verify(folder, source).ok
     missing = f"model.layers.{NUM_TARGET_LAYERS + layer}.self_attn.kv_b_proj"
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for key in ("ignored_layers", "modules_to_not_convert"):
         config["quantization_config"][key].remove(missing)
     edit_json(folder / "config.json", quantization_config=config["quantization_config"])
@@ -152,7 +154,7 @@ def test_verify_finds_a_missing_number(workshop: Workshop, layer: int) -> None:
 def test_verify_finds_the_number_of_a_quantized_linear(workshop: Workshop) -> None:
     source = workshop.source("eagle3-mla")
     folder = workshop.quantize(source, FP8_STATIC, "too-many")
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     name = f"model.layers.{NUM_TARGET_LAYERS}.self_attn.fused_qkv_a_proj"
     for key in ("ignored_layers", "modules_to_not_convert"):
         config["quantization_config"][key].append(name)
@@ -171,7 +173,7 @@ def test_verify_finds_a_pattern_that_matches_a_fused_name_alone(
     """No stored name ends so; the linear that engines build from quantized ones does."""
     source = workshop.source("eagle3-llama")
     folder = workshop.quantize(source, ONE_OF_EACH_LAYOUT[2], f"over-{len(pattern)}")
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"]["ignore"].append(pattern)
     edit_json(folder / "config.json", quantization_config=config["quantization_config"])
     expected = {fault.expected for fault in verify(folder, source).faults}
@@ -183,7 +185,7 @@ def test_verify_finds_a_fused_name_that_is_not_excluded(workshop: Workshop) -> N
     source = workshop.source("eagle3-mla")
     recipe = half(ONE_OF_EACH_LAYOUT[2], "mlp")
     folder = workshop.quantize(source, recipe, "no-alias")
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     ignore = config["quantization_config"]["ignore"]
     config["quantization_config"]["ignore"] = [p for p in ignore if "fused" not in p]
     edit_json(folder / "config.json", quantization_config=config["quantization_config"])
@@ -207,11 +209,13 @@ def test_the_commands_take_the_number(tmp_path: Path, capsys: pytest.CaptureFixt
     folder = str(tiny_eagle3_mla(tmp_path / "draft", hidden=128, intermediate=256, config=layers))
     out = str(tmp_path / "out")
     recipe = tmp_path / "plain.yaml"
-    text = (Path(__file__).parents[1] / "recipes" / "blackwell-fp8.yaml").read_text()
+    text = (Path(__file__).parents[1] / "recipes" / "blackwell-fp8.yaml").read_text(
+        encoding="utf-8"
+    )
     text = text.replace("name: blackwell-fp8", "name: plain").replace(
         "layout: modelopt", "layout: fp8"
     )
-    recipe.write_text(text)
+    recipe.write_text(text, encoding="utf-8")
     common = ["--recipe", str(recipe), "--backend", "torch"]
     assert main(["plan", folder, *common]) == 2
     assert "--target-layers 61" in capsys.readouterr().err.replace("\n", " ")

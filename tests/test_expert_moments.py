@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, an MTP layer with experts of which one is hardly ever reached, and traces."""
     folder = tmp_path_factory.mktemp("experts")
     tied_pair.save_target(folder / "target")
-    shape = json.loads((folder / "target/config.json").read_text())
+    shape = json.loads((folder / "target/config.json").read_text(encoding="utf-8"))
     draft = tiny_glm4_moe_mtp(
         folder / "draft",
         hidden=shape["hidden_size"],
@@ -143,7 +143,7 @@ def test_experts_that_few_reach_are_nearest_and_named(
     traced = ["--traces", str(folder / "traces"), "--num-draft-tokens", str(K)]
     assert main([*quantize, "--recipe", "int4-channel-gptq", *traced]) == 0
     assert "linears of experts were rounded to nearest" in capsys.readouterr().out
-    record = json.loads((out / "draftquant.json").read_text())
+    record = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
     few = record["few_inputs"]
     assert few
     assert all(".experts." in name for name in few)
@@ -176,7 +176,7 @@ def test_verify_holds_those_that_are_named_to_nearest(
     quantize = ["quantize", str(folder / "draft"), "--out", str(out)]
     traced = ["--traces", str(folder / "traces"), "--num-draft-tokens", str(K)]
     assert main([*quantize, "--recipe", "int4-channel-gptq", *traced]) == 0
-    record = json.loads((out / "draftquant.json").read_text())
+    record = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
     reached = next(
         name.removesuffix(".weight_packed")
         for name in record["tensor_sha256"]
@@ -185,7 +185,7 @@ def test_verify_holds_those_that_are_named_to_nearest(
         and name.removesuffix(".weight_packed") not in record["few_inputs"]
     )
     record["few_inputs"][reached] = 1
-    (out / "draftquant.json").write_text(json.dumps(record))
+    (out / "draftquant.json").write_text(json.dumps(record), encoding="utf-8")
     reseal(out)
     capsys.readouterr()
     assert main(["verify", str(out), "--against", str(folder / "draft")]) == 1

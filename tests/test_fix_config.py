@@ -27,11 +27,11 @@ def draft(tmp_path: Path) -> Path:
 def quantize(draft: Path, out: Path, *options: str) -> dict[str, Any]:
     """Run the command and return the config.json that it wrote."""
     assert main(["quantize", str(draft), *RECIPE, "--out", str(out), *options]) == 0
-    return dict(json.loads((out / "config.json").read_text()))
+    return dict(json.loads((out / "config.json").read_text(encoding="utf-8")))
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "config.json").read_text()))
+    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
 def faults(out: Path, draft: Path, *, foreign: bool = False) -> list[tuple[str, str, str]]:
@@ -45,7 +45,9 @@ def test_without_the_flag_config_stays_and_lints_are_named(
     written = quantize(draft, tmp_path / "out")
     del written["quantization_config"]
     assert written == config_of(draft)
-    assert "config_changes" not in json.loads((tmp_path / "out" / "draftquant.json").read_text())
+    assert "config_changes" not in json.loads(
+        (tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8")
+    )
     stderr = capsys.readouterr().err
     assert f"lints: aux-layer-ids, draft-vocab-size-missing; see 'draftquant inspect {draft}'" in (
         stderr
@@ -63,7 +65,7 @@ def test_the_flag_fixes_the_output_only_and_says_so(
     del written["quantization_config"]
     assert written == config_of(draft) | ALL
     assert (draft / "config.json").read_bytes() == before
-    provenance = json.loads((tmp_path / "out" / "draftquant.json").read_text())
+    provenance = json.loads((tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8"))
     assert provenance["config_changes"] == ALL
     assert json.loads(output.out)["config_changes"] == ALL
     assert f"config.json: {KEY} = [2, 4, 5] (aux-layer-ids)" in output.err
@@ -81,7 +83,9 @@ def test_what_no_flag_can_fix_is_still_named(
     stderr = capsys.readouterr().err
     assert "lints: norm-before-residual; see" in stderr
     assert "--fix-config" not in stderr
-    assert "config_changes" not in json.loads((tmp_path / "out" / "draftquant.json").read_text())
+    assert "config_changes" not in json.loads(
+        (tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8")
+    )
 
 
 def test_two_runs_with_the_flag_give_the_same_config(draft: Path, tmp_path: Path) -> None:
@@ -145,7 +149,7 @@ def test_verify_accepts_these_changes_and_no_others(name: str, draft: Path, tmp_
     out = tmp_path / "out"
     config = quantize(draft, out, "--fix-config")
     change(config)
-    (out / "config.json").write_text(json.dumps(config))
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     edit_json(out / "draftquant.json", config_changes=recorded)
     reseal(out)
     assert faults(out, draft) == expected

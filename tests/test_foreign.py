@@ -188,9 +188,11 @@ def test_modelopt(
         tensors = postprocess_state_dict(model.state_dict(), 448, None)
     out = write(tmp_path / "out", source, tensors)
     declared = convert_hf_quant_config_format(nested)
-    content = json.loads((out / "config.json").read_text()) | {"quantization_config": declared}
-    (out / "config.json").write_text(json.dumps(content))
-    (out / "hf_quant_config.json").write_text(json.dumps(nested))
+    content = json.loads((out / "config.json").read_text(encoding="utf-8")) | {
+        "quantization_config": declared
+    }
+    (out / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    (out / "hf_quant_config.json").write_text(json.dumps(nested), encoding="utf-8")
     unshared = {", ".join(f"{m}.{suffix}" for m in group) for group in FUSED for suffix in own}
     assert inspected(out) == (scheme, {FC, *unshared})
     assert verified(out, source) == {FC, EMBEDDING[1], *unshared}
@@ -248,7 +250,7 @@ def test_compressed_tensors(source: Path, tmp_path: Path, preset: str, scheme: s
     assert verified(out, source) == {FC, *EMBEDDING}
     if preset == "W4A16":  # this package divides in float32: in a folder of its own it is a fault
         recorded = provenance_of(verify(out, source, foreign=True), "absmax")
-        (out / "draftquant.json").write_text(json.dumps(recorded))
+        (out / "draftquant.json").write_text(json.dumps(recorded), encoding="utf-8")
         assert f"{LINEARS[0]}.weight_packed" in verified(out, source)
 
 
@@ -270,7 +272,7 @@ def test_several_formats_of_compressed_tensors(
 ) -> None:
     """Groups of any names, in any order, of which one may be for every other linear."""
     out = by_compressed_tensors(source, tmp_path / "out", groups)
-    declared = json.loads((out / "config.json").read_text())["quantization_config"]
+    declared = json.loads((out / "config.json").read_text(encoding="utf-8"))["quantization_config"]
     assert declared["format"] == "mixed-precision"
     scheme, faults = inspected(out)
     assert "fp8_e4m3 per channel, activations token-dynamic" in scheme

@@ -83,7 +83,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folders]:
     assert main(["quantize", str(sources["llama"]), *INT4, "--out", str(ours)]) == 0
     quantized["ours"] = ours
     recipe, quantized["mixed"] = root / "mixed.yaml", root / "mixed"
-    recipe.write_text(yaml.safe_dump(to_mapping(mixed(INT4_CHANNEL, (FP8, DOWN)))))
+    recipe.write_text(
+        yaml.safe_dump(to_mapping(mixed(INT4_CHANNEL, (FP8, DOWN)))), encoding="utf-8"
+    )
     asked = ("--recipe", str(recipe), "--out", str(quantized["mixed"]))
     assert main(["quantize", str(sources["llama"]), *asked]) == 0
     traced(root / "traces")
@@ -165,7 +167,7 @@ def changed(folders: Folders, original: Path, file: str, content: bytes) -> None
 @given(st.data())
 def test_config(folders: Folders, data: st.DataObject) -> None:
     source = data.draw(st.sampled_from(list(folders.sources)))
-    config = json.loads((folders.sources[source] / "config.json").read_text())
+    config = json.loads((folders.sources[source] / "config.json").read_text(encoding="utf-8"))
     content = data.draw(documents(config))
     changed(folders, folders.sources[source], "config.json", content)
     run(data.draw(st.sampled_from(PLAIN)), folders, source)
@@ -174,7 +176,7 @@ def test_config(folders: Folders, data: st.DataObject) -> None:
 @given(st.data())
 def test_declaration(folders: Folders, data: st.DataObject) -> None:
     original = folders.quantized[data.draw(st.sampled_from(list(folders.quantized)))]
-    config = json.loads((original / "config.json").read_text())
+    config = json.loads((original / "config.json").read_text(encoding="utf-8"))
     declared = config["quantization_config"]
     files = ["config.json"] + ["hf_quant_config.json"] * (
         original / "hf_quant_config.json"
@@ -183,7 +185,7 @@ def test_declaration(folders: Folders, data: st.DataObject) -> None:
     if file == "config.json":
         content = json_bytes(config | {"quantization_config": data.draw(mutated(declared))})
     else:
-        content = data.draw(documents(json.loads((original / file).read_text())))
+        content = data.draw(documents(json.loads((original / file).read_text(encoding="utf-8"))))
     changed(folders, original, file, content)
     run(data.draw(st.sampled_from(QUANTIZED)), folders)
 
@@ -191,7 +193,7 @@ def test_declaration(folders: Folders, data: st.DataObject) -> None:
 @given(st.data())
 def test_index(folders: Folders, data: st.DataObject) -> None:
     original = folders.sources["sharded"]
-    index = json.loads((original / INDEX_FILE).read_text())
+    index = json.loads((original / INDEX_FILE).read_text(encoding="utf-8"))
     changed(folders, original, INDEX_FILE, data.draw(documents(index)))
     run(data.draw(st.sampled_from(PLAIN)), folders, "sharded")
 
@@ -212,7 +214,7 @@ def test_header(folders: Folders, data: st.DataObject) -> None:
 @given(st.data())
 def test_provenance(folders: Folders, data: st.DataObject) -> None:
     original = folders.quantized["ours"]
-    recorded = json.loads((original / "draftquant.json").read_text())
+    recorded = json.loads((original / "draftquant.json").read_text(encoding="utf-8"))
     changed(folders, original, "draftquant.json", data.draw(documents(recorded)))
     run(data.draw(st.sampled_from(QUANTIZED)), folders)
 

@@ -158,7 +158,7 @@ def test_a_draft_is_quantized_verified_and_loaded(
     assert report.rule == (
         "scales from 1/4 to 1 of absmax, codes with at most 4 times the error of the nearest"
     )
-    record = json.loads((tmp_path / "a" / "draftquant.json").read_text())
+    record = json.loads((tmp_path / "a" / "draftquant.json").read_text(encoding="utf-8"))
     assert record["recipe"]["backend"] == "torch"
     assert record["recipe"]["algorithm"]["rounding"] == "gptq"
     assert len(record["calibration_prompts"]) == 4

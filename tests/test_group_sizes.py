@@ -51,7 +51,7 @@ def test_the_recipe_that_the_fix_names_works(
     extends, weights = caught.value.fix.split("'")[1::2]
     assert weights == f"weights: {{group_size: {size}}}"
     own = tmp_path / "own.yaml"
-    own.write_text(f"{extends}\nname: own\n{weights}\n")
+    own.write_text(f"{extends}\nname: own\n{weights}\n", encoding="utf-8")
     plan = make_plan(load_recipe(str(own)), draft)
     folder = draft.checkpoint.folder
     quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=folder))

@@ -28,7 +28,9 @@ def folder_of(traces: list[PromptTrace], folder: Path) -> TraceFolder:
 
 
 def record(folder: Path, **changes: object) -> QuantizedProvenance:
-    (folder / "draftquant.json").write_text(json.dumps(document("whole") | changes))
+    (folder / "draftquant.json").write_text(
+        json.dumps(document("whole") | changes), encoding="utf-8"
+    )
     found = read_provenance(folder)
     assert isinstance(found, QuantizedProvenance)
     return found
@@ -92,7 +94,7 @@ def test_no_command_goes_on_with_a_damaged_record(
 ) -> None:
     draft, out, new = tiny_eagle3_llama(tmp_path / "draft"), tmp_path / "out", tmp_path / "new"
     assert main(["quantize", str(draft), "--recipe", "fp8-ptpc", "--out", str(out)]) == 0
-    (out / "draftquant.json").write_text('{"format": "draftquant-provenance"}')
+    (out / "draftquant.json").write_text('{"format": "draftquant-provenance"}', encoding="utf-8")
     capsys.readouterr()
     names = {"OUT": str(out), "DRAFT": str(draft), "NEW": str(new)}
     code = main([names.get(word, word) for word in DAMAGED[command]])

@@ -57,7 +57,7 @@ def draft(tmp_path: Path) -> Path:
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("text")
+    (tmp_path / "file").write_text("text", encoding="utf-8")
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "fifo")
     os.close(open_regular(tmp_path / "link"))
@@ -78,7 +78,7 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
 
 def test_text_is_read_up_to_a_limit(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_text("a" * 100)
+    path.write_text("a" * 100, encoding="utf-8")
     assert len(read_text(path, 100)) == 100
     with pytest.raises(OSError, match="more than 99 bytes"):
         read_text(path, 99)
@@ -273,7 +273,7 @@ def test_json_of_pairs_of_surrogates_is_text() -> None:
     ids=["aliases", "deep", "base 60", "digits", "key", "floats", "surrogate", "many", "more"],
 )
 def test_recipes_that_are_none(text: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(text)
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     with bounded(), pytest.raises(DraftQuantError, match=r"mine\.yaml") as caught:
         load_recipe(tmp_path / "mine.yaml")
     assert len(str(caught.value)) < 30_000
@@ -284,10 +284,10 @@ def test_recipes_that_are_none(text: str, tmp_path: Path) -> None:
 
 def test_prompts_of_any_number_of_bad_lines(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("{\n" * 1_000_000)
+    path.write_text("{\n" * 1_000_000, encoding="utf-8")
     with bounded(), pytest.raises(PromptError, match="20 line"):
         read_prompts(path)
-    path.write_text(" " * (16 * 2**20 + 1))
+    path.write_text(" " * (16 * 2**20 + 1), encoding="utf-8")
     with bounded(), pytest.raises(PromptError, match="line 1 has more than 16,777,216 bytes"):
         read_prompts(path)
 
@@ -337,6 +337,12 @@ COMMANDS: dict[str, list[str]] = {
         "DRAFT",
     ],
 }
+
+
+def write_json(path: Path, value: object) -> int:
+    return path.write_text(json.dumps(value), encoding="utf-8")
+
+
 CHANGES: dict[str, Callable[[Path], object]] = {
     "nothing but the name of the folder": lambda folder: folder.stat(),
     "config": lambda folder: edit_json(folder / "config.json", architectures=[EVIL]),
@@ -358,10 +364,10 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "index": lambda folder: edit_json(
         folder / "model.safetensors.index.json", weight_map={EVIL: EVIL}
     ),
-    "provenance": lambda folder: (folder / "draftquant.json").write_text(json.dumps({EVIL: 1})),
-    "recipe": lambda folder: (folder / "mine.yaml").write_text(json.dumps({EVIL: EVIL})),
-    "prompts": lambda folder: (folder / "p.jsonl").write_text(json.dumps({"id": EVIL})),
-    "traces": lambda folder: (folder / "trace.json").write_text(json.dumps({EVIL: 1})),
+    "provenance": lambda folder: write_json(folder / "draftquant.json", {EVIL: 1}),
+    "recipe": lambda folder: write_json(folder / "mine.yaml", {EVIL: EVIL}),
+    "prompts": lambda folder: write_json(folder / "p.jsonl", {"id": EVIL}),
+    "traces": lambda folder: write_json(folder / "trace.json", {EVIL: 1}),
 }  # fmt: skip
 
 
@@ -396,7 +402,7 @@ def test_a_folder_whose_name_is_no_text(tmp_path: Path, capsys: pytest.CaptureFi
     source = tiny_eagle3_llama(tmp_path / "plain")
     folder = tmp_path / os.fsdecode(b"draft-\xff\xfe")
     shutil.copytree(source, folder)
-    (folder / os.fsdecode(b"tokenizer-\xff.txt")).write_text("side file")
+    (folder / os.fsdecode(b"tokenizer-\xff.txt")).write_text("side file", encoding="utf-8")
     out = tmp_path / os.fsdecode(b"out-\xff")
     assert main(["quantize", str(folder), "--recipe", "int4-channel", "--out", str(out)]) == 0
     assert "out-\\udcff: 7 linears quantized" in capsys.readouterr().out

@@ -147,7 +147,7 @@ def test_folder_that_looks_like_a_hub_id(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_file(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    path.write_text("")
+    path.write_text("", encoding="utf-8")
     with pytest.raises(CheckpointError, match="is a file, not a draft folder\n  fix: give a draft"):
         resolve_draft(str(path))
 

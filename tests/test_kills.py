@@ -125,10 +125,10 @@ def write_at(path: Path) -> None:
 def test_one_call_goes_wrong(
     use: Callable[[Path], None], at: int | None, fault: Fault, code: int, tmp_path: Path
 ) -> None:
-    (tmp_path / "file").write_text("y" * 100)
+    (tmp_path / "file").write_text("y" * 100, encoding="utf-8")
     assert outcome(tmp_path, use, at, fault) == code
     if use is write_text and code > 100:
-        assert (tmp_path / "file").read_text() == "x" * 100
+        assert (tmp_path / "file").read_text(encoding="utf-8") == "x" * 100
 
 
 def test_other_folders_have_a_good_disk(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_other_folders_have_a_good_disk(tmp_path: Path) -> None:
 
 def test_contents_are_of_every_file(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "file").write_text("a")
+    (tmp_path / "deep" / "file").write_text("a", encoding="utf-8")
     before = contents(tmp_path)
     assert list(before) == ["deep/file"]
-    (tmp_path / "deep" / "file").write_text("b")
+    (tmp_path / "deep" / "file").write_text("b", encoding="utf-8")
     assert contents(tmp_path) != before

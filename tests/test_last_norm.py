@@ -23,7 +23,7 @@ STATES = 4 * CHANCE.normal(size=(30, WIDTH))
 def target(tmp_path: Path) -> Path:
     folder = tmp_path / "target"
     folder.mkdir()
-    (folder / "config.json").write_text('{"text_config": {"rms_norm_eps": 1e-5}}')
+    (folder / "config.json").write_text('{"text_config": {"rms_norm_eps": 1e-5}}', encoding="utf-8")
     put(folder, NORM)
     return folder
 

@@ -76,7 +76,7 @@ class Measuring:
 
     def measured(self) -> dict[str, str]:
         found = (self.folder.path / "measurements").iterdir()
-        return {path.stem: path.read_text() for path in found}
+        return {path.stem: path.read_text(encoding="utf-8") for path in found}
 
 
 def test_variants_take_turns_and_each_is_measured_at_every_concurrency(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_variants_take_turns_and_each_is_measured_at_every_concurrency(tmp_path:
     assert [log.name for log in logs] == [
         "bf16.r1.1.log", "bf16.r2.1.log", "none.r1.1.log", "none.r2.1.log"
     ]  # fmt: skip
-    assert logs[0].read_text().splitlines()[-1] == "asked /who"
+    assert logs[0].read_text(encoding="utf-8").splitlines()[-1] == "asked /who"
     assert measuring.said[0] == (
         f"none, repeat 1 of 2: the server starts, its log is {tmp_path}/out/logs/none.r1.1.log"
     )
@@ -218,4 +218,4 @@ def test_a_run_that_is_killed_leaves_no_server_and_goes_on(tmp_path: Path) -> No
         "ready bf16", "bf16.c1.r1", "bf16.c4.r1",
         "ready none", "none.c1.r2", "none.c4.r2", "ready bf16", "bf16.c1.r2", "bf16.c4.r2",
     ]  # fmt: skip
-    assert json.loads((out / "matrix.json").read_text())["engine"] == "vllm"
+    assert json.loads((out / "matrix.json").read_text(encoding="utf-8"))["engine"] == "vllm"

@@ -58,7 +58,7 @@ def test_a_draft_is_quantized_verified_and_told_of(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     report = verify(tmp_path / "a", pair.draft_folder)
     assert report.ok, report.faults
-    record = json.loads((tmp_path / "a" / "draftquant.json").read_text())
+    record = json.loads((tmp_path / "a" / "draftquant.json").read_text(encoding="utf-8"))
     assert record["recipe"]["algorithm"]["rounding"] == "learned"
     assert record["recipe"]["algorithm"]["scale"] == "mse"
     assert record["recipe"]["backend"] == "torch"

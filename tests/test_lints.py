@@ -35,8 +35,10 @@ ABSENT = object()
 def set_keys(folder: Path, **changes: Any) -> Path:
     """Change keys of config.json; None is written as null, ABSENT removes the key."""
     path = folder / "config.json"
-    keys = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({k: v for k, v in keys.items() if v is not ABSENT}))
+    keys = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(
+        json.dumps({k: v for k, v in keys.items() if v is not ABSENT}), encoding="utf-8"
+    )
     return folder
 
 
@@ -77,11 +79,13 @@ def mla(folder: Path, config: dict[str, Any] | None = None, **options: Any) -> P
 
 def dflash(folder: Path, nested: dict[str, Any] | None = None, **config: Any) -> Path:
     tiny_speculators_dflash(folder, embed=False, pruned_vocabulary=False)
-    plain = dict(plain_config(json.loads((folder / "config.json").read_text()), folder))
+    plain = dict(
+        plain_config(json.loads((folder / "config.json").read_text(encoding="utf-8")), folder)
+    )
     plain |= {"torch_dtype": "bfloat16"} | config
     plain["dflash_config"].pop("causal")
     plain["dflash_config"] |= nested or {}
-    (folder / "config.json").write_text(json.dumps(plain))
+    (folder / "config.json").write_text(json.dumps(plain), encoding="utf-8")
     return folder
 
 
@@ -334,12 +338,16 @@ def test_a_trigger_gives_its_lint_and_no_other(name: str, case: int, tmp_path: P
 
 def test_every_lint_has_a_trigger() -> None:
     sources = Path(lints.__file__).parent.glob("*.py")
-    named = {name for path in sources for name in re.findall(r'name="([^"]+)"', path.read_text())}
+    named = {
+        name
+        for path in sources
+        for name in re.findall(r'name="([^"]+)"', path.read_text(encoding="utf-8"))
+    }
     assert named == set(TRIGGERS)
 
 
 def test_the_page_lists_every_lint() -> None:
-    page = (Path(__file__).parent.parent / "docs/lints.md").read_text()
+    page = (Path(__file__).parent.parent / "docs/lints.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([a-z0-9-]+)` \| (\*?)", page, re.MULTILINE)
     assert [name for name, _ in listed] == list(TRIGGERS)
     assert {name for name, star in listed if star} == FIXABLE
@@ -370,7 +378,7 @@ def test_a_fix_settles_its_lint_and_changes_no_maths(name: str, case: int, tmp_p
     fixed = fixed_config(config, lint.fix)
     assert json.dumps(config) == text
     assert [key for key in fixed if key in config] == list(config)
-    (folder / "config.json").write_text(json.dumps(fixed))
+    (folder / "config.json").write_text(json.dumps(fixed), encoding="utf-8")
     assert found_in(folder) == {}
     after = draft_of(folder)
     assert computed(after) == computed(before)
@@ -470,7 +478,7 @@ def test_a_key_that_is_nearly_one(tmp_path: Path, key: str) -> None:
 
 def test_keys_of_published_drafts_are_no_misspellings() -> None:
     """Over a hundred configs that trainers wrote."""
-    wild = json.loads((Path(__file__).parent / "wild/drafts.json").read_text())
+    wild = json.loads((Path(__file__).parent / "wild/drafts.json").read_text(encoding="utf-8"))
     configs = [draft["config"] for draft in wild]
     assert len(configs) > 60
     for config in configs:

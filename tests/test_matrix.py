@@ -31,7 +31,7 @@ variants:
 
 def load(tmp_path: Path, text: str) -> Matrix:
     path = tmp_path / "matrix.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return load_matrix(path)
 
 

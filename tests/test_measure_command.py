@@ -32,7 +32,7 @@ def running() -> Iterator[VLLMServer]:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES), encoding="utf-8")
     return path
 
 
@@ -116,14 +116,16 @@ def test_text_and_messages_need_the_tokenizer(
     target: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    prompts.write_text('{"id": "a", "messages": [{"role": "user", "content": "c"}]}\n')
+    prompts.write_text(
+        '{"id": "a", "messages": [{"role": "user", "content": "c"}]}\n', encoding="utf-8"
+    )
     assert measured(running, prompts, "r") == 2
     assert "need the target's tokenizer" in capsys.readouterr().err
     assert measured(running, prompts, "r", "--tokenizer", str(target)) == 0
     setup = read_measurement(prompts.with_name("r")).setup
     assert setup.asked.template_sha256 is not None
     assert running.prompts == [(0, 5, 4, 6)]
-    prompts.write_text('{"id": "a", "text": "c"}\n')
+    prompts.write_text('{"id": "a", "text": "c"}\n', encoding="utf-8")
     assert measured(running, prompts, "s", "--tokenizer", str(target)) == 0
     assert read_measurement(prompts.with_name("s")).setup.asked.template_sha256 is None
 
@@ -134,7 +136,7 @@ def test_the_key_is_of_the_environment(
     monkeypatch.setenv("DRAFTQUANT_SERVER_KEY", "secret-key")
     assert measured(running, prompts, "r") == 0
     assert running.keys == {"Bearer secret-key"}
-    assert "secret-key" not in prompts.with_name("r").read_text()
+    assert "secret-key" not in prompts.with_name("r").read_text(encoding="utf-8")
 
 
 def test_what_a_user_has_to_know(
@@ -165,7 +167,7 @@ def test_later_turns_are_not_measured(
     target: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    prompts.write_text('{"question_id": 1, "turns": ["a", "b"]}\n')
+    prompts.write_text('{"question_id": 1, "turns": ["a", "b"]}\n', encoding="utf-8")
     assert measured(running, prompts, "r", "--tokenizer", str(target)) == 0
     assert "1 of 1 prompts have later turns" in capsys.readouterr().err
 

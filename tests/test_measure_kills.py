@@ -53,7 +53,7 @@ def begun(runs: "subprocess.Popen[str]") -> int:
 def kept(out: Path) -> list[str]:
     """Whole lines of what is not finished."""
     path = out.with_name(f"{out.name}.measuring")
-    lines = path.read_text().split("\n")[1:-1] if path.exists() else []
+    lines = path.read_text(encoding="utf-8").split("\n")[1:-1] if path.exists() else []
     return sorted(lines)
 
 
@@ -95,7 +95,7 @@ def test_a_run_that_is_killed_goes_on(
     begun(runs)
     assert said(runs) == 0
     assert [record.id for record in read_measurement(out).records] == [p.id for p in PROMPTS]
-    lines = out.read_text().splitlines()
+    lines = out.read_text(encoding="utf-8").splitlines()
     assert set(before) <= set(lines)
     assert len(lines) == len(set(lines)) == len(PROMPTS) + 1
     assert [*out.parent.iterdir()] == [out]

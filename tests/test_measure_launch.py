@@ -45,13 +45,16 @@ variants:
 
 def written(folder: Path, **changes: object) -> Path:
     prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join((PAIR / "prompts.jsonl").read_text().splitlines(True)[:4]))
+    prompts.write_text(
+        "".join((PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(True)[:4]),
+        encoding="utf-8",
+    )
     values = {
         "target": PAIR / "target", "draft": PAIR / "draft", "prompts": prompts, "stand": STAND,
         "python": sys.executable, "port": free_port(), "none": "",
     }  # fmt: skip
     path = folder / "matrix.yaml"
-    path.write_text(MATRIX.format(**{**values, **changes}))
+    path.write_text(MATRIX.format(**{**values, **changes}), encoding="utf-8")
     return path
 
 
@@ -89,7 +92,7 @@ def test_from_a_matrix_to_a_table_and_a_drawing(
     printed = capsys.readouterr()
     assert "the server starts" not in printed.err
     assert "warning: one repeat says nothing" in printed.out
-    assert "speed-up over none" in (tmp_path / "speed.svg").read_text()
+    assert "speed-up over none" in (tmp_path / "speed.svg").read_text(encoding="utf-8")
     assert main([*arguments, "--plot", str(tmp_path / "speed.svg")]) == 2
     assert "already exists" in capsys.readouterr().err
 

@@ -211,7 +211,7 @@ def test_a_second_run_goes_on_where_the_server_died(running: VLLMServer, tmp_pat
         measured(running, tmp_path / "r", SINGLE)
     assert "what is answered is kept" in str(caught.value)
     assert not (tmp_path / "r").exists()
-    lines = (tmp_path / "r.measuring").read_text().splitlines()
+    lines = (tmp_path / "r.measuring").read_text(encoding="utf-8").splitlines()
     kept = [json.loads(line) for line in lines[1:]]
     assert len(kept) == 5  # the first request is the probe
     end = max(record["began"] + record["latency"] for record in kept)
@@ -245,7 +245,7 @@ def test_what_is_cut_off_is_asked_for_again(running: VLLMServer, tmp_path: Path)
 def test_a_file_that_was_cut_off_in_its_first_line_is_begun_anew(
     running: VLLMServer, tmp_path: Path
 ) -> None:
-    (tmp_path / "r.measuring").write_text('{"format": "draftq')
+    (tmp_path / "r.measuring").write_text('{"format": "draftq', encoding="utf-8")
     assert len(measured(running, tmp_path / "r", SINGLE).records) == len(PROMPTS)
 
 
@@ -293,21 +293,23 @@ def test_what_is_kept_is_not_believed_unchecked(
     running: VLLMServer, tmp_path: Path, change: Any, problem: str
 ) -> None:
     kept = interrupted(running, tmp_path / "r")
-    lines = sorted(kept.read_text().splitlines(), key=lambda line: ("format" not in line, line))
-    kept.write_text("\n".join(change(lines)) + "\n")
+    lines = sorted(
+        kept.read_text(encoding="utf-8").splitlines(), key=lambda line: ("format" not in line, line)
+    )
+    kept.write_text("\n".join(change(lines)) + "\n", encoding="utf-8")
     with pytest.raises(MeasureError, match=problem):
         measured(running, tmp_path / "r", SINGLE)
 
 
 def test_nothing_is_overwritten(running: VLLMServer, tmp_path: Path) -> None:
-    (tmp_path / "r").write_text("mine")
+    (tmp_path / "r").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputError, match="already exists"):
         measured(running, tmp_path / "r")
     assert running.asked == []
-    running.during = lambda _: (tmp_path / "s").write_text("mine") and None
+    running.during = lambda _: (tmp_path / "s").write_text("mine", encoding="utf-8") and None
     with pytest.raises(OutputError, match="already exists"):
         measured(running, tmp_path / "s")
-    assert (tmp_path / "s").read_text() == "mine"
+    assert (tmp_path / "s").read_text(encoding="utf-8") == "mine"
     assert (tmp_path / "s.measuring").exists()
     (tmp_path / "s").unlink()
     running.during = lambda _: None
@@ -373,7 +375,7 @@ def test_an_answer_that_is_shorter_than_asked_is_not_kept(
     running.change = shorter
     with pytest.raises(MeasureError, match=r"asked for 12 tokens, got \d+ and 'length'"):
         measured(running, tmp_path / "r")
-    kept = (tmp_path / "r.measuring").read_text().splitlines()[1:]
+    kept = (tmp_path / "r.measuring").read_text(encoding="utf-8").splitlines()[1:]
     assert kept
     assert all(len(json.loads(line)["token_ids"]) == 12 for line in kept)
 

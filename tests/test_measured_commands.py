@@ -33,8 +33,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Traces of a few prompts, the shipped draft in INT4, and what a server would tell of both."""
     folder = tmp_path_factory.mktemp("measured")
     prompts = folder / "prompts.jsonl"
-    lines = (PAIR / "prompts.jsonl").read_text().splitlines(keepends=True)
-    prompts.write_text("".join(lines[:PROMPTS]))
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    prompts.write_text("".join(lines[:PROMPTS]), encoding="utf-8")
     tokens = ["--max-new-tokens", str(NEW_TOKENS)]
     recorded = ["record", "--target", TARGET, "--draft", DRAFT, "--prompts", str(prompts)]
     assert main([*recorded, *tokens, "--tables", "--out", str(folder / "traces")]) == 0
@@ -82,7 +82,7 @@ def served(traces: TraceFolder, folder: Path) -> Measurement:
 
 
 def write(one: Measurement, path: Path) -> str:
-    path.write_text(line_of(one.setup) + "".join(map(line_of, one.records)))
+    path.write_text(line_of(one.setup) + "".join(map(line_of, one.records)), encoding="utf-8")
     return str(path)
 
 
@@ -103,7 +103,7 @@ def test_two_runs_are_judged_without_traces_or_drafts(
     assert "by whole outputs: " in shown
     assert "target target, baseline a (aaaaaaaaaaaa), candidate b (not known)" in shown
     assert "PASS: The mean acceptance length changed by" in shown
-    assert json.loads(report.read_text())["verdict"] == "PASS"
+    assert json.loads(report.read_text(encoding="utf-8"))["verdict"] == "PASS"
     assert main(["gate", "--measured", *runs, "--report", str(report)]) == 2  # never overwritten
     assert main(["gate", "--measured", *runs, "--max-relative-drop", "0.001"]) == 1
     capsys.readouterr()
@@ -173,9 +173,9 @@ def test_a_truncated_measurement_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, other = run(tmp_path / "a"), run(tmp_path / "b", 1)
-    lines = Path(whole).read_text().splitlines(keepends=True)
+    lines = Path(whole).read_text(encoding="utf-8").splitlines(keepends=True)
     for text in ("".join(lines[:-1]), "".join(lines)[:-40], lines[0]):
-        (tmp_path / "cut").write_text(text)
+        (tmp_path / "cut").write_text(text, encoding="utf-8")
         assert main(["gate", "--measured", str(tmp_path / "cut"), other]) == 2
         assert str(tmp_path / "cut") in capsys.readouterr().err
 
@@ -205,7 +205,7 @@ def test_what_is_served_as_replayed_is_equal(
     assert main([*command, "--report", str(report)]) == 0
     shown = capsys.readouterr().out
     assert f"prompts: {PROMPTS} equal" in shown
-    told = json.loads(report.read_text())
+    told = json.loads(report.read_text(encoding="utf-8"))
     assert told["exit_code"] == 0
     assert told["other_draft"] is False
     assert all(prompt["outcome"] == "equal" for prompt in told["prompts"])

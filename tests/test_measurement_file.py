@@ -56,14 +56,14 @@ SETUP = Setup(
 
 def write(folder: Path, setup: Setup = SETUP, records: tuple[RequestRecord, ...] = RECORDS) -> Path:
     path = folder / "r"
-    path.write_text("".join(map(line_of, (setup, *records))))
+    path.write_text("".join(map(line_of, (setup, *records))), encoding="utf-8")
     return path
 
 
 def edited(folder: Path, line: int, key: str, value: object) -> Path:
     """With another value, or without the key for `...`, in a line from 1."""
     path = write(folder)
-    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
     at = lines[line - 1]
     *outer, last = key.split(".")
     for name in outer:
@@ -72,7 +72,7 @@ def edited(folder: Path, line: int, key: str, value: object) -> Path:
         del at[last]
     else:
         at[last] = value
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
     return path
 
 
@@ -189,7 +189,9 @@ LINES: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
 def test_files_that_are_no_measurement(tmp_path: Path, name: str) -> None:
     change, problem = LINES[name]
     path = write(tmp_path)
-    path.write_text("\n".join(change(path.read_text().splitlines())))
+    path.write_text(
+        "\n".join(change(path.read_text(encoding="utf-8").splitlines())), encoding="utf-8"
+    )
     with pytest.raises(MeasureError, match=problem):
         read_measurement(path)
 

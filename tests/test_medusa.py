@@ -34,7 +34,7 @@ import medusa as served
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-RECORDED: dict[str, Any] = json.loads(served.OUT.read_text())
+RECORDED: dict[str, Any] = json.loads(served.OUT.read_text(encoding="utf-8"))
 
 
 def read(folder: Path) -> Any:
@@ -168,7 +168,9 @@ def test_published_pickles_are_converted_and_told_what_config_lacks(
     }
     torch.save(tensors, published / "medusa_lm_head.pt")
     config = {"base_model_name_or_path": "lmsys/vicuna-7b-v1.3", "medusa_num_layers": 1}
-    (published / "config.json").write_text(json.dumps({**config, "medusa_num_heads": 2}))
+    (published / "config.json").write_text(
+        json.dumps({**config, "medusa_num_heads": 2}), encoding="utf-8"
+    )
     assert main(["inspect", str(published)]) == 2
     assert "draftquant unpickle" in capsys.readouterr().err
     assert main(["unpickle", str(published), "--out", str(plain)]) == 0

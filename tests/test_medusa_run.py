@@ -257,7 +257,7 @@ def test_quantized_heads_are_declared_by_name(own: bool, pair: Path, tmp_path: P
     plan = make_plan(recipe, read_draft(Checkpoint.open(pair / "draft")))
     quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=pair / "draft"))
     assert verify(tmp_path / "out", pair / "draft").ok
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     groups = config["quantization_config"]["config_groups"]
     assert groups["group_1"]["targets"] == [f"re:.*lm_heads.{i}$" for i in range(HEADS)]
     loaded = load_draft(tmp_path / "out")

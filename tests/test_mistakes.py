@@ -214,7 +214,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in ("draft", "target"):
         shutil.copytree(pair / name, here / name)
     shutil.copytree(PAIRS / "eagle3-mla" / "draft", here / "mla")
-    lines = (pair / "prompts.jsonl").read_text().splitlines(keepends=True)
+    lines = (pair / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     folder(here / "empty")
     folder(here / "here")
     folder(here / "parent" / "draft", config__json=config, model__safetensors=weights)
@@ -228,7 +228,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder(here / "lfs", config__json=config, model__safetensors=pointer)
     folder(here / "cut", config__json=config, model__safetensors=weights.read_bytes()[:-100])
     folder(here / "badconfig", config__json="{not json", model__safetensors=weights)
-    misspelt = json.loads(config.read_text())
+    misspelt = json.loads(config.read_text(encoding="utf-8"))
     misspelt["hiden_size"] = misspelt.pop("hidden_size")
     folder(here / "misspelt", config__json=json.dumps(misspelt), model__safetensors=weights)
     for name, content in (
@@ -241,7 +241,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("tab.yaml", "extends: fp8-ptpc\n\tname: tab\n"),
         ("int5.yaml", "extends: int4-channel\nname: int5\nweights: {dtype: int5}\n"),
     ):
-        (here / name).write_text(content)
+        (here / name).write_text(content, encoding="utf-8")
     before = Path.cwd()
     os.chdir(here)
     try:

@@ -138,7 +138,7 @@ def test_a_format_that_no_linear_has(
 
 
 def test_the_declaration_by_hand(folder: Path) -> None:
-    declared = json.loads((folder / CONFIG_FILE).read_text())["quantization_config"]
+    declared = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))["quantization_config"]
     assert declared["format"] == "mixed-precision"
     groups = declared["config_groups"]
     assert [(g["format"], g["targets"]) for g in groups.values()] == [

@@ -67,13 +67,13 @@ def in_form(folder: Path, form: Callable[[dict[str, Any]], Any], out: Path) -> P
     out.mkdir()
     for file in folder.iterdir():
         (out / file.name).write_bytes(file.read_bytes())
-    declared = form(json.loads((out / HF_QUANT_CONFIG).read_text()))
-    config = json.loads((out / "config.json").read_text())
+    declared = form(json.loads((out / HF_QUANT_CONFIG).read_text(encoding="utf-8")))
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     del config["quantization_config"]
     if declared is not None:
         config["quantization_config"] = declared
         (out / HF_QUANT_CONFIG).unlink()
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return out
 
 
@@ -113,7 +113,9 @@ def test_every_form_is_loaded_and_dequantized_alike(
     plain = tmp_path / "plain"
     dequantize_draft(resolve_draft(str(folder)), plain)
     assert not (plain / HF_QUANT_CONFIG).exists()
-    assert "quantization_config" not in json.loads((plain / "config.json").read_text())
+    assert "quantization_config" not in json.loads(
+        (plain / "config.json").read_text(encoding="utf-8")
+    )
     weight = torch.frombuffer(
         bytearray(read_tensors(plain)["midlayer.mlp.up_proj.weight"].data), dtype=torch.bfloat16
     )
@@ -123,12 +125,12 @@ def test_every_form_is_loaded_and_dequantized_alike(
 
 def broken(folder: Path, **changes: Any) -> None:
     """Change keys of the nested object in config.json; None removes one."""
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     declared = config["quantization_config"]
     declared["quantization"] |= changes
     for key in [key for key, value in declared["quantization"].items() if value == "gone"]:
         del declared["quantization"][key]
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 INSIDE = "quantization_config.quantization"
@@ -160,7 +162,9 @@ def test_a_nested_form_that_is_not_understood(fault: str, flat: Folders, tmp_pat
 def test_a_key_said_twice_is_not_understood(flat: Folders, tmp_path: Path) -> None:
     """Inside and outside: engines take one or the other."""
     folder = in_form(flat["blackwell-fp8"], nested_with_method, tmp_path / "other")
-    declared = json.loads((folder / "config.json").read_text())["quantization_config"]
+    declared = json.loads((folder / "config.json").read_text(encoding="utf-8"))[
+        "quantization_config"
+    ]
     edit_json(folder / "config.json", quantization_config={**declared, "quant_algo": "FP8"})
     with pytest.raises(VerifyError, match=r"quantization_config\.quantization \(unknown key\)"):
         scheme_of(folder)
@@ -168,8 +172,8 @@ def test_a_key_said_twice_is_not_understood(flat: Folders, tmp_path: Path) -> No
 
 def test_nested_beside_another_side_file(flat: Folders, tmp_path: Path) -> None:
     folder = in_form(flat["blackwell-fp8"], nested, tmp_path / "other")
-    side = json.loads((flat["blackwell-nvfp4"] / HF_QUANT_CONFIG).read_text())
-    (folder / HF_QUANT_CONFIG).write_text(json.dumps(side))
+    side = json.loads((flat["blackwell-nvfp4"] / HF_QUANT_CONFIG).read_text(encoding="utf-8"))
+    (folder / HF_QUANT_CONFIG).write_text(json.dumps(side), encoding="utf-8")
     with pytest.raises(VerifyError, match=r"quantization\.quant_algo: understood is 'FP8'"):
         scheme_of(folder)
 
@@ -179,13 +183,13 @@ def test_a_side_file_alone_that_says_nothing(
     content: dict[str, Any], flat: Folders, tmp_path: Path
 ) -> None:
     folder = in_form(flat["blackwell-fp8"], side_file_alone, tmp_path / "other")
-    (folder / HF_QUANT_CONFIG).write_text(json.dumps(content))
+    (folder / HF_QUANT_CONFIG).write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(VerifyError, match=rf"{HF_QUANT_CONFIG}: .*quant_algo: understood are"):
         scheme_of(folder)
 
 
 def test_a_side_file_alone_that_is_no_json(flat: Folders, tmp_path: Path) -> None:
     folder = in_form(flat["blackwell-fp8"], side_file_alone, tmp_path / "other")
-    (folder / HF_QUANT_CONFIG).write_text("{")
+    (folder / HF_QUANT_CONFIG).write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match=HF_QUANT_CONFIG):
         scheme_of(folder)

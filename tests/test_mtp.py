@@ -63,7 +63,7 @@ def test_chain_is_that_of_transformers_layers(case: str, tmp_path: Path) -> None
     family, changes = {**DENSE, **MIXED}[case]
     folder = BUILDERS[family](tmp_path / "draft", dtype="F32", **changes)
     draft = load_draft(folder, dtype=torch.float64)
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     reference = ReferenceMtp(family, config, draft.weights)
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(0, draft.geometry.vocab_size, (12,), generator=generator)
@@ -171,7 +171,7 @@ def test_subtree_is_the_layer_alone(tmp_path: Path) -> None:
 
 def test_only_shards_of_the_subtree_are_needed(tmp_path: Path) -> None:
     target = tiny_deepseek_mtp(tmp_path / "target", inside_target=True)
-    index = json.loads((target / "model.safetensors.index.json").read_text())
+    index = json.loads((target / "model.safetensors.index.json").read_text(encoding="utf-8"))
     own = {f for name, f in index["weight_map"].items() if name.startswith("model.layers.3.")}
     edit_json(
         target / "model.safetensors.index.json",
@@ -288,9 +288,9 @@ def test_mimos_own_model_type_needs_its_code(tmp_path: Path) -> None:
 
 def test_deepseek_without_topk_method(tmp_path: Path) -> None:
     folder = tiny_deepseek_mtp(tmp_path / "draft")
-    keys = json.loads((folder / "config.json").read_text())
+    keys = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     del keys["topk_method"]
-    (folder / "config.json").write_text(json.dumps(keys))
+    (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")
     refused = check_draft(folder, engine="vllm")
     assert refused.verdict == "REFUSED"
     assert "e_score_correction_bias" in (refused.error or "")

@@ -17,7 +17,7 @@ from tiny_mtp import (
     tiny_step3p5_mtp,
 )
 
-ROWS = json.loads((Path(__file__).parent / "engines" / "mtp.json").read_text())
+ROWS = json.loads((Path(__file__).parent / "engines" / "mtp.json").read_text(encoding="utf-8"))
 BUILDERS: dict[str, Callable[..., Path]] = {
     "mimo-mtp": partial(tiny_mimo_mtp, config={"model_type": "qwen2"}),
     "deepseek-mtp": tiny_deepseek_mtp,

@@ -45,7 +45,7 @@ BUILDERS: dict[str, Callable[..., Path]] = {
 def test_step_i_is_module_i(family: str, block_rows: int, tmp_path: Path) -> None:
     folder = BUILDERS[family](tmp_path / "draft", modules=3, dtype="F32")
     draft = load_draft(folder, dtype=torch.float64)
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     reference = ReferenceModules(family, config, draft.weights)
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(0, draft.geometry.vocab_size, (12,), generator=generator)

@@ -79,7 +79,9 @@ def served_round(reference: ReferenceModules, states: Tensor, committed: Tensor)
 
 def served_counts(draft: LoadedDraft, traces: TraceFolder, config: Path) -> tuple[int, int]:
     """Rounds and accepted tokens of a server that decodes the recorded continuations."""
-    reference = ReferenceModules("step3p5-mtp", json.loads(config.read_text()), draft.weights)
+    reference = ReferenceModules(
+        "step3p5-mtp", json.loads(config.read_text(encoding="utf-8")), draft.weights
+    )
     rounds = accepted = 0
     for trace in traces:
         states, at = first_hidden(draft, traces, trace), trace.prompt_length + 1

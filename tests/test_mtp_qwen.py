@@ -132,12 +132,12 @@ def test_stacked_experts_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_specforges_layer_without_a_gate_is_refused(tmp_path: Path) -> None:
     folder = tiny_qwen3_next_mtp(tmp_path / "draft", experts=0)
-    config = json.loads((folder / "config.json").read_text())["text_config"]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))["text_config"]
     flat = {**config, "architectures": ["Qwen3_5MTPDraftModel"], "model_type": "qwen3"}
-    (folder / "config.json").write_text(json.dumps(flat))
+    (folder / "config.json").write_text(json.dumps(flat), encoding="utf-8")
     assert read_draft(Checkpoint.open(folder)).family.name == "qwen3-next-mtp"
     del flat["attn_output_gate"]
-    (folder / "config.json").write_text(json.dumps(flat))
+    (folder / "config.json").write_text(json.dumps(flat), encoding="utf-8")
     with pytest.raises(
         CheckpointError, match=r"attn_output_gate: expected True, got False.*SpecForge names no key"
     ):
@@ -157,9 +157,9 @@ def test_dtype_of_the_section_counts(tmp_path: Path) -> None:
     folder = tiny_qwen3_next_mtp(tmp_path / "draft", experts=0)
     lints = {lint.name for lint in find_lints(read_draft(Checkpoint.open(folder)))}
     assert "dtype-missing" not in lints
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     del config["text_config"]["torch_dtype"]
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     lints = {lint.name for lint in find_lints(read_draft(Checkpoint.open(folder)))}
     assert "dtype-missing" in lints
 
@@ -192,7 +192,9 @@ def test_qwen3_next_without_experts_is_refused_by_engines(
     """Executed; with experts that the MTP layer does not use, in vLLM alone."""
     dense = tiny_qwen3_next_mtp(tmp_path / "dense", experts=0, tables=False)
     mixed = tiny_qwen3_next_mtp(tmp_path / "mixed", config={"num_experts": 0})
-    (dense / "config.json").write_text((mixed / "config.json").read_text())
+    (dense / "config.json").write_text(
+        (mixed / "config.json").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     said = check_draft(dense, engine=engine)
     assert said.verdict == "REFUSED"
     wanted = {"vllm": "No Qwen3Next layer found", "sglang": "than the number of experts 0."}
@@ -278,7 +280,7 @@ def in_speculators_layout(folder: Path, **changes: Any) -> Path:
         if name.startswith("mtp.")
     }
     write_tensors(folder, renamed, metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     layers = config.get("text_config", config)
     keys = {
         "architectures": ["MTPDraftModel"],
@@ -290,7 +292,7 @@ def in_speculators_layout(folder: Path, **changes: Any) -> Path:
         },
         **changes,
     }
-    (folder / "config.json").write_text(json.dumps(keys))
+    (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")
     return folder
 
 

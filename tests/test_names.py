@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parent / "engines"))  # its modules
 
 from names import ENGINES, OUT, write_drafts
 
-RECORDED: dict[str, dict[str, Any]] = json.loads(OUT.read_text())
+RECORDED: dict[str, dict[str, Any]] = json.loads(OUT.read_text(encoding="utf-8"))
 UNUSED_FC = "sglang no-fc"
 """It builds fc, and does not use it where the widths are equal: `llama_eagle3.py:240`."""
 FAILS_LATER = "sglang no-layers"

@@ -139,9 +139,9 @@ def test_strictness_of_reading(
     source: Path, tmp_path: Path, made: str, edit: dict[str, object], as_strictly_as: set[str]
 ) -> None:
     out = quantize_by_hand(source, tmp_path / "out", MADE[made])
-    config = json.loads((out / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] |= edit
-    (out / "config.json").write_text(json.dumps(config))
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert understood(out) == as_strictly_as
 
 

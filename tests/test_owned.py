@@ -43,7 +43,7 @@ FILES = (
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_that_nobody_owns(file: str, foreign: bool, made: Path, out: Path) -> None:
     (out / file).parent.mkdir(exist_ok=True)
-    (out / file).write_text("{}")
+    (out / file).write_text("{}", encoding="utf-8")
     report = verify(out, made / "draft", foreign=foreign)
     assert_only_fault(report, file, "got a file of neither the source nor the layout")
 
@@ -70,15 +70,17 @@ def test_an_own_file_that_is_a_link_elsewhere(made: Path, out: Path, tmp_path: P
 def test_hidden_folders_are_named_once(name: str, made: Path, out: Path) -> None:
     (out / name).mkdir()
     for number in range(3):
-        (out / name / f"{number}").write_text("")
+        (out / name / f"{number}").write_text("", encoding="utf-8")
     assert_only_fault(verify(out, made / "draft"), f"{name}/", "expected no such folder")
 
 
 def test_what_the_hub_adds_is_no_fault(made: Path, out: Path) -> None:
     (out / ".cache" / "huggingface" / "download").mkdir(parents=True)
-    (out / ".cache" / "huggingface" / "download" / "config.json.metadata").write_text("")
-    (out / ".gitattributes").write_text("*.safetensors filter=lfs")
-    (out / "README.md").write_text("a card")
+    (out / ".cache" / "huggingface" / "download" / "config.json.metadata").write_text(
+        "", encoding="utf-8"
+    )
+    (out / ".gitattributes").write_text("*.safetensors filter=lfs", encoding="utf-8")
+    (out / "README.md").write_text("a card", encoding="utf-8")
     assert verify(out, made / "draft").faults == ()
 
 
@@ -87,8 +89,8 @@ def test_side_files_of_the_source_are_owned_and_its_weights_are_not(
     file: str, made: Path, out: Path, tmp_path: Path
 ) -> None:
     draft = Path(shutil.copytree(made / "draft", tmp_path / "draft"))
-    (draft / file).write_text("the same")
-    (out / file).write_text("the same")
+    (draft / file).write_text("the same", encoding="utf-8")
+    (out / file).write_text("the same", encoding="utf-8")
     wheres = [fault.where for fault in verify(out, draft).faults]
     assert wheres == (["weights.pt"] if file == "weights.pt" else [])
 
@@ -159,9 +161,9 @@ EDITS: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edited_record_is_a_fault(name: str, made: Path, out: Path) -> None:
     change, key = EDITS[name]
-    content = json.loads((out / "draftquant.json").read_text())
+    content = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
     change(content)
-    (out / "draftquant.json").write_text(json.dumps(content))
+    (out / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
     wheres = [fault.where for fault in verify(out, made / "draft").faults]
     assert "draftquant.json: sha256" in wheres
     assert any(where.startswith(f"draftquant.json: {key}") for where in wheres)
@@ -174,14 +176,14 @@ def test_an_edited_record_is_a_fault(name: str, made: Path, out: Path) -> None:
 def test_nothing_is_made_from_an_edited_record(
     command: str, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = json.loads((out / "draftquant.json").read_text())
+    content = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
     content["argv"] = ["me"]
-    (out / "draftquant.json").write_text(json.dumps(content))
+    (out / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
     options = ["--engine", "vllm", "--fix"] if command == "check" else []
     if command == "check":
-        config = json.loads((out / "config.json").read_text())
+        config = json.loads((out / "config.json").read_text(encoding="utf-8"))
         config["quantization_config"]["ignore"] = []
-        (out / "config.json").write_text(json.dumps(config))
+        (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert main([command, str(out), "--out", str(tmp_path / "made"), *options]) == 2
     assert "draftquant.json: sha256: not that of the other keys" in capsys.readouterr().err
     assert not (tmp_path / "made").exists()
@@ -189,16 +191,16 @@ def test_nothing_is_made_from_an_edited_record(
 
 def test_hashes_of_a_repaired_folder_are_compared(made: Path, out: Path, tmp_path: Path) -> None:
     (out / "draftquant.json").unlink()
-    config = json.loads((out / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"]["ignore"] = []
-    (out / "config.json").write_text(json.dumps(config))
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     fixed = tmp_path / "fixed"
     main(["check", str(out), "--engine", "vllm", "--fix", "--out", str(fixed)])
     assert verify(fixed, made / "draft").faults == ()
-    content = json.loads((fixed / "draftquant.json").read_text())
+    content = json.loads((fixed / "draftquant.json").read_text(encoding="utf-8"))
     assert content["format"] == "draftquant-repaired"
     content["tensor_sha256"]["norm.weight"] = "00"
-    (fixed / "draftquant.json").write_text(json.dumps(content))
+    (fixed / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
     reseal(fixed)
     assert_only_fault(verify(fixed, made / "draft"), "tensor_sha256.norm.weight", "got 00")
 
@@ -211,7 +213,7 @@ def test_a_dequantized_folder_owns_its_files_too(made: Path, tmp_path: Path) -> 
     source = StoredDraft.read(Checkpoint.open(made / "int4"))
     (plain / "draftquant.json").unlink()  # written after this verification
     assert verify_dequantized(source, plain, "BF16").faults == ()
-    (plain / "evil.py").write_text("")
+    (plain / "evil.py").write_text("", encoding="utf-8")
     write_tensors(plain, read_tensors(plain), metadata={"format": "pt", "note": "x"})
     wheres = [fault.where for fault in verify_dequantized(source, plain, "BF16").faults]
     assert wheres == ["__metadata__: note", "evil.py"]

@@ -98,9 +98,9 @@ def test_an_edited_record_is_refused(work: Path, tmp_path: Path) -> None:
 def test_a_declaration_that_is_not_the_records_is_refused(work: Path, tmp_path: Path) -> None:
     """Without the rounding of activations the candidate would accept more than what is served."""
     shutil.copytree(work / "fp8", tmp_path / "edited")
-    config = json.loads((tmp_path / "edited" / "config.json").read_text())
+    config = json.loads((tmp_path / "edited" / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = None
-    (tmp_path / "edited" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "edited" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(GateError, match=r"expected activations token-dynamic .*, got none"):
         DraftFolder.read(tmp_path / "edited")
 
@@ -165,5 +165,5 @@ def test_gate_tells_the_command_line(work: Path, tmp_path: Path,
 
 
 def test_the_record_is_the_one_that_quantize_writes(work: Path) -> None:
-    record = json.loads((work / "fp8" / "draftquant.json").read_text())
+    record = json.loads((work / "fp8" / "draftquant.json").read_text(encoding="utf-8"))
     assert record["source"]["tensor_sha256"] == DraftFolder.read(work / "draft").tensor_sha256

@@ -33,7 +33,7 @@ def test_divergence_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     }
     for name, one in runs.items():
         lines = [line_of(one.setup), *map(line_of, one.records)]
-        (tmp_path / name).write_text("".join(lines))
+        (tmp_path / name).write_text("".join(lines), encoding="utf-8")
     command = ["parity", "divergence", str(tmp_path / "plain")]
     assert main([*command, str(tmp_path / "right")]) == 0
     both = [*command, str(tmp_path / "right"), str(tmp_path / "wrong")]

@@ -310,7 +310,7 @@ def test_the_command(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr().out
     assert "By step and category" in printed
     assert "INCONCLUSIVE: KL(BF16 || quantized): " in printed
-    assert len(json.loads(report.read_text())["findings"]) == 6
+    assert len(json.loads(report.read_text(encoding="utf-8"))["findings"]) == 6
     assert main([*command, "--report", str(report)]) == 2
     assert "already exists" in capsys.readouterr().err
     assert main([*command, "--confidence", "95"]) == 2

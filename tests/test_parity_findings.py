@@ -62,7 +62,7 @@ def test_the_worst_verdict_decides() -> None:
 def test_what_no_check_says_is_refused(change: dict[str, Any], what: str, tmp_path: Path) -> None:
     document = json.loads(json.dumps(to_mapping([FOUND])))
     document["findings"][0] |= change
-    (tmp_path / "f.json").write_text(json.dumps(document))
+    (tmp_path / "f.json").write_text(json.dumps(document), encoding="utf-8")
     with pytest.raises(ParityError, match=what) as caught:
         read_findings(tmp_path / "f.json")
     assert "fix: give what 'draftquant parity' --report wrote" in str(caught.value)
@@ -79,7 +79,7 @@ def test_what_no_check_says_is_refused(change: dict[str, Any], what: str, tmp_pa
     ],
 )
 def test_what_is_no_report_is_refused(text: str, what: str, tmp_path: Path) -> None:
-    (tmp_path / "f.json").write_text(text)
+    (tmp_path / "f.json").write_text(text, encoding="utf-8")
     with pytest.raises(ParityError, match=what):
         read_findings(tmp_path / "f.json")
     with pytest.raises(ParityError, match="No such file"):

@@ -46,7 +46,7 @@ class LmEval:
     def __init__(self, folder: Path) -> None:
         self._script, self._how = folder / "lm_eval.py", folder / "how.json"
         self._seen = folder / "seen.json"
-        self._script.write_text(SCRIPT)
+        self._script.write_text(SCRIPT, encoding="utf-8")
         self.command = f"{sys.executable} {self._script} {self._how}"
         self.told()
 
@@ -59,11 +59,11 @@ class LmEval:
             "results": {"n-samples": {"gsm8k": {"original": 9, "effective": 3}}},
             "samples": {"gsm8k": right(3)},
         }
-        self._how.write_text(json.dumps(how | changes))
+        self._how.write_text(json.dumps(how | changes), encoding="utf-8")
 
     @property
     def seen(self) -> tuple[list[str], str | None]:
-        given, key = json.loads(self._seen.read_text())
+        given, key = json.loads(self._seen.read_text(encoding="utf-8"))
         return given, key
 
 
@@ -149,7 +149,7 @@ def test_a_run_that_was_cut_off_goes_on(
     lm_eval.told(code=1)
     with pytest.raises(ParityError, match="lm_eval ended with exit code 1"):
         run_tasks(asked(server), out, engine="vllm", command=lm_eval.command)
-    assert answers.read_text() == "answers"
+    assert answers.read_text(encoding="utf-8") == "answers"
     assert not out.exists()
     with pytest.raises(OutputError, match="limit"):
         run_tasks(asked(server, limit=1), out, engine="vllm", command=lm_eval.command)

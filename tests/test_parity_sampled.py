@@ -325,13 +325,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     """Of equal outputs; the target scores them."""
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"id": f"p{i}", "category": "ab"[i % 2], "token_ids": [i]} for i in range(30)]
-    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     files = []
     for drafts in (False, True):
         made = drawn(30, drafts=drafts, max_new_tokens=3)
         records = [replace(r, histogram=(2, 0, 0, 0) if drafts else None) for r in made.records]
         path = tmp_path / f"{drafts}.jsonl"
-        path.write_text(line_of(made.setup) + "".join(map(line_of, records)))
+        path.write_text(line_of(made.setup) + "".join(map(line_of, records)), encoding="utf-8")
         files.append(str(path))
     command = ["parity", "sampled", *files, "--prompts", str(prompts)]
     scoring = [*command, "--target", str(TARGET)]

@@ -39,7 +39,7 @@ def write(folder: Path, lines: Sequence[object], task: str = "gsm8k", date: str 
     model = folder / "some__model"
     model.mkdir(parents=True, exist_ok=True)
     text = "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
-    (model / f"samples_{task}_{date}.jsonl").write_text(text)
+    (model / f"samples_{task}_{date}.jsonl").write_text(text, encoding="utf-8")
     return folder
 
 
@@ -121,16 +121,16 @@ def test_less_may_be_better(tmp_path: Path) -> None:
         folder = write(tmp_path / name, [sample(i, float(i in wrong), "err") for i in range(60)])
         results = {"higher_is_better": {"gsm8k": {"err": False, "other": True}}}
         path = folder / "some__model" / f"results_{DATE}.json"
-        path.write_text(json.dumps(results))
+        path.write_text(json.dumps(results), encoding="utf-8")
     arguments = [read_samples(tmp_path / name) for name in ("a", "b")]
     (found,) = task_findings(*arguments, max_score_drop=0.1, confidence=0.95)
     assert found.estimate == -0.5
     assert found.details[0]["only_first_right"] == 30
     assert found.verdict == "FAIL"
-    path.write_text("{")
+    path.write_text("{", encoding="utf-8")
     with pytest.raises(ParityError, match=r"results_.*cannot be read"):
         read_samples(tmp_path / "b")
-    path.write_text("[]")
+    path.write_text("[]", encoding="utf-8")
     assert read_samples(tmp_path / "b")["gsm8k"].lower_is_better == frozenset()
 
 
@@ -198,7 +198,7 @@ def test_files_that_are_no_samples(case: str, tmp_path: Path) -> None:
 def test_folders_without_one_run(tmp_path: Path) -> None:
     with pytest.raises(ParityError, match="no such file or folder"):
         read_samples(tmp_path / f"samples_none_{DATE}.jsonl")
-    (tmp_path / "none.jsonl").write_text("")
+    (tmp_path / "none.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(ParityError, match=r"expected a name such as samples_TASK_DATE\.jsonl"):
         read_samples(tmp_path / "none.jsonl")
     with pytest.raises(ParityError, match="holds no samples_TASK_DATE"):

@@ -91,14 +91,14 @@ def chat_target(folder: Path) -> Path:
     """The pair's target, with a chat template."""
     shutil.copytree(PAIR / "target", folder)
     (folder / "chat_template.jinja").write_text(
-        "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}", encoding="utf-8"
     )
     return folder
 
 
 def test_lines_without_an_id_are_numbered(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "import os"}\n\n{"prompt": "import re"}\n')
+    path.write_text('{"prompt": "import os"}\n\n{"prompt": "import re"}\n', encoding="utf-8")
     prompts = read_prompts(path, target=chat_target(tmp_path / "target"))
     assert [prompt.id for prompt in prompts] == ["line-1", "line-3"]
     assert prompts[0].token_ids != prompts[1].token_ids
@@ -108,7 +108,7 @@ def test_record_says_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFi
     path = tmp_path / "question.jsonl"
     lines = [{"question_id": i, "turns": [f"import os  # {i}", "and then?"][: 1 + i]}
              for i in range(2)]  # fmt: skip
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     target, out = chat_target(tmp_path / "target"), tmp_path / "traces"
     arguments = [
         "--target",

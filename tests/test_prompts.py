@@ -60,8 +60,10 @@ def test_the_template_that_was_used_is_known(tmp_path: Path, target: Path) -> No
     assert encoder.template_sha256 is None
     chat = write(tmp_path, {"id": "c", "messages": [{"role": "user", "content": "c"}]})
     read_prompts(chat, encoder=encoder)
-    template = json.loads((target / "tokenizer_config.json").read_text()).get("chat_template")
-    text = template or (target / "chat_template.jinja").read_text()
+    template = json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8")).get(
+        "chat_template"
+    )
+    text = template or (target / "chat_template.jinja").read_text(encoding="utf-8")
     assert encoder.template_sha256 == hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -116,9 +118,9 @@ def test_a_target_without_tokenizer_or_template(tmp_path: Path, target: Path) ->
     path = write(tmp_path, {"id": "a", "messages": [{"role": "user", "content": "c"}]})
     for template in target.glob("chat_template*"):
         template.unlink()
-    config = json.loads((target / "tokenizer_config.json").read_text())
+    config = json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8"))
     config.pop("chat_template", None)
-    (target / "tokenizer_config.json").write_text(json.dumps(config))
+    (target / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(PromptError, match="no chat template"):
         read_prompts(path, target=target)
     (tmp_path / "empty").mkdir()
@@ -130,10 +132,10 @@ def test_a_template_or_tokenizer_that_fails(tmp_path: Path, target: Path) -> Non
     path = write(tmp_path, {"id": "a", "messages": [{"role": "user", "content": "c"}]})
     for template in ("{{ raise_exception('roles must alternate') }}", "{{ messages + 1 }}", "{{"):
         for file in target.glob("chat_template*"):
-            file.write_text(template)
+            file.write_text(template, encoding="utf-8")
         with pytest.raises(PromptError, match="the target's chat template fails: "):
             read_prompts(path, target=target)
-    (target / "tokenizer.json").write_text('{"version": "1.0"}')
+    (target / "tokenizer.json").write_text('{"version": "1.0"}', encoding="utf-8")
     with pytest.raises(PromptError, match="no tokenizer can be loaded"):
         read_prompts(path, target=target)
 

@@ -168,7 +168,7 @@ def document(kind: str) -> dict[str, Any]:
 
 
 def stored(folder: Path, content: object) -> Path:
-    (folder / "draftquant.json").write_text(json.dumps(content, indent=2) + "\n")
+    (folder / "draftquant.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
@@ -252,7 +252,7 @@ def test_an_edit_breaks_the_seal(name: str, tmp_path: Path) -> None:
     assert found is not None
     write_provenance(tmp_path, found)
     check_seal(tmp_path, read_provenance(tmp_path))
-    content = json.loads((tmp_path / "draftquant.json").read_text())
+    content = json.loads((tmp_path / "draftquant.json").read_text(encoding="utf-8"))
     SEALED_EDITS[name](content)
     edited = read_provenance(stored(tmp_path, content))
     with pytest.raises(CheckpointError, match="sha256: not that of the other keys") as caught:

@@ -26,7 +26,7 @@ RECORD = RepairedProvenance(
 def source(tmp_path: Path) -> Checkpoint:
     folder = tiny_eagle3_llama(tmp_path / "draft")
     (folder / "nested").mkdir()
-    (folder / "nested" / "notes.txt").write_text("mine")
+    (folder / "nested" / "notes.txt").write_text("mine", encoding="utf-8")
     return Checkpoint.open(folder)
 
 
@@ -40,7 +40,7 @@ def steps(seen: list[str], failing: str = "") -> dict[str, Any]:
                 files = sorted(path.relative_to(argument).as_posix() for path in found)
                 seen.append(f"{name}: {' '.join(files)}")
                 if name == "write":
-                    (argument / "model.safetensors").write_text("tensors")
+                    (argument / "model.safetensors").write_text("tensors", encoding="utf-8")
             else:
                 seen.append(f"{name}({argument})")
             if name == failing:
@@ -82,8 +82,8 @@ def test_steps_in_their_order(source: Checkpoint, tmp_path: Path) -> None:
         "config.json", "draftquant.json", "index.json", "model.safetensors", "nested",
         "tokenizer.json",
     }  # fmt: skip
-    assert (tmp_path / "out" / "nested" / "notes.txt").read_text() == "mine"
-    assert (tmp_path / "out" / "config.json").read_text() == "[]\n"
+    assert (tmp_path / "out" / "nested" / "notes.txt").read_text(encoding="utf-8") == "mine"
+    assert (tmp_path / "out" / "config.json").read_text(encoding="utf-8") == "[]\n"
 
 
 @pytest.mark.parametrize("failing", ["write", "verify", "provenance", "confirm"])
@@ -99,20 +99,26 @@ def rewritten(staging: Path) -> None:
     """Another file in its place, with the same size and times."""
     path = staging / "model.safetensors"
     status = path.stat()
-    (staging / "new").write_text("TENSORS")
+    (staging / "new").write_text("TENSORS", encoding="utf-8")
     (staging / "new").rename(path)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 MEDDLING: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a new file": (lambda s: (s / "evil.py").write_text(""), "evil.py appeared"),
+    "a new file": (lambda s: (s / "evil.py").write_text("", encoding="utf-8"), "evil.py appeared"),
     "a new folder": (lambda s: (s / "sub").mkdir(), "sub appeared"),
     "a link": (lambda s: (s / "a").symlink_to("b"), "a appeared"),
-    "more bytes": (lambda s: (s / "tokenizer.json").write_text("other"), "tokenizer.json appeared"),
+    "more bytes": (
+        lambda s: (s / "tokenizer.json").write_text("other", encoding="utf-8"),
+        "tokenizer.json appeared",
+    ),
     "another time": (lambda s: os.utime(s / "nested" / "notes.txt", ns=(1, 1)), "nested/notes.txt"),
     "another file in its place": (rewritten, "model.safetensors appeared, changed or vanished"),
     "one file less": (lambda s: (s / "index.json").unlink(), "index.json appeared, changed"),
-    "config.json": (lambda s: (s / "config.json").write_text("{}"), "config.json appeared"),
+    "config.json": (
+        lambda s: (s / "config.json").write_text("{}", encoding="utf-8"),
+        "config.json appeared",
+    ),
 }
 
 

@@ -340,8 +340,8 @@ def test_what_does_not_verify_is_not_sent(made: Path, out: Path) -> None:
         push(out, REPOSITORY)
     with pytest.raises(VerifyError, match="a source is given"):
         push(out, REPOSITORY, against=made / "draft", unverified=True)
-    config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(config | {"rope_theta": 1}))
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    (out / "config.json").write_text(json.dumps(config | {"rope_theta": 1}), encoding="utf-8")
     with pytest.raises(VerifyError, match=r"does not verify against .*1 fault(?s:.*)rope_theta"):
         push(out, REPOSITORY, against=made / "draft", dry_run=True)
     arguments = ["push", str(out), REPOSITORY, "--against", str(made / "draft"), "--dry-run"]
@@ -359,7 +359,7 @@ def test_what_is_no_repository(repository: str, out: Path) -> None:
     "card", ["", "# mine\n", "---\nlicense: mit\nbase_model: a/b\n---\n# as released\n"]
 )
 def test_the_card_of_a_source_is_not_enough(card: str, out: Path) -> None:
-    (out / "README.md").write_text(card)
+    (out / "README.md").write_text(card, encoding="utf-8")
     with pytest.raises(HubError, match="is no card of a quantized draft") as caught:
         push(out, REPOSITORY, unverified=True, dry_run=True)
     assert caught.value.fix.startswith(f"draftquant card {out} --out ")
@@ -367,13 +367,13 @@ def test_the_card_of_a_source_is_not_enough(card: str, out: Path) -> None:
 
 def test_files_that_cannot_be_uploaded(out: Path, tmp_path: Path) -> None:
     (out / ".cache").mkdir()
-    (out / ".cache" / "noted").write_text("x")
+    (out / ".cache" / "noted").write_text("x", encoding="utf-8")
     assert ".cache/noted" not in upload_files(out)
-    (out / ".gitignore").write_text("*.safetensors")
+    (out / ".gitignore").write_text("*.safetensors", encoding="utf-8")
     with pytest.raises(CheckpointError, match="would not be uploaded"):
         push(out, REPOSITORY, unverified=True, dry_run=True)
     (out / ".gitignore").unlink()
-    (tmp_path / "secret").write_text("x")
+    (tmp_path / "secret").write_text("x", encoding="utf-8")
     (out / "notes.txt").symlink_to(tmp_path / "secret")
     with pytest.raises(CheckpointError, match="elsewhere"):
         push(out, REPOSITORY, unverified=True, dry_run=True)

@@ -245,7 +245,7 @@ def test_file_that_is_no_recipe(content: bytes, what: str, tmp_path: Path) -> No
 )
 def test_path_without_a_recipe(name: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
-    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "recipe.json").write_text("{}", encoding="utf-8")
     with pytest.raises(RecipeError, match=said):
         load_recipe(tmp_path / name)
 

@@ -114,7 +114,9 @@ def test_hash_does_not_depend_on_spelling(tmp_path: Path) -> None:
         if len(rule["role"]) == 1:
             rule["role"] = rule["role"][0]
     path = tmp_path / "fp8-ptpc.yaml"
-    path.write_text(yaml.safe_dump(mapping, default_style=None, default_flow_style=True))
+    path.write_text(
+        yaml.safe_dump(mapping, default_style=None, default_flow_style=True), encoding="utf-8"
+    )
     assert recipe_sha256(load_recipe(path)) == recipe_sha256(PTPC)
 
 

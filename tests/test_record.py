@@ -107,8 +107,10 @@ def test_a_prompt_ends_with_the_first_end_of_text(
     ending = tmp_path / "ending"
     shutil.copytree(target, ending)
     for name in ("config.json", "generation_config.json"):
-        keys = json.loads((ending / name).read_text())
-        (ending / name).write_text(json.dumps(keys | {"eos_token_id": [end, VOCAB - 1]}))
+        keys = json.loads((ending / name).read_text(encoding="utf-8"))
+        (ending / name).write_text(
+            json.dumps(keys | {"eos_token_id": [end, VOCAB - 1]}), encoding="utf-8"
+        )
     cut = record_traces(ending, PROMPTS, tmp_path / "cut", max_new_tokens=12, dtype="float64")
     shorter = 0
     for got, full in zip(cut, traces, strict=True):
@@ -282,7 +284,7 @@ def test_targets_that_cannot_be_loaded(target: Path, tmp_path: Path) -> None:
             del tensors["model.norm.weight"]
             save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         else:
-            (folder / "config.json").write_text('{"model_type": "no such model"}')
+            (folder / "config.json").write_text('{"model_type": "no such model"}', encoding="utf-8")
         with pytest.raises(TraceError, match=message):
             record_traces(folder, PROMPTS, tmp_path / "out", max_new_tokens=3)
     assert not (tmp_path / "out").exists()

@@ -77,7 +77,8 @@ def test_an_unknown_name_is_no_refusal() -> None:
 def recipe(folder: Path, backend: str, algorithm: str) -> Path:
     path = folder / "mine.yaml"
     path.write_text(
-        f"extends: int4-channel\nname: mine\nbackend: {backend}\nalgorithm: {algorithm}\n"
+        f"extends: int4-channel\nname: mine\nbackend: {backend}\nalgorithm: {algorithm}\n",
+        encoding="utf-8",
     )
     return path
 
@@ -129,7 +130,9 @@ def test_what_a_backend_does_not_carry_is_told_with_the_line(tmp_path: Path) -> 
 
 def test_a_backend_changed_by_extending_is_judged_with_what_it_extends(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("extends: blackwell-nvfp4\nname: mine\nalgorithm: {rounding: learned}\n")
+    path.write_text(
+        "extends: blackwell-nvfp4\nname: mine\nalgorithm: {rounding: learned}\n", encoding="utf-8"
+    )
     with pytest.raises(RecipeFileError, match="learned rounding is draftquant's own"):
         load_recipe(path)
 

@@ -274,8 +274,12 @@ def test_what_modelopt_exports_of_a_draft(workshop: Workshop, tmp_path: Path, en
     assert check_draft(case.folder, engine=engine, arch="sm90").verdict != "LOADS"
     assert names(case.repair(against=case.source)) == ["declaration", "excludes", "side-file"]
     assert check_draft(case.out, engine=engine, arch="sm90").verdict == "LOADS"
-    declared = json.loads((case.out / "config.json").read_text())["quantization_config"]
-    beside = json.loads((case.out / "hf_quant_config.json").read_text())["quantization"]
+    declared = json.loads((case.out / "config.json").read_text(encoding="utf-8"))[
+        "quantization_config"
+    ]
+    beside = json.loads((case.out / "hf_quant_config.json").read_text(encoding="utf-8"))[
+        "quantization"
+    ]
     wanted = ["*embed_tokens*", "*fc*", "*lm_head*"]
     assert declared["ignore"] == declared["exclude_modules"] == wanted
     assert beside["exclude_modules"] == wanted
@@ -301,7 +305,9 @@ def test_a_mislabelled_pack_order_is_proven(
     assert any("expected codes nearest to weight/scale" in fault for fault in faults)
     assert names(case.repair(against=case.source)) == ["pack-order"]
     assert verify(case.out, case.source).ok
-    exported = json.loads((case.out / "config.json").read_text())["quantization_config"]["export"]
+    exported = json.loads((case.out / "config.json").read_text(encoding="utf-8"))[
+        "quantization_config"
+    ]["export"]
     assert exported["pack_method"] == "reorder"
 
 
@@ -398,9 +404,9 @@ def test_whole_names_need_the_number_of_target_layers(workshop: Workshop, tmp_pa
 
 def test_a_folder_of_ours_keeps_its_provenance(workshop: Workshop, tmp_path: Path) -> None:
     case = Case(workshop, general("ours", QUARK_FP8, excludes("fc"), "eagle3-llama"), tmp_path)
-    before = json.loads((case.folder / "draftquant.json").read_text())
+    before = json.loads((case.folder / "draftquant.json").read_text(encoding="utf-8"))
     case.repair()
-    after = json.loads((case.out / "draftquant.json").read_text())
+    after = json.loads((case.out / "draftquant.json").read_text(encoding="utf-8"))
     assert after.keys() - before.keys() == {"made_by", "repairs"}
     assert after["argv"] == ["fix"]
     assert after["made_by"] == {"draftquant": before["draftquant"], "argv": before["argv"]}
@@ -410,7 +416,7 @@ def test_a_folder_of_ours_keeps_its_provenance(workshop: Workshop, tmp_path: Pat
     edit_declaration(case.out, lambda declared: declared.update(exclude=["fc"]))
     again = plan_repairs(case.out, engine="vllm")
     repair_draft(again, tmp_path / "again", source=DraftSource(folder=case.out), argv=["again"])
-    last = json.loads((tmp_path / "again" / "draftquant.json").read_text())
+    last = json.loads((tmp_path / "again" / "draftquant.json").read_text(encoding="utf-8"))
     assert last["made_by"] == after["made_by"]
     assert len(last["repairs"]) == len(after["repairs"]) + 1
     assert verify(tmp_path / "again", case.source).ok
@@ -422,7 +428,7 @@ def test_a_folder_of_another_tool_gets_the_repairs_alone(
     case = Case(workshop, general("theirs", QUARK_FP8, excludes("fc"), "eagle3-llama"), tmp_path)
     (case.folder / "draftquant.json").unlink()
     case.repair(against=case.source)
-    record = json.loads((case.out / "draftquant.json").read_text())
+    record = json.loads((case.out / "draftquant.json").read_text(encoding="utf-8"))
     assert set(record) == {
         "format", "version", "draftquant", "argv", "source", "repairs", "tensor_sha256",
         "sha256",
@@ -462,7 +468,7 @@ def test_the_producer_stays(workshop: Workshop, tmp_path: Path) -> None:
 
     case = Case(workshop, general("older", MODELOPT_FP8, older, "eagle3-llama"), tmp_path)
     assert names(case.repair()) == ["excludes", "side-file"]
-    written = json.loads((case.out / "hf_quant_config.json").read_text())
+    written = json.loads((case.out / "hf_quant_config.json").read_text(encoding="utf-8"))
     assert written["producer"] == {"name": "modelopt", "version": "0"}
 
 
@@ -475,7 +481,10 @@ def test_the_lints_of_the_source_are_repaired_in_the_copy(
     edit_json(case.folder / "config.json", torch_dtype="float32")
     plan = case.repair(against=case.source)
     assert "dtype-mismatch" in [repair.name for repair in plan.repairs]
-    assert json.loads((case.out / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert (
+        json.loads((case.out / "config.json").read_text(encoding="utf-8"))["torch_dtype"]
+        == "bfloat16"
+    )
     assert verify(case.out, case.source).ok
     edit_json(case.out / "config.json", rms_norm_eps=1.0)
     assert not verify(case.out, case.source).ok
@@ -489,7 +498,7 @@ def test_shards_and_their_index(workshop: Workshop, tmp_path: Path) -> None:
     index = case.folder / "model.safetensors.index.json"
     edit_json(index, metadata={"total_size": 1, "by": "another tool"})
     assert names(case.repair()) == ["excludes", "index"]
-    written = json.loads((case.out / index.name).read_text())
+    written = json.loads((case.out / index.name).read_text(encoding="utf-8"))
     size = sum(len(tensor.data) for tensor in tensors.values())
     assert written["metadata"] == {"total_size": size, "by": "another tool"}
     for file in case.folder.glob("*.safetensors"):
@@ -694,6 +703,8 @@ def test_kept_linears_are_excluded_by_the_names_engines_give_them(
     edit_o = kept(O_PROJ, exclude=["layers.0.self_attn.o_proj"])
     case = Case(workshop, general("kept", QUARK_FP8, edit_o, "eagle3-llama"), tmp_path)
     plan = case.repair()
-    declared = json.loads((case.out / "config.json").read_text())["quantization_config"]
+    declared = json.loads((case.out / "config.json").read_text(encoding="utf-8"))[
+        "quantization_config"
+    ]
     assert "re:.*o_proj$" in declared["exclude"]
     assert plan.repairs[0].wrong.startswith("vllm takes model.layers.0.self_attn.o_proj as codes")

@@ -123,8 +123,10 @@ def test_modelopt_draft_export(source: Path, tmp_path: Path) -> None:
         if name.startswith("eagle_module.")
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": nested}
-    (folder / "config.json").write_text(json.dumps(config))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {
+        "quantization_config": nested
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     before = [check_draft(folder, engine=e, arch="sm90").verdict for e in ("vllm", "sglang")]
     assert "LOADS" not in before
     plan = plan_repairs(folder, engine="vllm", against=source)

@@ -166,7 +166,7 @@ def test_replay_reproduces_the_figures_of_the_trainer(tmp_path: Path) -> None:
     Float32 on another machine may flip a near-tie of the target, which moves that prompt to another
     trajectory. A prompt is 1 % of the figures; one in a hundred may move by half.
     """
-    figures = json.loads((PAIR / "training.json").read_text())["figures"]
+    figures = json.loads((PAIR / "training.json").read_text(encoding="utf-8"))["figures"]
     traces = record_traces(
         PAIR / "target",
         read_prompts(PAIR / "prompts.jsonl"),

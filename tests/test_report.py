@@ -87,8 +87,8 @@ def test_measurements_alone_are_a_comparison() -> None:
 
 
 def test_equal_judgements_are_equal_files(tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_text(text_of(comparison()))
-    assert text_of(comparison()) == (tmp_path / "report.json").read_text()
+    (tmp_path / "report.json").write_text(text_of(comparison()), encoding="utf-8")
+    assert text_of(comparison()) == (tmp_path / "report.json").read_text(encoding="utf-8")
     assert read_report(tmp_path / "report.json") == document(comparison())
 
 

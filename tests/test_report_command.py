@@ -29,8 +29,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Traces of 18 prompts, and the shipped draft in INT4 and FP8."""
     folder = tmp_path_factory.mktemp("report")
     prompts = folder / "prompts.jsonl"
-    lines = (PAIR / "prompts.jsonl").read_text().splitlines(keepends=True)
-    prompts.write_text("".join(lines[:18]))
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    prompts.write_text("".join(lines[:18]), encoding="utf-8")
     record = ["record", "--target", TARGET, "--draft", DRAFT, "--prompts", str(prompts)]
     assert main([*record, "--out", str(folder / "traces"), "--max-new-tokens", "48"]) == 0
     for recipe in ("int4-channel", "fp8-ptpc"):
@@ -49,7 +49,7 @@ def runs(tmp_path: Path) -> list[str]:
     for name, drop in (("a", 0), ("b", 1)):
         one = measurement([alternating(200, 80 + i % 5 + drop) for i in range(40)])
         text = line_of(one.setup) + "".join(map(line_of, one.records))
-        (tmp_path / f"{name}.jsonl").write_text(text)
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
     return ["--measured", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
 
 
@@ -79,7 +79,7 @@ def test_a_report_knows_drafts_by_their_hashes(work: Path) -> None:
     assert launches
     assert all(str(work) not in launch for launch in launches)
     assert found.header.argv[:2] == ("draftquant", "gate")
-    assert str(work) not in (work / "int4-channel.json").read_text()
+    assert str(work) not in (work / "int4-channel.json").read_text(encoding="utf-8")
 
 
 def test_a_draft_of_another_tool_has_no_record(work: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_report_says_what_the_json_on_stdout_says(
 ) -> None:
     assert main(["gate", *runs, "--report", str(tmp_path / "g.json"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == json.loads((tmp_path / "g.json").read_text())
+    assert told == json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))
     found = read_report(tmp_path / "g.json")
     assert isinstance(found.judgement, Comparison)
     assert found.header.engines == ()
@@ -138,11 +138,11 @@ def test_how_results_are_shown_is_no_part_of_a_report(
     assert main(["gate", *runs, "--report", str(tmp_path / "g.json")]) == 0
     capsys.readouterr()
     assert main(["gate", *runs, "--json", "--overwrite"]) == 0
-    assert capsys.readouterr().out == (tmp_path / "g.json").read_text()
+    assert capsys.readouterr().out == (tmp_path / "g.json").read_text(encoding="utf-8")
 
 
 def test_report_prints_markdown_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "g.json").write_text(text_of(comparison("FAIL")))
+    (tmp_path / "g.json").write_text(text_of(comparison("FAIL")), encoding="utf-8")
     assert main(["report", str(tmp_path / "g.json")]) == 0
     text = capsys.readouterr().out
     assert text == markdown(read_report(tmp_path / "g.json"))
@@ -185,16 +185,18 @@ def test_github_gets_a_summary_and_an_annotation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     summary = tmp_path / "summary.md"
-    summary.write_text("before\n")
+    summary.write_text("before\n", encoding="utf-8")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     assert main(["gate", *runs, "--github", "--json"]) == 0
     output = capsys.readouterr()
     json.loads(output.out)  # nothing but JSON there
     assert "::notice title=draftquant gate%3A PASS::The mean acceptance length" in output.err
-    assert summary.read_text().startswith("before\n### PASS: draftquant gate of `b.jsonl`")
+    assert summary.read_text(encoding="utf-8").startswith(
+        "before\n### PASS: draftquant gate of `b.jsonl`"
+    )
     assert main(["gate", *runs, "--github", "--max-relative-drop", "0.001"]) == 1
     assert "::error title=draftquant gate%3A FAIL::" in capsys.readouterr().err
-    assert summary.read_text().count("### ") == 2
+    assert summary.read_text(encoding="utf-8").count("### ") == 2
 
 
 def test_an_annotation_is_one_line_whatever_it_quotes() -> None:
@@ -226,12 +228,12 @@ def test_drafts_on_traces_are_compared(
     assert "Comparison, K = 3, against draft" in shown
     assert "bounds hold together with 95.00%" in shown
     assert "max-t over all pairs and categories" in shown
-    told = json.loads((tmp_path / "c.json").read_text())
+    told = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert (told["format"], told["schema_version"]) == ("draftquant comparison", 1)
     assert [one["name"] for one in told["drafts"]] == ["draft", "int4-channel", "fp8-ptpc"]
     assert told["answer"] in shown
-    assert told["answer"] in (tmp_path / "c.html").read_text()
-    ElementTree.fromstring((tmp_path / "c.svg").read_text())
+    assert told["answer"] in (tmp_path / "c.html").read_text(encoding="utf-8")
+    ElementTree.fromstring((tmp_path / "c.svg").read_text(encoding="utf-8"))
     reports = [str(work / "int4-channel.json"), str(work / "fp8-ptpc.json")]
     assert main(["compare", *reports, "--json"]) == 0
     of_files = json.loads(capsys.readouterr().out)
@@ -243,7 +245,7 @@ def test_traffic_is_written_as_people_do(
 ) -> None:
     categories = [
         one["category"]
-        for one in json.loads((work / "fp8-ptpc.json").read_text())["categories"]
+        for one in json.loads((work / "fp8-ptpc.json").read_text(encoding="utf-8"))["categories"]
         if one["num_prompts"] > 1
     ]
     first, second = categories[:2]
@@ -253,7 +255,7 @@ def test_traffic_is_written_as_people_do(
     told = json.loads(capsys.readouterr().out)
     assert told["traffic"] == {first: 0.7, second: 0.3}
     assert told["scopes"][0]["name"] == "your traffic"
-    assert f"{first} 70.0%" in (tmp_path / "c.html").read_text()
+    assert f"{first} 70.0%" in (tmp_path / "c.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("text", ["chat", "chat=x", "chat=0.5,chat=0.5", "=1"])

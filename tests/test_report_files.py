@@ -43,22 +43,22 @@ def test_a_name_that_contradicts_its_format(
 
 def test_an_existing_report_is_replaced_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "a.md"
-    path.write_text("old")
+    path.write_text("old", encoding="utf-8")
     with pytest.raises(OutputError, match="this report file already exists") as caught:
         check_reports({"markdown": path})
     assert "fix: --overwrite replaces it" in str(caught.value)
     check_reports({"markdown": path}, overwrite=True)
     write_reports({path: "new"}, overwrite=True)
-    assert path.read_text() == "new"
+    assert path.read_text(encoding="utf-8") == "new"
     with pytest.raises(OutputError, match="already exists"):
         write_reports({path: "newer"})
-    assert path.read_text() == "new"
+    assert path.read_text(encoding="utf-8") == "new"
     assert [each.name for each in tmp_path.iterdir()] == ["a.md"]
 
 
 def test_what_is_no_report_file_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "folder.md").mkdir()
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     (tmp_path / "link.md").symlink_to("file")
     (tmp_path / "dangling.md").symlink_to("none")
     for name in ("folder.md", "link.md", "dangling.md"):
@@ -86,7 +86,7 @@ def test_all_reports_or_none(
     """The third rename fails: what the first two did is undone."""
     paths = [tmp_path / name for name in ("a.html", "b.md", "c.xml")]
     if overwrite:
-        paths[0].write_text("old")
+        paths[0].write_text("old", encoding="utf-8")
     replace = Path.replace
 
     def failing(self: Path, target: Path) -> Path:
@@ -98,7 +98,7 @@ def test_all_reports_or_none(
     with pytest.raises(OutputError, match="cannot be written: No space left on device") as caught:
         write_reports(dict.fromkeys(paths, "new"), overwrite=overwrite)
     assert "no report was written" in str(caught.value)
-    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    left = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     assert left == ({"a.html": "old"} if overwrite else {})
 
 

@@ -123,7 +123,7 @@ def check_both(pair: RoundingPair, folder: Path) -> None:
         report = verify(folder / name, pair.draft_folder)
         assert report.ok, report.faults
         assert report.retuned
-        card = (folder / name / "README.md").read_text()
+        card = (folder / name / "README.md").read_text(encoding="utf-8")
         assert card.startswith("# RETUNED\n")
     assert sorted(path.name for path in folder.iterdir()) == ["baseline", "out"]
 
@@ -194,11 +194,11 @@ def test_the_card_of_the_source_stays_behind_the_mark(llama: RoundingPair, tmp_p
     shutil.copytree(llama.folder, tmp_path / "pair")
     carded = RoundingPair(tmp_path / "pair", "llama")
     front = "---\nlicense: mit\n---\n"
-    (carded.draft_folder / "README.md").write_text(f"{front}\n# Mine\n")
+    (carded.draft_folder / "README.md").write_text(f"{front}\n# Mine\n", encoding="utf-8")
     (tmp_path / "to").mkdir()
     retune(carded, tmp_path / "to")
     for name in ("out", "baseline"):
-        card = (tmp_path / "to" / name / "README.md").read_text()
+        card = (tmp_path / "to" / name / "README.md").read_text(encoding="utf-8")
         assert card.startswith(f"{front}\n# RETUNED\n")
         assert card.endswith("\n\n# Mine\n")
         assert verify(tmp_path / "to" / name, carded.draft_folder).ok
@@ -328,7 +328,7 @@ def test_an_output_that_exists_is_refused_before_anything(
 
 def test_a_folder_that_is_no_baseline_is_refused(llama: RoundingPair, tmp_path: Path) -> None:
     (tmp_path / "baseline").mkdir()
-    (tmp_path / "baseline" / "mine.txt").write_text("mine")
+    (tmp_path / "baseline" / "mine.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputError, match="it is no unquantized draft that was taught") as caught:
         retune(llama, tmp_path)
     assert "give another --baseline" in caught.value.fix
@@ -552,7 +552,9 @@ def test_a_linear_that_there_is_not_is_found(
     made: Path, llama: RoundingPair, tmp_path: Path
 ) -> None:
     shutil.copytree(made / "baseline", tmp_path / "baseline")
-    retuning = json.loads((tmp_path / "baseline" / "draftquant.json").read_text())["retuning"]
+    retuning = json.loads((tmp_path / "baseline" / "draftquant.json").read_text(encoding="utf-8"))[
+        "retuning"
+    ]
     retuning["linears"] = [*retuning["linears"], "norm"]
     edit_json(tmp_path / "baseline" / "draftquant.json", retuning=retuning)
     report = verify(tmp_path / "baseline", llama.draft_folder)
@@ -563,7 +565,7 @@ def test_files_and_config_of_the_baseline_are_held_against_the_source(
     made: Path, llama: RoundingPair, tmp_path: Path
 ) -> None:
     shutil.copytree(made / "baseline", tmp_path / "baseline")
-    (tmp_path / "baseline" / "more.txt").write_text("")
+    (tmp_path / "baseline" / "more.txt").write_text("", encoding="utf-8")
     edit_json(tmp_path / "baseline" / "config.json", rms_norm_eps=0.5)
     report = verify(tmp_path / "baseline", llama.draft_folder)
     found = {fault.where for fault in report.faults}
@@ -584,8 +586,8 @@ def test_a_mark_that_was_taken_away_is_missed(made: Path, tmp_path: Path) -> Non
     """A record of codes that the target taught says so, or is none."""
     shutil.copytree(made / "out", tmp_path / "out")
     path = tmp_path / "out" / "draftquant.json"
-    record = json.loads(path.read_text())
+    record = json.loads(path.read_text(encoding="utf-8"))
     del record["retuning"]
-    path.write_text(json.dumps(record))
+    path.write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(CheckpointError, match="retuning: expected exactly where the recipe says"):
         read_provenance(tmp_path / "out")

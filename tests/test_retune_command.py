@@ -96,7 +96,7 @@ def test_both_folders_are_told_of(
     assert "BF16 baseline, step 2 of 4: loss" in text
     assert "quantized, step 4 of 4: loss" in text
     assert f"--tuned-baseline {tmp_path / 'baseline'}" in text
-    record = json.loads((tmp_path / "out" / "draftquant.json").read_text())
+    record = json.loads((tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8"))
     assert record["argv"][:2] == ["draftquant", "retune"]
     shutil.rmtree(tmp_path / "out")
     assert retune(pair, tmp_path) == 0
@@ -148,9 +148,9 @@ def test_a_recipe_keeps_where_scales_start_if_it_says_so() -> None:
 def test_quantize_does_not_retune(
     pair: RoundingPair, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = json.loads((made / "out" / "draftquant.json").read_text())["recipe"]
+    recipe = json.loads((made / "out" / "draftquant.json").read_text(encoding="utf-8"))["recipe"]
     (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "int4-channel.yaml").write_text(json.dumps(recipe))
+    (tmp_path / "r" / "int4-channel.yaml").write_text(json.dumps(recipe), encoding="utf-8")
     path = str(tmp_path / "r" / "int4-channel.yaml")
     for traces in ([], ["--traces", str(pair.folder / "traces")]):
         out = str(tmp_path / "out")
@@ -215,13 +215,13 @@ def test_both_comparisons(
     text = said(capsys)
     assert "PASS: RETUNED. Against the BF16 draft taught alike (quantization): PASS." in text
     assert "Against the BF16 draft as released (quantization and training): PASS." in text
-    found = json.loads(report.read_text())
+    found = json.loads(report.read_text(encoding="utf-8"))
     assert found["mark"] == "RETUNED"
     identities = {
         key: found[key]["background"]["baseline_sha256"]
         for key in ("against_tuned", "against_bf16")
     }
-    record = json.loads((made / "out" / "draftquant.json").read_text())
+    record = json.loads((made / "out" / "draftquant.json").read_text(encoding="utf-8"))
     assert identities["against_tuned"] == record["retuning"]["baseline_sha256"]
     assert identities["against_tuned"] != identities["against_bf16"]
     assert found["against_tuned"]["candidate"] == found["against_bf16"]["candidate"]

@@ -40,7 +40,7 @@ from ropes import CASES, OUT, POSITIONS, THETA, head
 
 TOLERANCE = 1e-4
 DISPUTED = "dynamic-factor"
-RECORDED: dict[str, list[list[float]]] = json.loads(OUT.read_text())
+RECORDED: dict[str, list[list[float]]] = json.loads(OUT.read_text(encoding="utf-8"))
 
 
 def read(scaling: dict[str, Any] | None, **keys: Any) -> RopeConfig:

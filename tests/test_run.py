@@ -133,7 +133,7 @@ def test_vendor_backends_write_the_same_files(
 def test_provenance_names_recipe_source_and_every_tensor(tmp_path: Path) -> None:
     source = tiny_eagle3_llama(tmp_path / "draft")
     report = quantized(source, "blackwell-fp8", tmp_path / "out")
-    provenance = json.loads((tmp_path / "out" / "draftquant.json").read_text())
+    provenance = json.loads((tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8"))
     assert provenance["recipe"]["name"] == "blackwell-fp8"
     assert provenance["source"]["tensor_sha256"].keys() == read_tensors(source).keys()
     assert provenance["tensor_sha256"] == dict(report.verification.output_sha256)
@@ -207,7 +207,7 @@ def test_all_zero_rows_are_refused_unless_allowed(tmp_path: Path, recipe: str) -
 def test_an_existing_output_is_never_touched(tmp_path: Path) -> None:
     source = tiny_eagle3_llama(tmp_path / "draft")
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputError, match=r"out: already exists"):
         quantized(source, "int4-channel", tmp_path / "out")
     assert files(tmp_path / "out") == {"notes.txt": b"mine"}

@@ -194,8 +194,8 @@ def test_two_ways_of_proposing_are_not_compared(sampled: TraceFolder, draft: Loa
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = tmp_path / "prompts.jsonl"
-    lines = (PAIR / "prompts.jsonl").read_text().splitlines()[:4]
-    few.write_text("\n".join(lines))
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[:4]
+    few.write_text("\n".join(lines), encoding="utf-8")
     record = ["record", "--target", str(PAIR / "target"), "--prompts", str(few)]
     record += ["--draft", str(PAIR / "draft"), "--max-new-tokens", "24"]
     out = ["--out", str(tmp_path / "traces")]

@@ -40,15 +40,17 @@ def wait_until(true: Callable[[], object], seconds: float = 20) -> None:
 
 def is_gone(pid: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:
         return True
     return state in "ZX"
 
 
 def children_in(log: Path) -> list[int]:
-    wait_until(lambda: "loading" in log.read_text())
-    line = next(line for line in log.read_text().splitlines() if line.startswith("children"))
+    wait_until(lambda: "loading" in log.read_text(encoding="utf-8"))
+    line = next(
+        line for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("children")
+    )
     return [int(word) for word in line.split()[1:]]
 
 
@@ -57,7 +59,7 @@ def test_a_server_runs_with_its_log_and_environment_and_ends(tmp_path: Path) -> 
     words = [sys.executable, "-c", "import os, time; print(os.environ['A'], flush=True); "
              "time.sleep(600)"]  # fmt: skip
     with running_server("bf16", words, environment={"A": "b"}, log=log, stop_seconds=20) as server:
-        wait_until(lambda: log.read_text() == "b\n")
+        wait_until(lambda: log.read_text(encoding="utf-8") == "b\n")
         server.check_alive()
         pid = server.process.pid
         assert server_processes(pid, server.mark) == (pid,)
@@ -152,17 +154,17 @@ def test_a_program_that_is_none_is_named(tmp_path: Path) -> None:
 
 def test_what_a_log_holds_stays(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_text("kept\n")
+    log.write_text("kept\n", encoding="utf-8")
     with running_server("a", command(), environment={}, log=log, stop_seconds=5):
-        wait_until(lambda: log.read_text() == "kept\nloading\n")
+        wait_until(lambda: log.read_text(encoding="utf-8") == "kept\nloading\n")
 
 
 def test_what_a_log_tells(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert "No such file" in telling_lines(log)[0]
-    log.write_text("")
+    log.write_text("", encoding="utf-8")
     assert telling_lines(log) == ["(nothing)"]
-    log.write_text("a\n\nerror b\n")
+    log.write_text("a\n\nerror b\n", encoding="utf-8")
     assert telling_lines(log) == ["a", "error b"]
     lines = [b"old error", b"x" * 2**20, *(b"RuntimeError: %d" % i for i in range(7)), b""]
     log.write_bytes(b"\n".join([*lines, *(b"%d " % i for i in range(40)), b"\xff"]))

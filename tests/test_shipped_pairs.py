@@ -33,14 +33,14 @@ def shipped_pair(name: str) -> tuple[PreTrainedModel, Draft]:
 
 def test_shipped_configs_are_what_the_trainer_writes(name: str) -> None:
     family, (target, draft) = FAMILIES[name], shipped_pair(name)
-    written = (PAIRS / name / "draft" / "config.json").read_text()
+    written = (PAIRS / name / "draft" / "config.json").read_text(encoding="utf-8")
     assert written == json.dumps(family.draft_kind.config(family.plan.target), indent=2) + "\n"
     shapes = {tensor: weight.shape for tensor, weight in draft.published().items()}
     stored = load_file(PAIRS / name / "draft" / "model.safetensors")
     assert shapes == {tensor: weight.shape for tensor, weight in stored.items()}
     config = family.target_kind.config(family.plan.target)
     assert target.config.to_diff_dict() | config.to_diff_dict() == target.config.to_diff_dict()
-    plan = json.loads((PAIRS / name / "training.json").read_text())["plan"]
+    plan = json.loads((PAIRS / name / "training.json").read_text(encoding="utf-8"))["plan"]
     assert plan["target"] == asdict(family.plan.target)
 
 
@@ -56,7 +56,7 @@ def test_first_prompts_reproduce_the_shipped_figure(name: str) -> None:
         aux_layer_ids=draft.geometry.aux_layer_ids or (),
     )
     counts = replay(draft, traces, num_draft_tokens=plan.num_draft_tokens)
-    figures = json.loads((PAIRS / name / "training.json").read_text())["figures"]
+    figures = json.loads((PAIRS / name / "training.json").read_text(encoding="utf-8"))["figures"]
     # A prompt's own mean length has a standard deviation below 0.1 K over the 96 prompts, so the
     # mean over 16 of them lies within 4 * 0.1 K / sqrt(16) of the figure, which pools all.
     assert counts.mean_acceptance_length() == pytest.approx(
@@ -65,7 +65,7 @@ def test_first_prompts_reproduce_the_shipped_figure(name: str) -> None:
 
 
 def test_shipped_pair_meets_its_requirement(name: str) -> None:
-    figures = json.loads((PAIRS / name / "training.json").read_text())["figures"]
+    figures = json.loads((PAIRS / name / "training.json").read_text(encoding="utf-8"))["figures"]
     lengths = {
         weights: figures[weights]["mean_acceptance_length"]
         for weights in ("bf16", "int4_per_channel_absmax", "fp8_per_channel")

@@ -30,14 +30,14 @@ def quantized(draft: Path) -> int:
 
 def test_links_inside_the_folder_are_followed(draft: Path) -> None:
     (draft / "tokenizer").mkdir()
-    (draft / "tokenizer" / "vocab.txt").write_text("words")
+    (draft / "tokenizer" / "vocab.txt").write_text("words", encoding="utf-8")
     (draft / "vocab.txt").symlink_to("tokenizer/vocab.txt")
     (draft / "absolute.txt").symlink_to(draft / "vocab.txt")
     assert {"vocab.txt", "absolute.txt", "tokenizer/vocab.txt"} <= set(side_files(draft))
     assert quantized(draft) == 0
     for name in ("vocab.txt", "absolute.txt"):
         copy = draft.parent / "out" / name
-        assert (copy.is_symlink(), copy.read_text()) == (False, "words")
+        assert (copy.is_symlink(), copy.read_text(encoding="utf-8")) == (False, "words")
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -48,7 +48,7 @@ def test_a_snapshot_of_the_hub_links_to_blobs(nested: bool, tmp_path: Path) -> N
     plain = tiny_eagle3_llama(tmp_path / "plain")
     if nested:
         (plain / "sub").mkdir()
-        (plain / "sub" / "vocab.txt").write_text("words")
+        (plain / "sub" / "vocab.txt").write_text("words", encoding="utf-8")
     (repository / "blobs").mkdir(parents=True)
     for number, path in enumerate(sorted(p for p in plain.rglob("*") if p.is_file())):
         blob = repository / "blobs" / f"{number:040x}"
@@ -62,7 +62,7 @@ def test_a_snapshot_of_the_hub_links_to_blobs(nested: bool, tmp_path: Path) -> N
     assert main(["quantize", str(snapshot), "--recipe", "int4-channel", "--out", str(out)]) == 0
     other = tmp_path / "models--owner--other" / "blobs"
     other.mkdir(parents=True)
-    (other / "secret").write_text("of another repository")
+    (other / "secret").write_text("of another repository", encoding="utf-8")
     (snapshot / "vocab.txt").symlink_to(other / "secret")
     with pytest.raises(CheckpointError, match="elsewhere"):
         side_files(snapshot)
@@ -145,7 +145,7 @@ def test_weights_in_another_format_do_not_travel(
 ) -> None:
     assert looks_like_weights(file)
     (draft / file).parent.mkdir(exist_ok=True)
-    (draft / file).write_text("")
+    (draft / file).write_text("", encoding="utf-8")
     assert quantized(draft) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert f"{draft / file}: weights in another format would travel unquantized" in said
@@ -171,14 +171,20 @@ def test_of_a_quantized_folder_neither(
 ) -> None:
     assert quantized(draft) == 0
     out = draft.parent / "out"
-    config = (out / "config.json").read_text().replace('"ignore": [', '"ignore": ["lm_head",')
+    config = (
+        (out / "config.json")
+        .read_text(encoding="utf-8")
+        .replace('"ignore": [', '"ignore": ["lm_head",')
+    )
     options: dict[str, list[Any]] = {
         "dequantize": [], "check": ["--engine", "vllm", "--fix"],
     }  # fmt: skip
     if command == "check":
         config = config.replace('"model.fc"', '"model.norm"').replace('"fc"', '"norm"')
-        (out / "config.json").write_text(config.replace('"re:.*fc$"', '"re:.*norm$"'))
-    (out / "optimizer.pth").write_text("")
+        (out / "config.json").write_text(
+            config.replace('"re:.*fc$"', '"re:.*norm$"'), encoding="utf-8"
+        )
+    (out / "optimizer.pth").write_text("", encoding="utf-8")
     made = draft.parent / "made"
     assert main([command, str(out), "--out", str(made), *options[command]]) == 2
     assert "optimizer.pth: weights in another format" in capsys.readouterr().err

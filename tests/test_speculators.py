@@ -24,7 +24,7 @@ def read(folder: Path) -> Draft:
 
 
 def layers_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return dict(found["transformer_layer_config"])
 
 
@@ -100,9 +100,10 @@ def test_a_block_is_as_causal_as_vllm_serves_it(
 ) -> None:
     """Executed on vLLM 0.33: `update_dflash`, then `_dflash_layer_causal` of a full layer."""
     folder = tiny_speculators_dflash(tmp_path / "d", config={"sliding_window_non_causal": key})
-    assert ("sliding_window_non_causal" in json.loads((folder / "config.json").read_text())) == (
-        key is not None
-    )
+    assert (
+        "sliding_window_non_causal"
+        in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    ) == (key is not None)
     geometry: Any = read(folder).geometry
     assert [geometry.is_causal(i) for i in range(2)] == [causal, causal]
 

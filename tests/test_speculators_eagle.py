@@ -43,16 +43,16 @@ def test_it_is_the_head_that_it_was_converted_from(bias: bool, tmp_path: Path) -
 def test_keys_that_are_not_written_are_those_of_a_llama_config(tmp_path: Path) -> None:
     """`to_diff_dict`: what is as transformers has it is left out. Layers were the target's."""
     folder = tiny_speculators_eagle(tmp_path / "draft", layers={"num_hidden_layers": 32})
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for key in ("rope_theta", "rms_norm_eps"):
         del config["transformer_layer_config"][key]
     config["architectures"] = ["EagleSpeculator"]
     config["transformer_layer_architecture"] = "auto"
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     geometry: Any = read_draft(Checkpoint.open(folder)).geometry
     assert (geometry.num_layers, geometry.rope.theta, geometry.rms_norm_eps) == (1, 10000.0, 1e-6)
     del config["transformer_layer_config"]["hidden_size"]
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"expected shape \[4096, 8192\]"):
         read_draft(Checkpoint.open(folder))
 
@@ -108,7 +108,7 @@ def test_it_is_quantized_and_keeps_its_layout(name: str, tmp_path: Path) -> None
     plan = make_plan(load_recipe(name), read_draft(Checkpoint.open(folder)))
     quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=folder))
     assert verify(tmp_path / "out", folder).ok
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     assert config["speculators_model_type"] == "eagle"
     assert len(load_draft(tmp_path / "out", shared=SHARED).quantized) == 7
 

@@ -120,7 +120,9 @@ def test_every_recipe_is_written_verified_and_loaded(
     assert report.verification.ok
     assert verify(out, source).ok
 
-    before, after = (json.loads((f / "config.json").read_text()) for f in (source, out))
+    before, after = (
+        json.loads((f / "config.json").read_text(encoding="utf-8")) for f in (source, out)
+    )
     assert after.pop("quantization_config")
     assert after == before
 
@@ -139,7 +141,9 @@ def test_a_changed_layer_config_does_not_verify(tmp_path: Path) -> None:
     source, out = tiny_speculators_eagle3(tmp_path / "draft"), tmp_path / "out"
     plan = make_plan(load_recipe("fp8-ptpc"), read_draft(Checkpoint.open(source)))
     quantize_draft(plan, out, source=DraftSource(folder=source))
-    layers = json.loads((out / "config.json").read_text())["transformer_layer_config"]
+    layers = json.loads((out / "config.json").read_text(encoding="utf-8"))[
+        "transformer_layer_config"
+    ]
     edit_json(out / "config.json", transformer_layer_config=layers | {"rms_norm_eps": 1e-5})
     found = verify(out, source)
     assert not found.ok

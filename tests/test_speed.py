@@ -209,8 +209,8 @@ def test_a_drawing_is_the_same_each_time(undrafted: bool, tmp_path: Path) -> Non
     runs = [r for r in matrix(concurrencies=(1, 2, 8)) if undrafted or r.drafts]
     for name in ("a.svg", "b.svg"):
         draw_speed(report_of(runs), tmp_path / name)
-    drawn = (tmp_path / "a.svg").read_text()
-    assert drawn == (tmp_path / "b.svg").read_text()
+    drawn = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert drawn == (tmp_path / "b.svg").read_text(encoding="utf-8")
     assert ("speed-up over none" in drawn) == undrafted
     for word in ("requests in flight", "bf16", "int4", "2 repeat(s)"):
         assert word in drawn

@@ -36,7 +36,7 @@ def test_modes_are_those_of_the_umask(umask: int, folder: int, file: int, tmp_pa
     try:
         draft = tiny_eagle3_llama(tmp_path / "draft", sharded=True)
         (draft / "deep").mkdir()
-        (draft / "deep" / "notes.txt").write_text("")
+        (draft / "deep" / "notes.txt").write_text("", encoding="utf-8")
         outs = [tmp_path / name for name in ("int4", "plain", "fixed", "traces")]
         recipe = ["--recipe", "int4-channel"]
         assert main(["quantize", str(draft), *recipe, "--out", str(outs[0])]) == 0
@@ -61,7 +61,9 @@ def made_target(tmp_path: Path) -> tuple[Path, Path]:
         num_key_value_heads=2, vocab_size=32, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path / "target")
-    (tmp_path / "prompts.jsonl").write_text('{"id": "a", "token_ids": [1, 2, 3]}\n')
+    (tmp_path / "prompts.jsonl").write_text(
+        '{"id": "a", "token_ids": [1, 2, 3]}\n', encoding="utf-8"
+    )
     return tmp_path / "target", tmp_path / "prompts.jsonl"
 
 
@@ -108,7 +110,7 @@ def test_two_writers_of_one_process(tmp_path: Path) -> None:
             staged_output(tmp_path / "out"),
         ):
             pytest.fail("staged")
-    assert (tmp_path / "out" / "file.txt").read_text() == "first"
+    assert (tmp_path / "out" / "file.txt").read_text(encoding="utf-8") == "first"
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -128,7 +130,7 @@ def test_failed_write_is_an_output_error(tmp_path: Path) -> None:
         pytest.raises(OutputError, match="cannot be written: No such file or directory") as caught,
         staged_output(tmp_path / "out") as staging,
     ):
-        (staging / "absent" / "file.txt").write_text("")
+        (staging / "absent" / "file.txt").write_text("", encoding="utf-8")
     assert caught.value.where == str(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -189,7 +191,7 @@ def test_existing_output(kind: str, tmp_path: Path) -> None:
     if kind == "folder":
         out.mkdir()
     elif kind == "file":
-        out.write_text("")
+        out.write_text("", encoding="utf-8")
     else:
         out.symlink_to(tmp_path / ("absent" if kind == "broken link" else ""))
     refused(out, "nothing existing is ever overwritten", "give another name")
@@ -201,7 +203,7 @@ def test_missing_parent(tmp_path: Path) -> None:
 
 
 def test_parent_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     refused(tmp_path / "file" / "out", "is a file", "give a name in a folder")
 
 

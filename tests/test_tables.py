@@ -43,7 +43,7 @@ def write_target(
     folder: Path, tensors: dict[str, Stored], *, sharded: bool = False, **config: Any
 ) -> Path:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     write_tensors(folder, tensors, sharded=sharded)
     return folder
 
@@ -184,7 +184,7 @@ def test_the_file_holds_what_the_docstring_says(recorded: TraceFolder, target: P
     assert torch.equal(tensors["lm_head"], source[HEAD])
     assert torch.equal(tensors["norm"], source["model.norm.weight"])
     assert len(tensors) == 4
-    listed = json.loads((recorded.folder / "trace.json").read_text())
+    listed = json.loads((recorded.folder / "trace.json").read_text(encoding="utf-8"))
     assert listed["version"] == 1
     assert listed["tables"] == {
         "file": "tables.safetensors",
@@ -226,7 +226,9 @@ def test_two_runs_write_the_same_tables(
     for path in again.folder.iterdir():
         assert path.read_bytes() == (recorded.folder / path.name).read_bytes()
     plain = record_traces(target, PROMPTS[:2], tmp_path / "plain", max_new_tokens=12)
-    assert "tables" not in json.loads((tmp_path / "plain" / "trace.json").read_text())
+    assert "tables" not in json.loads(
+        (tmp_path / "plain" / "trace.json").read_text(encoding="utf-8")
+    )
     assert len(plain.tables()) == 0
     assert plain.sha256 == again.sha256  # the same traces
 
@@ -268,9 +270,9 @@ BAD_ENTRIES: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize("case", BAD_ENTRIES)
 def test_an_entry_that_lies_is_refused(folder: Path, case: str) -> None:
     edit, message = BAD_ENTRIES[case]
-    manifest = json.loads((folder / "trace.json").read_text())
+    manifest = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     edit(manifest["tables"])
-    (folder / "trace.json").write_text(json.dumps(manifest))
+    (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(TraceError, match=message) as caught:
         TraceFolder.open(folder)
     assert "fix: " in str(caught.value)
@@ -298,10 +300,10 @@ def rewrite(folder: Path, name: str, index: int, value: float) -> TraceFolder:
     tensors = load_file(path)
     tensors[name].view(-1)[index] = value
     save_file(tensors, path)
-    manifest = json.loads((folder / "trace.json").read_text())
+    manifest = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     manifest["tables"] |= {"nbytes": path.stat().st_size, "sha256": digest}
-    (folder / "trace.json").write_text(json.dumps(manifest))
+    (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
     return TraceFolder.open(folder)
 
 
@@ -441,7 +443,7 @@ def test_the_mask_token_has_to_be_carried(recorded: TraceFolder, tmp_path: Path)
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     lines = (json.dumps({"id": p.id, "token_ids": p.token_ids}) for p in PROMPTS)
-    path.write_text("\n".join(lines))
+    path.write_text("\n".join(lines), encoding="utf-8")
     return path
 
 
@@ -479,9 +481,9 @@ def test_commands_need_no_target_where_the_traces_carry_tables(
         assert main([*gate, str(same)]) == 2
         assert "6 of its 6 prompts calibrated the candidate" in capsys.readouterr().err
     other = tmp_path / "other.jsonl"
-    lines = [json.loads(line) for line in prompts.read_text().splitlines()[3:]]
+    lines = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()[3:]]
     fresh = [line | {"token_ids": line["token_ids"][::-1]} for line in lines]
-    other.write_text("".join(json.dumps(line) + "\n" for line in fresh))
+    other.write_text("".join(json.dumps(line) + "\n" for line in fresh), encoding="utf-8")
     assert record(target, other, tmp_path / "judged", "--tables", tokens=60) == 0
     assert main([*gate, str(tmp_path / "judged"), "--max-relative-drop", "0.9"]) == 0
 
@@ -507,7 +509,7 @@ def test_the_mask_token_comes_from_the_draft_that_is_named(
     target: Path, prompts: Path, tmp_path: Path
 ) -> None:
     short = tmp_path / "short.jsonl"
-    short.write_text(prompts.read_text().splitlines()[0])
+    short.write_text(prompts.read_text(encoding="utf-8").splitlines()[0], encoding="utf-8")
     used = distinct(record_traces(target, PROMPTS[:1], tmp_path / "plain", max_new_tokens=12))
     mask = min(set(range(VOCAB)) - used)
     draft = tiny_dflash(tmp_path / "dflash", mask_token_id=mask)

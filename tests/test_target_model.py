@@ -138,7 +138,9 @@ def test_fused_features_are_those_of_a_compact_draft(tmp_path: Path) -> None:
 def test_record_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pair = PAIRS / "eagle3-llama"
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"id": "a", "category": "c", "token_ids": [1, 2, 3]}) + "\n")
+    prompts.write_text(
+        json.dumps({"id": "a", "category": "c", "token_ids": [1, 2, 3]}) + "\n", encoding="utf-8"
+    )
     command = ["record", "--target", str(pair / "target"), "--prompts", str(prompts)]
     command += ["--draft", str(pair / "draft"), "--max-new-tokens", "6"]
     assert main([*command, "--out", str(tmp_path / "plain"), "--device", "cpu"]) == 0
@@ -162,6 +164,6 @@ def test_calibrate_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_the_error_of_a_missing_package_names_the_extra() -> None:
-    project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     assert 'accelerate = ["accelerate"]' in project
     assert target_model.ON_CPU.device_map is None

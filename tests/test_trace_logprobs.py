@@ -126,9 +126,9 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 def test_a_manifest_that_lies_is_refused(tmp_path: Path, lie: str) -> None:
     folder = write(tmp_path / "traces", sampled_trace()).folder
     change, message = LIES[lie]
-    manifest = json.loads((folder / "trace.json").read_text())
+    manifest = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     change(manifest)
-    (folder / "trace.json").write_text(json.dumps(manifest))
+    (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(TraceError, match=message):
         TraceFolder.open(folder)
 

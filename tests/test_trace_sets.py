@@ -294,8 +294,8 @@ def test_info_counts(tmp_path: Path) -> None:
 def test_a_conversation_that_is_no_hash(tmp_path: Path) -> None:
     write(tmp_path / "t", [make_trace("a", body(3), conversation_sha256="b" * 64)])
     path = tmp_path / "t" / "trace.json"
-    manifest = json.loads(path.read_text())
+    manifest = json.loads(path.read_text(encoding="utf-8"))
     manifest["prompts"][0]["conversation_sha256"] = "x"
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(TraceError, match="conversation_sha256: expected 64 hex digits"):
         TraceFolder.open(tmp_path / "t")

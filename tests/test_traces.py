@@ -74,7 +74,7 @@ def test_what_is_written_is_read(folder: Path) -> None:
 
 
 def test_the_file_says_what_the_docstring_says(folder: Path) -> None:
-    manifest = json.loads((folder / "trace.json").read_text())
+    manifest = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     assert set(manifest) == {"format", "version", "temperature", "target", "features",
                              "num_tokens", "prompts", "shards"}  # fmt: skip
     assert (manifest["format"], manifest["version"]) == ("draftquant-trace", 1)
@@ -209,9 +209,9 @@ BAD_MANIFESTS: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize("case", BAD_MANIFESTS)
 def test_a_manifest_that_lies_is_refused(folder: Path, case: str) -> None:
     edit, message = BAD_MANIFESTS[case]
-    manifest = json.loads((folder / "trace.json").read_text())
+    manifest = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     edit(manifest)
-    (folder / "trace.json").write_text(json.dumps(manifest))
+    (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(TraceError, match=message) as caught:
         TraceFolder.open(folder)
     assert "fix: " in str(caught.value)
@@ -259,10 +259,10 @@ def rewrite(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tens
     tensors = load_file(path)
     tensors[name] = change(tensors[name].clone())
     save_file(tensors, path)
-    manifest = json.loads((folder / "trace.json").read_text())
+    manifest = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     manifest["shards"][0] |= {"nbytes": path.stat().st_size, "sha256": digest}
-    (folder / "trace.json").write_text(json.dumps(manifest))
+    (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
     return TraceFolder.open(folder)
 
 

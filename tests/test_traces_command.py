@@ -58,8 +58,8 @@ def test_import_with_a_prompt_file(
     texts: list[Text], recorded: TraceFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dump, prompts = modelopt_vllm(texts, tmp_path / "dump"), tmp_path / "p.jsonl"
-    lines = (PAIR / "prompts.jsonl").read_text().splitlines()[20:28]
-    prompts.write_text("\n".join(lines))
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[20:28]
+    prompts.write_text("\n".join(lines), encoding="utf-8")
     arguments = ["--target", str(TARGET), "--out", str(tmp_path / "out"), "--prompts", str(prompts)]
     assert main(["traces", "import", str(dump), "--from", "modelopt", *arguments]) == 0
     found = TraceFolder.open(tmp_path / "out").manifest.prompts

@@ -162,7 +162,7 @@ def test_draft_folder_has_published_names_in_bf16(name: str, pair: Path) -> None
 
 @pytest.mark.parametrize("name", ["eagle3-llama"], scope="module")
 def test_llama_draft_config(pair: Path) -> None:
-    config = json.loads((pair / "draft" / "config.json").read_text())
+    config = json.loads((pair / "draft" / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
@@ -173,7 +173,7 @@ def test_llama_draft_config(pair: Path) -> None:
 
 @pytest.mark.parametrize("name", ["eagle3-mla"], scope="module")
 def test_mla_draft_config(pair: Path) -> None:
-    config = json.loads((pair / "draft" / "config.json").read_text())
+    config = json.loads((pair / "draft" / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["Eagle3DeepseekV2ForCausalLM"]
     assert config["model_type"] == "kimi_k2"
     assert config["rope_scaling"]["type"] == "yarn"
@@ -189,7 +189,7 @@ def test_mla_draft_config(pair: Path) -> None:
 
 @pytest.mark.parametrize("name", ["dflash"], scope="module")
 def test_dflash_draft_config(pair: Path) -> None:
-    config = json.loads((pair / "draft" / "config.json").read_text())
+    config = json.loads((pair / "draft" / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["DFlashDraftModel"]
     assert config["model_type"] == "qwen3"
     assert config["block_size"] == 1 + FAMILIES["dflash"].plan.num_draft_tokens
@@ -389,4 +389,7 @@ def test_a_draft_over_the_target_of_another_pair(
     own = load_file(out / "draft" / "model.safetensors")
     assert not any(name.startswith(("confidence_head.", "embed_tokens.")) for name in own)
     assert own["markov_head.markov_w1.weight"].shape == (TINY_SIZE.vocab_size, 32)
-    assert report["prompts"] == json.loads((pair / "training.json").read_text())["prompts"]
+    assert (
+        report["prompts"]
+        == json.loads((pair / "training.json").read_text(encoding="utf-8"))["prompts"]
+    )

@@ -176,8 +176,8 @@ def test_there_and_back(case: Any, draft: Path, tmp_path: Path) -> None:
     back = (weights.carrier or "none") if int4 else None
     third = transcoded(second, tmp_path / "third", before.recipe.layout, back)
     assert read_tensors(third) == read_tensors(first)
-    config = json.loads((third / "config.json").read_text())
-    assert config == json.loads((first / "config.json").read_text())
+    config = json.loads((third / "config.json").read_text(encoding="utf-8"))
+    assert config == json.loads((first / "config.json").read_text(encoding="utf-8"))
     assert verify(third, draft).faults == ()
 
 

@@ -17,9 +17,9 @@ SERVED = ("--engine", "vllm", "--arch", "b200", "--fix-config")
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> RoundingPair:
     made = make_pair(tmp_path_factory.mktemp("tune") / "llama", "llama", num_prompts=16)
-    config = json.loads((made.draft_folder / "config.json").read_text())
+    config = json.loads((made.draft_folder / "config.json").read_text(encoding="utf-8"))
     config |= {"model_type": "llama"}  # without it vLLM refuses every mixture alike
-    (made.draft_folder / "config.json").write_text(json.dumps(config))
+    (made.draft_folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return made
 
 
@@ -45,8 +45,8 @@ def test_the_recipe_makes_the_draft_that_was_measured(
     assert chosen["bytes"] <= whole * 0.97
     better = [o for o in found["points"] if o["overlap"] > chosen["overlap"]]
     assert all(one["bytes"] > whole * 0.97 for one in better)
-    assert plot.read_text().startswith("<?xml")
-    assert "Found by 'draftquant tune'" in out.read_text()
+    assert plot.read_text(encoding="utf-8").startswith("<?xml")
+    assert "Found by 'draftquant tune'" in out.read_text(encoding="utf-8")
     recipe = load_recipe(str(out))
     assert [place.engine for place in recipe.loads_on] == ["vllm", "sglang"]
     made = tmp_path / "made"
@@ -117,9 +117,9 @@ def test_an_existing_file_or_another_name_is_refused(
     pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = tmp_path / "there.yaml"
-    there.write_text("mine")
+    there.write_text("mine", encoding="utf-8")
     assert tune(pair, there, *SERVED) == 2
-    assert there.read_text() == "mine"
+    assert there.read_text(encoding="utf-8") == "mine"
     assert tune(pair, tmp_path / "recipe.txt", *SERVED) == 2
     assert "is no name of a recipe" in capsys.readouterr().err
 

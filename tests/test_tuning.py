@@ -74,7 +74,7 @@ def test_the_recipe_of_a_mixture_makes_exactly_that(tmp_path: Path) -> None:
     assert recipe.weights.dtype == "nvfp4"
     assert recipe.expect.quantized_per_layer == 6
     path = tmp_path / "tuned.yaml"
-    path.write_text(yaml.safe_dump(to_mapping(recipe), sort_keys=False))
+    path.write_text(yaml.safe_dump(to_mapping(recipe), sort_keys=False), encoding="utf-8")
     assert load_recipe(str(path)) == recipe
     plan = make_plan(recipe, draft)
     steps = {step.row.canonical.split(".")[-2]: step for step in plan.quantized}

@@ -112,11 +112,11 @@ def test_impossible_two_stages(changes: dict[str, Any], problem: str) -> None:
 
 def test_a_recipe_file_says_it_in_one_key(tmp_path: Path) -> None:
     text = "extends: mi325x-w4a8\nname: two\nweights: {first_stage: fp8_e4m3}\n"
-    (tmp_path / "two.yaml").write_text(text)
+    (tmp_path / "two.yaml").write_text(text, encoding="utf-8")
     loaded = load_recipe(str(tmp_path / "two.yaml"))
     assert loaded.weights == TWO_STAGES
     assert str(loaded.weights) == "int4 per channel of fp8_e4m3 per tensor"
-    (tmp_path / "two.yaml").write_text(text.replace("fp8_e4m3", "int8"))
+    (tmp_path / "two.yaml").write_text(text.replace("fp8_e4m3", "int8"), encoding="utf-8")
     with pytest.raises(RecipeError, match=r"weights\.first_stage: expected one of 'fp8_e4m3'"):
         load_recipe(str(tmp_path / "two.yaml"))
 
@@ -292,7 +292,7 @@ def test_it_is_dequantized(written: Path, draft: Path, tmp_path: Path) -> None:
 
 
 def specs(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return config, config["quantization_config"]["global_quant_config"]["weight"]
 
 
@@ -313,7 +313,7 @@ def test_declared_stages(case: str, folder: Path) -> None:
     edit, message = DECLARED[case]
     config, stages = specs(folder)
     edit(stages)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if not message:
         assert scheme_of(folder).first_stage is None
         return
@@ -327,7 +327,7 @@ def test_one_scale_for_all_tokens_computed_when_served(folder: Path) -> None:
     config, _ = specs(folder)
     inputs = config["quantization_config"]["global_quant_config"]["input_tensors"]
     inputs.update(qscheme="per_tensor", ch_axis=None)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert scheme_of(folder).activations == "tensor-dynamic"
     rounding = InputRounding({"q": "tensor-dynamic"}, {}, None)
     x = torch.tensor([[[448.0, 17.0], [2.0**-11, -19.0]]])
@@ -404,8 +404,10 @@ def test_quark_from_file_to_file_gives_the_same_but_no_zero_points(
     """From float32 weights; with BF16 ones it rounds to BF16 before FP8."""
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
-    config = json.loads((draft / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({**config, "torch_dtype": "float32"}))
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    (source / "config.json").write_text(
+        json.dumps({**config, "torch_dtype": "float32"}), encoding="utf-8"
+    )
     tensors = {
         name: _as_float32(tensor) if tensor.dtype == "BF16" else tensor
         for name, tensor in read_tensors(draft).items()

@@ -78,7 +78,7 @@ def test_shards_and_the_mask_embedding(pickled: Path, plain: Path, tmp_path: Pat
     for shard, part in ((1, names[:5]), (2, names[5:])):
         path = pickled / f"pytorch_model-0000{shard}-of-00002.bin"
         torch.save({name: tensors[name] for name in part}, path)
-    (pickled / "pytorch_model.bin.index.json").write_text("{}")
+    (pickled / "pytorch_model.bin.index.json").write_text("{}", encoding="utf-8")
     torch.save({"embedding": torch.zeros(4)}, pickled / "mask_embedding.pt")
     done = unpickle_draft(pickled, tmp_path / "out")
     assert len(done.files) == 2
@@ -153,7 +153,7 @@ def test_nothing_existing_is_overwritten(pickled: Path, plain: Path) -> None:
 
 
 def test_a_link_out_of_the_folder(pickled: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("x")
+    (tmp_path / "secret").write_text("x", encoding="utf-8")
     (pickled / "notes.txt").symlink_to(tmp_path / "secret")
     with pytest.raises(CheckpointError, match="expected a file of the folder"):
         unpickle_draft(pickled, tmp_path / "out")

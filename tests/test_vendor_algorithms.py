@@ -249,7 +249,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A block draft: its widths are whole groups."""
     folder = tmp_path_factory.mktemp("vendors") / "dflash"
     make_pair(folder, "dflash", num_prompts=4)
-    (folder / "int4-group32.yaml").write_text(GROUPS_OF_32)
+    (folder / "int4-group32.yaml").write_text(GROUPS_OF_32, encoding="utf-8")
     return folder
 
 
@@ -324,7 +324,7 @@ def test_a_draft_is_quantized_verified_and_replayed(
     codes = "codes with at most 4 times the error of the nearest"
     codes = codes if measured else "exactly the nearest codes"
     assert report.rule == f"{scales}, {codes}"
-    record = json.loads((tmp_path / "a" / "draftquant.json").read_text())
+    record = json.loads((tmp_path / "a" / "draftquant.json").read_text(encoding="utf-8"))
     assert package in record["backend_versions"]
     assert record["recipe"]["backend"] == backend
     scale, rounding = ("absmax", "gptq") if measured else ("mse", "nearest")

@@ -199,7 +199,7 @@ def file_to_file(config: Any, weight: Tensor, folder: Path) -> Path:
 
     source, out = folder / "source", folder / "out"
     source.mkdir()
-    (source / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (source / "config.json").write_text(json.dumps({"model_type": "llama"}), encoding="utf-8")
     save_file({f"{LINEAR}.weight": weight}, source / "model.safetensors")
     ModelQuantizer(config).direct_quantize_checkpoint(
         pretrained_model_path=str(source), save_path=str(out), device="cpu"
@@ -241,7 +241,7 @@ def test_quark_stores_the_smallest_mxfp4_scale_twice_as_large() -> None:
 def test_quark_file_to_file_packs_in_another_order_than_it_declares(tmp_path: Path) -> None:
     weight = gaussian(64, 128)
     out = file_to_file(quark_config(int4_spec()), weight, tmp_path)
-    declared = json.loads((out / "config.json").read_text())["quantization_config"]
+    declared = json.loads((out / "config.json").read_text(encoding="utf-8"))["quantization_config"]
     assert declared["export"]["pack_method"] == "reorder"
     words = load_file(next(out.glob("*.safetensors")))[f"{LINEAR}.weight"]
     ours = get_backend("quark").quantize(weight, INT4).codes
@@ -253,7 +253,7 @@ def test_quark_file_to_file_packs_in_another_order_than_it_declares(tmp_path: Pa
 def test_quark_file_to_file_declares_a_static_input_scale_and_omits_it(tmp_path: Path) -> None:
     config = quark_config(fp8_tensor_spec(), fp8_tensor_spec())
     out = file_to_file(config, gaussian(64, 128), tmp_path)
-    declared = json.loads((out / "config.json").read_text())["quantization_config"]
+    declared = json.loads((out / "config.json").read_text(encoding="utf-8"))["quantization_config"]
     assert declared["global_quant_config"]["input_tensors"]["is_dynamic"] is False
     with safe_open(next(out.glob("*.safetensors")), "pt") as file:
         assert set(file.keys()) == {f"{LINEAR}.weight", f"{LINEAR}.weight_scale"}
@@ -263,7 +263,7 @@ def test_quark_file_to_file_declares_a_static_input_scale_and_omits_it(tmp_path:
 def test_quark_file_to_file_deletes_an_existing_output(tmp_path: Path) -> None:
     notes = tmp_path / "out" / "notes.txt"
     notes.parent.mkdir()
-    notes.write_text("a month of work")
+    notes.write_text("a month of work", encoding="utf-8")
     file_to_file(quark_config(int4_spec()), gaussian(8, 16), tmp_path)
     assert not notes.exists()
 

@@ -54,7 +54,9 @@ def tiny_model() -> LlamaForCausalLM:
 
 
 def declared(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())["quantization_config"]
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))[
+        "quantization_config"
+    ]
     return found
 
 
@@ -285,6 +287,6 @@ def test_modelopt_exports_the_same_json_as_we_do(
     ours = layout.declare(recipe, ["lm_head"])
     assert without_excludes(ours) == without_excludes(declared(tmp_path))
     ((file, side),) = layout.side_files(ours).items()
-    theirs = json.loads((tmp_path / file).read_text())
+    theirs = json.loads((tmp_path / file).read_text(encoding="utf-8"))
     assert side["producer"] == theirs["producer"]
     assert without_excludes(side["quantization"]) == without_excludes(theirs["quantization"])

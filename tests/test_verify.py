@@ -267,12 +267,12 @@ def test_changed_missing_and_extra_config_keys(
 
 def test_side_files(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-int4")
-    (out / "tokenizer.json").write_text('{"version": "1.1"}\n')
+    (out / "tokenizer.json").write_text('{"version": "1.1"}\n', encoding="utf-8")
     assert_only_fault(verify(out, source, foreign=True), "tokenizer.json", "got other bytes")
-    (out / "tokenizer.json").write_text('{"version": "1.0"}\n and more')
+    (out / "tokenizer.json").write_text('{"version": "1.0"}\n and more', encoding="utf-8")
     assert_only_fault(verify(out, source, foreign=True), "tokenizer.json", "got other bytes")
     (out / "tokenizer.json").unlink()
-    (out / "README.md").write_text("a card may be written later")
+    (out / "README.md").write_text("a card may be written later", encoding="utf-8")
     assert_only_fault(verify(out, source, foreign=True), "tokenizer.json", "got none")
 
 
@@ -293,11 +293,11 @@ def sharded(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_a_wrong_index_entry(sharded: tuple[Path, Path]) -> None:
     draft, out = sharded
-    index = json.loads((out / INDEX_FILE).read_text())
+    index = json.loads((out / INDEX_FILE).read_text(encoding="utf-8"))
     files = sorted(set(index["weight_map"].values()))
     entry = f"{Q}.weight_scale"
     index["weight_map"][entry] = files[files.index(index["weight_map"][entry]) - 1]
-    (out / INDEX_FILE).write_text(json.dumps(index))
+    (out / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
     assert_only_fault(verify(out, draft, foreign=True), INDEX_FILE, entry)
 
 
@@ -315,20 +315,20 @@ def test_recorded_hashes_must_agree(copy_of: Callable[[str], Path], source: Path
     edit_declaration(out, lambda d: (d.clear(), d.update(declared)))
     report = verify(out, source, foreign=True)
     recorded = provenance_of(report, "absmax")
-    (out / "draftquant.json").write_text(json.dumps(recorded))
+    (out / "draftquant.json").write_text(json.dumps(recorded), encoding="utf-8")
     assert verify(out, source, foreign=True).ok
     recorded["source"]["tensor_sha256"]["fc.weight"] = "0" * 64
     del recorded["tensor_sha256"]["norm.weight"]
     recorded["tensor_sha256"]["of.another.run"] = "0" * 64
-    (out / "draftquant.json").write_text(json.dumps(recorded))
+    (out / "draftquant.json").write_text(json.dumps(recorded), encoding="utf-8")
     reseal(out)
     found = [fault.where for fault in verify(out, source, foreign=True).faults]
     assert found == ["draftquant.json: tensor_sha256.norm.weight",
                      "draftquant.json: tensor_sha256.of.another.run",
                      "draftquant.json: source.tensor_sha256.fc.weight"]  # fmt: skip
-    (out / "draftquant.json").write_text("{}")
+    (out / "draftquant.json").write_text("{}", encoding="utf-8")
     assert_only_fault(verify(out, source, foreign=True), "draftquant.json", "format: missing key")
-    (out / "draftquant.json").write_text("not JSON")
+    (out / "draftquant.json").write_text("not JSON", encoding="utf-8")
     assert_only_fault(
         verify(out, source, foreign=True), "draftquant.json", "not JSON: Expecting value"
     )

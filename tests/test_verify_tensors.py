@@ -280,7 +280,7 @@ def test_a_scale_of_another_rule(
     assert_only_fault(verify(out, source, foreign=True), key, f"expected absmax / {rule}")
     # Also a recipe that searches scales finds none above absmax.
     report = verify(out, source, foreign=True)
-    (out / "draftquant.json").write_text(json.dumps(provenance_of(report, "mse")))
+    (out / "draftquant.json").write_text(json.dumps(provenance_of(report, "mse")), encoding="utf-8")
     (fault,) = (fault for fault in verify(out, source).faults if fault.where == key)
     assert fault.expected.startswith(f"1/4 to 1 of absmax / {rule}")
 
@@ -322,7 +322,9 @@ def test_wide_scales_of_quark(copy_of: Callable[[str], Path], source: Path) -> N
     edit(out, lambda t: t.__setitem__(key, store(values_of(t[key]), "F32")))
     report = verify(out, source, foreign=True)
     assert report.ok
-    (out / "draftquant.json").write_text(json.dumps(provenance_of(report, "absmax")))
+    (out / "draftquant.json").write_text(
+        json.dumps(provenance_of(report, "absmax")), encoding="utf-8"
+    )
     assert_only_fault(verify(out, source, foreign=True), key, "expected BF16 [64] (quark int4")
 
 

@@ -101,7 +101,7 @@ def test_which_targets_have_plain_rotary_angles(
 ) -> None:
     sizes = {"num_hidden_layers": 2, "vocab_size": 7, "hidden_size": 5}
     config = sizes | rope | ({"kv_lora_rank": 512} if latent else {})
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert TargetShape.read(tmp_path).plain_latent_rope == (plain and latent)
 
 
@@ -212,7 +212,9 @@ def test_without_vllm_the_error_says_where_to_run(monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def command(tmp_path: Path) -> list[str]:
     lines = [{"id": f"p{i}", "category": "a", "token_ids": [i + 1, i + 2]} for i in range(3)]
-    (tmp_path / "prompts").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (tmp_path / "prompts").write_text(
+        "".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8"
+    )
     target = write_target(tmp_path / "target")
     return [
         *("record", "--target", str(target), "--prompts", str(tmp_path / "prompts")),

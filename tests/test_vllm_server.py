@@ -196,7 +196,7 @@ def test_a_second_call_goes_on_where_the_server_died(
     kept_ones = {int(path.stem) for path in (tmp_path / "out.recording").glob("0*.json")}
     done = len(kept_ones)
     assert 1 <= done <= 4
-    (running.shared / "of-another.safetensors").write_text("")
+    (running.shared / "of-another.safetensors").write_text("", encoding="utf-8")
     running.status = lambda _number: 200
     running.asked.clear()
     progress: list[tuple[int, int]] = []
@@ -286,19 +286,19 @@ def test_what_was_kept_is_hostile_too(running: StatesServer, target: Path, tmp_p
     running.status = lambda _number: 200
     folder = tmp_path / "out.recording"
     first = min(folder.glob("0*.json"))
-    whole = first.read_text()
+    whole = first.read_text(encoding="utf-8")
     for text, what in (
         ("{", "is no answer that was kept: not JSON"),
         (json.dumps(json.loads(whole) | {"engine": 1}), "engine: expected str"),
         (json.dumps(json.loads(whole) | {"token_ids": [VOCAB] * 6}), f"ids in \\[0, {VOCAB}\\)"),
     ):
-        first.write_text(text)
+        first.write_text(text, encoding="utf-8")
         with pytest.raises(TraceError, match=what):
             record(running, tmp_path / "out", plan(target))
-    first.write_text(json.dumps(json.loads(whole) | {"engine": "vllm 0.33.0"}))
+    first.write_text(json.dumps(json.loads(whole) | {"engine": "vllm 0.33.0"}), encoding="utf-8")
     with pytest.raises(TraceError, match=r"was recorded by vllm 0\.32\.0 and vllm 0\.33\.0"):
         record(running, tmp_path / "out", plan(target))
-    (folder / "recording.json").write_text("[]")
+    (folder / "recording.json").write_text("[]", encoding="utf-8")
     with pytest.raises(OutputError, match="is no recording that was begun"):
         record(running, tmp_path / "out", plan(target))
 
@@ -409,7 +409,7 @@ def _nameless(path: Path, token_ids: Any, layer_inputs: Any) -> None:
 
 
 def _lost(path: Path, _token_ids: Any, _layer_inputs: Any) -> None:
-    path.with_suffix(".failed").write_text("OSError: No space left on device")
+    path.with_suffix(".failed").write_text("OSError: No space left on device", encoding="utf-8")
 
 
 @pytest.mark.parametrize(

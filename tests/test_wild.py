@@ -42,7 +42,7 @@ SAMPLE = (
 """Asked everything here; `tests/wild_answers.py` asks about all of them."""
 
 
-WRITTEN = TABLE_FILE.read_text()
+WRITTEN = TABLE_FILE.read_text(encoding="utf-8")
 
 
 def cells(text: str, name: str) -> list[str]:

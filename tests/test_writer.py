@@ -112,10 +112,10 @@ def test_write_beyond_the_range_is_our_fault(tmp_path: Path) -> None:
 
 
 def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("a month of work")
+    (tmp_path / "x").write_text("a month of work", encoding="utf-8")
     with pytest.raises(FileExistsError), SafetensorsFile(tmp_path / "x", [A], {}):
         pytest.fail("opened")
-    assert (tmp_path / "x").read_text() == "a month of work"
+    assert (tmp_path / "x").read_text(encoding="utf-8") == "a month of work"
 
 
 # Copies

@@ -121,7 +121,7 @@ def layer_weights(prefix: str, index: int, noise: Noise) -> dict[str, Tensor]:
 def write_draft(folder: Path, keys: dict[str, Any], weights: dict[str, Tensor]) -> Path:
     """config.json and the weights in bfloat16."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(keys))
+    (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")
     stored = {name: w.detach().to(torch.bfloat16).clone() for name, w in weights.items()}
     save_file(stored, folder / "model.safetensors")
     return folder

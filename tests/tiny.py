@@ -113,9 +113,9 @@ def tiny_eagle3_llama(
         if i == 0:
             tensors[f"{layer}hidden_norm.weight"] = norm()
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
-    (folder / "tokenizer.json").write_text('{"version": "1.0"}\n')
-    (folder / "tokenizer_config.json").write_text("{}\n")
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}\n', encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text("{}\n", encoding="utf-8")
     write_tensors(folder, tensors, sharded=sharded, metadata=metadata or {"format": "pt"})
     return folder
 
@@ -162,7 +162,7 @@ def write_tensors(
         "metadata": {"total_size": sum(len(tensor.data) for tensor in tensors.values())},
         "weight_map": {name: file for file, members in files.items() for name in members},
     }
-    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def write_safetensors(
@@ -215,5 +215,8 @@ def fused_absmax(tensors: Mapping[str, Stored], module: str) -> float:
 
 def edit_json(path: Path, **changes: Any) -> None:
     """Replace keys of a JSON object on disk; a change to None removes the key."""
-    value = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({k: v for k, v in value.items() if v is not None}, indent=2) + "\n")
+    value = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(
+        json.dumps({k: v for k, v in value.items() if v is not None}, indent=2) + "\n",
+        encoding="utf-8",
+    )

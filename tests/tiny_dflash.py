@@ -165,9 +165,9 @@ def tiny_dflash(
             "embed_proj.2.weight": weight(vocab, 24),
         }
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
-    (folder / "README.md").write_text(README, newline="")
-    (folder / "dflash.py").write_text("class DFlashDraftModel: ...\n")
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(README, newline="", encoding="utf-8")
+    (folder / "dflash.py").write_text("class DFlashDraftModel: ...\n", encoding="utf-8")
     if mask_embedding:
         vector = torch.from_numpy(rng.standard_normal(hidden, dtype=np.float32))
         saved = {"embedding": vector.bfloat16(), "mask_token_id": MASK_TOKEN_ID}

@@ -55,7 +55,7 @@ def tiny_dspark(
         body: other arguments of `tiny_dflash`.
     """
     tiny_dflash(folder, seed=seed, hidden=hidden, vocab=vocab, dtype=dtype, **body)
-    keys = json.loads((folder / "config.json").read_text())
+    keys = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     own = {
         "markov_rank": rank,
         "markov_head_type": markov_head,
@@ -73,7 +73,7 @@ def tiny_dspark(
     if not from_anchor:
         keys["sample_from_anchor"] = False
     keys |= config or {}
-    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
 
     rng = np.random.default_rng(seed + 1)
 

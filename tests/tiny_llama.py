@@ -150,9 +150,11 @@ class _Builder:
     def write(self, folder: Path, tensors: Mapping[str, Stored]) -> Path:
         """config.json, weights and two tokenizer files."""
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
-        (folder / "tokenizer.json").write_text('{"version": "1.0"}\n')
-        (folder / "tokenizer_config.json").write_text("{}\n")
+        (folder / "config.json").write_text(
+            json.dumps(self.config, indent=2) + "\n", encoding="utf-8"
+        )
+        (folder / "tokenizer.json").write_text('{"version": "1.0"}\n', encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text("{}\n", encoding="utf-8")
         write_tensors(folder, tensors, sharded=self._sharded, metadata={"format": "pt"})
         return folder
 

@@ -81,6 +81,6 @@ def tiny_medusa(
         "torch_dtype": _DTYPES[dtype],
         **(config or {}),
     }
-    (folder / "config.json").write_text(json.dumps(declared, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(declared, indent=2) + "\n", encoding="utf-8")
     write_tensors(folder, tensors)
     return folder

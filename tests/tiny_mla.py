@@ -162,8 +162,8 @@ def tiny_eagle3_mla(
         if i == 0:
             tensors[f"{layer}hidden_norm.weight"] = norm()
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
-    (folder / "tokenizer.json").write_text('{"version": "1.0"}\n')
-    (folder / "tokenizer_config.json").write_text("{}\n")
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}\n', encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text("{}\n", encoding="utf-8")
     write_tensors(folder, tensors, sharded=sharded, metadata=metadata or {"format": "pt"})
     return folder

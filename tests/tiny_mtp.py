@@ -92,7 +92,7 @@ def tiny_mimo_mtp(
         **(config or {}),
     }
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
     write_tensors(folder, tensors, metadata={"format": "pt"})
     return folder
 
@@ -484,5 +484,5 @@ def _publish(
     folder: Path, keys: Mapping[str, Any], tensors: Mapping[str, Stored], *, sharded: bool
 ) -> None:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
     write_tensors(folder, tensors, sharded=sharded, metadata={"format": "pt"})

@@ -211,7 +211,9 @@ def _write_config(folder: Path, own: Mapping[str, Any], layers: Mapping[str, Any
     """A key changed to None is left out, but for those that the package itself saves as null."""
     kept = {key: value for key, value in own.items() if value is not None}
     keys = {"target_hidden_size": None, **kept, "transformer_layer_config": dict(layers)}
-    (folder / "config.json").write_text(json.dumps(keys, indent=2, sort_keys=True) + "\n")
+    (folder / "config.json").write_text(
+        json.dumps(keys, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
 
 
 def tiny_speculators_eagle(
@@ -230,7 +232,7 @@ def tiny_speculators_eagle(
         build: see `tiny_eagle1`.
     """
     tiny_eagle1(folder, embed=False, fc_bias=fusion_bias, **build)
-    plain = json.loads((folder / "config.json").read_text())
+    plain = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     plain.pop("torch_dtype")
     inner = {key: value for key, value in plain.items() if key != "architectures"}
     own = _own_config("eagle", "EagleSpeculator", num_draft_tokens=3) | {

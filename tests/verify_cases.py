@@ -64,9 +64,9 @@ def edit(folder: Path, change: Callable[[Tensors], Any]) -> None:
 
 
 def edit_declaration(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     change(config["quantization_config"])
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def flip_bit(tensor: Stored, bit: int) -> Stored:
@@ -165,11 +165,11 @@ def provenance_of(report: VerifyReport, scale: Literal["absmax", "mse"]) -> dict
 
 def reseal(folder: Path) -> None:
     """Give an edited draftquant.json the seal of what it says now."""
-    content = json.loads((folder / "draftquant.json").read_text())
+    content = json.loads((folder / "draftquant.json").read_text(encoding="utf-8"))
     content.pop("sha256", None)
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     content["sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
-    (folder / "draftquant.json").write_text(json.dumps(content))
+    (folder / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
 
 
 def assert_only_fault(report: VerifyReport, where: str, what: str) -> None:

@@ -31,8 +31,8 @@ def main() -> None:
     assert "torch" not in sys.modules
     assert [name for name in ABSENT if importlib.util.find_spec(name)] == []
 
-    lines = (PAIR / "prompts.jsonl").read_text().splitlines(keepends=True)
-    Path("prompts.jsonl").write_text("".join(lines[:10]))
+    lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    Path("prompts.jsonl").write_text("".join(lines[:10]), encoding="utf-8")
     draft, target = PAIR / "draft", PAIR / "target"
     report = draftquant.quantize(draft, "int4-channel", "int4")
     assert report.verification.ok

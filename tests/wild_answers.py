@@ -240,7 +240,7 @@ def ask_all() -> list[Answers]:
 
 def main() -> int:
     """Ask about all drafts and write the table."""
-    TABLE_FILE.write_text(table(ask_all()))
+    TABLE_FILE.write_text(table(ask_all()), encoding="utf-8")
     return 0
 
 

@@ -62,7 +62,7 @@ class WildDraft:
         config = _divided(self.config, divide)
         shapes = shapes_of(self, config)
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         if divide == 1:
             _write_hole(folder / "model.safetensors", shapes)
         else:
@@ -72,7 +72,7 @@ class WildDraft:
 
 def wild_drafts() -> tuple[WildDraft, ...]:
     """The whole list, in the order of the file."""
-    entries = json.loads(DRAFTS_FILE.read_text())
+    entries = json.loads(DRAFTS_FILE.read_text(encoding="utf-8"))
     return tuple(
         WildDraft(name=e["draft"], source=e["source"], config=e["config"], tensors=e["tensors"])
         for e in entries

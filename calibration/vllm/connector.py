@@ -181,7 +181,9 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):
         except Exception as exc:
             logger.exception("draftquant: the states of %s are lost", save.request)
             with contextlib.suppress(OSError):  # the reader must not wait for ever
-                path.with_suffix(FAILED).write_text(f"{type(exc).__name__}: {exc}")
+                path.with_suffix(FAILED).write_text(
+                    f"{type(exc).__name__}: {exc}", encoding="utf-8"
+                )
 
 
 def _group_of_states(kv_cache_config: Any) -> tuple[int, int]:

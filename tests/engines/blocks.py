@@ -69,7 +69,7 @@ def drafted(case: str, folder: Path) -> dict[str, Any]:
     utils._is_cuda = False  # else queries and keys are normed by a kernel
     made = draft(folder / "draft", case)
     (folder / "target").mkdir()
-    (folder / "target" / "config.json").write_text('{"num_hidden_layers": 8}')
+    (folder / "target" / "config.json").write_text('{"num_hidden_layers": 8}', encoding="utf-8")
     subject = sglang_loader.subject(made, folder / "target", 1, 0)
     model = subject.build().float()  # which SGLang would serve in float16
     subject.load_folder(model)
@@ -180,7 +180,7 @@ def main() -> int:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found[case] = json.loads(done.stdout.splitlines()[-1])
     rows = (f'"{case}": {json.dumps(blocks)}' for case, blocks in found.items())
-    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
     return 0
 
 

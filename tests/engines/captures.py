@@ -60,7 +60,7 @@ def _vllm_function(path: str, name: str) -> Callable[..., Any]:
     import vllm
 
     source = Path(vllm.__file__).parent / "v1" / "worker" / path
-    tree = ast.parse(source.read_text())
+    tree = ast.parse(source.read_text(encoding="utf-8"))
     (found,) = (
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name
     )

@@ -119,7 +119,7 @@ def write_cases(out: Path) -> list[Case]:
         *broken_cases(workshop),
     ]
     index = [dataclasses.asdict(case) for case in cases]
-    (out / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+    (out / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(workshop.sources)
     return cases
 
@@ -267,10 +267,10 @@ def _broken(workshop: Workshop, broken: Broken) -> Case:
 
 def break_folder(out: Path, source: Path, edit: Edit) -> None:
     """Edit a quantized folder in place; `source` is what it was made from."""
-    config = json.loads((out / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     folder = Folder(out, config, read_tensors(out), read_tensors(source))
     edit(folder)
-    (out / "config.json").write_text(json.dumps(folder.config, indent=2) + "\n")
+    (out / "config.json").write_text(json.dumps(folder.config, indent=2) + "\n", encoding="utf-8")
     write_tensors(out, folder.tensors, metadata={"format": "pt"})
 
 
@@ -297,12 +297,12 @@ def write_target(folder: Path) -> None:
         "n_routed_experts": 8,
     }
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def read_cases(out: Path) -> list[Case]:
     """The index that `write_cases` left."""
-    index = json.loads((out / INDEX_FILE).read_text())
+    index = json.loads((out / INDEX_FILE).read_text(encoding="utf-8"))
     return [
         Case(**{**entry, "tp": tuple(entry["tp"]), "reads": tuple(entry["reads"])})
         for entry in index

@@ -86,7 +86,7 @@ def main() -> None:
     with transformers_in_float64():
         table = {kind: logits_of(draft, kind)[:, :KEPT].tolist() for kind in MARKOV_HEADS}
     lines = ",\n".join(f"{json.dumps(kind)}: {json.dumps(rows)}" for kind, rows in table.items())
-    (HERE / "dspark_maths.json").write_text(f"{{\n{lines}\n}}\n")
+    (HERE / "dspark_maths.json").write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -54,9 +54,9 @@ def write_variant(folder: Path, name: str) -> Path:
     arguments = dict(VARIANTS[name])
     changes = {"torch_dtype": "bfloat16", **arguments.pop("config", {})}
     tiny_dspark(folder, **_SIZES, **arguments, config=changes)
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kept = {key: value for key, value in config.items() if key not in changes or value is not None}
-    (folder / "config.json").write_text(json.dumps(kept, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
@@ -84,7 +84,7 @@ def main() -> None:
         for name in VARIANTS:
             write_variant(folder / name, name)
         found = {engine: _asked(python, engine, folder) for engine in ("vllm", "sglang")}
-    TABLE.write_text(json.dumps(found, indent=1) + "\n")
+    TABLE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def main() -> int:
     for name, arguments in CASES.items():
         with TemporaryDirectory() as temporary:
             folder = tiny_eagle1(Path(temporary) / "draft", dtype="F32", **arguments)
-            keys = json.loads((folder / "config.json").read_text())
+            keys = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             config = configs.EConfig(**keys)
             config.rope_theta, config.rope_scaling = keys["rope_theta"], None
             module = cnets.Model(config, bias=bool(arguments.get("fc_bias")))
@@ -74,7 +74,7 @@ def main() -> int:
             with torch.no_grad():
                 found = hidden_states(module.eval(), tokens, features)
         rows.append(f"{json.dumps(name)}: {json.dumps(found, separators=(',', ':'))}")
-    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
     return 0
 
 

@@ -42,9 +42,9 @@ class Folder:
             self.quantization["modules_to_not_convert"] = names
         side_file = self.path / SIDE_FILE
         if side_file.is_file():
-            content = json.loads(side_file.read_text())
+            content = json.loads(side_file.read_text(encoding="utf-8"))
             content["quantization"]["exclude_modules"] = names
-            side_file.write_text(json.dumps(content))
+            side_file.write_text(json.dumps(content), encoding="utf-8")
 
     def keep(self, *modules: str) -> None:
         """Store these linears as they were before quantization."""
@@ -111,7 +111,7 @@ def side_file_only(folder: Folder) -> None:
 def nested(folder: Folder) -> None:
     """hf_quant_config.json as quantization_config: what ModelOpt's exporter of drafts writes."""
     side_file = folder.path / SIDE_FILE
-    folder.config["quantization_config"] = json.loads(side_file.read_text())
+    folder.config["quantization_config"] = json.loads(side_file.read_text(encoding="utf-8"))
     side_file.unlink()
 
 
@@ -122,9 +122,9 @@ def without_method(folder: Folder) -> None:
 
 def side_file_disagrees(folder: Folder) -> None:
     path = folder.path / SIDE_FILE
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     content["quantization"]["exclude_modules"] = []
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def awq_per_channel(folder: Folder) -> None:

@@ -42,8 +42,8 @@ Verdicts = Mapping[tuple[str, Place], str]
 def main() -> None:
     """Rewrite the page's table; see the module."""
     with tempfile.TemporaryDirectory() as temporary:
-        written = with_table(PAGE.read_text(), table(*predictions(Path(temporary))))
-    PAGE.write_text(written)
+        written = with_table(PAGE.read_text(encoding="utf-8"), table(*predictions(Path(temporary))))
+    PAGE.write_text(written, encoding="utf-8")
 
 
 def predictions(folder: Path) -> tuple[list[Case], Verdicts]:

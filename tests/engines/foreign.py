@@ -114,13 +114,15 @@ def _ask(work: Path, python: Path, folders: Sequence[Path], engine: str, arch: s
         print(f"{engine}-{arch}-tp{tp}: {len(lines)} of {len(asked)}", file=sys.stderr)
         if done.returncode or len(lines) != len(asked):
             raise RuntimeError(f"{engine} on {arch} did not answer:\n{done.stderr[-4000:]}")
-        (work / f"{engine}-{arch}-tp{tp}.jsonl").write_text("\n".join(lines) + "\n")
+        (work / f"{engine}-{arch}-tp{tp}.jsonl").write_text(
+            "\n".join(lines) + "\n", encoding="utf-8"
+        )
 
 
 def _compared(work: Path, platform: str) -> Iterator[Answer]:
     """Each answer of an engine, and what `check` says of the same."""
     for path in sorted(work.glob(f"{platform}-tp*.jsonl")):
-        for line in path.read_text().splitlines():
+        for line in path.read_text(encoding="utf-8").splitlines():
             outcome = json.loads(line)
             said = check_draft(
                 work / "drafts" / outcome["draft"],

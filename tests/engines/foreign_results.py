@@ -88,12 +88,13 @@ def write_results(out: Path, folders: int, answers: Sequence[Answer]) -> None:
         dict.fromkeys(f"{a.outcome['engine']} {a.outcome['arch']}" for a in answers)
     )
     text = _INTRODUCTION.format(folders=folders, platforms=platforms) + table(answers) + "\n"
-    (out / "FOREIGN.md").write_text(text)
+    (out / "FOREIGN.md").write_text(text, encoding="utf-8")
     kinds = Counter(
         (a.tool, a.outcome["engine"], a.outcome["arch"], a.outcome["tp"], a.kind) for a in answers
     )
     rows = [json.dumps([*key, count]) for key, count in sorted(kinds.items())]
     columns = json.dumps(["tool", "engine", "arch", "tp", "answer", "count"])
     (out / "foreign.json").write_text(
-        f'{{"folders": {folders}, "columns": {columns}, "rows": [\n' + ",\n".join(rows) + "\n]}\n"
+        f'{{"folders": {folders}, "columns": {columns}, "rows": [\n' + ",\n".join(rows) + "\n]}\n",
+        encoding="utf-8",
     )

@@ -47,7 +47,7 @@ def write_sample(out: Path, drafts: Path, outcomes: Sequence[Row]) -> None:
     rows = [
         json.dumps(_row(drafts / draft, told[draft]), separators=(",", ":")) for draft in chosen
     ]
-    (out / SAMPLE_FILE.name).write_text("[\n" + ",\n".join(rows) + "\n]\n")
+    (out / SAMPLE_FILE.name).write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
 
 
 def _row(folder: Path, outcomes: Sequence[Row]) -> Row:
@@ -75,7 +75,7 @@ def _row(folder: Path, outcomes: Sequence[Row]) -> Row:
 
 def read_sample() -> list[Row]:
     """The rows of the file."""
-    rows: list[Row] = json.loads(SAMPLE_FILE.read_text())
+    rows: list[Row] = json.loads(SAMPLE_FILE.read_text(encoding="utf-8"))
     return rows
 
 

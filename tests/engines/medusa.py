@@ -77,7 +77,7 @@ def main() -> int:
             with torch.no_grad(), set_forward_context(None, served):
                 found = scores(model.compute_logits(model(states())))
             rows.append(f"{json.dumps(name)}: {json.dumps(found, separators=(',', ':'))}")
-    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
     return 0
 
 

@@ -71,7 +71,7 @@ def main() -> int:
         f"{json.dumps(name)}: {json.dumps({key: row[key] for key in keys})}"
         for name, row in rows.items()
     )
-    OUT.write_text("{\n" + text + "\n}\n")
+    OUT.write_text("{\n" + text + "\n}\n", encoding="utf-8")
     return 0
 
 

@@ -124,9 +124,9 @@ def _write(
     given = {key: value for key, value in (config or {}).items() if value is not _ABSENT}
     builder(folder, **shape, config=given)
     for key in (config or {}).keys() - given.keys():
-        keys = json.loads((folder / "config.json").read_text())
+        keys = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         del keys[key]
-        (folder / "config.json").write_text(json.dumps(keys))
+        (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")
     tensors = {**read_tensors(folder), **(add or {})}
     for name in drop:
         del tensors[name]
@@ -149,7 +149,7 @@ def main() -> int:
                 said = json.loads(line)
                 row = {key: said[key] for key in ("verdict", "error", "unloaded")}
                 rows.append(f'"{engine} {Path(said["draft"]).name}": {json.dumps(row)}')
-    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
     return 0
 
 

@@ -70,8 +70,8 @@ serves the dtype that config.json names; vLLM serves BF16, as the target does.
 
 def write_results(out: Path, cases: Sequence[Case], outcomes: Sequence[Outcome]) -> None:
     """Write both files into the folder `out`."""
-    (out / "results.json").write_text(_as_json(outcomes))
-    (out / "RESULTS.md").write_text(_as_markdown(cases, outcomes))
+    (out / "results.json").write_text(_as_json(outcomes), encoding="utf-8")
+    (out / "RESULTS.md").write_text(_as_markdown(cases, outcomes), encoding="utf-8")
 
 
 def read_outcomes() -> Iterator[Outcome]:
@@ -79,7 +79,7 @@ def read_outcomes() -> Iterator[Outcome]:
 
     `linears` are as in `with_linears`; what a loader found nothing of is left out.
     """
-    read = json.loads(JSON_FILE.read_text())
+    read = json.loads(JSON_FILE.read_text(encoding="utf-8"))
     for row in read["outcomes"]:
         for platform, model in zip(row["on"], row["models"], strict=True):
             arch, _, tp = platform.split()
@@ -94,7 +94,7 @@ def read_outcomes() -> Iterator[Outcome]:
 
 def recorded_outcomes() -> Iterator[Outcome]:
     """What `results.json` holds, as `judged` gave it."""
-    schemes = json.loads(JSON_FILE.read_text())["schemes"]
+    schemes = json.loads(JSON_FILE.read_text(encoding="utf-8"))["schemes"]
     for outcome in read_outcomes():
         found = {**_NOTHING, **outcome}
         if isinstance(found["schemes"], int):

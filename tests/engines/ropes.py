@@ -107,7 +107,7 @@ def main() -> int:
         for engine, cases in found.items()
         for name, turned in cases.items()
     ]
-    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
     return 0
 
 

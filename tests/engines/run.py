@@ -119,7 +119,7 @@ def _ask(
     options = ("--target", str(folders / TARGET_FOLDER), "--arch", platform.arch, *options)
     command = [str(python), str(script), *options, "--tp", str(platform.tp), "--debug", *drafts]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    (folders.parent / f"{platform}.log").write_text(done.stderr)
+    (folders.parent / f"{platform}.log").write_text(done.stderr, encoding="utf-8")
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     print(f"{platform}: {len(lines)} of {len(drafts)} drafts", file=sys.stderr)
     if done.returncode or len(lines) != len(drafts):

@@ -32,9 +32,11 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.model_loader import loader
 
-    served = json.loads((target / "config.json").read_text())
+    served = json.loads((target / "config.json").read_text(encoding="utf-8"))
     num_target_layers = served.get("text_config", served)["num_hidden_layers"]
-    architecture = json.loads((draft / "config.json").read_text())["architectures"][0]
+    architecture = json.loads((draft / "config.json").read_text(encoding="utf-8"))["architectures"][
+        0
+    ]
     tensors = read_tensors(draft)
     reads = reads_layers(method_of(architecture, tensors))
     sglang_platform.publish_server_arguments(tp)

@@ -126,7 +126,7 @@ def _function(file: str, name: str) -> Callable[..., Any]:
     """A function of vLLM's own source, of a module that needs Triton to be imported."""
     import vllm
 
-    tree = ast.parse((Path(vllm.__file__).parent / file).read_text())
+    tree = ast.parse((Path(vllm.__file__).parent / file).read_text(encoding="utf-8"))
     tree.body = [
         node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
     ]
@@ -148,7 +148,9 @@ def _config(draft: Path, target: Path) -> Any:
         VllmConfig,
     )
 
-    architecture = json.loads((draft / "config.json").read_text())["architectures"][0]
+    architecture = json.loads((draft / "config.json").read_text(encoding="utf-8"))["architectures"][
+        0
+    ]
     served = ModelConfig(
         model=str(target),
         tokenizer=str(target),

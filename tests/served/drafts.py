@@ -45,8 +45,10 @@ class Pair:
 
     def write_prompts(self, out: Path) -> Path:
         """The first prompts of the gate."""
-        lines = (self.folder / "prompts.jsonl").read_text().splitlines(keepends=True)
-        out.write_text("".join(lines[:NUM_PROMPTS]))
+        lines = (
+            (self.folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        )
+        out.write_text("".join(lines[:NUM_PROMPTS]), encoding="utf-8")
         return out
 
 
@@ -139,7 +141,9 @@ def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
 
     def in_two_formats(out: Path) -> None:
         recipe = out.with_name("mixed.yaml")
-        recipe.write_text(yaml.safe_dump(to_mapping(mixed(INT4_CHANNEL, (FP8, DOWN)))))
+        recipe.write_text(
+            yaml.safe_dump(to_mapping(mixed(INT4_CHANNEL, (FP8, DOWN)))), encoding="utf-8"
+        )
         _run("quantize", source, "--recipe", recipe, "--out", out)
 
     def transcoded(out: Path) -> None:

@@ -64,9 +64,11 @@ class Recorder:
         self.work = work
         self.engine = python
         work.mkdir(parents=True)
-        lines = (pair.folder / "prompts.jsonl").read_text().splitlines(keepends=True)
+        lines = (
+            (pair.folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        )
         for count in (FEW, NUM_PROMPTS, MANY):
-            (work / f"{count}.jsonl").write_text("".join(lines[:count]))
+            (work / f"{count}.jsonl").write_text("".join(lines[:count]), encoding="utf-8")
 
     def command(self, python: Path | str, count: int, out: str, *options: str) -> list[str]:
         """Of a recording of so many prompts."""
@@ -125,7 +127,7 @@ class Recorder:
                 peak = max(peak, _resident_megabytes(process.pid))
                 time.sleep(0.2)
         if process.returncode:
-            said = (self.work / "record.log").read_text()[-4000:]
+            said = (self.work / "record.log").read_text(encoding="utf-8")[-4000:]
             raise RuntimeError(f"{shlex.join(command)} ended with {process.returncode}:\n{said}")
         out = Path(command[command.index("--out") + 1])
         seconds = time.perf_counter() - began
@@ -172,7 +174,8 @@ def main() -> int:
     RESULTS.write_text(
         document(
             lines, speed, few=FEW, many=MANY, gate=NUM_PROMPTS, new=MAX_NEW_TOKENS, more=MORE_TOKENS
-        )
+        ),
+        encoding="utf-8",
     )
     for problem in failed:
         print(problem)
@@ -300,7 +303,9 @@ def wait_until_healthy(server: "subprocess.Popen[bytes]", log: Path) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=2).close()
             return
         if server.poll() is not None or time.monotonic() > end_of_patience:
-            raise RuntimeError(f"the server does not start:\n{log.read_text()[-4000:]}")
+            raise RuntimeError(
+                f"the server does not start:\n{log.read_text(encoding='utf-8')[-4000:]}"
+            )
         time.sleep(0.3)
 
 
@@ -309,7 +314,7 @@ def _resident_megabytes(group: int) -> float:
     pages = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
-            fields = stat.read_text().rpartition(")")[2].split()
+            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
             if int(fields[2]) == group or int(fields[3]) == group:
                 pages += int(fields[21])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

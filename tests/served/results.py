@@ -96,19 +96,19 @@ class Served:
 def write_results(served: Sequence[Served]) -> None:
     """Write results.json and RESULTS.md."""
     rows = ",\n".join(json.dumps(dataclasses.asdict(each)) for each in served)
-    JSON_FILE.write_text(f"[\n{rows}\n]\n")
+    JSON_FILE.write_text(f"[\n{rows}\n]\n", encoding="utf-8")
     write_tables(served)
 
 
 def write_tables(served: Sequence[Served]) -> None:
     """Write RESULTS.md, and the page's table anew."""
-    RESULTS_FILE.write_text(f"{_INTRODUCTION}\n{table(served)}")
-    PAGE.write_text(with_table(PAGE.read_text(), table(served)))
+    RESULTS_FILE.write_text(f"{_INTRODUCTION}\n{table(served)}", encoding="utf-8")
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table(served)), encoding="utf-8")
 
 
 def read_results() -> list[Served]:
     """What results.json holds."""
-    return [Served(**row) for row in json.loads(JSON_FILE.read_text())]
+    return [Served(**row) for row in json.loads(JSON_FILE.read_text(encoding="utf-8"))]
 
 
 def table(served: Sequence[Served]) -> str:

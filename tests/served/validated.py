@@ -198,7 +198,7 @@ def main() -> int:
                     found += rows(own, own.make(), first_row=wrong)
     print(table(found))
     if not options.only:
-        RESULTS.write_text(HEAD + table(found))
+        RESULTS.write_text(HEAD + table(found), encoding="utf-8")
     problems = [problem for row in found for problem in row.problems]
     print(*problems, sep="\n")
     return 1 if problems else 0

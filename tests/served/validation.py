@@ -86,16 +86,20 @@ class Validation:
     def make(self) -> dict[str, Any]:
         """Everything that is compared, and how fast it was."""
         self.work.mkdir(parents=True, exist_ok=True)
-        lines = (self.pair.folder / "prompts.jsonl").read_text().splitlines(keepends=True)
+        lines = (
+            (self.pair.folder / "prompts.jsonl")
+            .read_text(encoding="utf-8")
+            .splitlines(keepends=True)
+        )
         prompts = self.work / f"{self.matrix.name}-prompts.jsonl"
-        prompts.write_text("".join(lines[: self.matrix.num_prompts]))
+        prompts.write_text("".join(lines[: self.matrix.num_prompts]), encoding="utf-8")
         if not self.traces.exists():
             record_by_engine(self.python, self.pair, prompts, self.traces)
         for recipe in self.matrix.recipes:
             if not self.draft(recipe).exists():
                 self._quantize(recipe)
         matrix = self.work / f"{self.matrix.name}.yaml"
-        matrix.write_text(yaml.safe_dump(self._matrix(prompts), sort_keys=False))
+        matrix.write_text(yaml.safe_dump(self._matrix(prompts), sort_keys=False), encoding="utf-8")
         return asked("measure", "--launch", str(matrix), "--out", str(self.folder), "--json")
 
     def _quantize(self, recipe: str) -> None:

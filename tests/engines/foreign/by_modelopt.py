@@ -71,7 +71,9 @@ def make(scheme: str, source: Path, out: Path, variant: int) -> None:
     flat = convert_hf_quant_config_format(nested)
     write_folder(out, source, tensors, nested if form == "nested" else flat)
     if form != "nested":
-        (out / "hf_quant_config.json").write_text(json.dumps(nested, indent=2) + "\n")
+        (out / "hf_quant_config.json").write_text(
+            json.dumps(nested, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 def _calibrate(model: torch.nn.Module) -> None:

@@ -51,7 +51,9 @@ def make(scheme: str, source: Path, out: Path, variant: int) -> None:
     modifier = QuantizationModifier(targets="Linear", scheme=scheme, ignore=IGNORES[variant])
     inputs = DataLoader([{"input_ids": torch.zeros(4, dtype=torch.long)}])
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as saved:
-        (Path(home) / "config.json").write_text('{"model_type": "llama"}')  # it is looked up
+        (Path(home) / "config.json").write_text(
+            '{"model_type": "llama"}', encoding="utf-8"
+        )  # it is looked up
         oneshot(
             model=Tree(source, Path(home)),
             processor=NoTokenizer(),
@@ -60,7 +62,9 @@ def make(scheme: str, source: Path, out: Path, variant: int) -> None:
             pipeline="basic",
             output_dir=saved,
         )
-        declared = json.loads((Path(saved) / "config.json").read_text())["quantization_config"]
+        declared = json.loads((Path(saved) / "config.json").read_text(encoding="utf-8"))[
+            "quantization_config"
+        ]
         tensors = read_tensors(Path(saved))
     write_folder(out, source, tensors, declared)
 

@@ -89,7 +89,9 @@ def make(scheme: str, source: Path, out: Path, variant: int) -> None:
         model = quantizer.freeze(quantizer.quantize_model(Tree(source), inputs))
         exported = out.with_name(f"{out.name}.exported")
         export_safetensors(model, str(exported))
-        declared = json.loads((exported / "config.json").read_text())["quantization_config"]
+        declared = json.loads((exported / "config.json").read_text(encoding="utf-8"))[
+            "quantization_config"
+        ]
         write_folder(out, source, read_tensors(exported), declared)
         for path in exported.iterdir():
             path.unlink()

@@ -93,7 +93,7 @@ def write_drafts(out: Path) -> None:
         folder = draft.build(place / "draft", **draft.arguments)
         if draft.changes:
             edit_json(folder / "config.json", **draft.changes)
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config |= config.get("transformer_layer_config", {})
         write_target(place / TARGET_FOLDER, config["hidden_size"], config["vocab_size"])
 
@@ -126,4 +126,4 @@ def write_target(folder: Path, hidden: int, vocab: int) -> None:
         "n_routed_experts": 8,
     }
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -48,4 +48,4 @@ def main(tool: str, schemes: Sequence[str], make: Make, *, every: int, only: str
             shutil.rmtree(place / name, ignore_errors=True)
         made = {"tool": tool, "scheme": scheme, "draft": place.name, "refused": refused}
         lines.append(json.dumps(made))
-    Path(sys.argv[2]).write_text("\n".join(lines) + "\n")
+    Path(sys.argv[2]).write_text("\n".join(lines) + "\n", encoding="utf-8")

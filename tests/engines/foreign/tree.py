@@ -80,7 +80,9 @@ def write_folder(
             shutil.copy(path, out)
     if declared is not None:
         path = out / "config.json"
-        config = json.loads(path.read_text()) | {"quantization_config": dict(declared)}
-        path.write_text(json.dumps(config, indent=2) + "\n")
+        config = json.loads(path.read_text(encoding="utf-8")) | {
+            "quantization_config": dict(declared)
+        }
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     contiguous = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     save_file(contiguous, out / "model.safetensors", metadata={"format": "pt"})
