@@ -15,7 +15,7 @@ from ...recipes.regular_file import open_stream
 from ..errors import CheckpointError, HubError
 from .checkpoint import HIDDEN
 from .command_line import without_tokens
-from .entries import entries
+from .entries import files_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -56,15 +56,7 @@ def upload_files(folder: Path) -> Mapping[str, int]:
         CheckpointError: one is no file of the folder, or would hide others from the upload.
     """
     found = {}
-    for file, problem in entries(folder):
-        if Path(file).parts[0] in HIDDEN:
-            continue
-        if problem is not None:
-            raise CheckpointError(
-                folder / file,
-                f"expected a file of the folder, got {problem}",
-                fix="put the file itself there, or move this out of the folder",
-            )
+    for file in files_of(folder, skip=lambda file: Path(file).parts[0] in HIDDEN):
         if Path(file).name == ".gitignore":
             raise CheckpointError(
                 folder / file,
