@@ -53,15 +53,15 @@ def upload_files(folder: Path) -> Mapping[str, int]:
     """The files of a folder that go to the Hub, with their bytes, by name.
 
     Raises:
-        CheckpointError: one is no file of the folder, or would hide others from the upload.
+        CheckpointError: one is no file of the folder, or is hidden (`.env`, `.gitignore`).
     """
     found = {}
     for file in files_of(folder, skip=lambda file: Path(file).parts[0] in HIDDEN):
-        if Path(file).name == ".gitignore":
+        if any(part.startswith(".") for part in Path(file).parts) and file not in _OF_THE_HUB:
             raise CheckpointError(
                 folder / file,
-                "files that it names would not be uploaded",
-                fix="move it out of the folder",
+                "is hidden, and may hold what is not for others or (.gitignore) keep files back",
+                fix="move it out of the folder, and out of that of its source",
             )
         found[file] = (folder / file).stat().st_size
     return found
