@@ -394,7 +394,7 @@ NOBODYS = ("id_rsa", "key.pem", "ssh/id", "notes.txt", "sub/tokenizer.json", "x.
 
 
 def test_without_a_source_only_files_of_drafts_are_sent(
-    made: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = {"LICENSE", "tokenizer.json", "modeling_x.py", "mask_embedding.pt", ".gitattributes"}
     for file in known:
