@@ -15,7 +15,7 @@ from ..lints.concat import concat_linears
 from ..stored.declarations import DeclaredScheme
 from ..stored.formats import declared_activations
 from ..stored.layouts.scheme import OwnFormat
-from ..stored.parts import FLOAT_DTYPES, INPUT_SCALES, Part, scale_suffix
+from ..stored.parts import FLOAT_DTYPES, INPUT_SCALES, INVERSE_INPUT_SCALE, Part, scale_suffix
 from .companions import stored_scalar
 from .report import Fault
 
@@ -197,7 +197,7 @@ def input_scale_faults(
             continue
         names = (f"{module}.{suffix}" for suffix in INPUT_SCALES)
         for name in (name for name in names if name in output.tensors):
-            divides = name.endswith("input_global_scale")
+            divides = name.endswith(INVERSE_INPUT_SCALE)
             wanted = _stored_input_scale(method.input_scales[module], divides=divides)
             found = stored_scalar(output, output.tensors[name])
             if found != wanted:
