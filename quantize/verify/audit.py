@@ -18,7 +18,6 @@ from ..drafts.speculators import is_speculators
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance import QuantizedProvenance, RepairedProvenance, read_provenance
 from ..files.safetensors_header import TensorInfo
-from ..lints.concat import concat_linears
 from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declaration
 from ..stored.draft import StoredDraft
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, quantized_looking, stored_parts
@@ -31,6 +30,7 @@ from .headers import (
     must_not_be_quantized,
     wrong_parts,
 )
+from .method import concat_linears
 from .report import Fault
 from .statistics import CodeStatistics, code_statistics
 

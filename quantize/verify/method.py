@@ -11,7 +11,6 @@ from ..drafts import Draft, Row
 from ..drafts.fused import fused_names
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.provenance import Method
-from ..lints.concat import concat_linears
 from ..stored.declarations import DeclaredScheme
 from ..stored.formats import declared_activations
 from ..stored.layouts.scheme import OwnFormat
@@ -209,6 +208,12 @@ def input_scale_faults(
 def _stored_input_scale(scale: float, *, divides: bool) -> float:
     with np.errstate(all="ignore"):  # 0 and infinity are faults of their own
         return float(np.float32(1) / np.float32(scale) if divides else np.float32(scale))
+
+
+def concat_linears(draft: Draft) -> list[Row]:
+    """The linears that read the concat input; none where there is none."""
+    concat = draft.family.concat(draft.geometry)
+    return [row for row in draft.linears() if concat and row.canonical in concat.linears]
 
 
 def balance_exponents(
