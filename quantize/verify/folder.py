@@ -4,7 +4,6 @@ It shares no code with what wrote the folder and does not import torch, so an er
 cannot hide in a common helper.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +19,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme, declared_scheme
 from .codes import Expected, compare_linear
 from .companions import companion_faults
-from .compared import Compared
+from .compared import Compared, OnProgress, Progress
 from .config_json import config_faults
 from .declared import complete_faults
 from .demands import demands_of, expected_codes
@@ -50,7 +49,6 @@ from .tuned import verify_tuned
 
 __all__ = ["Fault", "LinearFinding", "VerifyReport", "verify"]
 
-OnProgress = Callable[[int, int], None]
 _WORKERS = 2  # hashing and numpy release the interpreter lock; more would wait for memory
 
 
@@ -136,22 +134,6 @@ def _check_is_checkpoint(output: Path, config_file: str) -> None:
                               fix="give the output folder of `draftquant quantize`")  # fmt: skip
 
 
-class _Progress:
-    """Bytes read so far, over all workers."""
-
-    def __init__(self, total: int, on_progress: OnProgress | None) -> None:
-        self.done = 0
-        self._total = total
-        self._on_progress = on_progress
-        self._lock = threading.Lock()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.done += count
-            if self._on_progress is not None:
-                self._on_progress(self.done, self._total)
-
-
 class _Verification:
     """One run: header checks, then all tensors in two threads, then what depends on the hashes."""
 
@@ -192,7 +174,7 @@ class _Verification:
         self._exponents, self._balance_faults = (
             balance_exponents(method, draft, self._sorting.quantized) if method else ({}, [])
         )
-        self._progress = _Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
+        self._progress = Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
 
     def report(self) -> VerifyReport:
         """Run everything."""
@@ -238,7 +220,10 @@ class _Verification:
     def _header_faults(self) -> list[Fault]:
         sorting, scheme = self._sorting, self._scheme
         left = remaining(self._draft, self._dropped)
-        excludes = exclude_faults(left, scheme, sorting.quantized) if scheme else []
+        ours = self._method is not None
+        excludes = (
+            exclude_faults(left, scheme, sorting.quantized, all_listed=ours) if scheme else []
+        )
         return [
             *sorting.faults,
             *excludes,
