@@ -67,7 +67,7 @@ def junit(document: Document) -> str:
 
 def _cases(document: Document) -> Iterator[Case]:
     judgement = document.judgement
-    action = f" {judgement.action}" if judgement.action else ""
+    action = "".join(f" {way}" for way in (judgement.action or "").splitlines())
     yield Case(
         group=SUITE,
         name="verdict",
