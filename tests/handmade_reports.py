@@ -21,7 +21,7 @@ from draftquant.validate.report.facts import (
     QuantizationFacts,
     RuleFacts,
 )
-from draftquant.validate.retuned import judge_retuned
+from draftquant.validate.retuned import RetunedReport, judge_retuned
 from draftquant.validate.served.joint import JointReport
 from draftquant.validate.served.judged import judge_measured
 from draftquant.validate.served.noise import server_noise
@@ -137,7 +137,11 @@ def joint() -> Judged:
 
 def mapping_of(judged: Judged, **changes: Any) -> dict[str, Any]:
     """The report as plain data."""
-    parts: dict[str, Any] = {"argv": ("draftquant", "gate", "bf16", "int4"), "drafts": DRAFTS}
+    taught = (
+        DraftFacts(name="tuned", sha256="7" * 64) if isinstance(judged, RetunedReport) else None
+    )
+    drafts = dataclasses.replace(DRAFTS, tuned=taught)
+    parts: dict[str, Any] = {"argv": ("draftquant", "gate", "bf16", "int4"), "drafts": drafts}
     return document_of(judged, **(parts | {"engines": ENGINES} | changes))
 
 

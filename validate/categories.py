@@ -77,7 +77,7 @@ def judge_categories(
     if len(by_category) < 2:
         return ()
     distinct = {name: distinct_prompts(by_category[name]) for name in sorted(by_category)}
-    small = [name for name in distinct if len(distinct[name]) < policy.min_category_prompts]
+    small = {name for name in distinct if len(distinct[name]) < policy.min_category_prompts}
     found = []
     for category, prompts in distinct.items():
         num_draft_tokens = prompts[0].baseline.num_draft_tokens

@@ -9,6 +9,7 @@ from ..paired import PairedChange
 MOST_DRAFT_TOKENS = 1000
 _LARGEST_LOG = 20.0  # of a ratio: acceptance lengths lie in [1, K + 1]
 _ROUNDING = 1e-9
+_MOST_ROUNDS = 1e12  # of a prompt: sums of them are exact
 
 
 def exit_code_problem(verdict: Verdict, exit_code: int) -> str:
@@ -46,7 +47,10 @@ def comparison_problem(
         return "max_relative_drop: expected a share in (0, 1)"
     for prompt in prompts:
         for histogram in (prompt.baseline, prompt.candidate):
-            if not is_histogram(histogram, num_draft_tokens):
+            if (
+                not is_histogram(histogram, num_draft_tokens)
+                or not 1 <= sum(histogram) < _MOST_ROUNDS
+            ):
                 return f"prompts: {prompt.id!r}: expected {num_draft_tokens + 1} counts of rounds"
     return ""
 
