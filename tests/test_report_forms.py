@@ -16,6 +16,8 @@ from draftquant.validate.report.junit import junit
 from draftquant.validate.report.markdown import MOST_ROWS, code, escaped, markdown
 from draftquant.validate.report.page import page
 from draftquant.validate.report.pictures import bytes_by_recipe, changes_by_recipe
+from draftquant.validate.served.judged import judge_measured
+from handmade_measurements import alternating, measurement
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import (
     DRAFTS,
@@ -124,6 +126,21 @@ def test_of_drafts_that_cannot_be_compared_nothing_is_drawn_but_their_counts() -
     assert 'id="forest0-title"' not in text
     assert 'id="scatter0-title"' not in text
     assert 'id="histogram0-title"' in text
+
+
+@pytest.mark.parametrize("depths", [(1, 2), (2, 1)])
+def test_drafts_of_another_k_are_reported_and_not_compared(depths: tuple[int, int]) -> None:
+    runs = [
+        measurement(
+            [alternating(200, 80 + i % 5) for i in range(40)], name=name, num_draft_tokens=k
+        )
+        for name, k in zip("ab", depths, strict=True)
+    ]
+    read = document(judge_measured(*runs, RELEASE))
+    assert read.judgement.verdict == "ANOMALOUS"
+    found = Page(page(read))
+    assert f"drafted {depths[0]} and {depths[1]} tokens per step" in found.text
+    assert "0.0%" in found.text  # beyond the smaller K
 
 
 def test_hostile_text_is_text_on_the_page() -> None:

@@ -38,7 +38,10 @@ def comparison_problem(
     if not 1 <= num_draft_tokens <= MOST_DRAFT_TOKENS:
         return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {num_draft_tokens}"
     for figures in drafts:
-        if problem := _figures_problem(figures, num_draft_tokens):
+        # Drafts that cannot be compared may have drafted with another K each.
+        if problem := _figures_problem(
+            figures, num_draft_tokens if prompts else max(1, len(figures.histogram) - 1)
+        ):
             return problem
     for change in changes:
         if change is not None and (problem := _change_problem(change)):
