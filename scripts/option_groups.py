@@ -32,7 +32,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "what servers measured": ("baseline_again", "measured", "parity"),
     "where it runs": ("batch_size", "device", "device_map", "dtype"),
     "files to write": (
-        "github", "html", "junit", "markdown", "out", "overwrite", "plot", "report",
+        "github", "html", "junit", "junit_inconclusive", "markdown", "out", "overwrite",
+        "plot", "report",
     ),
 }  # fmt: skip
 """Heading -> names of options; what stands nowhere comes first, under `options`."""

@@ -260,6 +260,13 @@ def test_a_test_case_of_each_verdict(verdict: str, result: str) -> None:
     assert cases(comparison(verdict))["draftquant gate: verdict"] == result
 
 
+def test_an_open_verdict_is_skipped_where_it_fails_no_job() -> None:
+    for verdict, tag in (("INCONCLUSIVE", "skipped"), ("ANOMALOUS", "error")):
+        text = junit(document(comparison(verdict)), inconclusive="skipped")
+        (case,) = ElementTree.fromstring(text).iter("testcase")
+        assert [element.tag for element in case] == [tag]
+
+
 def by_category(*, every: bool = False) -> GateReport:
     """PASS as a whole; a passes, b is open, c has too few prompts."""
     policy = dataclasses.replace(

@@ -125,7 +125,7 @@ def _print_categories(report: "GateReport") -> None:
     sizes = [own.num_prompts for own in report.categories if own not in told]
     if sizes:
         each = f"{min(sizes)} to {max(sizes)} each" if len(sizes) > 1 else str(sizes[0])
-        others = f"{len(sizes)} {'others' if told else 'categories'}"
+        others = f"{len(sizes)} small one{'s' if len(sizes) > 1 else ''}"
         found.row(others, each, "", "", "", "", "too small")
     print_table(found)
 
