@@ -124,6 +124,8 @@ def _compare(found: Comparison, *, taught: bool = False) -> GateReport:
         look=found.look,
         background=found.background,
     )
+    if incomparable:  # no counts show why
+        report = dataclasses.replace(report, action=found.action)
     # Of replays alone, and taken as written.
     both = [
         dataclasses.replace(
