@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from draftquant.validate.doubts import Background
-from draftquant.validate.gate import judge
+from draftquant.validate.gate import GateReport, judge
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.policy import resolve_policy
 from draftquant.validate.report.document import (
@@ -135,13 +135,28 @@ def joint() -> Judged:
     )
 
 
+def drafts_of(judged: Judged) -> Drafts:
+    """Those that were judged, by the hashes that are known."""
+    if isinstance(judged, RetunedReport):
+        return dataclasses.replace(DRAFTS, tuned=DraftFacts(name="tuned", sha256="7" * 64))
+    if not isinstance(judged, GateReport):
+        return DRAFTS
+    baseline, candidate = (
+        dataclasses.replace(draft, sha256=known or draft.sha256)
+        for draft, known in (
+            (DRAFTS.baseline, judged.background.baseline_sha256),
+            (DRAFTS.candidate, judged.background.candidate_sha256),
+        )
+    )
+    return Drafts(baseline=baseline, candidate=candidate)
+
+
 def mapping_of(judged: Judged, **changes: Any) -> dict[str, Any]:
     """The report as plain data."""
-    taught = (
-        DraftFacts(name="tuned", sha256="7" * 64) if isinstance(judged, RetunedReport) else None
-    )
-    drafts = dataclasses.replace(DRAFTS, tuned=taught)
-    parts: dict[str, Any] = {"argv": ("draftquant", "gate", "bf16", "int4"), "drafts": drafts}
+    parts: dict[str, Any] = {
+        "argv": ("draftquant", "gate", "bf16", "int4"),
+        "drafts": drafts_of(judged),
+    }
     return document_of(judged, **(parts | {"engines": ENGINES} | changes))
 
 
