@@ -1,4 +1,4 @@
-"""Which draft a server runs by its own words, and which one `--draft` says: paths, tensors, names."""
+"""Which draft a server runs by its own words, and which one `--draft` says."""
 
 import shutil
 from dataclasses import replace
