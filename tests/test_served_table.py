@@ -1,15 +1,18 @@
 """The table of served drafts in docs/engines.md, and how rounds are compared."""
 
 import dataclasses
+import importlib
 from pathlib import Path
 
 import pytest
 import torch
 from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.scripts.cli import main
 from draftquant.validate.served.places import Places, noise
-from served import results
+from served import cpu, results
 from served.drafts import SERVED_PAIRS, UNQUANTIZED
 from served.rounds import Rounds, compare
+from tiny import tiny_eagle3_llama
 
 K = 2
 PROMPT = 3
@@ -108,6 +111,30 @@ def test_a_refusal_is_given_in_the_engines_words() -> None:
     assert refused
     for row in refused:
         assert row.error in results.table([row, *results.read_results()])
+
+
+def test_a_cpu_without_avx512_serves_int4_weights_dequantized(tmp_path: Path) -> None:
+    """vLLM's build for it lacks their product; W4A8 it refuses by itself, everywhere."""
+    flags = "processor : 0\nflags\t\t: fpu avx2{}\n"
+    assert not cpu.has_int4_product(flags.format(""))
+    assert cpu.has_int4_product(flags.format(" avx512f") * 2)
+    assert cpu.has_int4_product("processor : 0\nFeatures : asimd\n")
+    plain = tiny_eagle3_llama(tmp_path / "bf16")
+    for recipe, needs in (("int4-channel", True), ("fp8-ptpc", False), ("mi325x-w4a8", False)):
+        out = str(tmp_path / recipe)
+        assert main(["quantize", str(plain), "--recipe", recipe, "--out", out]) == 0
+        assert cpu.needs_it(tmp_path / recipe) is needs
+    assert not cpu.needs_it(plain)
+    (row,) = [
+        r for r in results.read_results() if (r.family, r.draft) == ("dflash", "int4-channel")
+    ]
+    marked = results.table([dataclasses.replace(row, dequantized=True)])
+    assert f"{row.num_equal} of {row.num_compared} (as BF16) |" in marked
+
+
+def test_the_scripts_of_a_served_run_import_what_there_is() -> None:
+    for name in ("run", "recording", "measuring", "validation"):
+        importlib.import_module(f"served.{name}")
 
 
 def test_a_page_without_marks_is_an_error() -> None:

@@ -162,6 +162,23 @@ def test_storms_pass(site: Site, status: int) -> None:
         ask(site.url, get, attempts=2)
 
 
+def test_a_server_that_dies_of_a_request_is_quoted(site: Site) -> None:
+    """What it said at the first attempt, with its end; later ones find nobody."""
+    said = b"EngineDeadError" + b" ." * 4000 + b" AttributeError: cpu_gemm_wna16"
+    site.answer = first_then(1, says(said, 500), says(b"gone", 503))
+    with pytest.raises(ServerError, match=r"after 3 attempt\(s\): 503 from /x: 'gone'") as caught:
+        ask(site.url, get)
+    (first,) = caught.value.details
+    assert first.startswith("  attempt 1: 500 from /x: 'EngineDeadError")
+    assert first.endswith("AttributeError: cpu_gemm_wna16'")
+    assert len(first) < 1100
+    site.times.clear()
+    site.answer = says(b"busy", 503)
+    with pytest.raises(ServerError) as caught:
+        ask(site.url, get)
+    assert caught.value.details == ()
+
+
 @pytest.mark.parametrize("status", [301, 400, 403, 422])
 def test_a_refusal_is_final(site: Site, status: int) -> None:
     site.answer = says(b"no", status, {"Location": "/y"})

@@ -173,6 +173,21 @@ def test_what_a_log_tells(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_the_exception_is_told_and_not_the_lines_around_it(tmp_path: Path) -> None:
+    """As vLLM writes it: each line of a traceback is one of level ERROR, and each process tells."""
+    log = tmp_path / "log"
+    traceback = [f"(EngineCore pid=7) ERROR [core.py:{i}] File x, line {i}" for i in range(9)]
+    cause = "AttributeError: '_OpNamespace' object has no attribute 'cpu_gemm_wna16'"
+    told = [
+        f"(EngineCore pid=7) ERROR [core.py:9] {cause}",
+        f"{cause}",
+        "EngineDeadError: see above",
+    ]
+    after = [f"INFO: shutting down {i}" for i in range(12)]
+    log.write_text("\n".join([*traceback, *told, *after]), encoding="utf-8")
+    assert telling_lines(log) == [told[0], told[2], "…", *after[2:]]
+
+
 def test_a_port_is_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]

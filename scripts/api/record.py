@@ -35,6 +35,7 @@ def record(
     table_ids: tuple[int, ...] = (),
     turns: Turns = "first",
     max_new_tokens: int = 128,
+    ignore_eos: bool = False,
     temperature: float = 0,
     top_p: float = 1,
     top_k: int = 0,
@@ -72,6 +73,7 @@ def record(
         table_ids: likewise.
         turns: likewise.
         max_new_tokens: likewise.
+        ignore_eos: likewise.
         temperature: likewise.
         top_p: likewise.
         top_k: likewise.
@@ -102,6 +104,7 @@ def record(
         table_ids=table_ids,
         turns=turns,
         max_new_tokens=max_new_tokens,
+        ignore_eos=ignore_eos,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -212,6 +215,7 @@ def _how(settings: RecordSettings, target: Path) -> _HowToRecord:
             seed=settings.seed,
             logprobs=settings.logprobs,
             num_top_logprobs=settings.top_logprobs,
+            ignore_eos=settings.ignore_eos,
         ),
         aux_layer_ids=aux_layer_ids,
         fuse_with=fuse_with,

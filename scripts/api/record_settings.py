@@ -35,6 +35,7 @@ class RecordSettings:
         table_ids: tokens whose embedding is carried beside those of the traces.
         turns: of conversations: the first one, or all, each on top of the target's own answers.
         max_new_tokens: per prompt or turn, at least 1.
+        ignore_eos: each is continued to that length, behind the target's end of text.
         temperature: 0 = greedy.
         top_p: in (0, 1]; 1 = all tokens.
         top_k: 0 = all tokens.
@@ -58,6 +59,7 @@ class RecordSettings:
     table_ids: tuple[int, ...] = ()
     turns: Turns = "first"
     max_new_tokens: int = 128
+    ignore_eos: bool = False
     temperature: float = 0
     top_p: float = 1
     top_k: int = 0

@@ -77,6 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="of each answer (default 128)",
     )
+    parser.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="continue each prompt to --max-new-tokens, behind the target's end of text",
+    )
     add_sampling(parser)
     parser.add_argument(
         "--logprobs",
@@ -148,6 +153,7 @@ def _settings(options: argparse.Namespace) -> RecordSettings:
         table_ids=options.table_ids or (),
         turns=options.turns,
         max_new_tokens=options.max_new_tokens,
+        ignore_eos=options.ignore_eos,
         temperature=options.temperature,
         top_p=options.top_p,
         top_k=options.top_k,
