@@ -3,16 +3,18 @@
     python -m draftquant.scripts.bench_rerolled WORKDIR [--pair tests/pairs/eagle3-llama ...]
         [--variants 8] [--json]
 
-Variants of one draft differ in nothing that makes one better than another, yet other values round
-up. NVFP4: the measured scale of every linear's inputs, times 2^(i/n), which moves the grid of the
-group scales and no more. INT4: every row under a scale that is i * 0.4 % smaller, which clips its
-largest weights by as much. Prompts do not know of this: the gate's bounds are about other prompts
-for the same draft, so what is shown here comes on top of them. Traces stay in WORKDIR.
+Variants of one draft are drawn alike, so that none is better than another by design, yet other
+values round up in each. NVFP4: the measured scale of each linear's inputs, times 2^u, which moves
+the grid of the group scales and no more. INT4: each row under a scale that is up to 4 % smaller,
+which clips its largest weights by as much. u and the share are uniform, drawn by the variant's
+number. The gate's bounds are about other prompts for the same draft: what is shown here comes on
+top of them. Traces stay in WORKDIR.
 """
 
 import argparse
 import dataclasses
 import math
+import random
 import shutil
 import statistics
 import sys
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
     from ..validate.draft_replay import DraftReplay
 
 PAIRS = ("eagle3-llama", "eagle3-mla", "dflash")
-NARROWER = 0.004
-"""Of an INT4 scale, from one variant to the next."""
+NARROWEST = 0.96
+"""Of an INT4 scale."""
 NVFP4, INT4 = "blackwell-nvfp4", "int4-channel"
 
 
@@ -73,11 +75,11 @@ class Variants:
 
     def nvfp4(self, count: int) -> Rerolled:
         """The grid of the inputs' group scales, moved by up to a factor of two."""
-        return self._judged(NVFP4, (self._with_inputs(2 ** (i / count)) for i in range(count)))
+        return self._judged(NVFP4, map(self._with_other_grids, range(count)))
 
     def int4(self, count: int) -> Rerolled:
         """The largest weights of each row, clipped by up to a few percent."""
-        return self._judged(INT4, (self._clipped(1 - i * NARROWER) for i in range(count)))
+        return self._judged(INT4, map(self._clipped, range(count)))
 
     def _judged(self, recipe: str, replays: "Iterator[DraftReplay]") -> Rerolled:
         from ..validate.categories import change_of
@@ -95,7 +97,7 @@ class Variants:
             pair=self._name, recipe=recipe, changes=tuple(changes), half_width=half_width
         )
 
-    def _with_inputs(self, factor: float) -> "DraftReplay":
+    def _with_other_grids(self, seed: int) -> "DraftReplay":
         from ..calibration.linear_inputs.static_scales import calibrated_scales
         from ..quantize.files.hub import resolve_draft
         from ..quantize.quantize import quantize_draft
@@ -105,21 +107,26 @@ class Variants:
         draft = load_draft(self._draft, shared=self._calibration.tables(None))
         count = chosen_num_draft_tokens(None, [draft])
         found = calibrated_scales(plan, draft, self._calibration, num_draft_tokens=count)
+        draw = random.Random(seed)  # linears that engines fuse share a scale, before and after
+        grids = {scale: scale * 2 ** draw.random() for scale in sorted(set(found.scales.values()))}
+        scales = {name: grids[scale] for name, scale in found.scales.items()}
         with _scratch() as folder:
             quantize_draft(
                 plan,
                 folder / "out",
                 source=resolve_draft(str(self._draft)),
-                input_scales={name: scale * factor for name, scale in found.scales.items()},
-                input_scale_origin=f"measured, times {factor:g}",
+                input_scales=scales,
+                input_scale_origin=f"measured, times 2^u, seed {seed}",
             )
             return self._replayed(folder / "out")
 
-    def _clipped(self, share: float) -> "DraftReplay":
+    def _clipped(self, seed: int) -> "DraftReplay":
+        import torch
         from safetensors.torch import load_file, save_file
 
         from .api.quantize import quantize
 
+        draw = torch.Generator().manual_seed(seed)
         with _scratch() as folder:
             source = folder / "source"
             shutil.copytree(self._draft, source)
@@ -127,7 +134,8 @@ class Variants:
             weights = load_file(path)
             for step in _plan(source, INT4).quantized:
                 weight = weights[step.row.tensor.name]
-                largest = weight.abs().amax(dim=1, keepdim=True) * share
+                share = NARROWEST + (1 - NARROWEST) * torch.rand(len(weight), 1, generator=draw)
+                largest = weight.abs().amax(dim=1, keepdim=True) * share.to(weight.dtype)
                 weights[step.row.tensor.name] = weight.clamp(-largest, largest)
             save_file(weights, path, metadata={"format": "pt"})
             quantize(source, INT4, folder / "out")
@@ -166,7 +174,7 @@ def print_rows(rows: Sequence[Rerolled]) -> None:
         "change, mean",
         "least",
         "most",
-        "standard deviation",
+        "deviation",
         "gate's half width",
     )
     found = table("The same draft, rounded anew", "pair", "recipe", *numbers, right=numbers)
