@@ -185,8 +185,8 @@ def _fitted(settings: RecordSettings, target: Path, prompts: Path, watch: Watch)
         done = "left out" if fitted.too_long.skipped else "cut to their last tokens"
         names = fitted.too_long.skipped or fitted.too_long.truncated
         named = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        watch.line(
-            f"warning: {prompts}: {len(names)} of {len(read)} prompts are {done}: with"
+        watch.warning(
+            f"{prompts}: {len(names)} of {len(read)} prompts are {done}: with"
             f" {settings.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
             f" positions ({named})"
         )
