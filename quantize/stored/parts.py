@@ -15,6 +15,7 @@ __all__ = [
     "FLOAT_DTYPES",
     "FP8_DTYPE",
     "INPUT_SCALES",
+    "WORDS_OF_CODES",
     "ZERO_POINTS",
     "Part",
     "quantized_looking",
@@ -33,6 +34,8 @@ INPUT_SCALES = ("input_scale", "input_global_scale")
 """Static scales of a linear's input; the second one, of NVFP4 in compressed-tensors, divides."""
 BESIDE_CODES = frozenset({*INPUT_SCALES, *ZERO_POINTS, "weight_shape"})
 """What symmetric codes are decoded without."""
+WORDS_OF_CODES = (".qweight", ".qzeros")
+"""Ends of names of codes, and of their zero points, in words of 32 bits: of AWQ and GPTQ."""
 _PACKED_DTYPES = (FP8_DTYPE, "I32", "U8")
 
 
