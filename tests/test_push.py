@@ -101,7 +101,7 @@ class PusherOfItsOwn:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=600,  # it ends by itself
         )
         assert TOKEN not in found.stdout + found.stderr
         assert "Traceback" not in found.stderr

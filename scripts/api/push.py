@@ -103,7 +103,7 @@ def push(
     engines = _engines(checkpoint)
     done = None
     if not dry_run:
-        watch.line(f"uploading {len(files)} files, {sum(files.values()):,} bytes")
+        watch.note(f"uploading {len(files)} files, {sum(files.values()):,} bytes")
         done = upload(place, repository, private=not public, revision=revision, overwrite=overwrite)
     return PushReport(
         repository=repository,
@@ -166,7 +166,7 @@ def _check_verifies(
 ) -> None:
     if against is None:
         if unverified:
-            watch.line("warning: uploaded without being verified against its source")
+            watch.warning("uploaded without being verified against its source")
             return
         raise VerifyError(folder, "is not verified: no source is given",
                           fix="add --against SOURCE, or --unverified to do without")  # fmt: skip

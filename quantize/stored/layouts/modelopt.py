@@ -74,6 +74,7 @@ class StoredModelOpt(StoredLayout):
 
     name: LayoutName = "modelopt"
     exclude_keys = ("exclude_modules", "ignore")
+    heads_are_linears = True
     companions = frozenset({"weight_scale", "weight_scale_2", "input_scale"})
     side_file = SideFile(
         HF_QUANT_CONFIG, "ModelOpt's own declaration", _check_side_file, _complete_side_file
