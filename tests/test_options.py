@@ -200,6 +200,9 @@ COMMANDS = (
         Row("--subtree", "mtp", "subtree", "mtp"),
         Row("--foreign", "", "foreign"),
         Row("--target", "M", "target", Path("M")),
+        Row("--sign", "k.pem", "private_key", Path("k.pem"), "scripts.commands.verify.sign"),
+        Row("--verify-signature", "k.pub", "public_key", Path("k.pub"),
+            "scripts.commands.verify.check_signature"),
     )),
     Command("dequantize QUANT --out OUT", "quantize.dequantize.dequantize_draft", (
         Row("QUANT", "a/b", "reference", "a/b", "scripts.commands.dequantize.resolve_draft"),
