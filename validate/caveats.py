@@ -59,8 +59,8 @@ def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterat
     elif small:
         yield (
             f"{len(small)} of the {len(categories)} categories, with fewer than {min_prompts}"
-            f" prompts each ({sum(found.num_prompts for found in small)} together), were not judged by"
-            " themselves"
+            f" prompts each ({sum(found.num_prompts for found in small)} together), were not judged"
+            " by themselves"
         )
 
 
