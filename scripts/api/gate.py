@@ -182,7 +182,7 @@ def judge_on_traces(
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)
     if tuned is not None:
         warnings += check_loaded(loaded.drafts[0], loaded.drafts[2], tuned)
-    warnings += _target_warnings(settings.target, traces)
+    warnings += _target_warnings(settings.target, traces) + _text_warnings(traces)
     warnings += other_policy_warnings(candidate.quantized_by, policy.name)
     replays = replay_loaded(loaded, settings, watch)
     background = Background(
@@ -219,6 +219,16 @@ def algorithm_to_try(candidate: QuantizedProvenance | None) -> str | None:
     if candidate is None or candidate.recipe.algorithm.rounding != "nearest":
         return None
     return None if candidate.recipe.weights.dtype == "fp8_e4m3" else "gptq"
+
+
+def _text_warnings(traces: "TraceFolder") -> tuple[str, ...]:
+    """Text that no user is served."""
+    if not traces.manifest.ignore_eos:
+        return ()
+    return (
+        "the traces go on behind the target's end of text (record --ignore-eos): what it writes"
+        " there, often itself again, is guessed more easily than answers are",
+    )
 
 
 def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, ...]:
