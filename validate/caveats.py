@@ -51,11 +51,16 @@ def caveats(evidence: Evidence, num_copies: int, num_short_prompts: int) -> Iter
 
 def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterator[str]:
     small = [found for found in categories if not found.outcome]
-    if small:
+    if small and len(small) == len(categories):
         yield (
-            f"{len(small)} of the {len(categories)} categories were not judged by themselves, with"
-            f" fewer than {min_prompts} prompts each ({sum(one.num_prompts for one in small)}"
-            " together)"
+            f"none of the {len(small)} categories was judged by itself: each has fewer than"
+            f" {min_prompts} prompts"
+        )
+    elif small:
+        yield (
+            f"{len(small)} of the {len(categories)} categories, with fewer than {min_prompts}"
+            f" prompts each ({sum(found.num_prompts for found in small)} together), were not judged"
+            " by themselves"
         )
 
 

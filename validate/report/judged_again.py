@@ -56,7 +56,7 @@ class _Text:
         return cls(
             mean_token_probability=told.mean_token_probability,
             num_near_duplicates=told.num_near_duplicates,
-            features=found.traces and found.traces.features.evidence.problem(),
+            features=None if found.traces is None else found.traces.features.evidence.problem(),
         )
 
     def problem(self) -> str | None:
