@@ -38,7 +38,7 @@ def matrix_of(*variants: Variant, **keys: Any) -> Matrix:
             "variants": variants or (NONE, BF16),
             "concurrencies": (1, 4),
             "repeats": 2,
-            "start_seconds": 20,
+            "start_seconds": 600,
             "stop_seconds": 5,
             **keys,
         }
@@ -111,8 +111,8 @@ def test_a_slow_server_is_waited_for_and_a_hanging_one_not(tmp_path: Path) -> No
     measuring = Measuring(matrix_of(slow, repeats=1), tmp_path / "slow")
     measuring.run()
     assert measuring.done == ["ready slow", "slow.c1.r1", "slow.c4.r1"]
-    hanging = matrix_of(Variant(name="hangs", arguments="--never"), start_seconds=1)
-    with pytest.raises(MeasureError, match="hangs: was not ready after 1 seconds") as caught:
+    hanging = matrix_of(Variant(name="hangs", arguments="--never"), start_seconds=4)
+    with pytest.raises(MeasureError, match="hangs: was not ready after 4 seconds") as caught:
         Measuring(hanging, tmp_path / "hangs").run()
     assert caught.value.details == ("  loading",)
 

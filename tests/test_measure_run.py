@@ -28,7 +28,7 @@ PROMPTS = tuple(
 )
 ASK = Ask(decoding=GREEDY, max_new_tokens=12, ignore_eos=False)
 PLAN = Plan(prompts=PROMPTS, ask=ASK, concurrency=3)
-PATIENCE = Patience(attempts=3, first_pause=0.01, seconds=5)
+PATIENCE = Patience(attempts=3, first_pause=0.01, seconds=60)
 
 
 @pytest.fixture

@@ -251,7 +251,10 @@ def test_default_layers() -> None:
         ({"batch_size": 0}, "batch_size: expected at least 1"),
         ({"prompts": []}, "prompts: expected at least one"),
         ({"prompts": [Prompt(id="x", category="a", token_ids=(VOCAB,))]}, f"ids below {VOCAB}"),
-        ({"max_new_tokens": 510}, "519 tokens, prompt and continuation, exceed the target's 512"),
+        (
+            {"max_new_tokens": 510},
+            r"at most 512 tokens with the continuation\nprompt p0: 519 tokens",
+        ),
         ({"aux_layer_ids": (1, 8)}, r"ascending ids in \[0, 8\)"),
         ({"aux_layer_ids": (3, 1)}, "ascending"),
         ({"aux_layer_ids": ()}, "ascending"),
@@ -272,7 +275,7 @@ def test_a_prompt_may_fill_the_positions_of_the_target(target: Path, tmp_path: P
     full = Prompt(id="full", category="a", token_ids=prompt_tokens(1, 509)[0])
     (trace,) = record_traces(target, [full], tmp_path / "out", max_new_tokens=3)
     assert trace.num_tokens == 512
-    with pytest.raises(TraceError, match="513 tokens, prompt and continuation, exceed"):
+    with pytest.raises(TraceError, match="prompt full: 513 tokens, prompt and continuation"):
         record_traces(target, [full], tmp_path / "more", max_new_tokens=4)
 
 

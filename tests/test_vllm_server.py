@@ -459,7 +459,7 @@ def test_a_server_with_too_short_a_context(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_new_tokens": 56}, "65 tokens, prompt and continuation, exceed the target's 64"),
+        ({"max_new_tokens": 56}, "at most 64 tokens with the continuation"),
         ({"prompts": [Prompt(id="x", category="a", token_ids=(VOCAB,))]}, "token ids below 64"),
         ({"prompts": []}, "expected at least one"),
         ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),

@@ -36,6 +36,7 @@ from .manifest import (
 from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace
 from .tables import write_tables
 from .target_tables import TargetTables
+from .too_long import TooLongPrompts
 
 SHARD_BYTES = 512 * 2**20
 
@@ -163,6 +164,7 @@ def trace_output(
     tables: TargetTables | None = None,
     table_ids: Collection[int] = (),
     carried: CarriedTables | None = None,
+    too_long: TooLongPrompts | None = None,
 ) -> Iterator[TraceWriter]:
     """Write a trace folder; leaving the block without an exception publishes it.
 
@@ -179,6 +181,7 @@ def trace_output(
         tables: also carry these tables of the target, see `tables`; None for none.
         table_ids: tokens whose embedding is carried beside those of the traces.
         carried: carry these tables instead, which other trace folders carry.
+        too_long: see `TraceManifest`.
 
     Raises:
         OutputError: `out` exists, its parent does not, or the head does not fit on the disk.
@@ -196,6 +199,7 @@ def trace_output(
         target=target,
         features=features,
         logprobs=logprobs,
+        too_long=too_long,
         num_tokens=0,
         prompts=(),
         shards=(),

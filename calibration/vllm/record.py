@@ -151,6 +151,7 @@ def record_with_vllm(
             recorded_by=engines.pop(),
             tables=tables,
             table_ids=table_ids or (),
+            too_long=plan.too_long,
         ) as writer:
             read = _reading(plan, kept)
             for i in range(len(plan.prompts)):

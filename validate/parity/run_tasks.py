@@ -268,9 +268,4 @@ def _checked(found: Path) -> dict[str, TaskSamples]:
 
 
 def _moved(one: TaskSamples, before: Path, after: Path) -> TaskSamples:
-    return TaskSamples(
-        path=after / one.path.relative_to(before),
-        task=one.task,
-        items=one.items,
-        lower_is_better=one.lower_is_better,
-    )
+    return dataclasses.replace(one, path=after / one.path.relative_to(before))

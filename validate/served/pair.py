@@ -112,6 +112,8 @@ class ServedPair:
                 ((one.baseline.common, one.candidate.common) for one in outputs), confidence
             ),
             repeated_8gram_share=repeated_ngram_share(r.token_ids for r in baseline.records),
+            mean_token_probability=self.baseline.text.mean_token_probability,
+            num_near_duplicates=self.baseline.text.num_near_duplicates,
         )
 
     def _change(self, counts: Iterable[CountsPair], confidence: float) -> PairedChange | None:
