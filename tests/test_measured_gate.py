@@ -162,6 +162,15 @@ def test_servers_that_were_started_differently_are_named() -> None:
     assert "model_config.quantization: None, fp8" in report.reason
 
 
+def test_what_only_the_user_says_of_a_draft_is_said() -> None:
+    called = {"draft": "int4", "served_draft": "/draft", "told_by": "user"}
+    report = judge_measured(run(**A), run(1, 1, **B, **called), RELEASE)
+    (said,) = [warning for warning in report.warnings if "--served-as" in warning]
+    assert said == (
+        "the server of drop 1 calls its draft /draft: that it is int4 is what --served-as says"
+    )
+
+
 def test_the_same_run_with_other_times_is_no_comparison() -> None:
     """Unless hashes say that two drafts were served: then it is for the verdict to doubt it."""
     for digests in (({}, {}), (A, {}), ({}, B)):
