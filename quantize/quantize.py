@@ -166,6 +166,7 @@ def quantize_draft(
             checkpoint.folder,
             on_verified,
             method=method(),
+            config_changes=changes,
             subtree=checkpoint.subtree,
             config_file=UNVERIFIED_CONFIG_FILE,
         )

@@ -333,7 +333,7 @@ def test_a_killed_run_publishes_nothing(tmp_path: Path, number: signal.Signals) 
         assert process.stdout.readline() == "written\n"
         time.sleep(0.1)
         os.kill(process.pid, number)
-        process.wait(timeout=30)
+        process.wait()
     assert not (tmp_path / "out").exists()
     left = [path for path in tmp_path.iterdir() if path.name != "draft"]
     if number == signal.SIGTERM:

@@ -106,6 +106,12 @@ def test_a_prompt_ends_with_the_end_of_text(
     ending = Prompt(id="e", category="a", token_ids=(END - 2,))
     (trace,) = record(running, tmp_path / "out", plan(target, prompts=[ending]))
     assert trace.continuation == (END - 1, END)
+    on = plan(target, prompts=[ending], decoding=Decoding(ignore_eos=True))
+    traces = record_with_vllm(on, Served(url=running.url, folder=running.shared), tmp_path / "on")
+    (trace,) = traces
+    assert trace.continuation[:3] == (END - 1, END, 0)
+    assert len(trace.continuation) == 6
+    assert traces.manifest.ignore_eos
 
 
 def test_greedy_requests_ask_for_nothing_else(

@@ -61,7 +61,8 @@ def record_traces(
         target: local folder of a causal language model with safetensors weights; no remote code.
         prompts: at least one; prompts of equal length are run together.
         out: folder to create.
-        max_new_tokens: tokens to add; a prompt ends earlier at the target's end-of-text token.
+        max_new_tokens: tokens to add; a prompt ends earlier at the target's end-of-text token,
+            unless `decoding` ignores it.
         decoding: how tokens are chosen.
         aux_layer_ids: layers whose outputs are recorded, 0-based, ascending. None = those of
             `fuse_with`, else [1, L/2 - 1, L - 4].
@@ -104,6 +105,7 @@ def record_traces(
                 spec,
                 temperature=decoding.temperature,
                 sampling=decoding.sampling,
+                ignore_eos=decoding.ignore_eos,
                 logprobs=decoding.logprob_spec,
                 tables=tables,
                 table_ids=table_ids or (),
@@ -158,6 +160,7 @@ class _Recorder:
         self._hooks = ExitStack()
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = model.config.get_text_config().eos_token_id if ends is None else ends
+        ends = None if decoding.ignore_eos else ends
         self._ends = torch.tensor(
             ends if isinstance(ends, list) else [] if ends is None else [ends]
         )

@@ -164,6 +164,7 @@ class TraceManifest:
         format: what the file is. version: of the format.
         temperature: of the continuations, 0 = greedy.
         sampling: None for greedy ones.
+        ignore_eos: texts go on behind the target's end-of-text tokens.
         recorded_by: engine and version, where it was none of transformers.
         target: who was recorded. features: what a position has.
         logprobs: None where none are recorded; sampled traces have them.
@@ -177,6 +178,7 @@ class TraceManifest:
     version: Literal[1] = 1
     temperature: float
     sampling: Sampling | None = None
+    ignore_eos: bool = False
     recorded_by: str | None = None
     target: TargetIdentity
     features: FeatureSpec

@@ -281,7 +281,8 @@ def _difference(ours: object, theirs: object) -> str:
 def _kind(manifest: TraceManifest) -> tuple[object, ...]:
     """What must be equal: target, features, decoding, log-probabilities."""
     sampling = manifest.sampling and replace(manifest.sampling, seed=None)
-    return manifest.target, manifest.features, (manifest.temperature, sampling), manifest.logprobs
+    decoding = manifest.temperature, sampling, manifest.ignore_eos
+    return manifest.target, manifest.features, decoding, manifest.logprobs
 
 
 def _common_sampling(folders: Sequence[TraceFolder]) -> Sampling | None:
@@ -318,6 +319,7 @@ def _output_like(
         manifest.features,
         temperature=manifest.temperature,
         sampling=manifest.sampling,
+        ignore_eos=manifest.ignore_eos,
         logprobs=manifest.logprobs,
         recorded_by=manifest.recorded_by,
         too_long=manifest.too_long,

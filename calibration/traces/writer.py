@@ -157,6 +157,7 @@ def trace_output(
     *,
     temperature: float = 0,
     sampling: Sampling | None = None,
+    ignore_eos: bool = False,
     logprobs: LogprobSpec | None = None,
     recorded_by: str | None = None,
     shard_bytes: int = SHARD_BYTES,
@@ -171,8 +172,9 @@ def trace_output(
         out: folder to create; its parent exists.
         target: what was recorded.
         features: what the features are.
-        temperature: see `TraceManifest`, also for the next three.
+        temperature: see `TraceManifest`, also for the next four.
         sampling: how tokens were drawn at a temperature above 0.
+        ignore_eos: texts go on behind end-of-text tokens.
         logprobs: which ones the traces have.
         recorded_by: engine and version.
         shard_bytes: a new shard starts before tensors of one grow beyond this.
@@ -192,6 +194,7 @@ def trace_output(
     head = TraceManifest(
         temperature=temperature,
         sampling=sampling,
+        ignore_eos=ignore_eos,
         recorded_by=recorded_by,
         target=target,
         features=features,

@@ -28,7 +28,8 @@ class RecordingPlan:
         target: local folder with config.json; weights may be elsewhere.
         shape: what its config.json says.
         prompts: at least one.
-        max_new_tokens: a prompt ends earlier at the target's end-of-text token.
+        max_new_tokens: a prompt ends earlier at the target's end-of-text token, unless `decoding`
+            ignores it.
         decoding: how tokens are chosen.
         aux_layer_ids: layers whose outputs are recorded, 0-based; None = those of `fuse_with`, else
             EAGLE-3's defaults.

@@ -146,6 +146,7 @@ def record_with_vllm(
             plan.features,
             temperature=plan.decoding.temperature,
             sampling=plan.decoding.sampling,
+            ignore_eos=plan.decoding.ignore_eos,
             logprobs=plan.decoding.logprob_spec,
             recorded_by=engines.pop(),
             tables=tables,

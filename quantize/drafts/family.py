@@ -145,6 +145,8 @@ class Family(ABC):
     """Canonical prefixes of the tensors that turn target features into the draft's first input."""
     layer_keys: str = "num_hidden_layers"
     """The keys of config.json that say how many layers there are, for a sentence."""
+    one_layer: bool = False
+    """Drafts of it have one layer mostly, whatever number their config.json has of the target's."""
     linears_per_layer: int | None = None
     """Attention and MLP linears of a layer, where that has fewer than a decoder layer."""
     shared_tables: tuple[Role, ...] = SHARED_ROLES

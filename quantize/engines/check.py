@@ -13,6 +13,7 @@ from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import HF_QUANT_CONFIG
+from .biases import without_bias_keys
 from .captured import REMEDY, misread_layers
 from .contract import (
     ENGINE_NAMES,
@@ -148,7 +149,8 @@ def _check(
         return _answer(engine, arch, tp, [refused])
     if declaration is not None and declaration.method is None:
         declaration = None  # the engine goes on as if nothing was declared
-    family, geometry = read_config(checkpoint)
+    plain = replace(checkpoint, config=without_bias_keys(checkpoint.config))
+    family, geometry = read_config(plain, as_declared=True)
     geometry = _with_norms(engine, family, geometry, checkpoint.config)
     question = Question(
         family=family.name,

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.errors import HubError, VerifyError
+from ...quantize.errors import CheckpointError, HubError, VerifyError
 from ...quantize.files.card import CARD_FILE, front_keys, read_card
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import is_hub_id
 from ...quantize.files.hub_upload import Upload, upload, upload_files
+from ...quantize.verify.owned import unknown_files
 from .opening import Reference
 from .verify import verify
 from .watch import SILENT, Watch
@@ -71,7 +72,8 @@ def push(
         folder: the quantized draft.
         repository: owner/name, made if there is none.
         against: folder or Hub id of its source; every byte is compared first.
-        unverified: there is no source at hand, and it is uploaded all the same.
+        unverified: there is no source at hand, and it is uploaded all the same: files that drafts
+            are known to have, and none besides.
         target: see `verify`.
         public: everybody may see it; must be what a repository that exists already is.
         revision: branch, made if need be; None = main.
@@ -91,6 +93,8 @@ def push(
     checkpoint = Checkpoint.open(place)
     files = upload_files(place)
     _check_card(place)
+    if unverified and against is None:
+        _check_known(checkpoint, files)
     _check_verifies(place, against, unverified=unverified, target=target, watch=watch)
     engines = _engines(checkpoint)
     done = None
@@ -121,6 +125,19 @@ def _check_card(folder: Path) -> None:
         fix=f"draftquant card {folder} --out {path} --overwrite (with --gate G.json where you have"
         " one)",
     )
+
+
+def _check_known(checkpoint: Checkpoint, files: Mapping[str, int]) -> None:
+    """Each file belongs to somebody, also where no source says to whom."""
+    unknown = unknown_files(checkpoint, files)
+    if unknown:
+        raise CheckpointError(
+            checkpoint.folder,
+            f"{len(unknown)} file(s) that no draft is known to have, and that are not uploaded"
+            " without a source that has them:",
+            details=[f"  {file}" for file in unknown[:10]],
+            fix="move them out of the folder, or add --against SOURCE",
+        )
 
 
 def _check_verifies(

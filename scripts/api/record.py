@@ -39,6 +39,7 @@ def record(
     turns: Turns = "first",
     too_long: "TooLong" = "error",
     max_new_tokens: int = 128,
+    ignore_eos: bool = False,
     temperature: float = 0,
     top_p: float = 1,
     top_k: int = 0,
@@ -77,6 +78,7 @@ def record(
         turns: likewise.
         too_long: likewise.
         max_new_tokens: likewise.
+        ignore_eos: likewise.
         temperature: likewise.
         top_p: likewise.
         top_k: likewise.
@@ -108,6 +110,7 @@ def record(
         turns=turns,
         too_long=too_long,
         max_new_tokens=max_new_tokens,
+        ignore_eos=ignore_eos,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -250,6 +253,7 @@ def _how(settings: RecordSettings, target: Path) -> _HowToRecord:
             seed=settings.seed,
             logprobs=settings.logprobs,
             num_top_logprobs=settings.top_logprobs,
+            ignore_eos=settings.ignore_eos,
         ),
         aux_layer_ids=aux_layer_ids,
         fuse_with=fuse_with,

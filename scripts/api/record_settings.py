@@ -39,6 +39,7 @@ class RecordSettings:
             "error" ends the run before the target is loaded and names all of them, "skip" leaves
             it out, "truncate" keeps its last tokens; trace.json says which.
         max_new_tokens: per prompt or turn, at least 1.
+        ignore_eos: each is continued to that length, behind the target's end of text.
         temperature: 0 = greedy.
         top_p: in (0, 1]; 1 = all tokens.
         top_k: 0 = all tokens.
@@ -63,6 +64,7 @@ class RecordSettings:
     turns: Turns = "first"
     too_long: "TooLong" = "error"
     max_new_tokens: int = 128
+    ignore_eos: bool = False
     temperature: float = 0
     top_p: float = 1
     top_k: int = 0

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import shutil
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.target_tables import SharedTables
     from ...quantize.stored.loading import LoadedDraft
+    from ...validate.served.kept_places import KeptPlaces
     from ...validate.served.reconciled import Reconciliation
 
 SHOWN = 20
@@ -45,7 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " 0.5: four BF16 steps of a logit in [16, 32))",
     )
     parser.add_argument(
-        "--report", type=Path, metavar="F.json", help="also write the JSON report here"
+        "--limit",
+        type=int,
+        metavar="PROMPTS",
+        help="only the first so many of the measurement that the traces hold",
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="F.json",
+        help="also write the JSON report here; what is replayed is kept beside it, and a run that"
+        " was killed goes on with the same command",
     )
     add_overwrite(parser)
 
@@ -53,11 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`; 0 = all is explained, 1 = something is not, 3 = not known of some."""
     from ...calibration.passes.devices import resolve_device
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.folder import TraceFolder, file_sha256
+    from ...quantize.files.resumable import resumable_folder
     from ...validate.errors import MeasureError
     from ...validate.measure.measurement_file import read_measurement
     from ...validate.pairing import DraftFolder
     from ...validate.parity.divergence import LARGEST_NOISE
+    from ...validate.served.kept_places import RECONCILING
     from ...validate.served.reconciled import check_reconcilable, reconcile
 
     check_report_file(options)
@@ -65,6 +80,9 @@ def run(options: argparse.Namespace) -> int:
     if not max_gap >= 0:
         raise MeasureError("--max-gap", f"expected nats of at least 0, got {max_gap}",
                            fix="leave it out")  # fmt: skip
+    if options.limit is not None and options.limit < 1:
+        raise MeasureError("--limit", f"expected at least 1, got {options.limit}",
+                           fix="leave it out for all prompts")  # fmt: skip
     measurement = read_measurement(options.measured)
     traces = TraceFolder.open(options.traces)
     speculation = check_reconcilable(measurement, traces)
@@ -73,7 +91,18 @@ def run(options: argparse.Namespace) -> int:
     device = resolve_device(options.device)
     tables = shared_tables(traces, options.target, device)
     drafts = _in_both_dtypes(folder, traces, tables, device)
-    with progress_bar("reconcile", len(measurement.records)) as bar:
+    kept, plan = (
+        _kept(options.report),
+        {
+            "measurement_sha256": file_sha256(options.measured),
+            "traces_sha256": traces.sha256,
+            "draft_sha256": known,
+        },
+    )
+    with (
+        nullcontext() if kept is None else resumable_folder(kept.folder, RECONCILING, plan),
+        progress_bar("reconcile", len(measurement.records)) as bar,
+    ):
         found = reconcile(
             measurement,
             traces,
@@ -81,16 +110,27 @@ def run(options: argparse.Namespace) -> int:
             tables=tables,
             max_gap=max_gap,
             other_draft=None if served is None else served != known,
+            limit=options.limit,
+            kept=kept,
             on_progress=bar.set,
         )
     if options.report:
         text = json.dumps(found.to_mapping(), indent=2) + "\n"
         write_reports({options.report: text}, overwrite=options.overwrite)
+    if kept is not None:
+        shutil.rmtree(kept.folder, ignore_errors=True)
     if options.json:
         print_json(found.to_mapping())
     else:
         print_reconciliation(found)
     return found.exit_code
+
+
+def _kept(report: Path | None) -> "KeptPlaces | None":
+    """Where the prompts that are replayed are kept until there is a report."""
+    from ...validate.served.kept_places import RECONCILING, KeptPlaces
+
+    return report and KeptPlaces(folder=report.with_name(f"{report.name}.{RECONCILING}"))
 
 
 def _in_both_dtypes(
@@ -113,7 +153,7 @@ def _in_both_dtypes(
         dtype=torch.float32,
         device=device,
         num_draft_tokens=None,
-        batch_size=1,
+        batch_size=None,
     ).check()
     as_served, exact = (
         load_draft(folder, dtype=dtype, device=device, compact=True, shared=tables)
@@ -163,6 +203,8 @@ def print_reconciliation(found: "Reconciliation") -> None:
             ("warning:", "yellow"),
             " the measurement does not say which draft was served (measure --draft)",
         )
+    if found.num_left_out:
+        out.line(f"{found.num_left_out} more prompts that both hold are left out (--limit)")
     if found.num_not_recorded:
         out.line(
             ("warning:", "yellow"),

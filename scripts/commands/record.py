@@ -79,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of each answer (default 128)",
     )
     parser.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="continue each prompt to --max-new-tokens, behind the target's end of text",
+    )
+    parser.add_argument(
         "--too-long",
         choices=typing.get_args(TooLong),
         default="error",
@@ -157,6 +162,7 @@ def _settings(options: argparse.Namespace) -> RecordSettings:
         turns=options.turns,
         too_long=options.too_long,
         max_new_tokens=options.max_new_tokens,
+        ignore_eos=options.ignore_eos,
         temperature=options.temperature,
         top_p=options.top_p,
         top_k=options.top_k,

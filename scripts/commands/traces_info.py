@@ -87,6 +87,7 @@ def _lines(info: "TraceInfo") -> Iterator[str]:
 def _decoding(manifest: "TraceManifest") -> str:
     sampling, logprobs = manifest.sampling, manifest.logprobs
     beside = f", {logprobs.kind} log-probabilities" if logprobs else ""
+    beside += ", on behind the end of text" if manifest.ignore_eos else ""
     if sampling is None:
         return f"greedy{beside}"
     seed = "not known" if sampling.seed is None else sampling.seed
@@ -120,6 +121,7 @@ def _mapping(info: "TraceInfo") -> dict[str, Any]:
         "features": dataclasses.asdict(manifest.features),
         "temperature": manifest.temperature,
         "sampling": dataclasses.asdict(manifest.sampling) if manifest.sampling else None,
+        "ignore_eos": manifest.ignore_eos,
         "logprobs": dataclasses.asdict(manifest.logprobs) if manifest.logprobs else None,
         "too_long": dataclasses.asdict(manifest.too_long) if manifest.too_long else None,
         "tables": dataclasses.asdict(manifest.tables) if manifest.tables else None,

@@ -59,9 +59,13 @@ def print_verification(report: VerifyReport) -> None:
         right=numbers,
     )
     for linear in report.linears:
-        error = [f"{linear.max_error:.4f}"] if linear.max_error is not None else []
-        found.row(linear.module, *error, f"{linear.relative_l2_error:.4f}")
+        error = "-" if linear.max_error is None else f"{linear.max_error:.4f}"
+        errors = (error,) if bounded else ()
+        found.row(linear.module, *errors, f"{linear.relative_l2_error:.4f}")
     print_table(found)
+    rules = [linear.found for linear in report.linears if linear.found]
+    for rule in dict.fromkeys(rules):
+        out.line(f"{rule}: {rules.count(rule)} linear(s)")
     if report.retuned:
         out.line(
             ("RETUNED", "bold magenta"),

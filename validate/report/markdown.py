@@ -44,9 +44,11 @@ def _lines(document: Document) -> Iterator[str]:
     yield f"### {judgement.verdict}: draftquant gate of {code(drafts.candidate.name)}"
     yield ""
     yield escaped(judgement.reason)
-    if judgement.action:
+    ways = (judgement.action or "").splitlines()
+    if ways:
         yield ""
-        yield f"**What to do:** {escaped(judgement.action)}"
+        yield f"**What to do:** {escaped(ways[0])}" if len(ways) == 1 else "**What to do:**"
+        yield from (f"- {escaped(way)}" for way in ways if len(ways) > 1)
     for title, found in document.comparisons:
         yield ""
         if title:
@@ -92,7 +94,7 @@ def _categories(found: Comparison) -> Iterator[str]:
             found.verdict,
         )
     ]
-    if len(found.categories) > 1:
+    if found.categories:
         rows += [
             (
                 code(own.category),
