@@ -203,7 +203,7 @@ COMMANDS = (
         Row("--sign", "k.pem", "private_key", Path("k.pem"), "scripts.commands.verify.sign"),
         Row("--verify-signature", "k.pub", "public_key", Path("k.pub"),
             "scripts.commands.verify.check_signature"),
-    )),
+    ), {"scripts.commands.verify.verify": MagicMock(kept=1, quantized=1, bytes_compared=1)}),
     Command("dequantize QUANT --out OUT", "quantize.dequantize.dequantize_draft", (
         Row("QUANT", "a/b", "reference", "a/b", "scripts.commands.dequantize.resolve_draft"),
         Row("--subtree", "mtp", "subtree", "mtp", "scripts.commands.dequantize.resolve_draft"),
