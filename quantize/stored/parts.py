@@ -16,6 +16,7 @@ __all__ = [
     "FP8_DTYPE",
     "INPUT_SCALES",
     "INVERSE_INPUT_SCALE",
+    "WORDS_OF_CODES",
     "ZERO_POINTS",
     "Part",
     "quantized_looking",
@@ -36,6 +37,8 @@ INPUT_SCALES = ("input_scale", INVERSE_INPUT_SCALE)
 """Static scales of a linear's input: one of the two."""
 BESIDE_CODES = frozenset({*INPUT_SCALES, *ZERO_POINTS, "weight_shape"})
 """What symmetric codes are decoded without."""
+WORDS_OF_CODES = (".qweight", ".qzeros")
+"""Ends of names of codes, and of their zero points, in words of 32 bits: of AWQ and GPTQ."""
 _PACKED_DTYPES = (FP8_DTYPE, "I32", "U8")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import LayoutName, Recipe
 from ...files.checkpoint import CONFIG_FILE, read_json_object
+from ...files.entries import check_own
 from .compressed_tensors import only_group
 from .reader import ObjectReader, not_understood
 from .scheme import (
@@ -35,6 +36,7 @@ _ALGORITHMS: dict[str, tuple[WeightDtype, Granularity, Activations]] = {
 def _check_side_file(folder: Path, scheme: DeclaredScheme, declared: Mapping[str, Any]) -> None:
     """See `SideFile`; TensorRT-LLM reads it."""
     path = folder / HF_QUANT_CONFIG
+    check_own(folder, HF_QUANT_CONFIG)
     if not path.exists():
         return
     content: Mapping[str, Any] = read_json_object(path, "write it again from config.json")
