@@ -55,6 +55,14 @@ def pages() -> tuple[Row, ...]:
         Row("--html", "r.html", "documents.*", (Path("r.html"),), PAGES),
         Row("--markdown", "r.md", "documents.*", (Path("r.md"),), PAGES),
         Row("--junit", "r.xml", "documents.*", (Path("r.xml"),), PAGES),
+        Row(
+            "--junit-inconclusive",
+            "skipped",
+            "inconclusive",
+            "skipped",
+            "validate.report.junit.junit",
+            "--junit r.xml",
+        ),
         Row("--github", "", "path", Path("summary"), "scripts.commands.report_outputs.append_text"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
     )
@@ -388,6 +396,7 @@ COMMANDS = (
         Row("--confidence", "0.9", "policy.confidence", 0.9),
         Row("--min-prompts", "7", "policy.min_prompts", 7),
         Row("--every-category-passes", "", "policy.every_category_passes"),
+        Row("--unrecorded", "", "policy.record_required", False),
         Row("--look", "2/3", "look.number", 2),
         Row("--look", "2/3", "look.total", 3),
         Row("--spending", "pocock", "look.spending", "pocock", beside="--look 2/3"),
@@ -477,6 +486,8 @@ COMMANDS = (
         Row("B_SAMPLES", "other", "second.given", Path("other")),
         Row("--max-score-drop", "2%", "max_score_drop", 0.02),
         Row("--confidence", "90%", "confidence", 0.9),
+        Row("--higher-is-better", "x y", "directions.higher", ["x", "y"]),
+        Row("--lower-is-better", "x y", "directions.lower", ["x", "y"]),
         *findings(),
     ), {
         "validate.parity.tasks.task_findings": [FINDING],
