@@ -53,7 +53,8 @@ def identified(
         MeasureError: the server tells of another one.
     """
     named = speculation.draft or None
-    in_the_target = named in (server.model, *map(server.arguments.get, _NAMES_OF_THE_TARGET))
+    of_the_target = (server.model, *map(server.arguments.get, _NAMES_OF_THE_TARGET))
+    in_the_target = named is not None and named in of_the_target
     # An MTP layer is a part of the target, whose name and quantization are what is told.
     told_by = _told_by(None if in_the_target else named, draft)
     if not in_the_target:
