@@ -111,7 +111,7 @@ def test_fix_repairs_for_the_version_that_is_asked_for(
     folder = tmp_path / "named"
     folder.mkdir()
     for path in draft.iterdir():
-        (folder / path.name).symlink_to(path)
+        (folder / path.name).hardlink_to(path)
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(

@@ -157,8 +157,8 @@ class Engine:
     Attributes:
         version: as the engine's package calls it.
         evidence: how its tables came about.
-        archs: GPUs that are asked for where none is named.
-        other_archs: those that it is known on besides.
+        archs: GPUs of which `check` wants one answer where none is named.
+        other_archs: those that it is known on besides; `gpus` has both.
         architectures: the names in config.json for which the loading was executed.
         architecture_problem: its error for a name that it does not have; None for those that it
             has, and for those of which nothing is known.
@@ -259,6 +259,11 @@ class Engine:
     checks_shapes: bool = False
     scale_shape: str = ""
     launch: Callable[[Question, int, str], str]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """All GPUs that it is known on."""
+        return (*self.archs, *self.other_archs)
 
     def as_read(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """config.json as it looks for a declaration, under the usual key and quant_method."""

@@ -22,6 +22,7 @@ from ...recipes.schema import LayoutName, Recipe, WeightFormat, recipe_sha256
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CheckpointError
 from .checkpoint import PROVENANCE_FILE
+from .entries import check_own
 from .retuning import Retuning
 from .safetensors_header import FloatDtype
 from .staging import write_text
@@ -299,6 +300,7 @@ def read_provenance(folder: Path) -> Provenance | None:
             another.
     """
     path = folder / PROVENANCE_FILE
+    check_own(folder, PROVENANCE_FILE)
     if not path.exists():
         return None
     try:
