@@ -15,6 +15,7 @@ from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.info import trace_info
 from draftquant.calibration.traces.manifest import LogprobSpec, Sampling
 from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.seen import recorded_prompts
 from draftquant.calibration.traces.sets import merge_traces, split_traces
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.errors import OutputError
@@ -128,7 +129,7 @@ def test_what_belongs_together_stays_together(seed: int, tmp_path: Path) -> None
     for group in ({"talk/turn-1", "talk/turn-2", "talk/turn-3", "copy"}, {"near", "nearly"}):
         assert len(group & set(ids(report.first))) in (0, len(group))
     assert report.num_kept_together == 4
-    hashes = [{prompt for _, prompt in side.prompt_sha256s()} for side in
+    hashes = [{prompt.hashes[1] for prompt in recorded_prompts(side)} for side in
               (report.first, report.second)]  # fmt: skip
     assert not hashes[0] & hashes[1]
 

@@ -19,6 +19,7 @@ from ...recipes.decode import encode
 from ...recipes.errors import reason
 from ...recipes.regular_file import read_text
 from ...recipes.schema import LayoutName, Recipe, WeightFormat, recipe_sha256
+from ...recipes.seen_prompts import Sketches
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CheckpointError
 from .checkpoint import PROVENANCE_FILE
@@ -167,8 +168,8 @@ class QuantizedProvenance:
             for byte, so that its sha256 is that in `source`.
         balanced, input_scales, few_inputs: see `Method`.
         input_scale_origin: where they came from; None = not said, "" = there are none.
-        calibration_prompts: identities of the prompts that the run looked at, ascending: sha256 of
-            their token ids, by which the gate knows them whatever they are called.
+        calibration_prompts, calibration_sketches: of the prompts that the run looked at, by which
+            the gate knows them whatever they are called: see `SeenPrompts`.
         learned, retuning: how codes were learned, how the target taught them; None where not.
         made_by: where the folder was repaired or transcoded later: `draftquant` and `argv` are that
             run's.
@@ -196,6 +197,7 @@ class QuantizedProvenance:
     input_scale_origin: str | None = ""
     few_inputs: Mapping[str, int] = field(default_factory=dict)
     calibration_prompts: tuple[str, ...] = ()
+    calibration_sketches: Sketches | None = None
     learned: LearnedRounding | None = None
     retuning: Retuning | None = None
     made_by: MadeBy | None = None
@@ -283,6 +285,7 @@ class TunedProvenance:
     calibration_prompts: tuple[str, ...]
     learned: LearnedRounding
     retuning: Retuning
+    calibration_sketches: Sketches | None = None
     made_by: MadeBy | None = None
     repairs: tuple[RepairRecord, ...] = ()
     sha256: str = ""
