@@ -113,10 +113,12 @@ def _too_few_prompts(evidence: Evidence) -> Decision | None:
     in_effect = ""
     if count >= policy.min_prompts:
         in_effect = f", in effect {effective:.1f} (a few of them hold most verify steps),"
+    clustered = any(prompt.cluster for prompt in evidence.baseline.prompts)
+    unit = "clusters of prompts" if clustered else "distinct prompts"
     required = _required(evidence, change, policy.max_relative_drop)
     return Decision(
         "INCONCLUSIVE",
-        f"{count} distinct prompts{in_effect} are fewer than the {policy.min_prompts} that the"
+        f"{count} {unit}{in_effect} are fewer than the {policy.min_prompts} that the"
         f" policy {policy.name!r} asks for.",
         _advice(evidence, required),
         required,
