@@ -10,7 +10,6 @@ import pytest
 from draftquant.scripts.bench_gate import (
     LIMIT,
     TABLES,
-    Figures,
     as_advised,
     categories,
     fresh,
@@ -21,6 +20,7 @@ from draftquant.scripts.bench_gate import (
     verdicts,
 )
 from draftquant.scripts.simulated_replays import record, replays
+from draftquant.scripts.simulation import Figures
 from draftquant.validate.looks import Spending
 
 RUNS = 60
