@@ -11,10 +11,9 @@ freedom, no categories. Rates are shares of the runs.
 
 import math
 import sys
-import typing
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from scipy import stats
@@ -25,7 +24,8 @@ from ..validate.looks import Look, Spending
 from ..validate.paired import paired_change
 from ..validate.policy import POLICIES
 from ..validate.statistics import AcceptanceCounts
-from .simulated_replays import USUAL_LENGTH_SPREAD, Loss, Recorded, record, replays
+from .simulated_bounds import dependent, losses
+from .simulated_replays import Recorded, record, replays
 from .simulation import Figures, simulate
 
 RELEASE = POLICIES["release"]
@@ -53,65 +53,19 @@ def verdicts(runs: int, seed: int) -> Figures:
             lambda g: record(g, 100, LIMIT, length_spread=1.5)
         ),
     }
-    return _beside("Verdicts under 'release'", "plain", _plain, scenarios, runs, seed)
-
-
-def losses(runs: int, seed: int) -> Figures:
-    """Losses that lie in some prompts, beside bounds that do not look at skewness."""
-    scenarios: dict[str, Scenario] = {}
-    for count in (36, 60, 100, 300):
-        for loss in typing.get_args(Loss):
-            spread = 0.8 if loss == "long" else USUAL_LENGTH_SPREAD
-            scenarios[f"{count} prompts, -1.0%, lost: {loss}"] = _losing(count, LIMIT, loss, spread)
-    scenarios["100 prompts, -2.0%, lost: a twentieth"] = _losing(100, 2 * LIMIT, "a twentieth")
-    scenarios |= {f"{count} prompts, 0": _plainly(count, 0.0) for count in (36, 60, 100, 150)}
-    return _beside("Who loses", "without skewness", unskewed_outcome, scenarios, runs, seed)
-
-
-def dependent(runs: int, seed: int) -> Figures:
-    """Near copies, and groups that share an effect, beside the verdict that knows no cluster."""
-
-    def groups(count: int, change: float) -> Scenario:
-        return lambda g: record(g, count, change, group=5).in_clusters(
-            [number // 5 for number in range(count)]
-        )
-
-    scenarios: dict[str, Scenario] = {
-        "4 prompts in 9 near copies each, 0": lambda g: record(g, 4, 0.0).near_copies(9),
-        "60 prompts in 3 near copies each, -1.0%": lambda g: record(g, 60, LIMIT).near_copies(3),
-        "60 prompts in 10 near copies each, -1.0%": lambda g: record(g, 60, LIMIT).near_copies(10),
-        "100 prompts in groups of five, -1.0%": groups(100, LIMIT),
-        "300 prompts in groups of five, -1.0%": groups(300, LIMIT),
-        "300 prompts in groups of five, -2.0%": groups(300, 2 * LIMIT),
-        "300 prompts in groups of five, 0": groups(300, 0.0),
-        "600 prompts in groups of five, 0": groups(600, 0.0),
-    }
-    return _beside("Clusters", "undeclared", _unclustered, scenarios, runs, seed)
-
-
-def _beside(
-    title: str,
-    other: str,
-    other_outcome: Callable[[Recorded, GateReport], str],
-    scenarios: Mapping[str, Scenario],
-    runs: int,
-    seed: int,
-) -> Figures:
-    """PASS and FAIL of another rule beside the gate's verdicts."""
     rows = {}
     for name, scenario in scenarios.items():
-        others: Counter[str] = Counter()
+        plain: Counter[str] = Counter()
         gate: Counter[str] = Counter()
         for recorded in _draws(name, scenario, runs, seed):
-            report = judged(recorded)
-            others[other_outcome(recorded, report)] += 1
-            gate[report.verdict] += 1
+            plain[plain_outcome(recorded)] += 1
+            gate[judged(recorded).verdict] += 1
         rows[name] = (
-            *(others[verdict] / runs for verdict in ("PASS", "FAIL")),
+            *(plain[verdict] / runs for verdict in ("PASS", "FAIL")),
             *(gate[verdict] / runs for verdict in ("PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS")),
         )
-    shares = ("PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS")
-    return Figures(title=title, columns=(f"{other} PASS", f"{other} FAIL", *shares), rows=rows)
+    columns = ("plain PASS", "plain FAIL", "PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS")
+    return Figures(title="Verdicts under 'release'", columns=columns, rows=rows)
 
 
 def coverage(runs: int, seed: int) -> Figures:
@@ -215,35 +169,6 @@ def plain_outcome(recorded: Recorded) -> Outcome:
     lower, upper = plain_bounds(recorded)
     limit = math.log1p(LIMIT)
     return "PASS" if lower > limit else "FAIL" if upper < limit else "INCONCLUSIVE"
-
-
-def _plain(recorded: Recorded, _report: GateReport) -> Outcome:
-    return plain_outcome(recorded)
-
-
-def unskewed_outcome(_recorded: Recorded, report: GateReport) -> Outcome:
-    """The verdict by the gate's own standard error and Student's t alone."""
-    change = report.change
-    if change is None or change.effective_num_prompts < RELEASE.min_prompts:
-        return "INCONCLUSIVE"
-    quantile = stats.t.ppf(change.confidence, change.effective_num_prompts - 1)
-    half = float(quantile) * change.standard_error
-    limit = math.log1p(LIMIT)
-    if change.log_ratio - half > limit:
-        return "PASS"
-    return "FAIL" if change.log_ratio + half < limit else "INCONCLUSIVE"
-
-
-def _unclustered(recorded: Recorded, _report: GateReport) -> str:
-    return judged(recorded.without_clusters()).verdict
-
-
-def _losing(
-    count: int, change: float, loss: Loss, length_spread: float = USUAL_LENGTH_SPREAD
-) -> Scenario:
-    return lambda generator: record(
-        generator, count, change, loss=loss, length_spread=length_spread
-    )
 
 
 def _plainly(count: int, change: float, length_spread: float = 0.1) -> Scenario:

@@ -63,14 +63,12 @@ class Recorded:
     Attributes:
         baseline, candidate: [N, K + 1] rounds by number of accepted tokens.
         prompts: [N] equal numbers are copies of one prompt. categories: [N].
-        clusters: [N] equal names are judged as one prompt; empty = each is independent.
     """
 
     baseline: Ints
     candidate: Ints
     prompts: Sequence[int]
     categories: Sequence[str]
-    clusters: Sequence[str] = ()
 
     def __add__(self, more: "Recorded") -> "Recorded":
         """Further prompts, which are others."""
@@ -99,19 +97,6 @@ class Recorded:
             prompts=list(self.prompts) * copies,
             categories=list(self.categories) * copies,
         )
-
-    def in_clusters(self, of: Sequence[int]) -> "Recorded":
-        """The same with a cluster for each of these numbers."""
-        return dataclasses.replace(self, clusters=[f"cluster {number}" for number in of])
-
-    def near_copies(self, copies: int) -> "Recorded":
-        """Every prompt so many times, as different prompts that hardly differ."""
-        distinct = self.times(copies).taken_for_distinct()
-        return distinct.in_clusters(list(range(len(self.prompts))) * copies)
-
-    def without_clusters(self) -> "Recorded":
-        """The same counts, as if all prompts were independent."""
-        return dataclasses.replace(self, clusters=())
 
     def taken_for_distinct(self) -> "Recorded":
         """The same counts, as if no prompt were a copy."""
@@ -233,7 +218,6 @@ def _mean_length(accepted: Floats) -> Floats:
 
 def _replay(name: str, recorded: Recorded, histograms: Ints) -> DraftReplay:
     counts = [AcceptanceCounts(histogram=tuple(row)) for row in histograms.tolist()]
-    clusters = recorded.clusters or [""] * len(counts)
     prompts = tuple(
         PromptReplay(
             id=str(number),
@@ -241,10 +225,9 @@ def _replay(name: str, recorded: Recorded, histograms: Ints) -> DraftReplay:
             prompt_sha256=str(prompt),
             counts=own,
             every_position=own,
-            cluster=cluster,
         )
-        for number, (prompt, category, own, cluster) in enumerate(
-            zip(recorded.prompts, recorded.categories, counts, clusters, strict=True)
+        for number, (prompt, category, own) in enumerate(
+            zip(recorded.prompts, recorded.categories, counts, strict=True)
         )
     )
     return DraftReplay(

@@ -105,7 +105,8 @@ def _too_few_prompts(evidence: Evidence) -> Decision | None:
             "INCONCLUSIVE",
             f"{count} distinct prompts are fewer than the {policy.min_prompts} that the policy"
             f" {policy.name!r} asks for.",
-            f"{evidence.wording.take} a fresh set of at least {policy.min_prompts} prompts.",
+            f"{evidence.wording.take} a fresh set of {2 * policy.min_prompts} prompts or more: a"
+            f" smaller one may have an effective sample size below {policy.min_prompts}.",
         )
     effective = change.effective_num_prompts
     if effective >= policy.min_prompts:

@@ -119,25 +119,65 @@ def paired_change(
     tokens_q, steps_q = _tokens_and_steps(candidate)
     if min(steps_b.min(), steps_q.min()) < 1:
         raise ValueError("expected at least one verify step in every prompt")
-    theta = float(_log_ratio(*(x.sum() for x in (tokens_q, steps_q, tokens_b, steps_b))))
-    without = _log_ratio(*(x.sum() - x for x in (tokens_q, steps_q, tokens_b, steps_b)))
-    pseudo_values = count * theta - (count - 1) * without
-    deviation = float(pseudo_values.std(ddof=1))
-    error = deviation / math.sqrt(count)
-    skewness = _skewness(pseudo_values) if error > _NO_SPREAD else 0.0
-    effective = float(steps_b.sum() ** 2 / (steps_b**2).sum())
-    quantile = float(stats.t.ppf(confidence, max(1.0, effective - 1)))
-    tilt = _SKEWNESS_SEEN * skewness / math.sqrt(count)
+    found = jackknife_bounds(tokens_b, steps_b, tokens_q, steps_q, confidence=confidence)
+    deviation = float(found.standard_deviation)
     return PairedChange(
+        log_ratio=float(found.log_ratio),
+        standard_deviation=deviation,
+        standard_error=deviation / math.sqrt(count),
+        lower=float(found.lower),
+        upper=float(found.upper),
+        confidence=confidence,
+        num_prompts=count,
+        effective_num_prompts=float(found.effective_num_prompts),
+        skewness=float(found.skewness),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JackknifeBounds:
+    """Figures of many samples at once; fields as in `PairedChange`, [...] each.
+
+    Attributes:
+        quantile: of Student's t: without a look at skewness the bounds are theta -+ quantile * SE.
+    """
+
+    log_ratio: Floats
+    standard_deviation: Floats
+    standard_error: Floats
+    skewness: Floats
+    effective_num_prompts: Floats
+    quantile: Floats
+    lower: Floats
+    upper: Floats
+
+
+def jackknife_bounds(
+    tokens_b: Floats, steps_b: Floats, tokens_q: Floats, steps_q: Floats, *, confidence: float
+) -> JackknifeBounds:
+    """The arithmetic of `paired_change`: [..., N] tokens and steps of N prompts per sample."""
+    count = tokens_b.shape[-1]
+    sums = [x.sum(-1, keepdims=True) for x in (tokens_q, steps_q, tokens_b, steps_b)]
+    theta = _log_ratio(*sums)
+    each = (tokens_q, steps_q, tokens_b, steps_b)
+    without = _log_ratio(*(total - x for total, x in zip(sums, each, strict=True)))
+    pseudo_values = count * theta - (count - 1) * without
+    theta = theta[..., 0]
+    deviation = pseudo_values.std(-1, ddof=1)
+    error = deviation / math.sqrt(count)
+    skewness = np.where(error > _NO_SPREAD, _skewness(pseudo_values), 0.0)
+    effective = steps_b.sum(-1) ** 2 / (steps_b**2).sum(-1)
+    quantile = stats.t.ppf(confidence, np.maximum(1.0, effective - 1))
+    tilt = _SKEWNESS_SEEN * skewness / math.sqrt(count)
+    return JackknifeBounds(
         log_ratio=theta,
         standard_deviation=deviation,
         standard_error=error,
-        lower=theta - max(quantile, _skewed(quantile, tilt)) * error,
-        upper=theta + max(quantile, _skewed(quantile, -tilt)) * error,
-        confidence=confidence,
-        num_prompts=count,
-        effective_num_prompts=effective,
         skewness=skewness,
+        effective_num_prompts=effective,
+        quantile=quantile,
+        lower=theta - np.maximum(quantile, _skewed(quantile, tilt)) * error,
+        upper=theta + np.maximum(quantile, _skewed(quantile, -tilt)) * error,
     )
 
 
@@ -171,21 +211,24 @@ def required_prompts(
     )
 
 
-def _skewness(values: Floats) -> float:
-    """Third central moment over the 3/2th power of the second."""
-    away = values - values.mean()
-    return float((away**3).mean() / (away**2).mean() ** 1.5)
+def _skewness(values: Floats) -> Floats:
+    """[...] third central moment over the 3/2th power of the second, of [..., N] values."""
+    away = values - values.mean(-1, keepdims=True)
+    variance = np.maximum((away**2).mean(-1), _NO_SPREAD**2)
+    skewness: Floats = (away**3).mean(-1) / variance**1.5
+    return skewness
 
 
-def _skewed(quantile: float, tilt: float) -> float:
+def _skewed(quantile: Floats, tilt: Floats) -> Floats:
     """The quantile of (estimate - truth) / SE whose transformed value is `quantile`.
 
     With a = skewness / sqrt(N), g(x) = x + a x^2 / 3 + a^2 x^3 / 27 + a / 6 is nearly normal; it
     is monotone, and this is its inverse (Hall 1992, "On the removal of skewness by
     transformation").
     """
-    root = float(np.cbrt(1 + tilt * (quantile - tilt / 6)))
-    return (3 * quantile - tilt / 2) / (root**2 + root + 1)
+    root = np.cbrt(1 + tilt * (quantile - tilt / 6))
+    inverse: Floats = (3 * quantile - tilt / 2) / (root**2 + root + 1)
+    return inverse
 
 
 def _tokens_and_steps(counts: Sequence[AcceptanceCounts]) -> tuple[Floats, Floats]:

@@ -125,6 +125,7 @@ class Overlaps:
         owners = np.repeat(np.arange(len(own)), [len(each) for each in own])
         order = np.argsort(values, kind="stable")
         self._values, self._owners = values[order], owners[order]
+        self._sizes = self._of_each(self._owners)
 
     def with_sketch(self, sketch: Values, *, largest: int | None) -> NDArray[np.float64]:
         """[N] estimated share of the shorter of the two that is in both, in [0, 1].
@@ -136,13 +137,17 @@ class Overlaps:
         first = np.searchsorted(self._values, sketch, side="left")
         behind = np.searchsorted(self._values, sketch, side="right")
         hits = [self._owners[a:b] for a, b in zip(first, behind, strict=True)]
-        shared = np.bincount(np.concatenate([*hits, self._owners[:0]]), minlength=self._count)
-        known = self._owners
+        shared = self._of_each(np.concatenate([*hits, self._owners[:0]]))
+        sizes = self._sizes
         if largest is not None:
-            known = known[: np.searchsorted(self._values, np.uint32(largest), side="right")]
-        of_shorter = np.minimum(np.bincount(known, minlength=self._count), len(sketch))
+            below = np.searchsorted(self._values, np.uint32(largest), side="right")
+            sizes = self._of_each(self._owners[:below])
+        of_shorter = np.minimum(sizes, len(sketch))
         enough = of_shorter >= (1 if largest is None else _LEAST_SAMPLE)
         return np.where(enough, shared / np.maximum(of_shorter, 1), 0.0)
+
+    def _of_each(self, owners: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.bincount(owners, minlength=self._count)
 
 
 def largest_known(sketch: Values) -> int | None:
