@@ -20,6 +20,7 @@ from .errors import ServerError
 
 _MOST_BYTES = 64 * 2**20  # 100,000 tokens with 20 log-probabilities each have 40 MB
 _LONGEST_PAUSE = 60.0
+_LONGEST_QUOTE = 1000  # characters
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _DATA, _DONE = "data:", "[DONE]"
 _ADDRESS = "give http://HOST:PORT"
@@ -225,6 +226,7 @@ class ServerClient:
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> tuple[T, int]:
         """What an attempt gives, and which one it was."""
         patience, pause = self._patience, self._patience.first_pause
+        problems: list[str] = []
         for number in range(1, patience.attempts + 1):
             try:
                 async with asyncio.timeout(patience.seconds):
@@ -235,12 +237,15 @@ class ServerClient:
                 problem, wait = f"{type(exc).__name__}: {exc}", None
             except _PassingError as exc:
                 problem, wait = str(exc), exc.pause
+            problems.append(problem)
             if number < patience.attempts:
                 await asyncio.sleep(min(wait or pause, _LONGEST_PAUSE))
                 pause *= 2
         raise ServerError(
             self.url,
-            f"no answer after {patience.attempts} attempt(s): {problem}",
+            f"no answer after {patience.attempts} attempt(s): {problems[-1]}",
+            # A server that dies says why at most once: then nobody listens any more.
+            details=[] if problems[0] == problems[-1] else [f"  attempt 1: {problems[0]}"],
             fix="see the server's own messages, then run the same command again: what is answered"
             " is kept",
         )
@@ -299,7 +304,7 @@ class ServerClient:
         status = answer.status_code
         if status == 200:
             return
-        what = f"{status} from {path}: {short(text)}"
+        what = f"{status} from {path}: {_quoted(text)}"
         if status in _PASSING:
             raise _PassingError(what, _seconds(answer.headers.get("retry-after")))
         kind = _AbsentError if status == 404 else ServerError
@@ -336,6 +341,12 @@ _FIXES = {
     403: "set DRAFTQUANT_SERVER_KEY to the key of the server",
     404: "give the root of the server (http://HOST:PORT), and the --engine that runs there",
 }
+
+
+def _quoted(text: str) -> str:
+    """The words with which a server refuses: they say what is wrong, often at their end."""
+    half = _LONGEST_QUOTE // 2
+    return repr(text if len(text) <= _LONGEST_QUOTE else f"{text[:half]}…{text[-half:]}")
 
 
 def _seconds(text: str | None) -> float | None:

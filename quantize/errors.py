@@ -27,6 +27,10 @@ class VerifyError(DraftQuantError):
     """The folder to verify cannot even be read as a quantized draft."""
 
 
+class DeclarationError(VerifyError):
+    """A quantization_config says what is not understood here: the input is to blame, no weights."""
+
+
 class EstimateError(DraftQuantError):
     """Speed cannot be estimated: of an unknown GPU, of such a target, or of such a number."""
 

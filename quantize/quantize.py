@@ -19,6 +19,7 @@ from .checks import (
     check_tables,
     checked_scales,
 )
+from .engines.contract import EngineCheck
 from .execute import Measured, execute
 from .files.card import CARD_FILE, read_card
 from .files.checkpoint import UNVERIFIED_CONFIG_FILE
@@ -35,7 +36,7 @@ from .files.publish import check_faults, publish
 from .files.retuning import Retuning, marked_card
 from .files.side_files import config_and_index, json_texts
 from .layouts import get_layout
-from .lints import fixed_config, output_changes
+from .lints import Lint, fixed_config, output_changes
 from .lints.concat import half_ratios
 from .plan import Plan, Step
 from .verify.folder import VerifyReport, verify
@@ -50,6 +51,10 @@ class QuantizeReport:
         dropped: table of the draft -> the target's that it equals.
         balanced: see `balanced_norms`.
         few_inputs: see `Method`.
+        loads: what each known engine does with the result on each of its GPUs; empty where nobody
+            asked.
+        lints: what was found in the source.
+        warnings: what the command line says of this run on stderr.
     """
 
     out: Path
@@ -59,6 +64,9 @@ class QuantizeReport:
     dropped: Mapping[str, str]
     balanced: Mapping[str, int]
     few_inputs: Mapping[str, int]
+    loads: tuple[EngineCheck, ...] = ()
+    lints: tuple[Lint, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def quantize_draft(
@@ -76,6 +84,7 @@ def quantize_draft(
     allow_zero_rows: bool = False,
     fix_config: bool = False,
     target: Path | None = None,
+    proven: Mapping[str, str] | None = None,
     on_progress: Callable[[Step], None] = lambda _step: None,
     on_stage: Callable[[str], None] = lambda _stage: None,
     on_verified: Callable[[int, int], None] | None = None,
@@ -99,6 +108,7 @@ def quantize_draft(
         fix_config: change the output's config.json as the lints of the draft ask for.
         target: folder of the target, needed exactly where the recipe drops a table: that the target
             has the very same is shown first.
+        proven: what `check_tables` gave for this plan and target; None = it is asked here.
         on_progress: called after each tensor written.
         on_stage: called with "start" (where a vendor's toolkit is loaded), "write", "sync" and
             "verify" when they begin.
@@ -127,7 +137,7 @@ def quantize_draft(
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     checkpoint = plan.draft.checkpoint
     side_files = check_source(plan)
-    dropped = check_tables(plan, target)
+    dropped = check_tables(plan, target) if proven is None else proven
     documents = _documents(plan, changes)
     if retuning is not None:
         documents = {CARD_FILE: marked_card(checkpoint.folder, retuning)} | documents
@@ -157,6 +167,7 @@ def quantize_draft(
             checkpoint.folder,
             on_verified,
             method=method(),
+            config_changes=changes,
             subtree=checkpoint.subtree,
             config_file=UNVERIFIED_CONFIG_FILE,
         )

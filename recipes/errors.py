@@ -29,6 +29,10 @@ class DraftQuantError(Exception):
         super().__init__("\n".join([first, *self.details, f"  fix: {self.fix}"]))
 
 
+class DraftQuantWarning(UserWarning):
+    """What the command line prints as a warning, of a function that is called from Python."""
+
+
 def short(value: object) -> str:
     """The `repr` of a value that a file holds, for a message: of bounded length, on one line."""
     return _REPR.repr(value)

@@ -17,22 +17,28 @@
 # Exit status: 0 all PASS, 1 something says no, 2 an error, 3 something is INCONCLUSIVE.
 #
 # Environment:
-#   PROMPTS, CALIBRATION  JSON lines with token_ids, and no prompt in both. 160 prompts of PROMPTS
-#                         or more: four for each request in flight. Kimi's tokenizer is remote code,
-#                         which draftquant never runs: see README.md for how to make token_ids.
+#   PROMPTS, CALIBRATION  JSON lines with token_ids, and no prompt in both. Four of PROMPTS for each
+#                         request in flight: 160 for 40. Kimi's tokenizer is remote code, which
+#                         draftquant never runs: docs/servers.md has a recipe that makes both files.
 #   OUT                   folder for all of it (default ./served); 1.5 TB with the targets
 #   TARGETS, DRAFTS       folders with the models, fetched where they are missing
 #   VLLM, SGLANG          python of each engine (default python3). draftquant is in vLLM's
-#                         environment too: pip install --no-deps draftquant
-#   ARCH, TP              GPUs as `check --arch` says them (default sm90), how many (default 8)
+#                         environment too: pip install --no-deps and this clone, or a wheel of it
+#   ARCH, TP              GPUs as `check --arch` says them (default sm90: H100, H200; sm100: B200;
+#                         gfx942: MI325X), how many (default 8)
 #   CONCURRENCIES, REPEATS, MAX_NEW_TOKENS, PORT   default "1, 2, 8, 40", 3, 512, 8000
 #   RECIPE                instead of the recipe of each draft and engine
 #   VLLM_ARGUMENTS, SGLANG_ARGUMENTS   more arguments of every server
 set -euo pipefail
 
-OUT="${OUT:-$PWD/served}"
-TARGETS="${TARGETS:-$OUT/targets}"
-DRAFTS="${DRAFTS:-$OUT/drafts}"
+# Paths stand in links and in matrices, which mean the same wherever they are read.
+absolute() { [[ -z "$1" || "$1" == /* ]] && printf '%s' "$1" || printf '%s' "$PWD/$1"; }
+
+OUT="$(absolute "${OUT:-served}")"
+TARGETS="$(absolute "${TARGETS:-$OUT/targets}")"
+DRAFTS="$(absolute "${DRAFTS:-$OUT/drafts}")"
+PROMPTS="$(absolute "${PROMPTS:-}")"
+CALIBRATION="$(absolute "${CALIBRATION:-}")"
 VLLM="${VLLM:-python3}"
 SGLANG="${SGLANG:-python3}"
 ARCH="${ARCH:-sm90}"
@@ -103,9 +109,30 @@ parse_arguments() {
   done
   ((${#only[@]})) && engines=("${only[@]}")
   ((${#chosen[@]})) || mapfile -t chosen <<<"$names"
-  : "${PROMPTS:?set PROMPTS to a file of prompts with token_ids}"
-  : "${CALIBRATION:?set CALIBRATION to a file of other prompts with token_ids}"
+  check_prompts
 }
+
+# What would be met hours later: no prompts, too few of them, text instead of tokens, or the same.
+check_prompts() {
+  local name file most needed count
+  most="$(tr -cs '0-9' '\n' <<<"$CONCURRENCIES" | sort -n | tail -n 1)"
+  for name in PROMPTS CALIBRATION; do
+    file="${!name}"
+    [[ -n "$file" ]] || fail "set $name to a file of prompts with token_ids: docs/servers.md has a recipe"
+    [[ -f "$file" ]] || fail "$name: no file $file"
+    count="$(grep -c '[^[:space:]]' "$file" || true)"
+    [[ "$(tokens_of "$file" | wc -l)" == "$count" ]] ||
+      fail "$name: expected token_ids in each of the $count lines of $file"
+    needed=1
+    [[ "$name" == PROMPTS ]] && needed=$((4 * ${most:-1}))
+    ((count >= needed)) || fail "$name: expected at least $needed prompts, $file has $count"
+  done
+  count="$(comm -12 <(tokens_of "$PROMPTS" | sort -u) <(tokens_of "$CALIBRATION" | sort -u) | wc -l)"
+  ((count == 0)) || fail "PROMPTS and CALIBRATION: expected other prompts, $count are in both"
+}
+
+# The token_ids of each line of a file of prompts.
+tokens_of() { sed -n 's/.*"token_ids": *\(\[[^]]*\]\).*/\1/p' "$1" | tr -d ' '; }
 
 # One draft on one engine: the steps in order.
 validate() {
@@ -121,14 +148,14 @@ validate() {
   folders "$OUT/traces" "$TARGETS" "$DRAFTS" "$folder"
 
   step "$name on $engine, $recipe: fetch the draft (a minute) and the target (an hour at 10 Gbit/s)"
-  made "$draft" || run hf download "$repository" --local-dir "$draft"
-  made "$target_folder" || run hf download "$target" --local-dir "$target_folder"
+  fetched "$draft" "$repository"
+  fetched "$target_folder" "$target"
 
   step "what the draft is, and a copy that the engine reads as it was trained (1 minute)"
   run draftquant inspect "$draft"
   made "$bf16" || judge "BF16 check" draftquant check "$draft" --engine "$engine" --arch "$ARCH" \
     --tp "$TP" --target-layers "$layers" --fix --out "$bf16"
-  made "$bf16" || run ln -s "$draft" "$bf16" # nothing was to be repaired
+  made "$bf16" || run ln -sfn "$draft" "$bf16" # nothing was to be repaired
 
   # Both engines share it, and the drafts of a target have its tables and their own features.
   step "what the target does, recorded by vLLM (30 minutes, of which 15 load the target)"
@@ -192,9 +219,10 @@ recipe_of() {
 # Prompts are asked for again and again: no engine may remember them (prefix caching, radix cache).
 matrix() {
   local engine="$1" family="$2" target="$3" bf16="$4" quantized="$5" k="$6" top="$7"
-  local concurrencies="$8" repeats="$9" command of_bf16 of_quantized drafted
+  local concurrencies="$8" repeats="$9" command of_bf16 of_quantized drafted environment="{}"
   if [[ "$engine" == vllm ]]; then
     local method="${family%%-*}" # eagle3 or dflash, as vLLM calls them
+    environment='{VLLM_SERVER_DEV_MODE: "1"}' # it tells which draft it runs, and how it accepts
     command="$VLLM -m vllm.entrypoints.cli.main serve {target} --host {host} --port {port}
     --tensor-parallel-size $TP --trust-remote-code --language-model-only
     --gpu-memory-utilization 0.9 --max-model-len 8192 --max-num-seqs 64
@@ -225,6 +253,7 @@ concurrencies: [$concurrencies]
 repeats: $repeats
 port: $PORT
 start_seconds: 3600
+environment: $environment
 command: >-
     $command
 variants:
@@ -248,6 +277,13 @@ fail() { echo "error: $*" >&2 && exit 2; }
 
 # Whether a step has written its output already.
 made() { ((!dry_run)) && [[ -e "$1" ]]; }
+
+# A model of the Hub: it gets its name when all of it is there, and goes on where it was cut off.
+fetched() {
+  made "$1" && return
+  run hf download "$2" --local-dir "$1.part"
+  run mv "$1.part" "$1"
+}
 
 folders() { ((dry_run)) || mkdir -p "$@"; }
 

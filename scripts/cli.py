@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from ..quantize.errors import VerifyError
+from ..quantize.errors import DeclarationError, VerifyError
 from ..quantize.files.provenance import package_version
 from ..recipes.errors import DraftQuantError, visible
 from .console import RESULTS, StdoutError, detail, open_streams, print_error, speak, stderr
@@ -87,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         as_json = options.json and not isinstance(exc, StdoutError)
         print_error(_told(exc, options), as_json=as_json)
-        return 1 if isinstance(exc, VerifyError) else 2
+        verdict = isinstance(exc, VerifyError) and not isinstance(exc, DeclarationError)
+        return 1 if verdict else 2
     except KeyboardInterrupt:
         stderr().line("interrupted: nothing unfinished was published")
         return 130

@@ -184,6 +184,11 @@ class OnTerminal(Watch):
         """See `Output.line`."""
         stderr().line(text)
 
+    def warning(self, text: str) -> None:
+        """Print it on stderr, line by line."""
+        for line in f"warning: {text}".split("\n"):
+            stderr().line(line)
+
     def note(self, text: str) -> None:
         """See `note`."""
         note(text)

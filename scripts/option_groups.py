@@ -26,12 +26,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "the verdict": (
         "confidence", "every_category_passes", "expect_baseline", "look",
-        "max_relative_drop", "min_prompts", "policy", "spending", "unrelated",
+        "max_relative_drop", "min_prompts", "policy", "spending", "unrecorded",
+        "unrelated",
     ),
     "what servers measured": ("baseline_again", "measured", "parity"),
     "where it runs": ("batch_size", "device", "device_map", "dtype"),
     "files to write": (
-        "github", "html", "junit", "markdown", "out", "overwrite", "plot", "report",
+        "github", "html", "junit", "junit_inconclusive", "markdown", "out", "overwrite",
+        "plot", "report",
     ),
 }  # fmt: skip
 """Heading -> names of options; what stands nowhere comes first, under `options`."""

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from draftquant.validate.doubts import Background
-from draftquant.validate.gate import judge
+from draftquant.validate.gate import GateReport, judge
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.policy import resolve_policy
 from draftquant.validate.report.document import (
@@ -21,7 +21,7 @@ from draftquant.validate.report.facts import (
     QuantizationFacts,
     RuleFacts,
 )
-from draftquant.validate.retuned import judge_retuned
+from draftquant.validate.retuned import RetunedReport, judge_retuned
 from draftquant.validate.served.joint import JointReport
 from draftquant.validate.served.judged import judge_measured
 from draftquant.validate.served.noise import server_noise
@@ -135,9 +135,28 @@ def joint() -> Judged:
     )
 
 
+def drafts_of(judged: Judged) -> Drafts:
+    """Those that were judged, by the hashes that are known."""
+    if isinstance(judged, RetunedReport):
+        return dataclasses.replace(DRAFTS, tuned=DraftFacts(name="tuned", sha256="7" * 64))
+    if not isinstance(judged, GateReport):
+        return DRAFTS
+    baseline, candidate = (
+        dataclasses.replace(draft, sha256=known or draft.sha256)
+        for draft, known in (
+            (DRAFTS.baseline, judged.background.baseline_sha256),
+            (DRAFTS.candidate, judged.background.candidate_sha256),
+        )
+    )
+    return Drafts(baseline=baseline, candidate=candidate)
+
+
 def mapping_of(judged: Judged, **changes: Any) -> dict[str, Any]:
     """The report as plain data."""
-    parts: dict[str, Any] = {"argv": ("draftquant", "gate", "bf16", "int4"), "drafts": DRAFTS}
+    parts: dict[str, Any] = {
+        "argv": ("draftquant", "gate", "bf16", "int4"),
+        "drafts": drafts_of(judged),
+    }
     return document_of(judged, **(parts | {"engines": ENGINES} | changes))
 
 

@@ -28,7 +28,14 @@ def main() -> None:
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     decoder = Decoder("eagle3-llama", 3)
-    with served(HealthyStand(decoder=decoder, drafts=options.draft is not None), options.port):
+    info = {
+        "speculative_draft_model_path": options.draft,
+        "speculative_draft_model_quantization": None,
+    }
+    stand = HealthyStand(
+        decoder=decoder, drafts=options.draft is not None, info=info if options.draft else {}
+    )
+    with served(stand, options.port):
         ended.wait()
 
 

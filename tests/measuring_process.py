@@ -31,7 +31,7 @@ INTERRUPTED = 130
 
 def run(url: str, out: str) -> int:
     """Measure the server there; the exit code."""
-    address = ServerAddress(url=url, patience=Patience(attempts=2, first_pause=0.01, seconds=20))
+    address = ServerAddress(url=url, patience=Patience(attempts=2, first_pause=0.01, seconds=60))
     try:
         measure(Path(out), address, VLLMProtocol(), PLAN)
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.quantize.numerics.fp8 import fp8_rounded, fp8_scale
+from draftquant.quantize.numerics.fp8 import fp8_codes, fp8_scale
 from draftquant.quantize.stored.loading import LoadedDraft
 from draftquant.validate.rounds import accepted_by_row, rounds
 from draftquant.validate.statistics import AcceptanceCounts
@@ -20,6 +20,11 @@ RoundInput = Callable[[str, Tensor], Tensor]
 
 def unrounded(_name: str, x: Tensor) -> Tensor:
     return x
+
+
+def fp8_rounded(x: Tensor, scale: Tensor) -> Tensor:
+    """Rounded to FP8 and back, in x's dtype."""
+    return (fp8_codes(x, scale).float() * scale).to(x.dtype)
 
 
 def fp8_per_token(name: str, x: Tensor) -> Tensor:

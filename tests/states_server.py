@@ -88,7 +88,7 @@ class StatesServer:
     def complete(self, body: dict[str, Any]) -> Any:
         prompt = body["prompt"]
         token_ids: list[int] = []
-        while len(token_ids) < body["max_tokens"] and END not in token_ids:
+        while len(token_ids) < body["max_tokens"] and (body["ignore_eos"] or END not in token_ids):
             token_ids.append(([*prompt, *token_ids][-1] + 1) % VOCAB)
         name = f"{body['kv_transfer_params'][STATES_KEY]}-{len(self.asked)}.safetensors"
         self.write(self.shared / name, [*prompt, *token_ids[:-1]], self.layer_inputs)

@@ -57,6 +57,8 @@ class Workspace:
         gh: dict[str, str] | None = None,
         only: str | None = None,
         before: dict[str, str] | None = None,
+        action_path: Path = ROOT,
+        environment: dict[str, str] | None = None,
         **inputs: str,
     ) -> Run:
         """The action on the pair; inputs with underscores for dashes."""
@@ -77,7 +79,7 @@ class Workspace:
                 "repository": "owner/drafts",
                 "event.pull_request.number": "7",
                 "token": "not-a-token",
-                "action_path": str(ROOT),
+                "action_path": str(action_path),
             },
             environment={
                 "PATH": path,
@@ -85,6 +87,7 @@ class Workspace:
                 "GITHUB_STEP_SUMMARY": str(self.folder / "summary.md"),
                 "GH_CALLS": str(self.calls_file),
                 **(gh or {}),
+                **(environment or {}),
             },
             only=only,
             before=before or {},
@@ -284,6 +287,69 @@ def test_no_input_becomes_a_command(workspace: Workspace, quantized: str) -> Non
         run = workspace.run(only=step, before=before, **dict.fromkeys(names, ATTACK))
         assert (run.code, run.steps) == (2, [step]), run.log
     assert not list(workspace.folder.rglob("hit"))
+
+
+SHADOWS = (
+    "draftquant/__init__.py", "draftquant/scripts/__init__.py", "draftquant/scripts/cli.py",
+    "pip/__init__.py", "pip/__main__.py", "sitecustomize.py", "usercustomize.py",
+    "json.py", "statistics.py", "yaml.py", "torch/__init__.py", "rich.py",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("search_path", [{}, {"PYTHONPATH": "."}, {"PYTHONPATH": ":/nowhere"}])
+def test_no_file_of_the_checkout_becomes_code(
+    workspace: Workspace, quantized: str, search_path: dict[str, str]
+) -> None:
+    for shadow in SHADOWS:
+        path = workspace.folder / shadow
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("open('hit', 'w').close()\nraise SystemExit(0)\n", encoding="utf-8")
+    before = {
+        "steps.quantize.outputs.quantized": str(workspace.folder / "none"),
+        "steps.gate.outputs.markdown": "gate.md",
+    }
+    given = {"draft": "none", "traces": "none", "recipe": "fp8-ptpc", "engine": "sglang"}
+    answers = {}
+    for step in (each for each in steps() if "PYTHON" in each.get("env", {})):
+        name = str(step["name"])
+        install = {"install": "true"} if name == "Install draftquant" else {}
+        run = workspace.run(
+            only=name,
+            before=before,
+            action_path=workspace.folder / "none",  # pip has nothing to install
+            environment=search_path,
+            **{**given, **install},
+        )
+        answers[name] = run.code
+        assert not (workspace.folder / "hit").exists(), name
+    (workspace.folder / "gate.md").write_text("# PASS\n", encoding="utf-8")
+    assert answers == {
+        "Install draftquant": 1,
+        "Quantize": 2,
+        "Verify every byte": 2,
+        "Ask the engine": 2,
+        "Judge its acceptance": 2,
+        COMMENT: 1,
+    }
+    checked = workspace.run(
+        only="Verify every byte",
+        before={"steps.quantize.outputs.quantized": quantized},
+        environment=search_path,
+    )
+    assert checked.code == 0, checked.log  # and what is asked for is done all the same
+
+
+@pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH"])
+@pytest.mark.parametrize("entry", [".", "bin", ""])
+@pytest.mark.parametrize("order", ["{entry}:{rest}", "{rest}:{entry}", "{rest}:{entry}:{rest}"])
+def test_a_search_path_into_the_checkout_is_refused(
+    workspace: Workspace, name: str, entry: str, order: str
+) -> None:
+    value = order.format(entry=entry, rest="/usr/local/bin:/usr/bin:/bin")
+    run = workspace.run(recipe="fp8-ptpc", environment={name: value})
+    assert run.code == 2
+    assert run.steps == ["Check the inputs"]
+    assert f"{name}: an empty or relative entry is the checkout" in run.log
 
 
 def test_no_input_becomes_an_option(workspace: Workspace) -> None:

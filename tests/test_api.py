@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,6 +110,37 @@ def test_who_watches_is_told(work: Path, capfd: pytest.CaptureFixture[str]) -> N
         bar.label("still")
     SILENT.line("not shown")
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_the_command_warns_of_is_a_python_warning_and_in_the_report(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = work / "WARNED"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = draftquant.quantize("DRAFT", "mi325x-w4a8", out, backend="torch")
+    assert capsys.readouterr().err == ""
+    ours = [one for one in caught if one.category is draftquant.DraftQuantWarning]
+    assert tuple(str(one.message) for one in ours) == report.warnings
+    assert {one.filename for one in ours} == {__file__}  # where the caller's own line is
+    assert report.warnings[0].startswith("no known engine loads what recipe mi325x-w4a8 makes")
+    assert {one.verdict for one in report.loads} == {"REFUSED", "UNKNOWN"}  # TensorRT-LLM's
+    command = ["quantize", "DRAFT", "--recipe", "mi325x-w4a8", "--backend", "torch"]
+    assert main([*command, "--out", str(work / "SAID")]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    for text in report.warnings:
+        assert f"warning: {' '.join(text.split())}" in said
+
+
+def test_a_whole_language_model_is_said_to_look_like_the_target(work: Path) -> None:
+    with pytest.warns(draftquant.DraftQuantWarning, match="TARGET is a whole language model"):
+        report = draftquant.quantize("TARGET", "fp8-ptpc", work / "OF_TARGET")
+    assert "give the folder of its draft instead" in report.warnings[0]
+    with warnings.catch_warnings(record=True):
+        assert not any(
+            "whole language model" in text
+            for text in draftquant.quantize("DRAFT", "fp8-ptpc", work / "OF_DRAFT").warnings
+        )
 
 
 def test_a_plan_that_is_not_liked_ends_the_run(work: Path) -> None:

@@ -220,6 +220,9 @@ def test_quark_needs_a_compiler_only_until_its_extension_is_built(
 
 
 IMPORT_QUARK = """
+import sys
+from torch.utils.file_baton import FileBaton
+FileBaton.wait = lambda _: sys.exit("waits for ever")
 from draftquant.quantize.backends.quark_import import quark_process_state
 with quark_process_state():
     import quark.torch
@@ -236,7 +239,7 @@ def test_a_build_that_was_killed_does_not_block_the_next_import(
     folder = quark_import.extension_folder() / quark_import.EXTENSION
     folder.mkdir(parents=True)
     (folder / "lock").touch()
-    subprocess.run([sys.executable, "-c", IMPORT_QUARK], check=True, timeout=180)
+    subprocess.run([sys.executable, "-c", IMPORT_QUARK], check=True)
     assert (folder / f"{quark_import.EXTENSION}.so").is_file()
     assert not (folder / "lock").exists()
 

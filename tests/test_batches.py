@@ -89,10 +89,11 @@ def test_a_batch_counts_what_single_prompts_count(traces: TraceFolder) -> None:
     draft = draft_of(traces)
     k = chosen_num_draft_tokens(None, [draft])
     single = replay_drafts([draft], traces, num_draft_tokens=k, batch_size=1)[0]
+    assert [p.id for p in single.prompts] == [p.id for p in traces.manifest.prompts]
     assert single.counts.num_steps > 20 * NUM_PROMPTS / 4
     for options in ({}, {"batch_size": 3}, {"max_tokens": 200}, {"batch_size": 99}):
         (batched,) = replay_drafts([draft], traces, num_draft_tokens=k, **options)
-        assert batched.prompts == single.prompts  # in the order of the traces too
+        assert batched.prompts == single.prompts
         assert batched.first_step == single.first_step
         assert dataclasses.replace(batched.traces, features=single.traces.features) == single.traces
 

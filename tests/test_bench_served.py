@@ -1,16 +1,28 @@
-"""`scripts/bench_served.sh`: what it would run is what the command line and the matrix take."""
+"""`scripts/bench_served.sh`: what it would run is what the command line and the matrix take.
 
+And it does run to its end, with all of draftquant on a shipped pair; the Hub and the engine are
+stubs.
+"""
+
+import json
 import os
 import shlex
+import signal
 import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from draftquant.scripts import cli
 from draftquant.validate.launch.matrix import Matrix, load_matrix
+from test_server_process import free_port
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_served.sh"
-ENVIRONMENT = {"PATH": os.environ["PATH"], "PROMPTS": "my gate.jsonl", "CALIBRATION": "c.jsonl"}
+PAIR = SCRIPT.parents[1] / "tests" / "pairs" / "eagle3-llama"
+LAUNCHED = Path(__file__).parent / "launched_vllm.py"
 DRAFTS = (
     "kimi-k2.5-eagle3",
     "kimi-k2.5-eagle3-mla",
@@ -18,6 +30,20 @@ DRAFTS = (
     "kimi-k2.6-eagle3-nvidia",
     "kimi-linear-dflash",
 )
+
+
+def prompt_file(path: Path, tokens: Iterable[int]) -> Path:
+    lines = (json.dumps({"id": f"p{i}", "category": "a", "token_ids": [i, 2]}) for i in tokens)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+FILES = tempfile.TemporaryDirectory()
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"],
+    "PROMPTS": str(prompt_file(Path(FILES.name, "my gate.jsonl"), range(160))),
+    "CALIBRATION": str(prompt_file(Path(FILES.name, "c.jsonl"), range(160, 170))),
+}
 
 
 def bench(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -55,7 +81,7 @@ def of_ours(commands: list[list[str]]) -> list[list[str]]:
         elif words[1:3] == module:
             found.append(words[3:])
         else:
-            assert words[0] in ("hf", "ln")
+            assert words[0] in ("hf", "ln", "mv")
     return found
 
 
@@ -97,7 +123,11 @@ def test_every_matrix_is_one(everything: tuple[list[list[str]], list[str]], tmp_
     speed, outputs, of_sglang = matrices[:3]
     assert (speed.concurrencies, speed.repeats, speed.num_top_logprobs) == ((1, 2, 8, 40), 3, 0)
     assert (outputs.concurrencies, outputs.repeats, outputs.num_top_logprobs) == ((8, 16), 2, 2)
-    assert speed.prompts == "my gate.jsonl"
+    assert speed.prompts == ENVIRONMENT["PROMPTS"]
+    # Without it vLLM tells neither which draft it runs nor how it accepts.
+    assert {m.engine: dict(m.environment) for m in matrices} == {
+        "vllm": {"VLLM_SERVER_DEV_MODE": "1"}, "sglang": {},
+    }  # fmt: skip
     none, bf16, quantized = speed.variants
     assert "--speculative-config" not in speed.command_of(none)
     assert speed.command_of(bf16)[-1] == (
@@ -152,9 +182,25 @@ def test_names_and_wrong_arguments() -> None:
         done = bench(*arguments)
         assert done.returncode == 2
         assert what in done.stderr
-    done = bench("--dry-run", PROMPTS="")
-    assert done.returncode != 0
-    assert "set PROMPTS" in done.stderr
+
+
+def test_prompts_are_looked_at_before_anything_is_fetched(tmp_path: Path) -> None:
+    few = prompt_file(tmp_path / "few", range(159))
+    text = tmp_path / "text"
+    text.write_text('{"id": "a", "category": "b", "text": "c"}\n', encoding="utf-8")
+    for changes, what in (
+        ({"PROMPTS": ""}, "error: set PROMPTS to a file of prompts with token_ids"),
+        ({"CALIBRATION": ""}, "error: set CALIBRATION to a file"),
+        ({"PROMPTS": "none.jsonl"}, f"error: PROMPTS: no file {Path.cwd()}/none.jsonl"),
+        ({"CALIBRATION": str(tmp_path)}, "error: CALIBRATION: no file"),
+        ({"PROMPTS": str(few)}, f"expected at least 160 prompts, {few} has 159"),
+        ({"CALIBRATION": str(text)}, "expected token_ids in each of the 1 lines"),
+        ({"CALIBRATION": str(few)}, "expected other prompts, 159 are in both"),
+    ):
+        done = bench("--dry-run", **changes)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert what in done.stderr
+    assert bench("--dry-run", PROMPTS=str(few), CONCURRENCIES="1, 8").returncode == 0
 
 
 FAKE = """#!/usr/bin/env bash
@@ -193,6 +239,7 @@ def test_verdicts_stop_nothing_and_are_not_asked_for_again(tmp_path: Path) -> No
     assert "# kimi-k2.5-eagle3 on vllm: BF16 check: PASS; verify: PASS;" in said
     assert "gate on servers: INCONCLUSIVE; reconcile: PASS" in said
     assert len(calls) == 2 * 16
+    assert [*(tmp_path / "out").rglob("*.part")] == []
     status, _, calls = run_with_fakes(tmp_path, "nothing", 0)
     assert status == 3  # as it was judged
     # What was fetched, made or judged is not again.
@@ -220,3 +267,88 @@ def test_a_matrix_of_other_settings_is_not_overwritten(tmp_path: Path) -> None:
     assert status == 2
     assert "repeats: 4" in matrix.read_text(encoding="utf-8")
     assert "STOPPED" in said
+
+
+HUB = """#!/usr/bin/env bash
+# download REPOSITORY --local-dir FOLDER; the target breaks off in the middle once.
+echo "$*" >>"$CALLS"
+mkdir -p "$4"
+case "$2" in
+  moonshotai/*)
+    cp "$PAIR/target/config.json" "$4"
+    [[ -e "$4/begun" ]] || { touch "$4/begun" && exec sleep 600; }
+    cp "$PAIR"/target/* "$4"
+    ;;
+  *) cp "$PAIR"/draft/* "$4" ;;
+esac
+"""
+ENGINE = """#!/usr/bin/env bash
+# The engine's python: it serves as vLLM does, and transformers records for it.
+[[ "$2" == draftquant.scripts.cli ]] || exec "$REAL_PYTHON" "$LAUNCHED" "${@:4}"
+words=()
+while (($#)); do
+  case "$1" in --engine | --engine-arg) shift ;; *) words+=("$1") ;; esac
+  shift
+done
+exec "$REAL_PYTHON" "${words[@]}"
+"""
+
+
+def killed_once(command: list[str], environment: dict[str, str], when: Callable[[], bool]) -> None:
+    """The script and all in its group, with SIGKILL."""
+    process = subprocess.Popen(
+        command, env=environment, cwd=environment["HOME"], start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not when():
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_it_runs_to_its_end_and_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    """By paths that are not absolute; killed while it fetches, and again while it measures."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (("hf", HUB), ("engine", ENGINE)):
+        (tools / name).write_text(text, encoding="utf-8")
+        (tools / name).chmod(0o755)
+    for name, source, count in (("gate", "prompts", 12), ("other", "calibration", 8)):
+        lines = (PAIR / f"{source}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        (tmp_path / name).write_text("".join(lines[:count]), encoding="utf-8")
+    command = ["bash", str(SCRIPT), "--engine", "vllm", "kimi-k2.5-eagle3"]
+    environment = {
+        "PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path), "CALLS": str(tmp_path / "calls"), "PAIR": str(PAIR),
+        "REAL_PYTHON": sys.executable, "LAUNCHED": str(LAUNCHED), "OMP_NUM_THREADS": "1",
+        "OUT": "out", "TARGETS": "targets", "DRAFTS": "drafts", "PROMPTS": "gate",
+        "CALIBRATION": "other", "VLLM": str(tools / "engine"), "CONCURRENCIES": "1, 2",
+        "REPEATS": "1", "MAX_NEW_TOKENS": "48", "TP": "1", "PORT": str(free_port()),
+    }  # fmt: skip
+    partial = tmp_path / "targets" / "Kimi-K2.5.part" / "begun"
+    killed_once(command, environment, partial.exists)
+    assert not (tmp_path / "targets" / "Kimi-K2.5").exists()
+    measured = tmp_path / "out" / "kimi-k2.5-eagle3.vllm" / "speed" / "measurements"
+    killed_once(command, environment, (measured / "none.c1.r1.jsonl").exists)
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    said = done.stdout
+    assert "STOPPED" not in said
+    assert done.returncode in (1, 3)  # verdicts on twelve prompts and a stub that ignores its draft
+    calls = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
+    fetched = [call.split()[1] for call in calls]
+    target = "moonshotai/Kimi-K2.5"
+    assert fetched == ["lightseekorg/kimi-k2.5-eagle3", target, target]
+    assert [path.name for path in sorted(measured.iterdir())] == [
+        f"{variant}.c{concurrency}.r1.jsonl"
+        for variant in ("bf16", "none", "quantized")
+        for concurrency in (1, 2)
+    ]
+    for judged in ("BF16 check", "verify", "check", "gate on traces", "parity of proposals",
+                   "parity of outputs", "gate on servers", "reconcile"):  # fmt: skip
+        assert f"{judged}: " in said.splitlines()[-1]
+    assert "gate on servers: INCONCLUSIVE" in said.splitlines()[-1]
+    report = (measured.parents[1] / "gate-measured.json").read_text(encoding="utf-8")
+    assert "each of its verify steps accepted what those of bf16.c8.r1.jsonl did" in report

@@ -37,7 +37,6 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.numerics.fp8 import fp8_rounded
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
@@ -50,7 +49,7 @@ from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_dflash_kin import ReferenceDFlash2, ReferenceDomino
 from reference_draft import transformers_in_float64
 from reference_dspark import ReferenceDSpark
-from replay_proof import RoundInput, fp8_per_token, unrounded
+from replay_proof import RoundInput, fp8_per_token, fp8_rounded, unrounded
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3ForCausalLM

@@ -75,6 +75,14 @@ def test_a_default_that_is_the_drafts_own_is_right(layers: int | None) -> None:
     )
 
 
+def test_ids_are_a_set_to_engines() -> None:
+    """Layers are captured as they are passed, whatever the order of their ids."""
+    (second, _) = vllm_captures(config(top=[3, 1, 2]))
+    assert second.inputs == (3, 1, 2)
+    assert misread_layers(second, [0, 1, 2], 8) is None
+    assert misread_layers(second, [0, 1, 3], 8) is not None
+
+
 def test_the_default_of_another_target_is_wrong() -> None:
     (second, _) = vllm_captures(config(nested=DEFAULT))
     said = misread_layers(second, DEFAULT, 12)

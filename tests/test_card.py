@@ -282,6 +282,30 @@ def test_reports_that_are_none_or_of_another_draft(work: Path, tmp_path: Path) -
         read_gate(tmp_path / "none.json", "00")
     with pytest.raises(CardError, match=r"judges a draft whose tensors are [0-9a-f]{12}, expected"):
         read_gate(work / "gate.json", "00" * 32)
+    candidate = report["background"]["candidate_sha256"]
+    for role in ("candidate", "baseline"):
+        nameless = report["background"] | {f"{role}_sha256": None}
+        path.write_text(json.dumps(report | {"background": nameless}), encoding="utf-8")
+        with pytest.raises(CardError, match="does not know which drafts it judges"):
+            read_gate(path, candidate)
+
+
+def test_a_verdict_that_was_edited_is_no_card(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
+    assert report["verdict"] != "PASS"
+    path = tmp_path / "gate.json"
+    edited = report | {"verdict": "PASS", "exit_code": 0}
+    path.write_text(json.dumps(edited), encoding="utf-8")
+    for command in (
+        ["card", str(work / "out"), "--gate", str(path), *OUR_CARD],
+        ["report", str(path)],
+        ["compare", str(path), str(work / "gate.json")],
+    ):
+        assert main(command) == 2, command
+        error = capsys.readouterr().err
+        assert f"verdict: expected '{report['verdict']}', got 'PASS'" in error
 
 
 def test_reports_of_other_kinds(work: Path, tmp_path: Path) -> None:
@@ -291,11 +315,14 @@ def test_reports_of_other_kinds(work: Path, tmp_path: Path) -> None:
     header = {key: value for key, value in report.items() if key in names}
     one = {key: value for key, value in report.items() if key not in names}
     candidate = one["background"]["candidate_sha256"]
-    said = {"verdict": "FAIL", "reason": "r", "action": None, "exit_code": 1}
+    assert one["verdict"] == "INCONCLUSIVE"
+    said = {"verdict": "INCONCLUSIVE", "reason": "r", "action": None, "exit_code": 3}
     retuned = said | {
-        "kind": "retuned", "mark": "m", "rule": "r", "quantization_change": None,
-        "training_change": None, "quantization_and_training_change": None,
-        "against_tuned": one, "against_bf16": one,
+        "kind": "retuned", "mark": "m", "rule": "r",
+        "quantization_change": one["relative_change"], "training_change": 0.0,
+        "quantization_and_training_change": one["relative_change"],
+        "against_tuned": one,
+        "against_bf16": one | {"background": one["background"] | {"taught": True}},
     }  # fmt: skip
     joint = said | {
         "kind": "joint", "warnings": [], "served": None, "replayed": retuned, "noise": None,
@@ -306,7 +333,7 @@ def test_reports_of_other_kinds(work: Path, tmp_path: Path) -> None:
     for judgement in (retuned, joint):
         path.write_text(json.dumps(header | judgement), encoding="utf-8")
         said_first, *paragraphs = acceptance_section(read_gate(path, candidate))
-        assert said_first == "Verdict of the gate: **FAIL**."
+        assert said_first == "Verdict of the gate: **INCONCLUSIVE**."
         leads.append([text.partition(" with target `target`")[0] for text in paragraphs
                       if " with target `target`, K = " in text])  # fmt: skip
     assert leads[0] == [
@@ -321,7 +348,10 @@ def test_reports_of_other_kinds(work: Path, tmp_path: Path) -> None:
 
 def test_hostile_names_do_not_leave_their_place(work: Path, tmp_path: Path) -> None:
     report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
-    report["categories"][0]["category"] = EVIL
+    first = report["categories"][0]["category"]
+    report["categories"][0]["category"] = EVIL  # and the first by name, too
+    for prompt in report["prompts"]:
+        prompt["category"] = EVIL if prompt["category"] == first else prompt["category"]
     report["reason"] = report["warnings"][0] = EVIL
     report["traces"]["target"]["name"] = EVIL
     path = tmp_path / "gate.json"
@@ -418,14 +448,12 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
     parts = r"vllm 0\.32\.0 with target .*, K = 1, greedy, 1 in flight, .* tokens/s:"
     assert re.search(parts, text)
     assert "It accepts what its target does not write: a = b." in text
-    assert "was told, not shown" not in text
     shown = MarkdownIt("commonmark").enable("table").render(text)
     assert "<img" not in shown
     assert ["all requests", "2", "16", "1.7500", "", ""] in cells(f"---\na: b\n---\n{text}")
-    unknown = Served.of(measurement(ROUNDS), identity)
-    assert "was told, not shown by its tensors" in served_section([unknown])[-1]
     path = tmp_path / "run.jsonl"
-    lines = [line_of(each) for each in (run.setup, *run.records)]
+    plain = measurement(ROUNDS, draft_sha256=identity)
+    lines = [line_of(each) for each in (plain.setup, *plain.records)]
     path.write_text("".join(lines), encoding="utf-8")
     request = CardRequest(base_model="a/b", license="mit", measured=[path])
     assert ["all requests", "2", "16", "1.7500", "", ""] in cells(model_card(work / "out", request))
@@ -441,6 +469,8 @@ def test_measurements_that_are_not_of_this_draft() -> None:
         Served.of(plain, "00")
     with pytest.raises(CardError, match=r"is of a draft whose tensors are abc, expected 00"):
         Served.of(measurement(ROUNDS, draft_sha256="abc"), "00")
+    with pytest.raises(CardError, match="does not know which draft was served"):
+        Served.of(measurement(ROUNDS, draft_sha256=None), "00")
 
 
 def test_a_norm_that_was_divided_is_not_called_kept(tmp_path: Path) -> None:

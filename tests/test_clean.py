@@ -192,7 +192,7 @@ def signalled(number: signal.Signals, folder: Path, *options: str, ignored: bool
     assert process.stdout.readline() == b"staged\n"
     process.send_signal(number)
     process.stdout.close()
-    return process.wait(timeout=30)
+    return process.wait()
 
 
 @pytest.mark.parametrize(

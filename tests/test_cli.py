@@ -136,6 +136,37 @@ def test_inspect_reports_family_sizes_and_half_ratios(capsys: pytest.CaptureFixt
     assert main(["inspect", DRAFT]) == 0
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("--engine", "vllm", "--arch", "mi355x"), "vllm 0.33.0 was never executed on gfx950"),
+        (("--engine", "sglang", "--arch", "a100"), "sglang 0.5.23 was never executed on sm80"),
+        (("--arch", "l40s"), "--arch l40s: what no built-in recipe makes is known to load there"),
+        (("--engine", "tensorrt-llm"), "--engine tensorrt-llm: what no built-in recipe makes"),
+    ],
+)
+def test_recipes_that_none_is_listed_of(
+    asked: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipes", "list", *asked]) == 1
+    printed = capsys.readouterr()
+    assert words in " ".join(printed.err.split())
+    assert printed.out == ""
+    assert main(["recipes", "list", "--json", *asked]) == 1
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_recipes_list_says_where_a_format_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "list", "--arch", "mi325x", "--json"]) == 0
+    listed = {one["name"]: one["emulated_on"] for one in json.loads(capsys.readouterr().out)}
+    assert listed["mi355-mxfp4"] == ["gfx942"]  # MI355X (gfx950) multiplies MXFP4
+    assert listed["blackwell-nvfp4"] == ["gfx942"]  # NVIDIA's GPUs widen it as they read it
+    assert listed["fp8-ptpc"] == []
+    assert main(["recipes", "list", "--arch", "mi325x"]) == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "emulated" in said
+
+
 def test_recipes_list_show_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     assert "mi325x-w4a8" in capsys.readouterr().out
@@ -189,6 +220,12 @@ def test_replay_and_gate_judge_the_shipped_pair(
     assert json.loads(report.read_text(encoding="utf-8"))["verdict"] == "PASS"
     assert "PASS" in capsys.readouterr().out
     assert main([*gate, "--report", str(report)]) == 2  # never overwritten
+    known = float(bf16["mean_acceptance_length"])
+    assert main([*gate, "--expect-baseline", f"{1.04 * known}"]) == 0
+    assert main([*gate, "--expect-baseline", f"{1.06 * known}"]) == 3
+    assert "was expected (--expect-baseline, within 5%)" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert main(["gate", DRAFT, str(work / "fp8"), *traces]) == 3  # 12 prompts are too few
     assert "INCONCLUSIVE" in capsys.readouterr().out
     assert main([*gate, "-k", "30"]) == 2  # of 48 tokens
@@ -227,10 +264,37 @@ def test_gate_refuses_the_traces_that_calibrated_the_draft(
     assert "4 of its 4 prompts calibrated the candidate" in capsys.readouterr().err
 
 
-def test_gate_fails_a_damaged_draft(work: Path, tmp_path: Path) -> None:
+def test_a_folder_without_its_record_is_no_release(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "fp8"
+    shutil.copytree(work / "fp8", bare)
+    (bare / "draftquant.json").unlink()
+    gate = ["gate", DRAFT, str(bare), "--traces", str(work / "traces"), "--min-prompts", "10"]
+    gate += ["--max-relative-drop", "0.5"]
+    assert main(gate) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "ANOMALOUS: The candidate's folder has no record (draftquant.json)" in said
+    assert "say so with --unrecorded" in said
+    assert main([*gate, "--unrecorded"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "record_required False (release: True)" in said
+    assert "the candidate's origin is not recorded (it has no draftquant.json)" in said
+    assert main([*gate, "--policy", "screening"]) == 0
+    assert "the candidate's origin is not recorded" in " ".join(capsys.readouterr().out.split())
+
+
+def test_gate_fails_a_damaged_draft(
+    work: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Half of the up_proj rows overwritten by others: still loads, but accepts less."""
+    from draftquant.calibration.passes import memory
     from tiny import Stored, read_tensors, write_tensors
 
+    monkeypatch.setattr(memory, "available_bytes", lambda _: 2**34)  # whatever is free here
     damaged = tmp_path / "damaged"
     shutil.copytree(DRAFT, damaged)
     tensors = read_tensors(damaged)
@@ -241,7 +305,8 @@ def test_gate_fails_a_damaged_draft(work: Path, tmp_path: Path) -> None:
     write_tensors(damaged, tensors, sharded=False, metadata={"format": "pt"})
     gate = ["gate", DRAFT, str(damaged), "--traces", str(work / "traces"), "--min-prompts", "10"]
     assert main(gate) == 2  # not even quantized
-    assert main([*gate, "--unrelated"]) == 1
+    assert "declares no quantization" in capsys.readouterr().err
+    assert main([*gate, "--unrelated"]) == 1, capsys.readouterr().err
 
 
 def test_fused_traces_give_the_same_steps_and_refuse_another_fc(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from draftquant.validate.comparison.compare import compare
 from draftquant.validate.comparison.counted import Contestant, CountedDrafts, count_drafts
 from draftquant.validate.comparison.samples import ALL_PROMPTS, TRAFFIC, samples_of
 from draftquant.validate.comparison.simultaneous import (
+    MOST_CORRELATED,
     Estimate,
     bonferroni,
     level_of_each,
@@ -125,6 +127,53 @@ def test_independent_ones_need_what_sidak_says_and_equal_ones_nothing() -> None:
 def test_without_spread_there_is_no_width() -> None:
     still = Estimate(value=0.0, contributions=np.zeros(5), degrees=4.0)
     assert simultaneous([still], 0.95).bounds == ((0.0, 0.0),)
+
+
+def test_beyond_a_number_of_estimates_bonferroni_decides() -> None:
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(MOST_CORRELATED + 1, 30))
+    many = [Estimate(value=0.0, contributions=row, degrees=20.0) for row in rows]
+    drawn, found = simultaneous(many[:-1], 0.95), simultaneous(many, 0.95)
+    assert (drawn.by_correlation, found.by_correlation) == (True, False)
+    assert found.each == bonferroni(MOST_CORRELATED + 1, 0.95) > drawn.each
+    assert found.bounds[0][1] > drawn.bounds[0][1]
+    still = Estimate(value=0.0, contributions=np.zeros(30), degrees=20.0)
+    assert simultaneous([*many[:-1], still], 0.95).by_correlation  # it needs no correction
+
+
+def wide(number: int, categories: int, prompts: int) -> CountedDrafts:
+    """So many drafts on so many prompts."""
+    generator = np.random.default_rng(0)
+    steps = np.full((number, prompts), 40.0)
+    return CountedDrafts(
+        names=tuple(f"draft {each}" for each in range(number)),
+        sha256=(None,) * number,
+        categories=tuple(f"category {each % categories}" for each in range(prompts)),
+        tokens=steps * generator.uniform(2, 3, (number, prompts)),
+        steps=steps,
+    )
+
+
+def test_many_drafts_in_many_categories_take_seconds() -> None:
+    began = time.process_time()
+    report = compared(wide(30, 20, 400))
+    assert time.process_time() - began < 15  # max-t took 20 minutes and 4 GB
+    changes = [change for scope in report.scopes for change in scope.changes]  # type: ignore[attr-defined]
+    assert len(changes) == 21 * 435
+    assert report.confidence_of_each == report.bonferroni_of_each  # type: ignore[attr-defined]
+    assert report.method.startswith("Bonferroni over all pairs")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("shape", [(2, 3000, 30_000), (60, 40, 400), (2, 30_000, 30_000)])
+def test_more_than_there_is_room_for_is_refused_before_it_is_reckoned(
+    shape: tuple[int, int, int],
+) -> None:
+    counted = wide(*shape)
+    began = time.process_time()
+    with pytest.raises(CompareError, match=r"expected at most 8,388,608 contributions") as caught:
+        compared(counted)
+    assert time.process_time() - began < 2
+    assert "fewer drafts at a time" in caught.value.fix
 
 
 def test_two_drafts_are_compared_as_the_gate_does() -> None:

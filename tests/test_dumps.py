@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from draftquant.calibration.dumps.answers import Answers
 from draftquant.calibration.dumps.import_dump import import_dump
+from draftquant.calibration.dumps.sample import Sample
 from draftquant.calibration.dumps.settle import Declared
-from draftquant.calibration.prompts.prompt_file import read_prompts
+from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.manifest import FeatureDtype
@@ -153,6 +155,21 @@ def test_a_prompt_file_gives_ids_and_categories(
     assert [(t.id, t.category, t.prompt_length) for t in traces] == [
         (t.id, t.category, t.prompt_length) for t in recorded
     ]
+
+
+def test_a_sample_belongs_to_the_longest_prompt_that_it_begins_with() -> None:
+    """One prompt may begin with another, as a turn with those before it."""
+    short, long = (
+        Prompt(id=name, category=name, token_ids=ids)
+        for name, ids in (("short", (5, 6)), ("long", (5, 6, 7, 8)))
+    )
+    tokens = torch.tensor([5, 6, 7, 8, 9, 3])
+    sample = Sample(
+        id="0", file=Path("0"), token_ids=tokens, answered=None, aux=torch.zeros(6, 1), last=None
+    )
+    for prompts in ([short, long], [long, short]):
+        (answer,) = Answers([3], prompts).of(sample)
+        assert (answer.id, answer.category, answer.start) == ("long", "long", 4)
 
 
 def test_the_order_of_files_is_that_of_their_numbers(texts: list[Text], tmp_path: Path) -> None:

@@ -125,8 +125,22 @@ def test_moments_of_an_expert_are_those_of_its_tokens(
             continue
         exact = x.T @ x / len(x)
         assert (found[name].mean.double() - exact).abs().max() <= 1e-5 * exact.abs().max(), name
+    assert_the_least_is_enough(statistics, draft, monkeypatch)
     assert 0 < few < len([name for name in draft.linears if is_expert(name)])
     assert (runs > 1) is (bytes_at_once < 1 << 30)
+
+
+def assert_the_least_is_enough(
+    statistics: MomentsAlongTraces, draft: LoadedDraft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly as many tokens as are asked for are not too few; one less is."""
+    name, count = max(statistics.too_few.items(), key=lambda item: item[1])
+    width = draft.weights[f"{name}.weight"].shape[1]
+    assert width & (width - 1) == 0, "so that the quotient is exact"
+    monkeypatch.setattr(moments, "LEAST_PER_COLUMN", count / width)
+    assert name not in statistics.too_few
+    monkeypatch.setattr(moments, "LEAST_PER_COLUMN", (count + 1) / width)
+    assert statistics.too_few[name] == count
 
 
 def max_experts_on_disk(spool: Path) -> int:

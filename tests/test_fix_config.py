@@ -1,12 +1,15 @@
 """Lints on the command line; `--fix-config`: what it writes, records, and what verify accepts."""
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import draftquant
 import pytest
 from draftquant.quantize.drafts.aux_layers import KEY, SECTION
+from draftquant.quantize.lints import fixed_config
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
@@ -53,6 +56,10 @@ def test_without_the_flag_config_stays_and_lints_are_named(
         stderr
     )
     assert "--fix-config corrects aux-layer-ids, draft-vocab-size-missing in the output" in stderr
+    with pytest.warns(draftquant.DraftQuantWarning, match="lints: aux-layer-ids"):
+        report = draftquant.quantize(draft, "int4-channel", tmp_path / "called")
+    assert {"aux-layer-ids", "draft-vocab-size-missing"} < {one.name for one in report.lints}
+    assert any("--fix-config corrects" in text for text in report.warnings)
     assert verify(tmp_path / "out", draft).ok
 
 
@@ -132,8 +139,14 @@ BREAKS: dict[str, tuple[Callable[[dict[str, Any]], Any], Any, list[tuple[str, st
          (f"config.json: {KEY}", "no such key", "[2, 4, 5]")],
     ),
     "another one recorded": (
-        no_change, {"rope_theta": 1},
-        [("draftquant.json: config_changes", json.dumps(ALL), '{"rope_theta": 1}')],
+        no_change, {"torch_dtype": "float16"},
+        [("config.json: draft_vocab_size", "null", "96"),
+         (f"config.json: {KEY}", "no such key", "[2, 4, 5]"),
+         ("config.json: torch_dtype", '"float16"', '"bfloat16"')],
+    ),
+    "made and recorded, of what the draft computes": (
+        lambda c: c.update(rms_norm_eps=0.5), ALL | {"rms_norm_eps": 0.5},
+        [("config.json: rms_norm_eps", "no change of what the draft computes", "0.5")],
     ),
     "something else recorded": (
         no_change, [7],
@@ -153,6 +166,26 @@ def test_verify_accepts_these_changes_and_no_others(name: str, draft: Path, tmp_
     edit_json(out / "draftquant.json", config_changes=recorded)
     reseal(out)
     assert faults(out, draft) == expected
+
+
+@pytest.mark.parametrize("options", [(), ("--fix-config",)])
+def test_quantize_does_not_publish_what_nobody_asked_for(
+    options: tuple[str, ...],
+    draft: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An error in what writes the changes: verification puts them in by itself."""
+
+    def damaged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+        return fixed_config(config, changes) | {"rms_norm_eps": 0.5}
+
+    monkeypatch.setattr(sys.modules["draftquant.quantize.quantize"], "fixed_config", damaged)
+    out = tmp_path / "out"
+    assert main(["quantize", str(draft), *RECIPE, "--out", str(out), *options]) == 1
+    assert "config.json: rms_norm_eps: expected 1e-06, got 0.5" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
 def test_a_folder_without_provenance_may_be_fixed(draft: Path, tmp_path: Path) -> None:

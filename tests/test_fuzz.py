@@ -159,7 +159,7 @@ def changed(folders: Folders, original: Path, file: str, content: bytes) -> None
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for path in original.iterdir():
-        (folder / path.name).symlink_to(path)
+        (folder / path.name).hardlink_to(path)
     (folder / file).unlink(missing_ok=True)
     (folder / file).write_bytes(content)
 

@@ -55,11 +55,15 @@ def test_inconclusive_beyond_the_limit_asks_for_a_better_draft() -> None:
     assert report.required_num_prompts is not None
     assert report.required_num_prompts.as_measured is None
     assert report.action is not None
-    assert "use a wider format, or record a fresh set" in report.action
+    assert report.action.splitlines() == [
+        "More prompts will most likely not help: the measured change is itself beyond the limit.",
+        "Use a wider format.",
+        "Keep the most sensitive linears in BF16 ('draftquant tune' finds them).",
+    ]
     background = Background(algorithm_to_try="gptq")
     action = judge(replay(BASELINE), replay(noisy(17, 60)), RELEASE, background=background).action
     assert action is not None
-    assert "quantize it with '--algorithm gptq' and calibration traces, or" in action
+    assert "\nQuantize it with '--algorithm gptq' and calibration traces.\n" in action
 
 
 def test_both_ends_of_the_range_are_said() -> None:
@@ -69,10 +73,49 @@ def test_both_ends_of_the_range_are_said() -> None:
     assert found is not None
     assert found.most is not None
     assert wide.action is not None
-    assert f"a fresh set of {found.fewest} to {found.most} prompts (" in wide.action
+    assert f"a fresh set of {found.fewest:,} to {found.most:,} prompts (" in wide.action
     equal = judge(replay(spread(600, 29)), replay(spread(600, 29)), RELEASE)
     assert equal.action is not None
     assert "a fresh set of 30 prompts (30 if" in equal.action
+
+
+def test_no_number_is_advised_that_nobody_records() -> None:
+    """-0.96 % measured: thousands of prompts and more; and with more noise, over ten thousand."""
+    near = judge(replay(spread(600, 200)), replay(noisy(15, 90, 200)), RELEASE)
+    assert near.required_num_prompts is not None
+    assert near.required_num_prompts.as_measured is not None
+    assert near.required_num_prompts.as_measured > 10_000
+    first, *ways = (near.action or "").splitlines()
+    assert first == (
+        "More prompts will hardly help: the measured change is so near the limit that more than"
+        " 10,000 would be needed."
+    )
+    assert ways[0] == "Use a wider format."
+
+
+def test_a_prompt_that_is_left_out_is_said() -> None:
+    short = [*spread(600), (0, 0)]
+    report = judge(replay(short), replay([*noisy(3, 4), (0, 0)]), RELEASE)
+    assert (report.verdict, report.num_prompts, report.num_short_prompts) == ("PASS", 40, 1)
+    assert "1 of the recorded prompts is left out: too short for a verify step" in report.warnings
+
+
+def test_a_candidate_without_a_record_does_not_pass_a_release() -> None:
+    foreign = Background(unrecorded=True)
+
+    def verdict(drop: int, noise: int, policy: Policy = RELEASE) -> str:
+        return judge(
+            replay(BASELINE), replay(noisy(drop, noise)), policy, background=foreign
+        ).verdict
+
+    assert verdict(3, 4) == "ANOMALOUS"
+    assert verdict(10, 60) == "ANOMALOUS"  # more prompts would not help
+    assert verdict(40, 4) == "FAIL"
+    assert verdict(3, 4, resolve_policy("release", unrecorded=True)) == "PASS"
+    assert verdict(3, 4, POLICIES["screening"]) == "PASS"
+    report = judge(replay(BASELINE), replay(noisy(3, 4)), RELEASE, background=foreign)
+    assert "has no record (draftquant.json)" in report.reason
+    assert "--unrecorded" in (report.action or "")
 
 
 def test_the_limit_is_exactly_the_margin() -> None:
@@ -319,9 +362,13 @@ def test_overrides() -> None:
     assert resolve_policy("release") == RELEASE
     got = resolve_policy("screening", max_relative_drop=0.02, confidence=0.9, min_prompts=5)
     expected: Policy = dataclasses.replace(
-        POLICIES["screening"], max_relative_drop=0.02, confidence=0.9, min_prompts=5
+        POLICIES["screening"], name="custom", max_relative_drop=0.02, confidence=0.9, min_prompts=5
     )
     assert got == expected
+    assert resolve_policy("release", unrecorded=True) == dataclasses.replace(
+        RELEASE, name="custom", record_required=False
+    )
+    assert resolve_policy("screening", unrecorded=True) == POLICIES["screening"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from draftquant.validate.gate import GateReport, judge
 from draftquant.validate.looks import Look
 from draftquant.validate.policy import POLICIES, looser_than_release, resolve_policy
-from handmade_replays import RELEASE, noisy, replay, spread
+from handmade_replays import BASELINE, RELEASE, noisy, replay, spread
 
 EVERY = dataclasses.replace(RELEASE, every_category_passes=True)
 
@@ -33,9 +33,61 @@ def test_a_category_that_fails_makes_the_whole_fail() -> None:
 
 def test_a_category_below_its_least_number_is_named_and_not_judged() -> None:
     report = judged(64, 4, count=29)
-    assert report.verdict == "PASS"
     assert [found.outcome for found in report.categories] == ["PASS", None]
-    assert "categories below 30 prompts were not judged: b (29)" in report.warnings
+    assert (
+        "1 of the 2 categories, with fewer than 30 prompts each (29 together), were not judged by"
+        " themselves"
+    ) in report.warnings
+    assert judged(64, 300, count=29).verdict == "PASS"
+
+
+def test_a_small_category_that_certainly_lost_is_named() -> None:
+    """-4 % in each of 29 prompts, limit -3 %: no PASS, and no FAIL by so few."""
+    report = judged(64, 4, count=29)
+    assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", 3)
+    assert "a category of fewer than 30 prompts lost too much" in report.reason
+    assert "'b' (29 prompts) -3.99%" in report.reason
+    assert [found.certainly_lost for found in report.categories] == [False, True]
+    assert (report.action or "").startswith("Record a fresh set with at least 30 prompts of: b.\n")
+    assert judged(46, 4, count=29).verdict == "PASS"  # -2.9 %
+    assert judged(64, 4, count=4).verdict == "PASS"  # too few even for that
+
+
+def test_the_more_small_categories_the_surer_one_has_to_be() -> None:
+    """-3.4 % +- 0.9 % in 12 prompts: beyond -3 % at 95 % alone, and not as one of ten."""
+
+    def lost(others: int) -> list[str]:
+        names = "a" * 270 + "b" * 12 + "".join(chr(ord("c") + i) for i in range(others))
+        count = len(names)
+        candidate = noisy(0, 4, 270) + noisy(55, 9, 12) + noisy(0, 4, others)
+        report = judge(
+            replay(spread(600, count), categories=names),
+            replay(candidate, categories=names),
+            RELEASE,
+        )
+        return [found.category for found in report.categories if found.certainly_lost]
+
+    assert lost(0) == ["b"]
+    assert lost(9) == []
+
+
+def test_a_sole_category_is_the_whole_and_no_row() -> None:
+    """-4 %: a FAIL of the whole, said of the whole."""
+    report = judge(replay(BASELINE), replay(noisy(64, 4)), RELEASE)
+    assert report.verdict == "FAIL"
+    assert report.reason.startswith("The mean acceptance length changed by -4.00%")
+    assert report.categories == ()
+
+
+def test_where_the_whole_fails_it_leads() -> None:
+    report = judge(
+        replay(spread(600, 80), categories="ab"),
+        replay(noisy(64, 4, 80), categories="ab"),
+        RELEASE,
+    )
+    assert report.verdict == "FAIL"
+    assert report.reason.startswith("The mean acceptance length changed by -4.00%")
+    assert report.reason.endswith(" Of the categories these lost too much too: 'a', 'b'.")
 
 
 def test_an_open_category_stops_a_pass_only_if_every_one_has_to() -> None:
@@ -53,8 +105,8 @@ def test_an_open_category_stops_a_pass_only_if_every_one_has_to() -> None:
 
 
 def test_a_look_widens_the_bounds_of_categories_too() -> None:
-    categories = "a" * 30
-    baseline, candidate = spread(600, 30), noisy(10, 60, 30)
+    categories = "ab"
+    baseline, candidate = spread(600, 60), noisy(10, 60, 60)
     look = Look(number=1, total=2, spending="pocock")
     report = judge(
         replay(baseline, categories=categories),
@@ -74,7 +126,7 @@ def test_release_is_looser_than_itself_in_nothing() -> None:
     assert looser_than_release(stricter) == ()
     assert looser_than_release(
         resolve_policy("screening", max_relative_drop=0.01, min_prompts=30)
-    ) == ()  # fmt: skip
+    ) == ("record_required False (release: True)",)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +135,7 @@ def test_release_is_looser_than_itself_in_nothing() -> None:
         ({"max_relative_drop": 0.02}, ("max_relative_drop 0.02 (release: 0.01)",)),
         ({"confidence": 0.9}, ("confidence 0.9 (release: 0.95)",)),
         ({"min_prompts": 29}, ("min_prompts 29 (release: 30)",)),
+        ({"unrecorded": True}, ("record_required False (release: True)",)),
         (
             {"max_relative_drop": 0.05},
             ("max_relative_drop 0.05 (release: 0.01)", "max_category_drop 0.05 (release: 0.03)"),
@@ -103,4 +156,5 @@ def test_screening_is_looser() -> None:
     assert looser_than_release(POLICIES["screening"]) == (
         "max_relative_drop 0.03 (release: 0.01)",
         "min_prompts 10 (release: 30)",
+        "record_required False (release: True)",
     )

@@ -35,17 +35,33 @@ def test_bounds_categories_verdict_and_warnings(capsys: pytest.CaptureFixture[st
     assert any(line.startswith("release -1.00% -1.7") for line in lines)
     assert any(line.endswith("95.00% 69 69.0") for line in lines)
     at = lines.index("Categories")
-    rows = [line.split() for line in lines[at:] if line[:2] in ("a ", "b ", "c ")]
+    rows = [line.split() for line in lines[at:] if line[:2] in ("a ", "b ", "1 ")]
     assert [row[:3] + row[-1:] for row in rows] == [
         ["a", "30", "-3.00%", "PASS"],
         ["b", "30", "-3.00%", "FAIL"],
-        ["c", "9", "-3.00%", "small"],
+        ["1", "small", "one", "small"],
     ]
-    verdict = next(i for i, line in enumerate(lines) if line.startswith("FAIL: A category"))
-    warnings = lines[verdict + 2 :]
-    assert lines[verdict + 1].startswith("Calibrate on prompts of that category too")
-    assert warnings[0] == "warning: [bold]no[/] provenance"
-    assert warnings[1] == "warning: categories below 30 prompts were not judged: c (9)"
+    verdict = next(i for i, line in enumerate(lines) if line.startswith("FAIL: The mean"))
+    assert lines[verdict].endswith("Of the categories these lost too much too: 'b'.")
+    assert lines[verdict + 1] == "- Use a wider format."
+    assert lines[verdict + 3] == "warning: [bold]no[/] provenance"
+    assert lines[verdict + 4] == (
+        "warning: 1 of the 3 categories, with fewer than 30 prompts each (9 together), were not"
+        " judged by themselves"
+    )
+
+
+def test_categories_that_were_not_judged_are_one_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = "abcdefgh"
+    print_gate(judge(replay(spread(600), categories=names), replay(noisy(3, 4), categories=names),
+                     RELEASE))  # fmt: skip
+    lines = printed(capsys)
+    assert "Categories" not in lines
+    assert (
+        "warning: none of the 8 categories was judged by itself: each has fewer than 30 prompts"
+    ) in lines
 
 
 def test_one_category_is_the_whole(capsys: pytest.CaptureFixture[str]) -> None:

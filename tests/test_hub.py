@@ -91,7 +91,7 @@ except CheckpointError as exc:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,  # it ends by itself
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from draftquant.calibration.linear_inputs.input_range import FP8_MAX, InputRange
-from draftquant.quantize.numerics.fp8 import fp8_rounded
+from replay_proof import fp8_rounded
 from torch import Tensor
 
 

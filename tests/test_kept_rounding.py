@@ -176,6 +176,8 @@ def test_acceptance_decides_as_far_as_the_prompts_tell() -> None:
     assert best_of([first, steady], settings).step == 10
     assert best_of([first, chance], settings).step == 0
     assert best_of([first, look(10, chance.accepted, 0.93)], settings).step == 10
+    worse = look(10, (247, 248, 247, 248), 0.99)  # as clearly, whatever its overlap
+    assert best_of([first, worse], settings).step == 0
 
 
 def test_the_best_is_the_last_look_or_was_the_best_before() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.calibration.errors import ServerError
 from draftquant.quantize.errors import OutputError
 from draftquant.validate.errors import MeasureError
 from draftquant.validate.launch import launch
@@ -37,7 +38,7 @@ def matrix_of(*variants: Variant, **keys: Any) -> Matrix:
             "variants": variants or (NONE, BF16),
             "concurrencies": (1, 4),
             "repeats": 2,
-            "start_seconds": 20,
+            "start_seconds": 600,
             "stop_seconds": 5,
             **keys,
         }
@@ -110,8 +111,8 @@ def test_a_slow_server_is_waited_for_and_a_hanging_one_not(tmp_path: Path) -> No
     measuring = Measuring(matrix_of(slow, repeats=1), tmp_path / "slow")
     measuring.run()
     assert measuring.done == ["ready slow", "slow.c1.r1", "slow.c4.r1"]
-    hanging = matrix_of(Variant(name="hangs", arguments="--never"), start_seconds=1)
-    with pytest.raises(MeasureError, match="hangs: was not ready after 1 seconds") as caught:
+    hanging = matrix_of(Variant(name="hangs", arguments="--never"), start_seconds=4)
+    with pytest.raises(MeasureError, match="hangs: was not ready after 4 seconds") as caught:
         Measuring(hanging, tmp_path / "hangs").run()
     assert caught.value.details == ("  loading",)
 
@@ -133,11 +134,16 @@ def test_a_server_that_dies_while_it_is_measured_keeps_what_was_measured(tmp_pat
         if cell.concurrency == 4:
             with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
                 urllib.request.urlopen(f"{measuring.matrix.url}/die").read()
-            raise MeasureError(measuring.matrix.url, "no answer", fix="see the server")
+            said = ["  attempt 1: 500 from /v1/completions: 'EngineDeadError'"]
+            raise ServerError(measuring.matrix.url, "no answer", details=said, fix="see the server")
 
     measuring.before = die
     with pytest.raises(MeasureError, match="the server ended with status 7") as caught:
         measuring.run()
+    assert caught.value.details[:2] == (
+        "  its client: no answer",
+        "  attempt 1: 500 from /v1/completions: 'EngineDeadError'",
+    )
     assert caught.value.details[-1] == "  the engine met an error"
     assert set(measuring.measured()) == {"none.c1.r1"}
     measuring.before, measuring.done = lambda _: None, []
@@ -156,6 +162,20 @@ def test_what_the_server_answers_is_the_error_while_it_lives(tmp_path: Path) -> 
     with pytest.raises(MeasureError, match="the server: is another engine"):
         measuring.run()
     assert measuring.done == ["ready none"]
+
+
+def test_a_server_that_answers_no_more_and_lives_is_quoted(tmp_path: Path) -> None:
+    """Its engine may be dead while its front door says 200."""
+    measuring = Measuring(matrix_of(), tmp_path / "out")
+
+    def silent() -> None:
+        raise ServerError("http://x", "no answer after 6 attempt(s): 500", fix="see")
+
+    measuring.first_answer = silent
+    with pytest.raises(MeasureError, match="none: the server does not answer; its log") as caught:
+        measuring.run()
+    assert caught.value.details[0] == "  its client: no answer after 6 attempt(s): 500"
+    assert "  loading" in caught.value.details
 
 
 def test_more_repeats_go_on_and_another_matrix_is_refused(tmp_path: Path) -> None:

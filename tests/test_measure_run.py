@@ -16,10 +16,11 @@ from draftquant.quantize.errors import OutputError
 from draftquant.validate.errors import MeasureError
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import read_measurement
-from draftquant.validate.measure.plan import DraftIdentity, Plan, ServerAddress
+from draftquant.validate.measure.plan import Plan, ServerAddress
 from draftquant.validate.measure.protocols.protocol import Ask
 from draftquant.validate.measure.protocols.vllm import VLLMProtocol
 from draftquant.validate.measure.run import Progress, measure
+from draftquant.validate.measure.served_draft import DraftIdentity
 from vllm_server import END, GAP, MODEL, VLLMServer, continued, rounds_of, served
 
 PROMPTS = tuple(
@@ -33,7 +34,7 @@ PROMPTS = tuple(
 )
 ASK = Ask(decoding=GREEDY, max_new_tokens=12, ignore_eos=False)
 PLAN = Plan(prompts=PROMPTS, ask=ASK, concurrency=3)
-PATIENCE = Patience(attempts=3, first_pause=0.01, seconds=5)
+PATIENCE = Patience(attempts=3, first_pause=0.01, seconds=60)
 
 
 @pytest.fixture
@@ -90,7 +91,9 @@ def test_the_setup_says_who_was_asked_for_what(running: VLLMServer, tmp_path: Pa
             },
         }
     }
-    draft = DraftIdentity(draft="b", draft_sha256="0" * 64, draft_quantization="int4-channel")
+    draft = DraftIdentity(
+        draft="b", draft_sha256="0" * 64, draft_quantization="int4-channel", served_as="/drafts/a"
+    )
     decoding = Decoding(temperature=0.5, top_p=0.9, top_k=4, seed=7, num_top_logprobs=2)
     plan = replace(PLAN, ask=replace(ASK, decoding=decoding), template_sha256="1" * 64)
     setup = measured(running, tmp_path / "r", plan).setup
@@ -116,6 +119,11 @@ def test_the_setup_says_who_was_asked_for_what(running: VLLMServer, tmp_path: Pa
     assert told is not None
     assert (told.draft, told.draft_sha256) == ("b", "0" * 64)
     assert (told.draft_quantization, told.method) == ("int4-channel", "eagle3")
+    assert (told.served_draft, told.served_quantization, told.told_by) == (
+        "/drafts/a",
+        None,
+        "user",
+    )
 
 
 def test_everything_that_decides_what_is_written_is_said(

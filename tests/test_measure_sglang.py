@@ -503,7 +503,7 @@ def test_an_error_inside_a_stream_is_a_refusal(stand: SGLangStand) -> None:
 
 
 def test_a_slow_server_is_given_up(stand: SGLangStand) -> None:
-    stand.faults = {n: Fault(seconds=0.2) for n in range(1, 9)}
+    stand.faults = {n: Fault(seconds=20) for n in range(1, 9)}
     patience = dataclasses.replace(IMPATIENT, attempts=2, seconds=0.1)
     with pytest.raises(ServerError, match=r"no whole answer within 0\.1 seconds"):
         complete(SGLangProtocol(), stand.url, PROMPTS[:1], patience=patience)

@@ -19,7 +19,7 @@ from vllm_server import VLLMServer, continued, rounds_of, served
 
 PROMPT = Prompt(id="p", category="a", token_ids=(5, 6, 7))
 ASK = Ask(decoding=GREEDY, max_new_tokens=12, ignore_eos=False)
-PATIENCE = Patience(attempts=2, first_pause=0.01, seconds=5)
+PATIENCE = Patience(attempts=2, first_pause=0.01, seconds=60)
 TEXT = continued([5, 6, 7], 12)
 ROUNDS = rounds_of(TEXT, 3)
 HISTOGRAM = tuple(ROUNDS.count(j) for j in range(4))

@@ -12,6 +12,7 @@ from draftquant.validate.gate import judge
 from draftquant.validate.looks import Look
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.parity.finding import Finding
+from draftquant.validate.served.estimator import num_unwritten
 from draftquant.validate.served.joint import JointReport
 from draftquant.validate.served.judged import judge_measured
 from draftquant.validate.served.noise import server_noise
@@ -66,6 +67,133 @@ def test_equal_texts_are_judged_as_their_replay_would_be() -> None:
     assert report.baseline.histogram == replayed.baseline.histogram
     assert report.change == replayed.change
     assert (report.verdict, report.reason) == (replayed.verdict, replayed.reason)
+
+
+def thinned(one: Measurement, every: int, most: int = 40) -> Measurement:
+    """The same outputs, of which every so-many-th step that accepts nothing is not told."""
+    records = []
+    for record in one.records[:most]:
+        zeros = [i for i, accepted in enumerate(record.accepted or ()) if not accepted]
+        left_out = set(zeros[::every])
+        kept = tuple(a for i, a in enumerate(record.accepted or ()) if i not in left_out)
+        counted = (kept.count(0), kept.count(1))
+        records.append(dataclasses.replace(record, accepted=kept, histogram=counted))
+    return dataclasses.replace(one, records=(*records, *one.records[most:]))
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_steps_that_are_not_told_make_no_draft_better(told: bool) -> None:
+    """A third of the steps that accept nothing is left out: what was lost looks like a gain."""
+    lossy = run(12, 1, **B)
+    assert judge_measured(run(**A), lossy, RELEASE).verdict == "FAIL"
+    hidden = thinned(lossy, 3)
+    if not told:
+        untold = [dataclasses.replace(record, accepted=None) for record in hidden.records]
+        hidden = dataclasses.replace(hidden, records=tuple(untold))
+    report = judge_measured(run(**A), hidden, RELEASE)
+    assert (report.verdict, report.exit_code) == ("ANOMALOUS", 3)
+    assert (
+        "15.8% of the steps that wrote the outputs of drop 12 are no verify steps" in report.reason
+    )
+
+
+def test_one_side_that_drafts_less_often_is_anomalous() -> None:
+    """Half a percent is little enough on both sides, and too much on one."""
+    few = thinned(run(1, 1, **B), 9, most=4)
+    report = judge_measured(run(**A), few, RELEASE)
+    assert report.verdict == "ANOMALOUS"
+    assert "0.49% of drop 1: one server drafted less often" in report.reason
+    both = judge_measured(thinned(run(**A), 9, most=4), few, RELEASE)
+    assert both.verdict == "PASS"
+
+
+def test_more_accepted_tokens_than_text_are_anomalous() -> None:
+    short = [{"token_ids": (7, 8)}] * 40
+    report = judge_measured(run(of_record=short, **A), run(1, of_record=short, **B), RELEASE)
+    assert report.verdict == "ANOMALOUS"
+    assert "the verify steps of drop 0 accept more than its outputs" in report.reason.lower()
+
+
+def test_what_the_end_of_an_output_leaves_open_is_no_step_without_a_draft() -> None:
+    """K tokens beyond it, K written without a draft, and as many by steps that are told in part."""
+    text = {"accepted": (1,) * 10, "histogram": (0, 10)}  # 21 tokens, K = 1
+    for length, cut in ((19, 0), (20, 0), (21, 0), (22, 0), (23, 1)):
+        ends = {"token_ids": tuple(range(length)), "num_cut_rounds": cut}
+        (record,) = measurement([[1] * 10], of_record=[text | ends]).records
+        assert num_unwritten(record, 1) == 0
+    for length, cut, number in ((18, 0, -3), (23, 0, 2), (24, 1, 3)):
+        ends = {"token_ids": tuple(range(length)), "num_cut_rounds": cut}
+        (record,) = measurement([[1] * 10], of_record=[text | ends]).records
+        assert num_unwritten(record, 1) == number
+
+
+def test_another_target_of_the_same_name_is_anomalous() -> None:
+    """At temperature 0 it says something else at once; near ties part one token of hundreds."""
+    report = judge_measured(run(**A), run(0, 1, parts_at=0, **B), RELEASE)
+    assert report.verdict == "ANOMALOUS"
+    assert (
+        "the two targets do not say the same: greedy outputs part at 100.0%"
+        in report.reason.lower()
+    )
+    assert report.served is not None
+    assert report.served.common_share == 0
+    assert judge_measured(run(**A), run(0, 1, parts_at=20, **B), RELEASE).verdict == "PASS"
+    assert judge_measured(run(**A), run(0, 1, parts_at=18, **B), RELEASE).verdict == "ANOMALOUS"
+    drawn = {"temperature": 1.0}
+    assert (
+        judge_measured(run(**drawn, **A), run(0, 1, parts_at=0, **drawn, **B), RELEASE).verdict
+        == "PASS"
+    )
+
+
+def test_servers_that_were_started_differently_are_named() -> None:
+    """Other weights of the target are another target, all else is said."""
+    told = {"model_config.dtype": "torch.bfloat16", "speculative_config.draft_sample_method": "a"}
+    other = {"model_config.dtype": "torch.float16", "speculative_config.draft_sample_method": "b"}
+    report = judge_measured(run(arguments=told, **A), run(0, 1, arguments=other, **B), RELEASE)
+    assert report.verdict == "PASS"
+    (said,) = [w for w in report.warnings if "started differently" in w]
+    assert said.endswith("differently (model_config.dtype: torch.bfloat16, torch.float16)")
+    untold = judge_measured(run(arguments=told, **A), run(0, 1, **B), RELEASE)
+    assert not [w for w in untold.warnings if "started differently" in w]
+    narrow = told | {"model_config.quantization": "fp8"}
+    report = judge_measured(run(arguments=told, **A), run(0, 1, arguments=narrow, **B), RELEASE)
+    assert report.verdict == "ANOMALOUS"
+    assert "model_config.quantization: None, fp8" in report.reason
+
+
+def test_what_only_the_user_says_of_a_draft_is_said() -> None:
+    called = {"draft": "int4", "served_draft": "/draft", "told_by": "user"}
+    report = judge_measured(run(**A), run(1, 1, **B, **called), RELEASE)
+    (said,) = [warning for warning in report.warnings if "--served-as" in warning]
+    assert said == (
+        "the server of drop 1 calls its draft /draft: that it is int4 is what --served-as says"
+    )
+
+
+def test_the_same_run_with_other_times_is_no_comparison() -> None:
+    """Unless hashes say that two drafts were served: then it is for the verdict to doubt it."""
+    for digests in (({}, {}), (A, {}), ({}, B)):
+        with pytest.raises(GateError, match="holds the very outputs and verify steps of drop 0"):
+            judge_measured(run(**digests[0]), run(name="again", **digests[1]), RELEASE)
+    assert judge_measured(run(**A), run(name="again", **B), RELEASE).verdict == "PASS"
+
+
+def test_rounding_that_changes_no_verify_step_is_anomalous() -> None:
+    plain, int4 = {"draft_quantization": "none"}, {"draft_quantization": "int4-channel-gptq"}
+    baseline = run(**A, **plain)
+    report = judge_measured(baseline, run(name="wrong", **B, **int4), RELEASE)
+    assert (report.verdict, report.exit_code) == ("ANOMALOUS", 3)
+    assert "wrong is said to be quantized (int4-channel-gptq), and each" in report.reason
+    assert report.action is not None
+    assert report.action.startswith("See which draft the candidate's server runs")
+    for candidate in (run(0, 1, **B, **int4), run(name="alike", **B, **plain)):
+        assert judge_measured(baseline, candidate, RELEASE).verdict == "PASS"
+    transcoded = judge_measured(run(**A, **int4), run(name="fp8", **B, **int4), RELEASE)
+    assert transcoded.verdict == "PASS"
+    meant = Background(unrelated=True)
+    wrong = run(name="wrong", **B, **int4)
+    assert judge_measured(baseline, wrong, RELEASE, background=meant).verdict == "PASS"
 
 
 def test_copies_and_categories_and_looks_are_as_for_traces() -> None:
@@ -251,6 +379,18 @@ def test_a_change_between_two_runs_of_one_server_is_anomalous() -> None:
     noise = server_noise(run(**A), run(4, 1, **A), RELEASE)
     assert noise.verdict == "ANOMALOUS"
     assert "the server changed between them" in noise.reason
+
+
+def test_a_drift_is_what_chance_does_in_less_than_one_of_a_hundred_runs() -> None:
+    """Beyond the policy's 95 % bounds a sound server is once in ten runs: that is noise."""
+    policy = dataclasses.replace(RELEASE, max_relative_drop=0.2)
+    noise = server_noise(run(**A), run(3, 8, **A), policy)
+    assert noise.change is not None
+    assert noise.drift is not None
+    assert not noise.change.lower <= 0 <= noise.change.upper
+    assert noise.drift.lower <= 0 <= noise.drift.upper
+    assert noise.verdict == "PASS"
+    assert noise.drift.confidence == 0.995
 
 
 def test_noise_as_large_as_the_limit_is_inconclusive() -> None:

@@ -16,7 +16,11 @@ import torch
 from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs
 from draftquant.calibration.passes.memory import estimate_replay
-from draftquant.calibration.passes.predictions import draft_predictions, num_draft_tokens_fault
+from draftquant.calibration.passes.predictions import (
+    draft_passes,
+    draft_predictions,
+    num_draft_tokens_fault,
+)
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.rounding import settings as settings_module
@@ -169,6 +173,22 @@ def test_parts_of_the_rows_change_nothing(pair: Path, traces: TraceFolder) -> No
         for rows in (256, 3)
     )
     assert torch.equal(one, other)
+
+
+def test_some_of_the_rows_are_those_of_all(pair: Path, traces: TraceFolder) -> None:
+    """Every third, as learning asks for them: each one's own state."""
+    draft = load_draft(pair / "draft", dtype=torch.float64)
+    trace = traces.load(traces.manifest.prompts[0])
+    hidden, ids = draft.forward.fuse(trace.features)[None], trace.token_ids[None]
+    every = list(
+        draft_passes(draft.forward, hidden, ids, rows=range(2, 14), num_draft_tokens=HEADS)
+    )
+    third = list(
+        draft_passes(draft.forward, hidden, ids, rows=range(2, 14, 3), num_draft_tokens=HEADS)
+    )
+    assert [one.depths for one in third] == [one.depths for one in every]
+    for some, whole in zip(third, every, strict=True):
+        assert torch.equal(some.hidden, whole.hidden[:, ::3])
 
 
 def test_a_state_that_is_no_number_is_refused(pair: Path, traces: TraceFolder) -> None:

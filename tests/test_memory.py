@@ -15,6 +15,7 @@ from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.scripts import progress
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
 from tiny import edit_json
@@ -192,10 +193,15 @@ def replayed(
 
 
 def test_replay_says_what_it_needs_and_what_it_took(
-    traces: TraceFolder, int4: Path, capsys: pytest.CaptureFixture[str]
+    traces: TraceFolder,
+    int4: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(progress, "SHORT", 0)  # as where the replay takes long
     found, said = replayed(traces, int4, capsys, "--device", "cpu")
-    before, after = said.strip().splitlines()[-2:]
+    before, between, after = said.strip().splitlines()[-3:]
+    assert between.startswith("replay: ")
     assert before.startswith("memory on cpu: 0.")
     assert after.startswith("memory of this process: ")
     assert after.endswith(" GB at its peak")

@@ -13,7 +13,7 @@ from draftquant.quantize.numerics.fp4 import (
     nvfp4_global_scale,
     nvfp4_scale,
 )
-from draftquant.quantize.numerics.fp8 import FP8, fp8_codes, fp8_rounded, fp8_scale
+from draftquant.quantize.numerics.fp8 import FP8, fp8_codes, fp8_scale
 from draftquant.quantize.numerics.int4 import int4_codes, int4_scale
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
 from draftquant.quantize.numerics.rows import nearest_codes, rounded_values, storable_scale
@@ -145,12 +145,6 @@ def test_fp8_is_rounded_once() -> None:
     scale = torch.tensor([[3.0282]])
     assert (weight / scale.bfloat16()).to(FP8).view(torch.uint8).item() == 0x38
     assert fp8_codes(weight, scale).view(torch.uint8).item() == 0x39
-
-
-def test_fp8_rounded_returns_the_dtype_of_its_input() -> None:
-    rounded = fp8_rounded(torch.tensor([[17.0, 3.0]], dtype=torch.bfloat16), torch.tensor([[1.0]]))
-    assert rounded.dtype == torch.bfloat16
-    assert rounded.tolist() == [[16.0, 3.0]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -108,7 +108,13 @@ def test_the_wheel_imports_nothing_that_only_a_checkout_has() -> None:
     assert found == {(f"scripts/{name}.py", True) for name in named}
 
 
-NEED_WORKDIR = ("bench_quality", "bench_quantize", "bench_replay", "bench_rounding")
+NEED_WORKDIR = (
+    "bench_quality",
+    "bench_quantize",
+    "bench_replay",
+    "bench_rerolled",
+    "bench_rounding",
+)
 
 
 @pytest.mark.parametrize("name", [*NEED_WORKDIR, "bench_kills", "bench_io_faults"])

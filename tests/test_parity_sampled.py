@@ -123,7 +123,7 @@ def serving(server: ScoringServer) -> Iterator[ScoringServer]:
         yield server
 
 
-HASTY = Patience(attempts=1, seconds=5)
+HASTY = Patience(attempts=1, seconds=60)
 
 
 def test_a_server_scores_prompt_and_output_as_one_prompt() -> None:

@@ -1,6 +1,7 @@
 """Task scores of two servers, from files as lm_eval writes them."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def write(folder: Path, lines: Sequence[object], task: str = "gsm8k", date: str 
     model.mkdir(parents=True, exist_ok=True)
     text = "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
     (model / f"samples_{task}_{date}.jsonl").write_text(text, encoding="utf-8")
+    results = {"total_evaluation_time_seconds": folder.name}
+    (model / f"results_{date}.json").write_text(json.dumps(results), encoding="utf-8")
     return folder
 
 
@@ -131,7 +134,98 @@ def test_less_may_be_better(tmp_path: Path) -> None:
     with pytest.raises(ParityError, match=r"results_.*cannot be read"):
         read_samples(tmp_path / "b")
     path.write_text("[]", encoding="utf-8")
-    assert read_samples(tmp_path / "b")["gsm8k"].lower_is_better == frozenset()
+    assert read_samples(tmp_path / "b")["gsm8k"].higher_is_better == {}
+
+
+def told(tmp_path: Path, name: str, direction: object, metric: str = "err") -> Path:
+    """A run in which 30 of 60 items of `b` have a score of 1, with what its results say."""
+    lines = [sample(i, float(name == "b" and i < 30), metric) for i in range(60)]
+    folder = write(tmp_path / name, lines)
+    if direction is not None:
+        path = folder / "some__model" / f"results_{DATE}.json"
+        text = json.dumps({"higher_is_better": {"gsm8k": {metric: direction}}, "of": name})
+        path.write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "options", "code"),
+    [
+        (False, None, [], 1),
+        (None, False, [], 1),
+        (None, None, ["--lower-is-better", "err"], 1),
+        (None, None, ["--higher-is-better", "err"], 0),
+        (True, "text", [], 0),
+        (False, False, ["--lower-is-better", "err"], 1),
+    ],
+)
+def test_either_side_says_which_way_is_better(
+    first: object, second: object, options: list[str], code: int, tmp_path: Path
+) -> None:
+    folders = [str(told(tmp_path, "a", first)), str(told(tmp_path, "b", second))]
+    assert main(["parity", "tasks", *folders, "--max-score-drop", "0.1", *options]) == code
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "options", "what"),
+    [
+        (None, None, [], "nothing says whether a higher or a lower score is better"),
+        (False, True, [], "is said in two ways"),
+        (None, True, ["--lower-is-better", "err"], "is said in two ways"),
+        (None, None, ["--lower-is-better", "err", "--higher-is-better", "err"], "in two ways"),
+    ],
+)
+def test_a_direction_is_never_guessed(
+    first: object,
+    second: object,
+    options: list[str],
+    what: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folders = [str(told(tmp_path, "a", first)), str(told(tmp_path, "b", second))]
+    assert main(["parity", "tasks", *folders, "--max-score-drop", "0.1", *options]) == 2
+    error = capsys.readouterr().err
+    assert "gsm8k, err" in error
+    assert what in error
+
+
+@pytest.mark.parametrize(("metric", "code"), [("exact_match", 0), ("wer", 1), ("f1", 0)])
+def test_names_of_one_meaning_need_no_results(metric: str, code: int, tmp_path: Path) -> None:
+    folders = [str(told(tmp_path, name, None, metric)) for name in "ab"]
+    assert main(["parity", "tasks", *folders, "--max-score-drop", "0.1"]) == code
+
+
+def test_an_item_that_lacks_a_metric_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A loss in exact_match was not judged where one item had no such score."""
+    both = {"metrics": ["exact_match", "f1"], "f1": 1.0}
+    first = [sample(i, 1.0, **both) for i in range(400)]
+    second = [sample(i, float(i > 27), **both) for i in range(400)]
+    folders = [str(write(tmp_path / "a", first)), str(write(tmp_path / "b", second))]
+    assert main(["parity", "tasks", *folders, "--max-score-drop", "0.02"]) == 1
+    for spoilt in ({"exact_match": None}, {"metrics": ["f1"]}):
+        write(tmp_path / "b", [*second[:17], second[17] | spoilt, *second[18:]])
+        assert main(["parity", "tasks", *folders, "--max-score-drop", "0.02"]) == 2
+        error = capsys.readouterr().err
+        assert "doc_id 17 has no number as exact_match, which 799 of the 800" in error
+
+
+def test_one_run_is_not_compared_with_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, copy = write(tmp_path / "a", right(40)), tmp_path / "copy"
+    shutil.copytree(a, copy)
+    margin = ["--max-score-drop", "0.5"]
+    for other in (a, copy):
+        assert main(["parity", "tasks", str(a), str(other), *margin]) == 2
+        assert "are equal byte for byte" in capsys.readouterr().err
+    b = write(tmp_path / "b", right(40))  # answered all alike, in a run of its own
+    assert main(["parity", "tasks", str(a), str(b), *margin]) == 0
+    next(b.rglob("results_*")).unlink()
+    assert main(["parity", "tasks", str(a), str(b), *margin]) == 2
+    assert "no results_DATE.json beside both" in capsys.readouterr().err
 
 
 def test_copies_of_an_item_count_once(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
 from draftquant.quantize.drafts.forwards.base import DraftForward
-from draftquant.quantize.stored.activations import InputRounding
+from draftquant.quantize.stored.activations import STATIC, InputRounding, kernel_scale
 from reference_dflash import ReferenceDFlash
 from reference_draft import ReferenceDraft, random_weights
 from reference_mla import ReferenceMlaDraft
@@ -69,7 +69,7 @@ DRAFTS: dict[str, tuple[Family, dict[str, Any]]] = {
 }
 ROWS = {"all": range(2, 9), "strided": range(1, 9, 3), "one": range(8, 9)}
 ACTIVATIONS = ("none", "tensor-static", "tensor-dynamic", "token-dynamic", "group-dynamic",
-               "mxfp4", "nvfp4", "nvfp4-static")  # fmt: skip
+               "mxfp4", "nvfp4")  # fmt: skip
 
 OnInput = Callable[[str, Tensor], Tensor]
 
@@ -311,10 +311,10 @@ def test_what_is_not_finite_is_refused(case: Case) -> None:
 
 
 def rounding(activations: Any, case: Case) -> InputRounding:
-    scale = torch.tensor(0.01) if activations.endswith("-static") else None
-    declared = "nvfp4" if activations == "nvfp4-static" else activations
     linears = [name.removesuffix(".weight") for name in case.weights if "_proj" in name]
-    return InputRounding(dict.fromkeys(linears, declared), dict.fromkeys(linears, scale), None)
+    scale = kernel_scale(activations, torch.tensor(0.01))
+    scales = dict.fromkeys(linears, scale) if activations in STATIC else {}
+    return InputRounding(dict.fromkeys(linears, activations), scales, None)
 
 
 @pytest.mark.parametrize("activations", ACTIVATIONS)

@@ -1,5 +1,7 @@
 """Progress in a log: a line when a phase ends, one of a phase that goes on, none of a short one."""
 
+import re
+import threading
 import time
 from collections.abc import Iterator
 
@@ -79,17 +81,23 @@ def test_a_phase_without_an_end_is_said_while_it_goes_on(
 ) -> None:
     monkeypatch.setattr(progress, "SHORT", 0.05)
     with progress_bar("load AMD Quark", None):
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 600
         while not (lines := said(capsys)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert lines == ["load AMD Quark ..."]
-    assert said(capsys)[0].startswith("load AMD Quark: 0.")
+    assert re.fullmatch(r"load AMD Quark: [0-9.]+ (s|min.*)", said(capsys)[0])
 
 
 def test_an_error_ends_a_phase_without_a_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "SHORT", 0.05)
+    timers: list[threading.Timer] = []
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            timers.append(self)
+
+    monkeypatch.setattr(progress.threading, "Timer", Timer)
 
     def fail() -> None:
         with progress_bar("load", None):
@@ -97,7 +105,8 @@ def test_an_error_ends_a_phase_without_a_word(
 
     with pytest.raises(ValueError):  # noqa: PT011
         fail()
-    time.sleep(0.1)
+    (timer,) = timers
+    timer.run()  # its time has come, and it was cancelled
     assert said(capsys) == []
 
 

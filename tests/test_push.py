@@ -101,7 +101,7 @@ class PusherOfItsOwn:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=600,  # it ends by itself
         )
         assert TOKEN not in found.stdout + found.stderr
         assert "Traceback" not in found.stderr
@@ -370,10 +370,51 @@ def test_files_that_cannot_be_uploaded(out: Path, tmp_path: Path) -> None:
     (out / ".cache" / "noted").write_text("x", encoding="utf-8")
     assert ".cache/noted" not in upload_files(out)
     (out / ".gitignore").write_text("*.safetensors", encoding="utf-8")
-    with pytest.raises(CheckpointError, match="would not be uploaded"):
+    with pytest.raises(CheckpointError, match="is hidden"):
         push(out, REPOSITORY, unverified=True, dry_run=True)
     (out / ".gitignore").unlink()
     (tmp_path / "secret").write_text("x", encoding="utf-8")
     (out / "notes.txt").symlink_to(tmp_path / "secret")
     with pytest.raises(CheckpointError, match="elsewhere"):
         push(out, REPOSITORY, unverified=True, dry_run=True)
+
+
+@pytest.mark.parametrize("file", [".env", ".ssh/id", "tokenizer/.netrc"])
+def test_hidden_files_are_never_sent(file: str, made: Path, out: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(made / "draft", tmp_path / "source"))
+    for folder in (out, source):  # also where the source has the file, and quantize copied it
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("TOKEN=x", encoding="utf-8")
+    for options in ({"unverified": True}, {"against": source}):
+        with pytest.raises(CheckpointError, match="is hidden, and may hold"):
+            push(out, REPOSITORY, dry_run=True, **options)  # type: ignore[arg-type]
+
+
+NOBODYS = ("id_rsa", "key.pem", "ssh/id", "notes.txt", "sub/tokenizer.json", "x.py", "train.csv")
+
+
+def test_without_a_source_only_files_of_drafts_are_sent(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {"LICENSE", "tokenizer.json", "modeling_x.py", "mask_embedding.pt", ".gitattributes"}
+    for file in known:
+        (out / file).write_text("x", encoding="utf-8")
+    assert known <= push(out, REPOSITORY, unverified=True, dry_run=True).files.keys()
+    for file in NOBODYS:
+        (out / file).parent.mkdir(exist_ok=True)
+        (out / file).write_text("x", encoding="utf-8")
+    assert main(["push", str(out), REPOSITORY, "--unverified", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert f"{len(NOBODYS)} file(s) that no draft is known to have" in said
+    assert all(f"  {file}\n" in said for file in NOBODYS)
+    with pytest.raises(CheckpointError, match="no draft is known to have"):
+        push(out, REPOSITORY, unverified=True)  # before the Hub is asked
+
+
+def test_with_its_source_a_file_belongs_to_the_source(
+    made: Path, out: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(made / "draft", tmp_path / "source"))
+    for folder in (out, source):
+        (folder / "notes.txt").write_text("x", encoding="utf-8")
+    assert "notes.txt" in push(out, REPOSITORY, against=source, dry_run=True).files

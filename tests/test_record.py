@@ -11,8 +11,10 @@ import torch
 from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, default_aux_layer_ids
 from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.sets import merge_traces
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.validate.replay import replay_drafts
@@ -120,6 +122,15 @@ def test_a_prompt_ends_with_the_first_end_of_text(
         assert got.continuation == full.continuation[:count]
         assert got.features.shape[0] == got.num_tokens - 1
     assert shorter >= 1
+    assert not cut.manifest.ignore_eos
+    on = record_traces(
+        ending, PROMPTS, tmp_path / "on", max_new_tokens=12, dtype="float64",
+        decoding=Decoding(ignore_eos=True),
+    )  # fmt: skip
+    assert [one.continuation for one in on] == [one.continuation for one in traces]
+    assert on.manifest.ignore_eos
+    with pytest.raises(TraceError, match="another decoding than"):
+        merge_traces([cut, on], tmp_path / "merged")
 
 
 def test_bfloat16_is_computed_and_stored(target: Path, tmp_path: Path) -> None:
@@ -240,7 +251,10 @@ def test_default_layers() -> None:
         ({"batch_size": 0}, "batch_size: expected at least 1"),
         ({"prompts": []}, "prompts: expected at least one"),
         ({"prompts": [Prompt(id="x", category="a", token_ids=(VOCAB,))]}, f"ids below {VOCAB}"),
-        ({"max_new_tokens": 510}, "519 tokens, prompt and continuation, exceed the target's 512"),
+        (
+            {"max_new_tokens": 510},
+            r"at most 512 tokens with the continuation\nprompt p0: 519 tokens",
+        ),
         ({"aux_layer_ids": (1, 8)}, r"ascending ids in \[0, 8\)"),
         ({"aux_layer_ids": (3, 1)}, "ascending"),
         ({"aux_layer_ids": ()}, "ascending"),
@@ -261,7 +275,7 @@ def test_a_prompt_may_fill_the_positions_of_the_target(target: Path, tmp_path: P
     full = Prompt(id="full", category="a", token_ids=prompt_tokens(1, 509)[0])
     (trace,) = record_traces(target, [full], tmp_path / "out", max_new_tokens=3)
     assert trace.num_tokens == 512
-    with pytest.raises(TraceError, match="513 tokens, prompt and continuation, exceed"):
+    with pytest.raises(TraceError, match="prompt full: 513 tokens, prompt and continuation"):
         record_traces(target, [full], tmp_path / "more", max_new_tokens=4)
 
 

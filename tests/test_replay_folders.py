@@ -12,13 +12,18 @@ from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.numerics.fp8 import fp8_rounded
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe
 from reference_draft import transformers_in_float64
-from replay_proof import RoundInput, assert_replay_is_the_engine, fp8_per_token, unrounded
+from replay_proof import (
+    RoundInput,
+    assert_replay_is_the_engine,
+    fp8_per_token,
+    fp8_rounded,
+    unrounded,
+)
 from torch import Tensor
 from transformers import LlamaForCausalLM
 

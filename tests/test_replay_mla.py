@@ -20,7 +20,6 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.numerics.fp8 import fp8_rounded
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
@@ -29,7 +28,13 @@ from draftquant.scripts.cli import main
 from draftquant.validate.replay import replay_drafts
 from reference_draft import ReferenceDraft, transformers_in_float64
 from reference_mla import ReferenceMlaDraft
-from replay_proof import RoundInput, assert_replay_is_the_engine, fp8_per_token, unrounded
+from replay_proof import (
+    RoundInput,
+    assert_replay_is_the_engine,
+    fp8_per_token,
+    fp8_rounded,
+    unrounded,
+)
 from safetensors.torch import load_file, save_file
 from tied_mla import save_mla_draft
 from tied_pair import VOCAB, prompt_tokens, save_draft, save_target

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import time
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,22 +11,23 @@ from typing import Any
 
 import pytest
 from draftquant.validate.errors import GateError
+from draftquant.validate.gate import judge
 from draftquant.validate.parity.finding_file import to_mapping
 from draftquant.validate.report import document as document_module
 from draftquant.validate.report.document import (
     SCHEMA_VERSION,
-    Comparison,
     Header,
-    Joint,
     Judged,
-    Retuned,
     document_text,
     parse_report,
     read_report,
 )
+from draftquant.validate.report.judgements import Comparison, Joint, Retuned
+from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import (
     DRAFTS,
     ENGINES,
+    HASHES,
     comparison,
     document,
     joint,
@@ -104,15 +106,20 @@ def said(text: str) -> str:
 def test_a_report_of_before_versions() -> None:
     judged: Any = comparison()
     text = said(document_text(judged.to_mapping()))
-    assert "was written by a draftquant before 0.2: expected schema_version 1, got none" in text
+    assert "was written by a draftquant before 0.2: expected schema_version 2, got none" in text
     assert "fix: run the gate again with --report" in text
 
 
 def test_a_report_of_a_later_version() -> None:
     later = mapping_of(comparison()) | {"schema_version": SCHEMA_VERSION + 1}
     text = said(document_text(later))
-    assert "was written by a newer draftquant: expected schema_version 1, got 2" in text
+    assert "was written by a newer draftquant: expected schema_version 2, got 3" in text
     assert "fix: install a newer draftquant" in text
+
+
+def test_a_report_that_was_judged_by_other_rules() -> None:
+    text = said(document_text(mapping_of(comparison()) | {"schema_version": 1}))
+    assert "whose gate judged by other rules: expected schema_version 2, got 1" in text
 
 
 def test_a_report_of_parity_belongs_elsewhere() -> None:
@@ -171,8 +178,10 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "bounds": (change("change", "lower", to=1.0), "expected lower <= log_ratio <= upper"),
     "huge": (change("change", "upper", to=1e300), "expected lower <= log_ratio <= upper"),
     "confidence": (change("change", "confidence", to=1.0), r"expected a share in \(0.5, 1\)"),
-    "limit": (change("policy", "max_relative_drop", to=1.0), "max_relative_drop: expected a share"),
-    "category": (change("categories", 0, "change", "lower", to=3.0), "expected lower <="),
+    "limit": (change("policy", "max_relative_drop", to=1.0), "max_relative_drop.* shares"),
+    "release": (change("policy", "max_relative_drop", to=0.5), "the policy 'release' has 0.01"),
+    "no rounds": (change("prompts", 3, "baseline", to=[0.5, 0]), "prompts: 'p3': expected 2 c"),
+    "look": (change("look", to={"number": 3, "total": 2, "spending": "pocock"}), "look: expected"),
     "prompt": (change("prompts", 3, "baseline", to=[1, 2, 3]), "prompts: 'p3': expected 2 counts"),
     "unknown key": (change("color", to=1), "color: unknown key"),
     "missing key": (drop("policy"), "policy: missing key"),
@@ -214,6 +223,134 @@ def test_a_joint_report_of_nothing() -> None:
     mapping = json.loads(text_of(joint())) | {"served": None, "replayed": None}
     with pytest.raises(GateError, match="served, replayed: expected one of them"):
         parse_report(document_text(mapping), "r.json")
+
+
+# ---- what does not follow from the counts
+
+
+def edited(judged: Judged, *edits: Callable[[dict[str, Any]], None]) -> str:
+    mapping = json.loads(text_of(judged))
+    for edit in edits:
+        edit(mapping)
+    return document_text(mapping)
+
+
+def two_categories(verdict: str = "INCONCLUSIVE") -> Judged:
+    return comparison(verdict, categories="aabb")
+
+
+FORGED: dict[str, tuple[list[Callable[[dict[str, Any]], None]], str]] = {
+    "verdict": (
+        [change("verdict", to="PASS"), change("exit_code", to=0)],
+        "verdict: expected 'INCONCLUSIVE', got 'PASS'",
+    ),
+    "bound": ([change("change", "upper", to=0.5)], r"change\.upper: expected -?0\.0"),
+    "figure": ([change("relative_change", to=0.0)], r"relative_change: expected -0\.0"),
+    "length": (
+        [change("candidate", "mean_acceptance_length", to=1.602)],
+        r"candidate\.mean_acceptance_length: expected 1\.59",
+    ),
+    "counts": (
+        [change("prompts", 0, "candidate", to=[0, 1000])], r"candidate\.histogram: expected",
+    ),
+    "all counts": (
+        [
+            lambda mapping: [prompt.update(candidate=prompt["baseline"])
+                             for prompt in mapping["prompts"]],
+            lambda mapping: mapping["candidate"].update(histogram=mapping["baseline"]["histogram"]),
+        ],
+        "verdict: expected 'PASS', got 'INCONCLUSIVE'",
+    ),
+    "no counts": ([change("prompts", to=[])], "prompts: expected one at least"),
+    "copies": ([change("num_copies", to=1)], "num_copies: expected 0, got 1"),
+    "prompts": ([change("num_prompts", to=400)], "num_prompts: expected 40, got 400"),
+    "short ones": ([change("num_short_prompts", to=-1)], "num_short_prompts"),
+    "policy": (
+        [change("policy", "name", to="custom"), change("policy", "max_relative_drop", to=0.5)],
+        "verdict: expected 'PASS'",
+    ),
+    "looser": (
+        [change("policy", "name", to="custom"), change("policy", "min_prompts", to=29)],
+        r"looser_than_release: expected '1 of them', got '0'",
+    ),
+    "category": ([change("categories", 0, "outcome", to="PASS")], r"categories\[0\]\.outcome"),
+    "advice": ([change("required_num_prompts", to=None)], "required_num_prompts: expected"),
+    "look": (
+        [change("look", to={"number": 1, "total": 2, "spending": "pocock"})],
+        r"change\.\w+: expected",
+    ),
+    "taught": ([change("background", "taught", to=True)], "background.taught: expected False"),
+    "candidate": (
+        [change("background", "candidate_sha256", to="9" * 64)], r"drafts\.candidate\.sha256",
+    ),
+    "baseline": (
+        [change("drafts", "baseline", "sha256", to="9" * 64)], r"drafts\.baseline\.sha256",
+    ),
+    "nothing counted": ([change("traces", to=None)], "traces, served: expected one of them"),
+    "too few rounds": (
+        [change("num_short_prompts", to=999_999)], "rounds per prompt on average",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_what_does_not_follow_from_its_counts(name: str) -> None:
+    edits, what = FORGED[name]
+    text = said(edited(two_categories(), *edits))
+    assert "says what does not follow from its own counts" in text
+    assert re.search(what, text), text
+
+
+def test_sentences_are_written_anew() -> None:
+    judged: Any = two_categories()
+    nicer = [change("reason", to="All is well."), change("action", to=None)]
+    read = parse_report(edited(judged, *nicer, change("warnings", to=[])), "r.json").judgement
+    assert (read.reason, read.action) == (judged.reason, judged.action)
+    assert read.warnings == judged.warnings
+
+
+def test_drafts_that_cannot_be_compared_stay_so() -> None:
+    judged = judge(
+        replay(BASELINE),
+        replay(noisy(3, 4), traces=dataclasses.replace(FIGURES, sha256="8" * 64)),
+        RELEASE,
+        background=HASHES,
+    )
+    assert "no comparison is possible" in judged.reason
+    assert parse_report(text_of(judged), "r.json").judgement.verdict == "ANOMALOUS"
+    forged = said(edited(judged, change("verdict", to="PASS"), change("exit_code", to=0)))
+    assert "verdict: expected 'ANOMALOUS', got 'PASS'" in forged
+
+
+def test_what_does_not_follow_of_several() -> None:
+    for judged, edit, what in (
+        (retuned, change("training_change", to=0.0), "training_change: expected 0.0"),
+        (retuned, change("against_tuned", "num_copies", to=3), "num_copies: expected 0, got 3"),
+        (retuned, change("against_bf16", "prompts", 0, "candidate", to=[1000, 0]),
+         "against_bf16.prompts: other candidate counts"),
+        (joint, change("replayed", "num_prompts", to=3), "num_prompts: expected 40, got 3"),
+        (joint, change("served", "num_prompts", to=3), "num_prompts: expected 40, got 3"),
+        (joint, change("noise", "drift", "confidence", to=0.95), "noise.drift.confidence"),
+        (joint, change("noise", "verdict", to="FAIL"), "noise.verdict: expected PASS, got FAIL"),
+        (joint, change("served", to=None), "noise: expected served beside it"),
+    ):  # fmt: skip
+        assert what in said(edited(judged(), edit)), what
+
+
+def test_the_worst_of_several_counts() -> None:
+    mapping = json.loads(text_of(joint()))
+    mapping["parity"][0]["verdict"] = "FAIL"
+    assert "verdict: expected 'FAIL', got 'PASS'" in said(document_text(mapping))
+
+
+def test_many_prompts_are_judged_again_at_once() -> None:
+    """2,000 prompts of 40 categories: well below the time that reading the file takes."""
+    names = "".join(chr(0x4E00 + i) for i in range(40))
+    drafts = [replay(each, categories=names) for each in (spread(600, 2000), noisy(3, 4, 2000))]
+    text = text_of(judge(*drafts, RELEASE, background=HASHES))
+    start = time.process_time()
+    assert parse_report(text, "r.json").judgement.verdict == "PASS"
+    assert time.process_time() - start < 2
 
 
 # ---- its documentation

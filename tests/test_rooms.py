@@ -50,7 +50,7 @@ FLOOR = {
     for room in rooms
 }
 Room = tuple[str, str]
-READING = {"errors", "drafts", "lints", "stored"}
+READING = {"errors", "drafts", "stored"}
 READ_FILES = {"card", "checkpoint", "entries", "safetensors_header", "provenance"}
 """Of the room `files`: what reads. The others write, stage, copy and publish."""
 

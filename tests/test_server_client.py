@@ -81,7 +81,7 @@ def ask(
     **patience: Any,
 ) -> T:
     async def asked() -> T:
-        patient = Patience(**({"attempts": 3, "first_pause": 0.01, "seconds": 5} | patience))
+        patient = Patience(**({"attempts": 3, "first_pause": 0.01, "seconds": 60} | patience))
         async with ServerClient(url, key=key, most_in_flight=2, patience=patient) as found:
             return await what(found)
 
@@ -103,7 +103,7 @@ def test_whole_answers(site: Site) -> None:
     reply = ask(site.url, lambda c: c.post("/x", {}))
     assert [event.data for event in reply.events] == [{"a": 1}]
     assert reply.num_attempts == 1
-    assert 0 < reply.events[0].seconds < 5
+    assert reply.events[0].seconds > 0
 
 
 def test_what_is_not_there(site: Site) -> None:
@@ -162,6 +162,23 @@ def test_storms_pass(site: Site, status: int) -> None:
         ask(site.url, get, attempts=2)
 
 
+def test_a_server_that_dies_of_a_request_is_quoted(site: Site) -> None:
+    """What it said at the first attempt, with its end; later ones find nobody."""
+    said = b"EngineDeadError" + b" ." * 4000 + b" AttributeError: cpu_gemm_wna16"
+    site.answer = first_then(1, says(said, 500), says(b"gone", 503))
+    with pytest.raises(ServerError, match=r"after 3 attempt\(s\): 503 from /x: 'gone'") as caught:
+        ask(site.url, get)
+    (first,) = caught.value.details
+    assert first.startswith("  attempt 1: 500 from /x: 'EngineDeadError")
+    assert first.endswith("AttributeError: cpu_gemm_wna16'")
+    assert len(first) < 1100
+    site.times.clear()
+    site.answer = says(b"busy", 503)
+    with pytest.raises(ServerError) as caught:
+        ask(site.url, get)
+    assert caught.value.details == ()
+
+
 @pytest.mark.parametrize("status", [301, 400, 403, 422])
 def test_a_refusal_is_final(site: Site, status: int) -> None:
     site.answer = says(b"no", status, {"Location": "/y"})
@@ -195,16 +212,14 @@ def test_answers_that_never_end_do(site: Site) -> None:
         handler.send_response(200)
         handler.end_headers()
         with suppress(BrokenPipeError, ConnectionResetError):  # nobody waits any longer
-            for _ in range(100):
+            for _ in range(5000):  # in the end whole, which nobody waits for
                 time.sleep(0.02)
                 handler.wfile.write(b": still here\n\n")
 
     site.answer = drips
-    began = time.monotonic()
     for what in (get, stream):
         with pytest.raises(ServerError, match=r"no whole answer within 0\.2 seconds"):
             ask(site.url, what, attempts=2, seconds=0.2)
-    assert time.monotonic() - began < 2
 
 
 def test_answers_are_of_bounded_size(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,9 +260,11 @@ WHOLE = (
 
 def test_events(site: Site) -> None:
     site.answer = says(WHOLE)
+    began = time.monotonic()
     reply = ask(site.url, stream)
     assert [event.data for event in reply.events] == [{"t": "a\u2028b\u0085"}, {"t": 2}]
-    assert 0 < reply.events[0].seconds <= reply.events[1].seconds < 5
+    first, second = (event.seconds for event in reply.events)
+    assert 0 < first <= second <= time.monotonic() - began
 
 
 @pytest.mark.parametrize(("bad", "problem"), [
@@ -269,11 +286,14 @@ def test_streams_that_break_off_are_asked_for_again(site: Site, bad: Answers, pr
 
 
 def test_times_are_those_of_the_answered_attempt(site: Site) -> None:
+    refused = []
+
     def slow(handler: BaseHTTPRequestHandler, number: int) -> None:
         time.sleep(0.3)
+        refused.append(time.monotonic())
         says(b"", 500)(handler, number)
 
     site.answer = first_then(1, slow, says(WHOLE))
     reply = ask(site.url, stream)
     assert reply.num_attempts == 2
-    assert reply.events[-1].seconds < 0.3
+    assert reply.events[-1].seconds <= time.monotonic() - refused[0]

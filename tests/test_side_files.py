@@ -12,6 +12,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.entries import entries, looks_like_weights
 from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama
+from tiny_mtp import tiny_mimo_mtp
 
 
 @pytest.fixture
@@ -121,6 +122,53 @@ def test_what_is_no_file_of_the_folder_is_an_error(
     assert quantized(draft) == 2
     assert "expected a file of the folder" in capsys.readouterr().err
     assert not (draft.parent / "out").exists()
+
+
+SHARDED = ("config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("file", [*SHARDED, "README.md", "draftquant.json", "hf_quant_config.json"])
+def test_what_is_read_by_its_name_is_no_link_out_of_the_folder(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft", sharded=True)
+    outside = tmp_path / "elsewhere"
+    if (draft / file).exists():
+        (draft / file).rename(outside)
+    else:
+        outside.write_text("{}", encoding="utf-8")
+    (draft / file).symlink_to(outside)
+    assert quantized(draft) == 2
+    said = capsys.readouterr().err
+    assert f"{file}: expected a file of the folder, got a link to {outside}, elsewhere" in said
+    if file in SHARDED:
+        with pytest.raises(CheckpointError, match="elsewhere"):
+            Checkpoint.open(draft)
+        assert Checkpoint.open(draft, is_target=True).tensors  # the user's own may be linked
+    (draft / file).unlink()
+    outside.rename(draft / "of the folder")
+    (draft / file).symlink_to("of the folder")
+    if file in SHARDED:
+        assert Checkpoint.open(draft).tensors
+
+
+def test_the_code_beside_a_subtree_is_no_link_out_of_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, out = tiny_mimo_mtp(tmp_path / "target", inside_target=True), tmp_path / "out"
+    (tmp_path / "secret").write_text("of the machine", encoding="utf-8")
+    (target / "modeling_x.py").symlink_to(tmp_path / "secret")
+    (target / "notes.txt").symlink_to(tmp_path / "secret")  # does not travel, and is not looked at
+    part = ["--subtree", "model.mtp_layers.0", "--recipe", "fp8-ptpc", "--out", str(out)]
+    assert main(["quantize", str(target), *part]) == 2
+    said = capsys.readouterr().err
+    assert "modeling_x.py: expected a file of the folder, got a link to" in said
+    assert not out.exists()
+    (target / "modeling_x.py").unlink()
+    (target / "modeling_x.py").write_text("code = 1", encoding="utf-8")
+    assert main(["quantize", str(target), *part]) == 0
+    assert (out / "modeling_x.py").read_text(encoding="utf-8") == "code = 1"
+    assert not (out / "notes.txt").exists()
 
 
 def test_leftovers_of_downloads_do_not_travel(draft: Path) -> None:

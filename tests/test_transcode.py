@@ -18,6 +18,7 @@ from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.draft import StoredDraft
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.transcoding import recode
 from draftquant.quantize.transcoding.transcode import (
     CarrierChoice,
     plan_transcoding,
@@ -27,7 +28,15 @@ from draftquant.quantize.verify.folder import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
-from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import (
+    Stored,
+    edit_json,
+    read_tensors,
+    store,
+    tiny_eagle3_llama,
+    values_of,
+    write_tensors,
+)
 from tiny_mla import tiny_eagle3_mla
 
 NEGATIVE_ZERO = 0x80
@@ -36,6 +45,27 @@ NEGATIVE_ZERO = 0x80
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_eagle3_llama(tmp_path_factory.mktemp("transcode") / "draft", sharded=True)
+
+
+@pytest.fixture(scope="module")
+def many_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 128 rows: three (q, gate, up), and one and a half (k, v).
+
+    The largest weight of each matrix is 21 times a power of two, and so is its scale in NVFP4 a
+    power of two: most others cannot be had back from their stored inverse.
+    """
+    folder = tiny_eagle3_llama(
+        tmp_path_factory.mktemp("blocks") / "draft",
+        hidden=128, intermediate=384, heads=12, kv_heads=6, head_dim=32, sharded=True,
+    )  # fmt: skip
+    tensors = read_tensors(folder)
+    for name, tensor in tensors.items():
+        if "_proj" in name:
+            values = values_of(tensor).copy()
+            values[0, 0] = 21 * 2.0**-3
+            tensors[name] = store(values, "BF16")
+    write_tensors(folder, tensors, sharded=True)
+    return folder
 
 
 def quantized(draft: Path, out: Path, by: str | Recipe) -> Path:
@@ -63,14 +93,35 @@ def record(folder: Path) -> QuantizedProvenance:
 
 
 def same_weights(a: Path, b: Path) -> bool:
-    first, second = load_draft(a).weights, load_draft(b).weights
-    return all(torch.equal(first[name], second[name]) for name in first)
+    """And the same rounding of inputs."""
+    first, second = load_draft(a), load_draft(b)
+    x = torch.linspace(-3, 3, 128)[None]
+    rounded = ([d.forward.on_input(n, x) for n in d.quantized] for d in (first, second))
+    return all(
+        torch.equal(first.weights[name], second.weights[name]) for name in first.weights
+    ) and all(torch.equal(a, b) for a, b in zip(*rounded, strict=True))
 
 
 def grouped(scale_dtype: str | None) -> Recipe:
     recipe = load_recipe("int4-group128")
     weights = dataclasses.replace(recipe.weights, group_size=32, scale_dtype=scale_dtype)
     return dataclasses.replace(recipe, weights=weights)
+
+
+def nvfp4(layout: LayoutName, *, inputs: bool = True) -> Recipe:
+    recipe = dataclasses.replace(load_recipe("blackwell-nvfp4"), layout=layout)
+    return recipe if inputs else dataclasses.replace(recipe, activations=None)
+
+
+def blocks_of_128(layout: LayoutName) -> Recipe:
+    recipe = load_recipe("fp8-ptpc")
+    assert recipe.activations is not None
+    return dataclasses.replace(
+        recipe,
+        layout=layout,
+        weights=dataclasses.replace(recipe.weights, granularity="block", group_size=128),
+        activations=dataclasses.replace(recipe.activations, granularity="group"),
+    )
 
 
 # ---- carried codes
@@ -156,10 +207,37 @@ PAIRS: list[tuple[str | Recipe, LayoutName, CarrierChoice | None]] = [
     ("blackwell-fp8", "fp8", None),
     ("fp8-ptpc", "quark", None),
 ]
+IN_GROUPS_AND_BLOCKS: list[tuple[str | Recipe, LayoutName, CarrierChoice | None]] = [
+    (nvfp4("modelopt"), "compressed-tensors", None),
+    (nvfp4("compressed-tensors"), "modelopt", None),
+    (nvfp4("modelopt", inputs=False), "compressed-tensors", None),
+    (blocks_of_128("fp8"), "compressed-tensors", None),
+    (blocks_of_128("compressed-tensors"), "fp8", None),
+]
 
 
-@pytest.mark.parametrize("case", PAIRS, ids=lambda c: f"{c[0]!s:.20}-{c[1]}-{c[2]}")
+def name_of(case: Any) -> str:
+    recipe, layout, carrier = case
+    if isinstance(recipe, Recipe):
+        recipe = f"{recipe.layout}-{recipe.weights}"
+    return f"{recipe}-{layout}-{carrier}"
+
+
+@pytest.mark.parametrize("case", [*PAIRS, *IN_GROUPS_AND_BLOCKS], ids=name_of)
+def test_there_and_back_in_many_blocks(
+    case: Any, many_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows are no whole blocks."""
+    monkeypatch.setattr(recode, "_BLOCK", 1)  # 128 rows, the fewest
+    there_and_back(case, many_blocks, tmp_path)
+
+
+@pytest.mark.parametrize("case", PAIRS, ids=name_of)
 def test_there_and_back(case: Any, draft: Path, tmp_path: Path) -> None:
+    there_and_back(case, draft, tmp_path)
+
+
+def there_and_back(case: Any, draft: Path, tmp_path: Path) -> None:
     """The weights, the record and verification stay; back in the first layout the bytes do too."""
     recipe, layout, carrier = case
     first = quantized(draft, tmp_path / "first", recipe)

@@ -44,6 +44,12 @@ def test_the_recipe_makes_the_draft_that_was_measured(
     found = json.loads(capsys.readouterr().out)
     assert [one["bytes"] for one in found["points"]] == sorted(o["bytes"] for o in found["points"])
     assert len(found["points"]) > 3
+    for unit, each in found["costs"].items():  # 1 - overlap: finer formats differ less
+        divergences = [each[name]["divergence"] for name in ("int4-channel", "fp8-ptpc", "kept")]
+        assert 0.5 > divergences[0] > divergences[1] > divergences[2] == 0, unit
+    everywhere = [set(one["formats"].values()) for one in found["points"]]
+    assert {"int4-channel"} in everywhere
+    assert {"fp8-ptpc"} in everywhere
     (chosen,) = (one for one in found["points"] if one["chosen"])
     assert chosen["bytes"] <= whole * 0.97
     better = [o for o in found["points"] if o["overlap"] > chosen["overlap"]]
@@ -73,6 +79,23 @@ def test_codes_by_gptq_are_found_by_prompts_that_do_not_judge(
     assert load_recipe(str(tmp_path / "r.yaml")).algorithm.rounding == "gptq"
     everywhere = {one["formats"]["o_proj"] for one in found["points"]}
     assert everywhere == {"int4-channel", "kept"}
+
+
+def test_gptq_is_taken_where_a_recipe_names_it_and_said_where_none_does(
+    pair: RoundingPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ("--recipe", "int4-channel-gptq", "fp8-ptpc", "--max-drop", "0.9")
+    assert tune(pair, tmp_path / "gptq.yaml", *SERVED, *named) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "judged by 8 prompts, calibrated by 8 others" in said
+    assert "gptq was not tried" not in said
+    assert load_recipe(str(tmp_path / "gptq.yaml")).algorithm.rounding == "gptq"
+    plain = ("--recipe", "int4-channel", "--max-drop", "0.9")
+    assert tune(pair, tmp_path / "plain.yaml", *SERVED, *plain) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the algorithm was absmax: --algorithm gptq was not tried" in said
+    assert tune(pair, tmp_path / "fp8.yaml", *SERVED, "--recipe", "fp8-ptpc", *plain[2:]) == 0
+    assert "was not tried" not in capsys.readouterr().out  # eight bits: nothing to win
 
 
 def test_nothing_as_wanted_writes_no_recipe_and_says_what_comes_closest(

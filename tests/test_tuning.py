@@ -3,15 +3,18 @@
 import dataclasses
 import math
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
+from draftquant.quantize.checks import check_backends
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import make_plan
 from draftquant.recipes import Recipe, load_recipe, to_mapping
 from draftquant.validate.errors import TuneError
 from draftquant.validate.paired import PairedChange
+from draftquant.validate.tuning.measured import Measured, Point, marked
 from draftquant.validate.tuning.mixture import (
     KEPT,
     Mixture,
@@ -22,9 +25,16 @@ from draftquant.validate.tuning.mixture import (
     recipe_of,
     units_of,
 )
-from draftquant.validate.tuning.search import Costs, UnitCost, greedy_path
-from draftquant.validate.tuning.tune import Point, Wanted
+from draftquant.validate.tuning.search import (
+    Costs,
+    UnitCost,
+    greedy_path,
+    narrowed_mixtures,
+    uniform_mixtures,
+)
+from draftquant.validate.tuning.tune import Wanted
 from draftquant.validate.tuning.tune import _doubt as doubt
+from draftquant.validate.tuning.tune import _narrowed as narrowed
 from handmade_replays import replay
 
 PAIRS = Path(__file__).parent / "pairs"
@@ -88,6 +98,19 @@ def test_the_recipe_of_a_mixture_makes_exactly_that(tmp_path: Path) -> None:
     )
 
 
+def test_gptq_is_the_algorithm_of_what_it_rounds_and_fp8_beside_it_is_rounded_to_nearest() -> None:
+    draft = read_draft(Checkpoint.open(PAIRS / "eagle3-llama" / "draft"))
+    units = units_of(make_plan(stored("int4-channel"), draft))
+    base = stored("int4-channel-gptq")
+    most_in_fp8: Mixture = dict(zip(units, (FP8, INT4, FP8, FP8), strict=True))
+    recipe = recipe_of(base, most_in_fp8, "tuned")
+    assert (recipe.weights.dtype, recipe.algorithm.rounding) == ("int4", "gptq")
+    check_backends(recipe)
+    all_fp8 = recipe_of(base, dict.fromkeys(units, FP8), "tuned")
+    assert (all_fp8.algorithm.scale, all_fp8.algorithm.rounding) == ("absmax", "nearest")
+    check_backends(all_fp8)
+
+
 def test_a_base_that_names_tensors_is_refused() -> None:
     base = stored("int4-channel")
     rule = dataclasses.replace(base.rules[0], role=(), tensor=("*.o_proj.weight",))
@@ -133,6 +156,71 @@ def test_of_equal_sizes_the_better_one_is_begun_with_and_no_worse_one_is_taken()
     assert path(found) == [(str(INT4), KEPT), (KEPT, KEPT)]
 
 
+def test_every_option_is_tried_everywhere_but_where_a_unit_cannot_have_it() -> None:
+    n, f, k = str(NVFP4), str(FP8), KEPT
+    found = [(str(m[A]), str(m[B])) for m in uniform_mixtures(COSTS)]
+    assert found == [(n, n), (f, f), (k, k)]
+    some = costs(a={FP8: (20, 0.01), KEEP: (40, 0.0)}, b={NVFP4: (10, 0.1), KEEP: (40, 0.0)})
+    assert [(str(m[A]), str(m[B])) for m in uniform_mixtures(some)] == [(f, k), (k, k), (k, n)]
+
+
+def test_each_unit_is_narrowed_by_the_next_option_that_is_allowed() -> None:
+    n, f, k = str(NVFP4), str(FP8), KEPT
+    for refused, found in (((), [(f, f), (k, n)]), (((FP8, FP8),), [(n, f), (k, n)])):
+        narrower = narrowed_mixtures(
+            COSTS, {A: KEEP, B: FP8}, lambda m, refused=refused: (m[A], m[B]) not in refused
+        )
+        assert [(str(m[A]), str(m[B])) for m in narrower] == found
+    assert (n, k) not in [(str(m[A]), str(m[B])) for m in greedy_path(COSTS, lambda _m: True)]
+
+
+class Answers:
+    """Stands in for `Measured`: every mixture loads, and loses what it is said to."""
+
+    def __init__(self, drops: dict[tuple[Option, Option], float]) -> None:
+        self._drops, self._points = drops, dict[tuple[Option, Option], Point]()
+
+    @property
+    def points(self) -> list[Point]:
+        return marked(list(self._points.values()))
+
+    def allowed(self, _mixture: Mixture) -> bool:
+        return True
+
+    def add(self, mixture: Mixture) -> None:
+        both = mixture[A], mixture[B]
+        nbytes = sum(COSTS[unit][option].nbytes for unit, option in mixture.items())
+        drop = self._drops.get(both, 0.02)
+        self._points.setdefault(
+            both, dataclasses.replace(point(nbytes, 1 - drop, drop), mixture=mixture)
+        )
+
+
+def test_what_the_path_widened_in_vain_is_narrowed_again() -> None:
+    """A was widened before B was: with B in FP8 it can be narrow again, and then nothing can."""
+    answers = Answers({(KEEP, FP8): 0.008, (FP8, FP8): 0.004, (NVFP4, FP8): 0.009})
+    answers.add({A: KEEP, B: FP8})
+    points, chosen = narrowed(cast(Measured, answers), COSTS, Wanted(max_drop=0.01))
+    assert chosen is not None
+    assert dict(chosen.mixture) == {A: NVFP4, B: FP8}
+    assert any(chosen is each for each in points)
+    smaller = [each for each in points if each.nbytes < chosen.nbytes]
+    assert [each.largest_drop for each in smaller] == [pytest.approx(0.02)]
+    # Within a budget the narrower ones are no better: nothing more is measured.
+    again = Answers({})
+    again.add({A: KEEP, B: FP8})
+    points, chosen = narrowed(cast(Measured, again), COSTS, Wanted(budget=60))
+    assert points == [chosen]
+
+
+def test_of_equal_bytes_only_the_better_one_is_best() -> None:
+    worse, better, beaten = point(10, 0.95, 0.0), point(10, 0.97, 0.0), point(20, 0.96, 0.0)
+    found = marked([beaten, worse, better])
+    assert [(one.nbytes, one.overlap, one.best) for one in found] == [
+        (10, 0.97, True), (10, 0.95, False), (20, 0.96, False),
+    ]  # fmt: skip
+
+
 def point(nbytes: int, overlap: float, drop: float) -> Point:
     change = PairedChange(
         log_ratio=math.log1p(-drop / 2),
@@ -156,6 +244,9 @@ def test_the_smallest_that_is_shown_to_lose_little_or_the_best_that_fits_is_chos
     assert Wanted(budget=30).choice(points) is points[2]
     assert Wanted(budget=9).choice(points) is None
     assert points[1].largest_drop == pytest.approx(0.009)
+    equal = [point(10, 0.95, 0.009), point(10, 0.97, 0.009), point(20, 0.97, 0.009)]
+    assert Wanted(max_drop=0.01).choice(equal) is equal[1]
+    assert Wanted(budget=20).choice(equal) is equal[1]
 
 
 @pytest.mark.parametrize(("accepted", "doubted"), [(3, False), (1, True)])

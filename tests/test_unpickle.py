@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import resource
 import shlex
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,40 @@ def test_what_is_not_tensors_by_name(
     assert "ran" not in capsys.readouterr().out
 
 
+def shared(count: int) -> dict[str, torch.Tensor]:
+    one = torch.ones(1000)
+    return {str(number): one if number % 2 else one[1:] for number in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("saved", "what"),
+    [
+        ({"a": torch.ones(1).expand(2**10, 2**18)}, "of 1,073,741,824 bytes of which 4 are stored"),
+        ({"a": torch.ones(1).expand(2**20, 2**14)}, "of 68,719,476,736 bytes of which 4 are"),
+        ({"a": torch.ones(8).as_strided((8, 8), (1, 0))}, "of 256 bytes of which 32 are stored"),
+        ({"a": torch.ones(2**40, device="meta")}, "of which 0 are stored"),
+        (shared(20), "are views of the same 4,000; save copies of them"),
+    ],
+)
+def test_views_stand_for_no_more_than_is_stored(
+    saved: dict[str, torch.Tensor], what: str, pickled: Path, tmp_path: Path
+) -> None:
+    torch.save(saved, pickled / "pytorch_model.bin")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError) as caught:
+        unpickle_draft(pickled, tmp_path / "out")
+    assert what in caught.value.what
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
+    assert not (tmp_path / "out").exists()
+
+
+def test_tied_tensors_and_parts_of_one_are_read(pickled: Path, tmp_path: Path) -> None:
+    torch.save(shared(8), pickled / "pytorch_model.bin")
+    unpickle_draft(pickled, tmp_path / "out")
+    written = read_tensors(tmp_path / "out")
+    assert [len(written[str(number)].data) for number in range(2)] == [3996, 4000]
+
+
 def test_a_bare_pickle(pickled: Path, tmp_path: Path) -> None:
     (pickled / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Harmful()}))
     with pytest.raises(CheckpointError, match="not readable as tensors"):
@@ -152,8 +187,14 @@ def test_nothing_existing_is_overwritten(pickled: Path, plain: Path) -> None:
         unpickle_draft(pickled, pickled / "inside")
 
 
-def test_a_link_out_of_the_folder(pickled: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("x", encoding="utf-8")
-    (pickled / "notes.txt").symlink_to(tmp_path / "secret")
-    with pytest.raises(CheckpointError, match="expected a file of the folder"):
+@pytest.mark.parametrize("file", ["notes.txt", "pytorch_model.bin", "config.json"])
+def test_a_link_out_of_the_folder(file: str, pickled: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    if (pickled / file).exists():
+        (pickled / file).rename(secret)
+    else:
+        secret.write_text("x", encoding="utf-8")
+    (pickled / file).symlink_to(secret)
+    with pytest.raises(CheckpointError, match=f"{file}: expected a file of the folder, got a link"):
         unpickle_draft(pickled, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -4,6 +4,7 @@ vLLM here is a module of the test; the real one is started by tests/served.
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -121,10 +122,14 @@ def test_the_engine_is_started_and_asked_as_recording_needs(target: Path, tmp_pa
     request, prompt, params = FakeLLM.asked[0]
     assert (request, prompt) == ("0", {"prompt_token_ids": [0, 1]})
     assert (params["temperature"], params["max_tokens"], params["logprobs"]) == (0, 4, 0)
-    assert params["seed"] is None
+    assert (params["seed"], params["ignore_eos"]) == (None, False)
     assert [trace.continuation for trace in traces] == [
         tuple(range(i + 2, i + 6)) for i in range(len(PROMPTS))
     ]
+    on = plan(target, decoding=Decoding(ignore_eos=True))
+    assert record_with_vllm(on, Offline(arguments={}), tmp_path / "on").manifest.ignore_eos
+    assert FakeLLM.asked[-1][2]["ignore_eos"] is True
+    shutil.rmtree(tmp_path / "on")
     for trace in traces:
         assert trace.token_logprob is not None
         assert trace.token_logprob.tolist() == [-0.25] * 4

@@ -106,6 +106,12 @@ def test_a_prompt_ends_with_the_end_of_text(
     ending = Prompt(id="e", category="a", token_ids=(END - 2,))
     (trace,) = record(running, tmp_path / "out", plan(target, prompts=[ending]))
     assert trace.continuation == (END - 1, END)
+    on = plan(target, prompts=[ending], decoding=Decoding(ignore_eos=True))
+    traces = record_with_vllm(on, Served(url=running.url, folder=running.shared), tmp_path / "on")
+    (trace,) = traces
+    assert trace.continuation[:3] == (END - 1, END, 0)
+    assert len(trace.continuation) == 6
+    assert traces.manifest.ignore_eos
 
 
 def test_greedy_requests_ask_for_nothing_else(
@@ -453,7 +459,7 @@ def test_a_server_with_too_short_a_context(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_new_tokens": 56}, "65 tokens, prompt and continuation, exceed the target's 64"),
+        ({"max_new_tokens": 56}, "at most 64 tokens with the continuation"),
         ({"prompts": [Prompt(id="x", category="a", token_ids=(VOCAB,))]}, "token ids below 64"),
         ({"prompts": []}, "expected at least one"),
         ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),

@@ -174,8 +174,8 @@ class VLLMServer:
 
 
 @contextmanager
-def served(server: VLLMServer) -> Iterator[VLLMServer]:
-    """The server at a free port."""
+def served(server: VLLMServer, port: int = 0) -> Iterator[VLLMServer]:
+    """The server at a port; 0 = a free one."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -235,5 +235,5 @@ def served(server: VLLMServer) -> Iterator[VLLMServer]:
         def log_message(self, *_: Any) -> None:
             """Quietly."""
 
-    with listening(Handler) as server.url:
+    with listening(Handler, port) as server.url:
         yield server

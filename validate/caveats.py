@@ -1,6 +1,6 @@
 """What a reader has to know beside a verdict: looser limits, copies, and what was not judged."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..calibration.traces.suggested_clusters import suggested_clusters
 from .categories import CategoryFigures
@@ -8,17 +8,25 @@ from .decision import Evidence, accepted_the_same
 from .policy import looser_than_release
 
 
-def caveats(evidence: Evidence, num_prompts: int, num_copies: int) -> Iterator[str]:
+def caveats(
+    evidence: Evidence, *, num_prompts: int, num_copies: int, num_short_prompts: int
+) -> Iterator[str]:
     """Sentences without a full stop, for the `warnings` of the report.
 
     Args:
         evidence: the verdict's.
         num_prompts: distinct ones.
         num_copies: recorded prompts beyond the first of each distinct one.
+        num_short_prompts: recorded prompts that are left out.
     """
     looser = looser_than_release(evidence.policy)
     if looser:
         yield f"looser than release: {', '.join(looser)}"
+    if num_short_prompts and evidence.prompts:
+        yield (
+            f"{num_short_prompts} of the recorded prompts"
+            f" {'is' if num_short_prompts == 1 else 'are'} left out: too short for a verify step"
+        )
     if num_copies:
         yield (
             f"{num_copies} of the recorded prompts are copies of others:"
@@ -41,8 +49,7 @@ def caveats(evidence: Evidence, num_prompts: int, num_copies: int) -> Iterator[s
         yield suggestion
     if evidence.prompts and accepted_the_same(evidence):
         yield "the two drafts accepted the same everywhere: +0.00 % is measured, not estimated"
-    if len(evidence.categories) > 1:
-        yield from _unjudged(evidence.categories, evidence.policy.min_category_prompts)
+    yield from _unjudged(evidence.categories, evidence.policy.min_category_prompts)
     for found in evidence.categories:
         if found.outcome == "INCONCLUSIVE" and _lost_too_much(found):
             yield (
@@ -56,10 +63,19 @@ def caveats(evidence: Evidence, num_prompts: int, num_copies: int) -> Iterator[s
         )
 
 
-def _unjudged(categories: tuple[CategoryFigures, ...], min_prompts: int) -> Iterator[str]:
-    small = [f"{found.category} ({found.num_prompts})" for found in categories if not found.outcome]
-    if small:
-        yield f"categories below {min_prompts} prompts were not judged: {', '.join(small)}"
+def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterator[str]:
+    small = [found for found in categories if not found.outcome]
+    if small and len(small) == len(categories):
+        yield (
+            f"none of the {len(small)} categories was judged by itself: each has fewer than"
+            f" {min_prompts} prompts"
+        )
+    elif small:
+        yield (
+            f"{len(small)} of the {len(categories)} categories, with fewer than {min_prompts}"
+            f" prompts each ({sum(found.num_prompts for found in small)} together), were not judged"
+            " by themselves"
+        )
 
 
 def _lost_too_much(found: CategoryFigures) -> bool:

@@ -2,8 +2,9 @@
 
 PASS          the lower bound of the change clears the margin, and no category fails
 FAIL          the upper bound lies beyond the margin, or that of a category beyond its own
-INCONCLUSIVE  neither, or too few prompts to say
-ANOMALOUS     the figures are not those of a working pair of drafts on the same text
+INCONCLUSIVE  neither, or too few prompts to say, of all or of a category that lost much
+ANOMALOUS     the figures are not those of a working pair of drafts on the same text, or nothing
+              says how the candidate was made
 """
 
 import math
@@ -20,6 +21,9 @@ from .paired import PairedChange, RequiredPrompts, required_prompts
 from .policy import Policy
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS"]
+
+MOST_PROMPTS = 10_000
+"""Nobody records more, so that no larger number is advised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A verdict with its reason; fields as in `GateReport`."""
+    """A verdict with its reason; fields as in `GateReport`: one way out a line of `action`."""
 
     verdict: Verdict
     reason: str
@@ -147,7 +151,7 @@ def _a_category_fails(evidence: Evidence) -> Decision | None:
     return Decision(
         "FAIL",
         f"A category lost too much, even by its upper bound: {named}.",
-        f"Calibrate on prompts of that category too, or {_improve(evidence)}.",
+        _lines("Calibrate on prompts of that category too.", *_improve(evidence)),
     )
 
 
@@ -155,10 +159,27 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
     change, limit = evidence.change, evidence.policy.max_relative_drop
     if change is None or outcome(change, limit) != "FAIL":
         return None
+    failing = [repr(found.category) for found in evidence.categories if found.outcome == "FAIL"]
+    also = f" Of the categories these lost too much too: {', '.join(failing)}." if failing else ""
     return Decision(
         "FAIL",
-        f"{_whole(change, limit)}: even the upper bound is beyond the limit.",
-        f"Either {_improve(evidence)}, or keep the most sensitive linears in BF16.",
+        f"{_whole(change, limit)}: even the upper bound is beyond the limit.{also}",
+        _lines(*_improve(evidence)),
+    )
+
+
+def _without_a_record(evidence: Evidence) -> Decision | None:
+    if not (evidence.policy.record_required and evidence.background.unrecorded):
+        return None
+    return Decision(
+        "ANOMALOUS",
+        "The candidate's folder has no record (draftquant.json) of how it was quantized: nothing"
+        " says that these prompts did not calibrate it, and then it would be judged too well.",
+        _lines(
+            "Give the folder as draftquant wrote it, with its draftquant.json.",
+            "If another tool made it and you know that none of these prompts calibrated it, say so"
+            " with --unrecorded.",
+        ),
     )
 
 
@@ -190,6 +211,25 @@ def _a_category_is_open(evidence: Evidence) -> Decision | None:
     )
 
 
+def _a_small_category_lost(evidence: Evidence) -> Decision | None:
+    lost = [found for found in evidence.categories if found.certainly_lost]
+    if not lost:
+        return None
+    named = "; ".join(_finding(found) for found in lost)
+    least = evidence.policy.min_category_prompts
+    return Decision(
+        "INCONCLUSIVE",
+        f"The whole clears its limit, but a category of fewer than {least} prompts lost too much,"
+        f" even by an upper bound that allows for the number of such categories: {named}.",
+        _lines(
+            f"{evidence.wording.take} a fresh set with at least {least} prompts of:"
+            f" {', '.join(found.category for found in lost)}.",
+            "Calibrate on prompts of that category too.",
+            *_improve(evidence),
+        ),
+    )
+
+
 def _passed(evidence: Evidence) -> Decision | None:
     assert evidence.change is not None  # too few prompts is a rung above
     finding = _whole(evidence.change, evidence.policy.max_relative_drop)
@@ -202,9 +242,11 @@ LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
     _no_spread,
     _too_few_prompts,
     _too_large_a_gain,
-    _a_category_fails,
     _beyond_the_limit,
+    _a_category_fails,
+    _without_a_record,
     _limit_between_the_bounds,
+    _a_small_category_lost,
     _a_category_is_open,
     _passed,
 )
@@ -219,7 +261,7 @@ def _whole(change: PairedChange, max_relative_drop: float) -> str:
 
 
 def _finding(found: CategoryFigures) -> str:
-    assert found.change is not None  # it has an outcome
+    assert found.change is not None  # it has an outcome, or would have
     return (
         f"{found.category!r} ({found.num_prompts} prompts) {found.change.relative_change:+.2%},"
         f" bounds {math.expm1(found.change.lower):+.2%} and"
@@ -244,12 +286,15 @@ def _required(
     )
 
 
-def _improve(evidence: Evidence) -> str:
+def _improve(evidence: Evidence) -> tuple[str, ...]:
     """How the candidate may lose less."""
     algorithm = evidence.background.algorithm_to_try
-    if algorithm is None:
-        return "use a wider format"
-    return f"quantize it with '--algorithm {algorithm}' and calibration traces, or a wider format"
+    better = (f"Quantize it with '--algorithm {algorithm}' and calibration traces.",)
+    return (
+        *(better if algorithm else ()),
+        "Use a wider format.",
+        "Keep the most sensitive linears in BF16 ('draftquant tune' finds them).",
+    )
 
 
 def _advice(evidence: Evidence, required: RequiredPrompts) -> str:
@@ -257,22 +302,33 @@ def _advice(evidence: Evidence, required: RequiredPrompts) -> str:
     if look is not None and not look.is_last:
         following = f"--look {look.number + 1}/{look.total}"
         return f"Go on as planned: add as many prompts as at each look, and give {following}."
-    unchanged = f"{required.if_unchanged} if the draft in truth lost nothing"
-    again = (
-        " Judge it alone and once: each further try, on fresh prompts or on these and more, adds up"
-        f" to {100 * (1 - evidence.policy.confidence):.2g}% false passes (--look i/n plans looks"
-        " that do not)."
-    )
     if required.as_measured is None:
-        least = "" if required.fewest is None else f", at best {required.fewest}"
-        return (
-            f"The measured change is itself beyond the limit: {_improve(evidence)}, or"
-            f" {take.lower()} a fresh set of prompts ({unchanged}{least}).{again}"
+        return _lines(
+            "More prompts will most likely not help: the measured change is itself beyond the"
+            " limit.",
+            *_improve(evidence),
         )
-    if required.most is None:
-        number = f"{required.fewest} or more"
+    if required.as_measured > MOST_PROMPTS:
+        return _lines(
+            "More prompts will hardly help: the measured change is so near the limit that more than"
+            f" {MOST_PROMPTS:,} would be needed.",
+            *_improve(evidence),
+        )
+    assert required.fewest is not None  # of a smaller loss than the measured one
+    if required.most is None or required.most > MOST_PROMPTS:
+        number = f"{required.fewest:,} or more"
     elif required.fewest == required.most:
-        number = f"{required.fewest}"
+        number = f"{required.fewest:,}"
     else:
-        number = f"{required.fewest} to {required.most}"
-    return f"{take} a fresh set of {number} prompts ({unchanged}).{again}"
+        number = f"{required.fewest:,} to {required.most:,}"
+    return (
+        f"{take} a fresh set of {number} prompts ({required.if_unchanged:,} if the draft in truth"
+        " lost nothing). Judge it alone and once: each further try, on fresh prompts or on these"
+        f" and more, adds up to {100 * (1 - evidence.policy.confidence):.2g}% false passes (--look"
+        " i/n plans looks that do not)."
+    )
+
+
+def _lines(*ways: str) -> str:
+    """Ways out, one a line."""
+    return "\n".join(ways)

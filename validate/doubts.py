@@ -25,6 +25,7 @@ class Background:
         expected_baseline: mean acceptance length that the baseline has elsewhere with this K, in
             (1, K + 1]; None = not said.
         unrelated: the candidate is on purpose not the baseline quantized.
+        unrecorded: no record says how the candidate's folder was quantized.
         taught: the target taught the candidate and not the baseline: a gain may be large.
         algorithm_to_try: with which the candidate may lose less, by its name on the command line;
             None = none is known.
@@ -36,6 +37,7 @@ class Background:
     head_agreement: float | None = None
     expected_baseline: float | None = None
     unrelated: bool = False
+    unrecorded: bool = False
     taught: bool = False
     algorithm_to_try: str | None = None
     warnings: tuple[str, ...] = ()

@@ -67,7 +67,7 @@ class GateReport:
     """The verdict and everything that it rests on.
 
     Attributes:
-        reason: one sentence. action: what to do about it, None for PASS.
+        reason: one sentence. action: what to do about it, one way out a line; None for PASS.
         warnings: what a reader has to know beside the verdict, a sentence each.
         looser_than_release: what the policy in use allows and `release` does not.
         look: None for a single one. `change.confidence` is then the policy's.
@@ -234,11 +234,15 @@ def judge_counts(
     decision = decide(evidence)
     num_prompts = len({one.prompt_sha256 for one, _ in recorded})
     num_copies = len(recorded) - num_prompts
+    num_short = len(baseline.prompts) - len(recorded)
+    warnings = caveats(
+        evidence, num_prompts=num_prompts, num_copies=num_copies, num_short_prompts=num_short
+    )
     return GateReport(
         verdict=decision.verdict,
         reason=decision.reason,
         action=decision.action,
-        warnings=(*background.warnings, *caveats(evidence, num_prompts, num_copies)),
+        warnings=(*background.warnings, *warnings),
         policy=policy,
         looser_than_release=looser_than_release(policy),
         look=look,
@@ -248,7 +252,7 @@ def judge_counts(
         background=background,
         num_prompts=num_prompts,
         num_copies=num_copies,
-        num_short_prompts=len(baseline.prompts) - len(recorded),
+        num_short_prompts=num_short,
         baseline=counted_figures(baseline),
         candidate=counted_figures(candidate),
         change=evidence.change,

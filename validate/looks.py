@@ -38,6 +38,12 @@ class Look:
     total: int
     spending: Spending
 
+    def problem(self) -> str:
+        """What makes this no look; empty if nothing."""
+        if not 1 <= self.number <= self.total <= MAX_LOOKS:
+            return f"expected 1 <= number <= total <= {MAX_LOOKS}"
+        return ""
+
     @property
     def is_last(self) -> bool:
         """Nothing was planned beyond."""

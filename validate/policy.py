@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from ..recipes.expectations import PolicyName
 from .errors import GateError
@@ -14,6 +15,7 @@ class Policy:
     """Limits of the gate.
 
     Attributes:
+        name: of `POLICIES`, whose limits it has then; "custom" if any was changed.
         max_relative_drop: the margin: mean acceptance length may fall by less than this share.
         max_category_drop: the margin of each category with at least `min_category_prompts` distinct
             prompts. It is wider than the whole's, so that what passes as a whole is far from it:
@@ -29,9 +31,11 @@ class Policy:
             this floor at 2.02; a wrong target of the same family gave 1.87.
         min_acceptance_length: a draft below accepts next to nothing: a broken load.
         max_ceiling_share: share of K + 1 above which an acceptance length is not believed.
+        record_required: a candidate folder needs a record of how it was quantized, else nothing
+            says which prompts calibrated it.
     """
 
-    name: PolicyName
+    name: Literal["release", "screening", "custom"]
     max_relative_drop: float
     max_category_drop: float = 0.03
     min_category_prompts: int = 30
@@ -43,17 +47,37 @@ class Policy:
     min_step_acceptance: float = 0.55
     min_acceptance_length: float = 1.05
     max_ceiling_share: float = 0.97
+    record_required: bool = False
+
+    def problem(self) -> str:
+        """What makes this no policy; empty if nothing."""
+        shares = (self.max_relative_drop, self.max_category_drop, self.power)
+        if not all(0 < share < 1 for share in shares) or not 0.5 < self.confidence < 1:
+            return "max_relative_drop, max_category_drop, power, confidence: expected shares"
+        if self.min_prompts < 2 or self.min_category_prompts < 2:
+            return "min_prompts, min_category_prompts: expected at least 2"
+        if self.name == "custom":
+            return ""
+        named = dataclasses.asdict(POLICIES[self.name])
+        for key, value in dataclasses.asdict(self).items():
+            if value != named[key]:
+                return f"{key}: the policy {self.name!r} has {named[key]}, got {value}"
+        return ""
 
 
 POLICIES: Mapping[PolicyName, Policy] = MappingProxyType(
     {
-        "release": Policy(name="release", max_relative_drop=0.01, min_prompts=30),
+        "release": Policy(
+            name="release", max_relative_drop=0.01, min_prompts=30, record_required=True
+        ),
         "screening": Policy(name="screening", max_relative_drop=0.03, min_prompts=10),
     }
 )
 
-_LOOSER_IF_LARGER = ("max_relative_drop", "max_category_drop", "min_category_prompts")
-_LOOSER_IF_SMALLER = ("confidence", "min_prompts")
+_LOOSER_IF_LARGER = ("max_relative_drop", "max_category_drop", "min_category_prompts",
+                     "max_relative_gain", "max_ceiling_share")  # fmt: skip
+_LOOSER_IF_SMALLER = ("confidence", "min_prompts", "min_step_acceptance", "min_acceptance_length",
+                      "record_required")  # fmt: skip
 
 
 def resolve_policy(
@@ -63,8 +87,9 @@ def resolve_policy(
     confidence: float | None = None,
     min_prompts: int | None = None,
     every_category_passes: bool = False,
+    unrecorded: bool = False,
 ) -> Policy:
-    """The named policy with overrides from the command line.
+    """The named policy with overrides from the command line, which make it "custom".
 
     Args:
         name: "release" or "screening".
@@ -72,6 +97,7 @@ def resolve_policy(
         confidence: in (0.5, 1).
         min_prompts: at least 2.
         every_category_passes: see `Policy`.
+        unrecorded: no record is required.
 
     Raises:
         GateError: no such policy, or an override is out of range.
@@ -89,14 +115,16 @@ def resolve_policy(
                         fix="one prompt has no spread")  # fmt: skip
     named = POLICIES[name]
     drop = named.max_relative_drop if max_relative_drop is None else max_relative_drop
-    return dataclasses.replace(
+    chosen = dataclasses.replace(
         named,
         max_relative_drop=drop,
         max_category_drop=max(drop, named.max_category_drop),
         every_category_passes=every_category_passes,
         confidence=named.confidence if confidence is None else confidence,
         min_prompts=named.min_prompts if min_prompts is None else min_prompts,
+        record_required=named.record_required and not unrecorded,
     )
+    return chosen if chosen == named else dataclasses.replace(chosen, name="custom")
 
 
 def looser_than_release(policy: Policy) -> tuple[str, ...]:

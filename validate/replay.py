@@ -9,6 +9,7 @@ recorded one, and of a draft that draws its proposals the rounds are expected (`
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from ..calibration.traces.near_duplicates import (
     prompt_text,
 )
 from ..calibration.traces.prompt_trace import PromptTrace
-from ..quantize.drafts.family import most_draft_tokens
+from ..quantize.drafts.family import usual_draft_tokens
 from ..quantize.stored.loading import LoadedDraft
 from .draft_replay import (
     DraftReplay,
@@ -57,7 +58,7 @@ def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) ->
                 fix="give the K that will be served, such as -k 3",
             )
         return asked
-    defaults = [most_draft_tokens(draft.geometry) or 3 for draft in drafts]
+    defaults = [usual_draft_tokens(draft.geometry) for draft in drafts]
     if len(set(defaults)) > 1:
         named = ", ".join(f"{d.name} {k}" for d, k in zip(drafts, defaults, strict=True))
         raise ReplayError(
@@ -92,7 +93,7 @@ def replay_drafts(
             only; None = as many as `max_tokens` lets. Drafts of which one rounds its inputs under
             one scale of a whole call get one prompt at a time.
         max_tokens: see `batches_of`.
-        on_progress: called with (prompts done, prompts).
+        on_progress: called with (prompts done, prompts) after each batch.
 
     Returns:
         One result per draft, in order.
@@ -111,6 +112,7 @@ def replay_drafts(
     probability = _TokenProbability()
     by_position: dict[int, PromptText] = {}
     features = FeatureTally()
+    whole = set(accumulate(map(len, batches)))  # a batch is done for all of its prompts at once
     for position, trace, proposed in _proposed(
         drafts, traces, batches, num_draft_tokens, temperature
     ):
@@ -119,7 +121,8 @@ def replay_drafts(
         probability.add(trace)
         for tally, own in zip(tallies, proposed, strict=True):
             tally.add(position, trace, proposed[0].token_ids, own)
-        on_progress(len(by_position), len(traces))
+        if len(by_position) in whole:
+            on_progress(len(by_position), len(traces))
     texts = [text for _, text in sorted(by_position.items())]
     groups = independent_groups(texts)
     figures = TraceFigures(

@@ -170,12 +170,19 @@ def judge_retuned(
     known = None if background.expected_baseline is None else tuned.counts.mean_acceptance_length
     alike = dataclasses.replace(background, baseline_sha256=tuned_sha256, expected_baseline=known)
     against_tuned = judge(tuned, candidate, policy, look=look, background=alike)
-    verdict = min(against_tuned.verdict, against_bf16.verdict, key=_WORST_FIRST.index)
-    worse = against_tuned if against_tuned.verdict == verdict else against_bf16
     training = None
     if against_tuned.change is not None and against_bf16.change is not None:
         prompts = distinct_prompts(recorded_pairs(baseline, tuned))
         training = change_of(prompts, policy.confidence)
+    return retuned_report(against_tuned, against_bf16, training)
+
+
+def retuned_report(
+    against_tuned: GateReport, against_bf16: GateReport, training: PairedChange | None
+) -> RetunedReport:
+    """What both comparisons say together; arguments as in `RetunedReport`."""
+    verdict = min(against_tuned.verdict, against_bf16.verdict, key=_WORST_FIRST.index)
+    worse = against_tuned if against_tuned.verdict == verdict else against_bf16
     return RetunedReport(
         verdict=verdict,
         reason=f"{MARK}. Against the BF16 draft taught alike (quantization):"

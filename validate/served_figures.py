@@ -26,6 +26,9 @@ class ServedFigures:
         common_change: by the rounds inside common text alone, as replay counts; it is of another
             mixture of text where outputs part. Either is None for fewer than two such prompts.
         repeated_8gram_share: of the baseline's outputs.
+        mean_token_probability: of the tokens of the baseline's outputs, where they were drawn and
+            the server tells it.
+        num_near_duplicates: distinct prompts with the same output of the baseline's server.
     """
 
     engine: str
@@ -40,3 +43,5 @@ class ServedFigures:
     whole_change: PairedChange | None
     common_change: PairedChange | None
     repeated_8gram_share: float
+    mean_token_probability: float | None
+    num_near_duplicates: int

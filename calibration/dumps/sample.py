@@ -99,10 +99,6 @@ def _features(file: Path, what: str, stored: Tensor) -> Tensor:
 
 def _rows(file: Path, what: str, stored: Tensor, *, axes: int) -> Tensor:
     """Without a batch axis of 1; the layers of a stack side by side."""
-    # A view may claim more elements than its storage has; what is copied from it is bounded so.
-    if stored.numel() * stored.element_size() > stored.untyped_storage().nbytes():
-        raise TraceError(file, f"{what}: {_said(stored)} repeats the elements that it has",
-                         fix=AGAIN)  # fmt: skip
     rows = stored
     if rows.dim() == axes + 1 and rows.shape[0] == 1:
         rows = rows[0]

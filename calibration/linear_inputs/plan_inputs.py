@@ -13,7 +13,7 @@ from ...quantize.algorithms import FoundCodes, Need, Statistics
 from ...quantize.backends import get_backend
 from ...quantize.errors import BackendError
 from ...quantize.plan import Plan
-from ...quantize.stored.activations import InputRounding
+from ...quantize.stored.activations import InputRounding, kernel_scale
 from ...quantize.stored.formats import declared_activations
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.seen_prompts import NO_PROMPTS, SeenPrompts
@@ -120,7 +120,8 @@ def served_rounding(plan: Plan, static: StaticScales | None, device: torch.devic
     activations, scales = {}, {}
     for step in plan.quantized:
         name = step.row.canonical.removesuffix(".weight")
-        activations[name] = declared_activations(plan.format_of(step).activations)
+        how = activations[name] = declared_activations(plan.format_of(step).activations)
         if static is not None and plan.format_of(step).needs_input_scale:
-            scales[name] = torch.tensor(static.scales[step.row.module], device=device)
+            scale = torch.tensor(static.scales[step.row.module], device=device)
+            scales[name] = kernel_scale(how, scale)
     return InputRounding(activations, scales, None)

@@ -26,6 +26,7 @@ class Decoding:
         logprobs: keep the log-probabilities of emitted tokens; those of sampled ones are kept
             always.
         num_top_logprobs: keep so many of the most likely tokens too.
+        ignore_eos: the target's end-of-text tokens end no text.
     """
 
     temperature: float = 0
@@ -34,6 +35,7 @@ class Decoding:
     seed: int = 0
     logprobs: bool = False
     num_top_logprobs: int = 0
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges.

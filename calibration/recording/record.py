@@ -21,10 +21,20 @@ from ..traces.folder import TraceFolder
 from ..traces.manifest import FeatureDtype
 from ..traces.prompt_trace import FEATURE_DTYPES, PromptTrace
 from ..traces.target_tables import TargetTables
+from ..traces.too_long import TooLongPrompts
 from ..traces.writer import trace_output
 from .decoding import GREEDY, ChosenTokens, Decoding, TokenChooser
-from .target_model import ON_CPU, Placement, decoder_layers, input_device, loaded_target
-from .target_shape import TargetShape, check_prompts, chosen_layers, feature_spec, target_identity
+from .prompt_fit import check_prompts
+from .target_model import (
+    ON_CPU,
+    Placement,
+    configured_shape,
+    decoder_layers,
+    input_device,
+    loaded_target,
+    shape_of,
+)
+from .target_shape import chosen_layers, feature_spec, target_identity
 
 _MAX_LOGITS = 2**26  # elements of one logits tensor while reading prompts: 256 MB in float32
 
@@ -42,6 +52,7 @@ def record_traces(
     batch_size: int = 32,
     placement: Placement = ON_CPU,
     table_ids: Collection[int] | None = None,
+    too_long: TooLongPrompts | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> TraceFolder:
     """Continue every prompt and write the trace folder `out`.
@@ -50,7 +61,8 @@ def record_traces(
         target: local folder of a causal language model with safetensors weights; no remote code.
         prompts: at least one; prompts of equal length are run together.
         out: folder to create.
-        max_new_tokens: tokens to add; a prompt ends earlier at the target's end-of-text token.
+        max_new_tokens: tokens to add; a prompt ends earlier at the target's end-of-text token,
+            unless `decoding` ignores it.
         decoding: how tokens are chosen.
         aux_layer_ids: layers whose outputs are recorded, 0-based, ascending. None = those of
             `fuse_with`, else [1, L/2 - 1, L - 4].
@@ -61,6 +73,7 @@ def record_traces(
         placement: where the target runs; features are moved to the CPU layer by layer.
         table_ids: carry the target's embedding and head, for drafts without their own; with the
             embeddings of the recorded tokens and of these. None = carry no tables.
+        too_long: prompts that were left out or cut before, for trace.json.
         on_progress: called with (prompts done, prompts).
 
     Returns:
@@ -76,11 +89,11 @@ def record_traces(
     for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
         if value < 1:
             raise TraceError(name, f"expected at least 1, got {value}", fix="give a larger number")
+    check_prompts(prompts, configured_shape(target), max_new_tokens)
     with loaded_target(target, FEATURE_DTYPES[dtype][0], placement, beside=out.parent) as model:
         layers = decoder_layers(model, target)
-        shape = _shape(model, len(layers))
+        shape = shape_of(model.config.get_text_config(), len(layers))
         identity = target_identity(target, shape)
-        check_prompts(prompts, shape, max_new_tokens)
         ids = chosen_layers(aux_layer_ids, fuse_with, shape)
         spec = feature_spec(shape, ids, fuse_with, dtype)
         last_state = fuse_with is not None and not reads_layers(fuse_with)
@@ -92,9 +105,11 @@ def record_traces(
                 spec,
                 temperature=decoding.temperature,
                 sampling=decoding.sampling,
+                ignore_eos=decoding.ignore_eos,
                 logprobs=decoding.logprob_spec,
                 tables=tables,
                 table_ids=table_ids or (),
+                too_long=too_long,
             ) as writer,
             _Recorder(model, layers, ids, decoding, last_state=last_state) as recorder,
         ):
@@ -145,6 +160,7 @@ class _Recorder:
         self._hooks = ExitStack()
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = model.config.get_text_config().eos_token_id if ends is None else ends
+        ends = None if decoding.ignore_eos else ends
         self._ends = torch.tensor(
             ends if isinstance(ends, list) else [] if ends is None else [ends]
         )
@@ -239,16 +255,6 @@ def _stacked(steps: Sequence[Tensor | None]) -> Tensor | None:
     """[B, steps, ...] of what every step has, None where none has it."""
     kept = [step for step in steps if step is not None]
     return torch.stack(kept, dim=1) if kept else None
-
-
-def _shape(model: Any, num_layers: int) -> TargetShape:
-    config = model.config.get_text_config()
-    return TargetShape(
-        num_layers=num_layers,
-        vocab_size=config.vocab_size,
-        hidden_size=int(config.hidden_size),
-        max_positions=getattr(config, "max_position_embeddings", None),
-    )
 
 
 def _batches(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[int]]:

@@ -16,6 +16,7 @@ from ...quantize.errors import CheckpointError
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.stored.loading import CPU
 from ..errors import TraceError
+from .target_shape import TargetShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +83,7 @@ def _placed(model: Any, target: Path, device: torch.device) -> Any:
 def _load(target: Path, dtype: torch.dtype, spread: Mapping[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
-    try:
-        read_json_object(target / CONFIG_FILE, "give a local target folder")
-    except CheckpointError as exc:
-        raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
+    _check_config(target)
     try:
         # transformers 5.23 does not annotate the pair that output_loading_info gives.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -99,12 +97,7 @@ def _load(target: Path, dtype: torch.dtype, spread: Mapping[str, Any]) -> Any:
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError,
             ArithmeticError, AssertionError, ImportError, SafetensorError) as exc:  # fmt: skip
-        first = (str(exc).strip() or repr(exc)).splitlines()[0]
-        raise TraceError(
-            target,
-            f"transformers cannot load this target: {first}",
-            fix="give a local causal language model in safetensors",
-        ) from exc
+        raise _cannot_load(target, exc) from exc
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would go on with random weights
@@ -112,6 +105,49 @@ def _load(target: Path, dtype: torch.dtype, spread: Mapping[str, Any]) -> Any:
                          fix="give the target itself, or download it again; a draft is"
                          " given behind --draft")  # fmt: skip
     return model.eval()
+
+
+def configured_shape(target: Path) -> TargetShape:
+    """Sizes of a target as transformers reads its config.json, before any weight is read.
+
+    Raises:
+        TraceError: transformers does not know it, or it has no such sizes.
+    """
+    from transformers import AutoConfig
+
+    _check_config(target)
+    try:
+        config = AutoConfig.from_pretrained(target, local_files_only=True, trust_remote_code=False)
+        text = config.get_text_config()
+        return shape_of(text, text.num_hidden_layers)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError) as exc:
+        raise _cannot_load(target, exc) from exc
+
+
+def shape_of(config: Any, num_layers: int) -> TargetShape:
+    """Sizes by a text config of transformers, and as many layers."""
+    return TargetShape(
+        num_layers=num_layers,
+        vocab_size=config.vocab_size,
+        hidden_size=int(config.hidden_size),
+        max_positions=getattr(config, "max_position_embeddings", None),
+    )
+
+
+def _check_config(target: Path) -> None:
+    try:
+        read_json_object(target / CONFIG_FILE, "give a local target folder")
+    except CheckpointError as exc:
+        raise TraceError(exc.where, exc.what, fix=exc.fix) from exc
+
+
+def _cannot_load(target: Path, exc: Exception) -> TraceError:
+    first = (str(exc).strip() or repr(exc)).splitlines()[0]
+    return TraceError(
+        target,
+        f"transformers cannot load this target: {first}",
+        fix="give a local causal language model in safetensors",
+    )
 
 
 def decoder_layers(model: Any, target: Path) -> nn.ModuleList:

@@ -12,7 +12,6 @@ from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import short, visible
 from ..errors import TraceError
 from ..passes.draft_inputs import default_aux_layer_ids, reads_features, reads_layers
-from ..prompts.prompt_file import Prompt
 from ..traces.folder import file_sha256
 from ..traces.manifest import FeatureDtype, FeatureSpec, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES
@@ -92,29 +91,45 @@ def target_identity(target: Path, shape: TargetShape) -> TargetIdentity:
     )
 
 
-def check_prompts(prompts: Sequence[Prompt], shape: TargetShape, max_new_tokens: int) -> None:
-    """Refuse prompts that the target cannot continue.
+def check_draft_fits(
+    name: str, geometry: Any, shape: TargetShape, asked: Sequence[int] | None
+) -> None:
+    """Refuse a target that cannot feed a draft, by their configs alone.
+
+    Args:
+        name: of the draft.
+        geometry: of any family. A reduced vocabulary of its head, with its map, is no difference.
+        shape: of the target.
+        asked: layers to record instead of the draft's own; None = these.
 
     Raises:
-        TraceError: there is none; one is of another vocabulary, or too long.
+        TraceError: vocabulary, layers or width are not those that the draft was made for.
     """
-    if not prompts:
-        raise TraceError("prompts", "expected at least one", fix="give a prompt file")
-    for prompt in prompts:
-        if not prompt.token_ids or max(prompt.token_ids) >= shape.vocab_size:
-            raise TraceError(
-                f"prompt {prompt.id}",
-                f"expected token ids below {shape.vocab_size}, the target's vocabulary",
-                fix="tokenize the prompts with this target's tokenizer",
-            )
-        total = len(prompt.token_ids) + max_new_tokens
-        if shape.max_positions is not None and total > shape.max_positions:
-            raise TraceError(
-                f"prompt {prompt.id}",
-                f"{total} tokens, prompt and continuation, exceed the target's"
-                f" {shape.max_positions} positions",
-                fix="shorten the prompt or max_new_tokens",
-            )
+    fix = "give the target that this draft was trained for, or leave --draft out"
+    if geometry.vocab_size != shape.vocab_size:
+        raise TraceError(
+            f"draft {name}",
+            f"its vocabulary has {geometry.vocab_size} tokens, the target's {shape.vocab_size}",
+            fix=fix,
+        )
+    if not getattr(geometry, "reads_features", True):
+        return
+    reads = geometry.num_aux_layers * geometry.target_hidden_size
+    count = len(asked) if asked is not None else geometry.num_aux_layers
+    if count * shape.hidden_size != reads:
+        raise TraceError(
+            f"draft {name}",
+            f"it reads {geometry.num_aux_layers} x {geometry.target_hidden_size} = {reads} values,"
+            f" the target gives {count} x {shape.hidden_size} = {count * shape.hidden_size}",
+            fix=fix,
+        )
+    beyond = [i for i in geometry.aux_layer_ids or () if i >= shape.num_layers]
+    if asked is None and beyond:
+        raise TraceError(
+            f"draft {name}",
+            f"it reads layer {beyond[0]}, the target has layers 0 to {shape.num_layers - 1}",
+            fix=fix,
+        )
 
 
 def chosen_layers(

@@ -12,6 +12,7 @@ from ...recipes.decode import encode
 from ...recipes.errors import short
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import TraceError
+from .too_long import TooLongPrompts
 
 MANIFEST_FILE = "trace.json"
 TABLES_FILE: Literal["tables.safetensors"] = "tables.safetensors"
@@ -165,9 +166,11 @@ class TraceManifest:
         format: what the file is. version: of the format.
         temperature: of the continuations, 0 = greedy.
         sampling: None for greedy ones.
+        ignore_eos: texts go on behind the target's end-of-text tokens.
         recorded_by: engine and version, where it was none of transformers.
         target: who was recorded. features: what a position has.
         logprobs: None where none are recorded; sampled traces have them.
+        too_long: prompts that were left out or cut; None where there were none.
         num_tokens: the sum over the prompts.
         prompts: in the order of recording. shards: where their tensors are.
         tables: None for a folder that carries none.
@@ -177,10 +180,12 @@ class TraceManifest:
     version: Literal[1] = 1
     temperature: float
     sampling: Sampling | None = None
+    ignore_eos: bool = False
     recorded_by: str | None = None
     target: TargetIdentity
     features: FeatureSpec
     logprobs: LogprobSpec | None = None
+    too_long: TooLongPrompts | None = None
     num_tokens: int
     prompts: tuple[TraceEntry, ...]
     shards: tuple[Shard, ...]

@@ -19,6 +19,7 @@ from .folder import TraceFolder
 from .manifest import Sampling, TraceManifest, is_printable_name
 from .near_duplicates import independent_groups, prompt_text
 from .prompt_trace import PromptTrace
+from .too_long import TooLongPrompts
 from .writer import TraceWriter, trace_output
 
 
@@ -194,6 +195,7 @@ def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
         folders[0].manifest,
         sampling=_common_sampling(folders),
         recorded_by=_recorders(folders),
+        too_long=_too_long(folders),
     )
     with _output_like(out, merged, folders if all_carry else ()) as writer:
         place = 0
@@ -279,7 +281,8 @@ def _difference(ours: object, theirs: object) -> str:
 def _kind(manifest: TraceManifest) -> tuple[object, ...]:
     """What must be equal: target, features, decoding, log-probabilities."""
     sampling = manifest.sampling and replace(manifest.sampling, seed=None)
-    return manifest.target, manifest.features, (manifest.temperature, sampling), manifest.logprobs
+    decoding = manifest.temperature, sampling, manifest.ignore_eos
+    return manifest.target, manifest.features, decoding, manifest.logprobs
 
 
 def _common_sampling(folders: Sequence[TraceFolder]) -> Sampling | None:
@@ -294,6 +297,17 @@ def _recorders(folders: Sequence[TraceFolder]) -> str | None:
     return found[0] if len(found) == 1 else " + ".join(name or "transformers" for name in found)
 
 
+def _too_long(folders: Sequence[TraceFolder]) -> TooLongPrompts | None:
+    """Of all folders, None where none had any."""
+    found = [folder.manifest.too_long for folder in folders if folder.manifest.too_long]
+    if not found:
+        return None
+    return TooLongPrompts(
+        skipped=tuple(dict.fromkeys(name for one in found for name in one.skipped)),
+        truncated=tuple(dict.fromkeys(name for one in found for name in one.truncated)),
+    )
+
+
 def _output_like(
     out: Path, manifest: TraceManifest, folders: Sequence[TraceFolder]
 ) -> AbstractContextManager[TraceWriter]:
@@ -305,7 +319,9 @@ def _output_like(
         manifest.features,
         temperature=manifest.temperature,
         sampling=manifest.sampling,
+        ignore_eos=manifest.ignore_eos,
         logprobs=manifest.logprobs,
         recorded_by=manifest.recorded_by,
+        too_long=manifest.too_long,
         carried=CarriedTables(carrying) if carrying else None,
     )

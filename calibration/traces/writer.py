@@ -36,6 +36,7 @@ from .manifest import (
 from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace
 from .tables import write_tables
 from .target_tables import TargetTables
+from .too_long import TooLongPrompts
 
 SHARD_BYTES = 512 * 2**20
 
@@ -157,12 +158,14 @@ def trace_output(
     *,
     temperature: float = 0,
     sampling: Sampling | None = None,
+    ignore_eos: bool = False,
     logprobs: LogprobSpec | None = None,
     recorded_by: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     tables: TargetTables | None = None,
     table_ids: Collection[int] = (),
     carried: CarriedTables | None = None,
+    too_long: TooLongPrompts | None = None,
 ) -> Iterator[TraceWriter]:
     """Write a trace folder; leaving the block without an exception publishes it.
 
@@ -170,14 +173,16 @@ def trace_output(
         out: folder to create; its parent exists.
         target: what was recorded.
         features: what the features are.
-        temperature: see `TraceManifest`, also for the next three.
+        temperature: see `TraceManifest`, also for the next four.
         sampling: how tokens were drawn at a temperature above 0.
+        ignore_eos: texts go on behind end-of-text tokens.
         logprobs: which ones the traces have.
         recorded_by: engine and version.
         shard_bytes: a new shard starts before tensors of one grow beyond this.
         tables: also carry these tables of the target, see `tables`; None for none.
         table_ids: tokens whose embedding is carried beside those of the traces.
         carried: carry these tables instead, which other trace folders carry.
+        too_long: see `TraceManifest`.
 
     Raises:
         OutputError: `out` exists, its parent does not, or the head does not fit on the disk.
@@ -190,10 +195,12 @@ def trace_output(
     head = TraceManifest(
         temperature=temperature,
         sampling=sampling,
+        ignore_eos=ignore_eos,
         recorded_by=recorded_by,
         target=target,
         features=features,
         logprobs=logprobs,
+        too_long=too_long,
         num_tokens=0,
         prompts=(),
         shards=(),

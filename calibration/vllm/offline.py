@@ -38,8 +38,8 @@ def offline_engine(
         raise TraceError(
             "--engine vllm",
             "vLLM is not installed beside draftquant",
-            fix="pip install --no-deps draftquant into the engine's own environment and run it"
-            " there, or give a running server: --server URL",
+            fix="install draftquant into the engine's own environment (pip install --no-deps, and"
+            " its clone or wheel) and run it there, or give a running server: --server URL",
         )
     os.environ.update(_ENVIRONMENT)
     import vllm
@@ -80,6 +80,7 @@ class OfflineEngine:
             top_k=decoding.top_k,
             seed=prompt_seed(decoding.seed, prompt.token_ids) if decoding.sampled else None,
             max_tokens=self._max_new_tokens,
+            ignore_eos=decoding.ignore_eos,
             logprobs=spec.num_top if spec else None,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,

@@ -12,8 +12,10 @@ from ..errors import TraceError
 from ..passes.draft_inputs import reads_layers
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import GREEDY, Decoding
-from ..recording.target_shape import TargetShape, check_prompts, chosen_layers, feature_spec
+from ..recording.prompt_fit import check_prompts
+from ..recording.target_shape import TargetShape, chosen_layers, feature_spec
 from ..traces.manifest import FeatureDtype, FeatureSpec, TargetIdentity
+from ..traces.too_long import TooLongPrompts
 from .arguments import EngineSetup
 from .states_file import ExpectedStates
 
@@ -26,13 +28,15 @@ class RecordingPlan:
         target: local folder with config.json; weights may be elsewhere.
         shape: what its config.json says.
         prompts: at least one.
-        max_new_tokens: a prompt ends earlier at the target's end-of-text token.
+        max_new_tokens: a prompt ends earlier at the target's end-of-text token, unless `decoding`
+            ignores it.
         decoding: how tokens are chosen.
         aux_layer_ids: layers whose outputs are recorded, 0-based; None = those of `fuse_with`, else
             EAGLE-3's defaults.
         fuse_with: store this draft's fused features.
         dtype: the target computes in, and features are stored in.
         most_in_flight: prompts that the engine is given at a time.
+        too_long: prompts that were left out or cut before, for trace.json.
     """
 
     target: Path
@@ -44,6 +48,7 @@ class RecordingPlan:
     fuse_with: LoadedDraft | None = None
     dtype: FeatureDtype = "bfloat16"
     most_in_flight: int = 32
+    too_long: TooLongPrompts | None = None
 
     def __post_init__(self) -> None:
         """Check.

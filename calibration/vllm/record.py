@@ -146,10 +146,12 @@ def record_with_vllm(
             plan.features,
             temperature=plan.decoding.temperature,
             sampling=plan.decoding.sampling,
+            ignore_eos=plan.decoding.ignore_eos,
             logprobs=plan.decoding.logprob_spec,
             recorded_by=engines.pop(),
             tables=tables,
             table_ids=table_ids or (),
+            too_long=plan.too_long,
         ) as writer:
             read = _reading(plan, kept)
             for i in range(len(plan.prompts)):

@@ -125,6 +125,7 @@ class ServerEngine:
             "model": self._model,
             "prompt": list(prompt.token_ids),
             "max_tokens": self._max_new_tokens,
+            "ignore_eos": decoding.ignore_eos,
             "temperature": decoding.temperature,
             "top_p": decoding.top_p,
             "top_k": decoding.top_k,

@@ -38,6 +38,7 @@ class Eagle3(Family):
         ("aux_norm_mid.", "fc_norm.1."),
         ("aux_norm_high.", "fc_norm.2."),
     )
+    one_layer = True
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ("fc.", "fc_norm.", "input_norm.")
     relatives: Mapping[str, str] = {

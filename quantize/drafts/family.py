@@ -55,6 +55,10 @@ class Row:
         return self.tensor.name.removesuffix(".weight")
 
 
+CHAIN_LENGTH = 3
+"""Tokens of a chain, which has no length of its own, as it is usually served."""
+
+
 class Geometry(Protocol):
     """The part of a family's config that every family has; widths in elements."""
 
@@ -107,6 +111,11 @@ def most_draft_tokens(geometry: Geometry) -> int | None:
     return geometry.block_size - (not getattr(geometry, "proposes_from_anchor", False))
 
 
+def usual_draft_tokens(geometry: Geometry) -> int:
+    """K where nobody says it: a whole block, all heads, or a chain of `CHAIN_LENGTH`."""
+    return most_draft_tokens(geometry) or CHAIN_LENGTH
+
+
 class Concat(NamedTuple):
     """The linears that read [norm(a); norm(b)], and the norm of a, whose output nothing else reads.
 
@@ -136,6 +145,8 @@ class Family(ABC):
     """Canonical prefixes of the tensors that turn target features into the draft's first input."""
     layer_keys: str = "num_hidden_layers"
     """The keys of config.json that say how many layers there are, for a sentence."""
+    one_layer: bool = False
+    """Drafts of it have one layer mostly, whatever number their config.json has of the target's."""
     linears_per_layer: int | None = None
     """Attention and MLP linears of a layer, where that has fewer than a decoder layer."""
     shared_tables: tuple[Role, ...] = SHARED_ROLES

@@ -53,8 +53,8 @@ def read_llama(config: Mapping[str, Any], where: object, layers: LayerKind) -> d
         raise CheckpointError(
             where,
             f"head_dim: expected hidden_size / num_attention_heads = {hidden // heads} of such"
-            f" layers, got {head_dim}: engines do not read the key",
-            fix="correct 'head_dim', or 'architectures'",
+            f" layers, got {head_dim}: vLLM 0.33 does not read the key, SGLang 0.5.23 does",
+            fix="correct 'head_dim', or 'architectures': no width suits both",
         )
     return {
         "hidden_size": hidden,

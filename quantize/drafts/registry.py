@@ -4,7 +4,9 @@ import difflib
 import importlib
 import pkgutil
 import re
+from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 from ...recipes.errors import short
 from ..errors import CheckpointError
@@ -64,8 +66,14 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
     return Draft(checkpoint=checkpoint, family=family, geometry=geometry, rows=ordered)
 
 
-def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
+def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[Family, Geometry]:
     """The family and geometry that config.json declares; of the tensors, only the number counts.
+
+    Trainers copy the target's number of layers into a draft of one, which is read as that.
+
+    Args:
+        checkpoint: the draft.
+        as_declared: with as many layers as config.json says, as engines build it.
 
     Raises:
         CheckpointError: no family has this architecture, a key is missing or wrong, or there are
@@ -93,8 +101,11 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
             fix=f"supported: {', '.join(known)}",
         )
     sizes = where if spelled is checkpoint.config else f"{where}: {LAYER_CONFIG}"
+    if not as_declared:
+        config = _with_stored_layer(config, checkpoint, by_config[0])
     geometry = by_config[0].read_geometry(config, sizes)
-    if geometry.num_layers > len(checkpoint.tensors):  # before a table of that many layers is made
+    most = max(len(checkpoint.tensors), _MOST_LAYERS if as_declared else 0)
+    if geometry.num_layers > most:  # before a table of that many layers is made
         raise CheckpointError(
             where,
             f"{by_config[0].layer_keys}: {geometry.num_layers} layers, but"
@@ -105,12 +116,34 @@ def read_config(checkpoint: Checkpoint) -> tuple[Family, Geometry]:
     return by_config[0].of_folder(geometry, checkpoint.tensors), geometry
 
 
+def _with_stored_layer(
+    config: Mapping[str, Any], checkpoint: Checkpoint, family: Family
+) -> Mapping[str, Any]:
+    """config.json as that of one layer where all tensors are those of the first one."""
+    said = config.get("num_hidden_layers")
+    if not family.one_layer or type(said) is not int or said < 2:
+        return config
+    names = map(family.canonical_name, checkpoint.tensors)
+    if {found[0] for name in names if (found := _LAYER.match(name))} != {"layers.0."}:
+        return config
+    return {**config, **layers_of_one(config)}
+
+
+def layers_of_one(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of config.json that say how many layers there are, as those of a single layer."""
+    types = config.get("layer_types")
+    one = {"layer_types": types[:1]} if isinstance(types, list) and types else {}
+    return {"num_hidden_layers": 1, **one}
+
+
 def _stored_layers(checkpoint: Checkpoint, family: Family) -> int:
-    """How many decoder layers have tensors; some trainers copy the target's number."""
+    """How many decoder layers have tensors."""
     names = map(family.canonical_name, checkpoint.tensors)
     return len({found[0] for name in names if (found := _LAYER.match(name))})
 
 
+_MOST_LAYERS = 256
+"""That engines are asked about."""
 _LAYER = re.compile(r"(blocks\.\d+\.)?layers\.\d+\.")
 
 

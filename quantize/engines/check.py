@@ -8,11 +8,12 @@ from typing import Any
 from ..drafts import Family, read_config
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import with_text_config
-from ..drafts.family import most_draft_tokens
+from ..drafts.family import usual_draft_tokens
 from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import HF_QUANT_CONFIG
+from .biases import without_bias_keys
 from .captured import REMEDY, misread_layers
 from .contract import (
     ENGINE_NAMES,
@@ -103,7 +104,7 @@ def check_checkpoint(
             for each in known.archs
         ]
         return _agreed(known, answers, tp)
-    if arch not in (*known.archs, *known.other_archs):
+    if arch not in known.gpus:
         return _unknown(known, arch, tp, f"{engine} on {arch}: never executed")
     return _check(checkpoint, known, arch, tp, first, has_side_file, served_as)
 
@@ -148,7 +149,8 @@ def _check(
         return _answer(engine, arch, tp, [refused])
     if declaration is not None and declaration.method is None:
         declaration = None  # the engine goes on as if nothing was declared
-    family, geometry = read_config(checkpoint)
+    plain = replace(checkpoint, config=without_bias_keys(checkpoint.config))
+    family, geometry = read_config(plain, as_declared=True)
     geometry = _with_norms(engine, family, geometry, checkpoint.config)
     question = Question(
         family=family.name,
@@ -179,7 +181,7 @@ def _check(
     if misread and misread[0] is not None:
         findings = [*findings, Finding("wrong", misread[0], REMEDY)]
     named = served_as or str(checkpoint.folder)
-    launch = engine.launch(question, most_draft_tokens(geometry) or 3, named)
+    launch = engine.launch(question, usual_draft_tokens(geometry), named)
     findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
     answer = _answer(engine, arch, tp, findings, layers, launch or None)
     notes = [f"{text}: {REMEDY}" for text in misread[1:] if text is not None]
@@ -266,7 +268,7 @@ def _answer(
 
 
 def _unknown(engine: Engine, arch: str | None, tp: int, why: str) -> EngineCheck:
-    archs = ", ".join((*engine.archs, *engine.other_archs))
+    archs = ", ".join(engine.gpus)
     remedy = f"known: {engine.name} {engine.version} on {archs}"
     return _answer(engine, arch, tp, [Finding("unknown", why, remedy)])
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from ...recipes.schema import LayoutName
 from .captured import Captures
 from .declaration import Declaration
 from .linear_scheme import LinearScheme
@@ -35,6 +34,8 @@ VERDICTS: Mapping[Stage, Verdict] = {
 
 DFLASH_FAMILIES = frozenset({"dflash", "dflash2", "domino", "dspark"})
 """What engines load by their classes of DFlash, or by heirs of them."""
+Biases = tuple[frozenset[str] | None, frozenset[str] | None]
+"""Leaves of linears with a bias where attention_bias asks for it, and mlp_bias; None = unknown."""
 _LIKE = {"gfx950": "gfx942"}
 """GPUs on which the same was executed, but for what has a row of its own."""
 
@@ -62,12 +63,14 @@ class Scheme(NamedTuple):
         own_global_scales: its error after loading where the parts of a fused linear have global
             scales of their own; "" = it takes one of them without a word.
         whole_rows: it drops the scales of a linear whose rows are split by shards.
+        not_read: suffixes of tensors that it does not miss.
     """
 
     name: str
     problem: Finding | None = None
     own_global_scales: str = ""
     whole_rows: bool = False
+    not_read: tuple[str, ...] = ()
 
 
 class Module(NamedTuple):
@@ -154,8 +157,8 @@ class Engine:
     Attributes:
         version: as the engine's package calls it.
         evidence: how its tables came about.
-        archs: GPUs that are asked for where none is named.
-        other_archs: those that it is known on besides.
+        archs: GPUs of which `check` wants one answer where none is named.
+        other_archs: those that it is known on besides; `gpus` has both.
         architectures: the names in config.json for which the loading was executed.
         architecture_problem: its error for a name that it does not have; None for those that it
             has, and for those of which nothing is known.
@@ -172,7 +175,7 @@ class Engine:
         schemes: signature of a declaration -> arch, or "*" -> what becomes of it.
         modules: the linears of the draft. plain: leaves of modules that it never quantizes.
         plain_remedies: (family, leaf) -> what makes it take such a module for quantized after all.
-        exclude_rules: layout of the declaration -> its rule for excludes.
+        exclude_rules: quant_method -> its rule for excludes.
         config_problem: its rules for config.json, None = nothing to say.
         captures: the target's layers that it hands to a draft with this config.json.
         module_problem: its rules for one quantized module, stored in rows and columns.
@@ -196,13 +199,15 @@ class Engine:
         null_base: its error for a rope_theta that is null; "" = not executed.
         uneven_heads: family -> its error for attention heads that are not whole in each shard, with
             {heads} and {tp}; a family that is not there was not executed.
+        biases: see `Biases`. reads_cache_scale: whether it reads a tensor of this name as a scale
+            of the KV cache; None = not executed.
+        refuses_unwritten: families of which it refuses a draft that lacks a norm.
         absent_tables: canonical name of a table -> what it does where the draft has none.
         unshared_head: why a head that is not stored is not the target's either, but never written;
             None = it is the target's.
         absent_head: signature -> its error where there is no head, and it is not excluded.
         checks_shapes: it refuses a tensor that does not fit into its parameter.
-        scale_shape: its error for scales [out] where it has [out, 1], or the other way round;
-            "" = not executed.
+        scale_shape: its error for scales [out] where it has [out, 1], or the other way round.
         launch: the command that serves a draft, given tokens per step and its folder, for a shell.
     """
 
@@ -223,7 +228,7 @@ class Engine:
     modules: Callable[[Question], tuple[Module, ...]]
     plain: Callable[[Question], frozenset[str]]
     plain_remedies: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    exclude_rules: Mapping[LayoutName, ExcludeRule]
+    exclude_rules: Mapping[str, ExcludeRule]
     config_problem: Callable[[Question], Finding | None]
     captures: Callable[[Mapping[str, Any]], Captures] = lambda _config: ()
     module_problem: Callable[
@@ -245,12 +250,20 @@ class Engine:
     embedding_rows: str = ""
     null_base: str = ""
     uneven_heads: Mapping[str, str] = field(default_factory=dict)
+    biases: Callable[[Question], Biases] = lambda _question: (None, None)
+    reads_cache_scale: Callable[[Question, str], bool | None] = lambda _question, _name: None
+    refuses_unwritten: frozenset[str] = frozenset()
     absent_tables: Mapping[str, str] = field(default_factory=dict)
     unshared_head: Callable[[Question], Finding | None] = lambda _question: None
     absent_head: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False
     scale_shape: str = ""
     launch: Callable[[Question, int, str], str]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """All GPUs that it is known on."""
+        return (*self.archs, *self.other_archs)
 
     def as_read(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """config.json as it looks for a declaration, under the usual key and quant_method."""

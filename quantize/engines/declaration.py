@@ -5,11 +5,11 @@ keys that it knows. So what the strict reader rejects is read again as engines d
 that does not know either has a verdict of UNKNOWN, unless the engine refuses its quant_method.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...recipes.errors import short
-from ...recipes.schema import LayoutName
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import Form, RawDeclaration, raw_declaration, read_scheme
@@ -29,7 +29,8 @@ class Declaration:
             it for ModelOpt's: see `Engine.taken`.
         form: how it is written. algorithm: ModelOpt's quant_algo. by_modelopt: it names ModelOpt as
             its producer.
-        layout: by whose rule excludes are held against names; None where it is not understood.
+        keys: all that it says. layout: the quant_method by whose rule excludes are held against
+            names; None where it is not understood.
         groups: which linears are stored how; none where it is not understood: `problem` says why.
         excludes: the patterns as written.
         lists_excludes: whether it has a list of excludes at all.
@@ -40,7 +41,8 @@ class Declaration:
     form: Form
     algorithm: str | None
     by_modelopt: bool
-    layout: LayoutName | None
+    keys: Mapping[str, Any]
+    layout: str | None
     groups: tuple[Group, ...]
     excludes: tuple[str, ...]
     problem: str | None
@@ -83,6 +85,7 @@ def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
         form=found.form,
         algorithm=None if algorithm is None else str(algorithm),
         by_modelopt=isinstance(producer, dict) and producer.get("name") == "modelopt",
+        keys=raw,
         layout=said.layout,
         groups=said.groups,
         excludes=said.excludes,
@@ -92,7 +95,7 @@ def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
 
 
 class _Understood(NamedTuple):
-    layout: LayoutName | None = None
+    layout: str | None = None
     groups: tuple[Group, ...] = ()
     excludes: tuple[str, ...] = ()
     problem: str | None = None
@@ -100,9 +103,11 @@ class _Understood(NamedTuple):
 
 def _understood(found: RawDeclaration, method: object) -> _Understood:
     """As this package decodes it, else as engines take it besides."""
-    layout = LAYOUTS.get(method) if isinstance(method, str) else None
-    if layout is None:
+    if not isinstance(method, str):
         return _Understood()
+    layout = LAYOUTS.get(method)
+    if layout is None:
+        return _beyond(found, method)
     try:
         scheme = read_scheme(found, layout=layout, strictness="engine")
         groups = tuple(Group(e.targets, of_declared(e)) for e in (scheme, *scheme.others))
@@ -115,3 +120,14 @@ def _understood(found: RawDeclaration, method: object) -> _Understood:
         return _Understood(layout.name, READERS[layout.name](found.value), excludes)
     except (KeyError, NotReadError, VerifyError):
         return _Understood(problem=problem)
+
+
+def _beyond(found: RawDeclaration, method: str) -> _Understood:
+    """A quant_method that this package does not decode, and whose excludes engines read in keys."""
+    reader = READERS.get(method)
+    if reader is None:
+        return _Understood()
+    try:
+        return _Understood(method, reader(found.value))
+    except NotReadError as exc:
+        return _Understood(problem=f"{method}: {exc}")

@@ -9,6 +9,7 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS
 from . import mtp
+from .biases import bias_findings, built_biases
 from .contract import Engine, Finding, Module, Question
 
 _SPELLINGS = re.compile(
@@ -23,9 +24,10 @@ _SPELLINGS_OF = {
     for family in {**mtp.VLLM, **mtp.SGLANG}
 }
 """Of MTP layers, under the names of their targets."""
-_TAKEN_ELSEWHERE = (".k_scale", ".v_scale", ".q_scale", ".inv_freq")
+_OF_THE_CACHE = (".k_scale", ".v_scale", ".kv_scale")
+_TAKEN_ELSEWHERE = (".q_scale", ".inv_freq")
 """Tensors that attention or rotary embeddings may take, or drop rightly: not executed."""
-_BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point"}
+_BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point", "g_idx"}
 _CODES = ("F8_E4M3", "I8", "U8")
 SHARED = ("embed_tokens", "lm_head")
 
@@ -59,16 +61,17 @@ def folder_findings(
             old = tensor.name.startswith("aux_norm_") and question.family not in engine.old_norms
             known = companion and f"{module}.weight" in specs
             if old or not (plain or known or tensor.name in unusual):
-                yield stranger(engine, question, tensor.name)
+                yield from strangers(engine, question, tensor.name)
             if plain and linears and module not in linears and tensor.dtype in _CODES:
                 what = f"cast to floats: {tensor.name}, which is stored as {tensor.dtype}"
                 yield Finding("wrong", what, f"keep {module} in BF16")
     yield from _other_vocabulary(engine, question, geometry, stored)
     yield from _later_norms(engine, question, stored)
+    yield from bias_findings(engine, question, stored)
     for name, spec in specs.items():
         module, _, suffix = name.rpartition(".")
         if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
-            yield Finding("wrong", f"never written: {name}", "export the draft again")
+            yield _absent_norm(engine, question, name)
     if question.family in engine.shares:
         pruned = "d2t" in stored.get("", {})
         if pruned:
@@ -139,16 +142,35 @@ def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator
             )
 
 
-def stranger(engine: Engine, question: Question, name: str) -> Finding:
-    """A tensor for which there is no parameter; no engine minds a bias."""
+def strangers(engine: Engine, question: Question, name: str) -> Iterator[Finding]:
+    """A tensor for which there may be no parameter; no engine minds a bias."""
     remedy = f"remove {name}, or serve what it belongs to"
-    if name.endswith(_TAKEN_ELSEWHERE):
-        return Finding("unknown", f"{name}: loading of such a tensor was not executed", remedy)
+    if name.endswith(".bias") and name.split(".")[-2] in built_biases(engine, question):
+        return
+    if name.endswith(_OF_THE_CACHE):
+        read = engine.reads_cache_scale(question, name)
+        if read is None:
+            text = f"{name}: loading of such a tensor was not executed"
+            yield Finding("unknown", text, remedy)
+        if read is not False:
+            return
+        remedy = f"remove {name}: without it an FP8 KV cache is served with a scale of 1"
+    elif name.endswith(_TAKEN_ELSEWHERE):
+        yield Finding("unknown", f"{name}: loading of such a tensor was not executed", remedy)
+        return
     dropped = name.startswith(engine.dropped.get(question.family, ()))
     dropped = dropped or question.family in engine.drops_unknown
     if name.endswith((".bias", ".input_zero_point")) or dropped:
-        return Finding("wrong", f"dropped: {name}", remedy)
-    return no_such_name(name, remedy)
+        yield Finding("wrong", f"dropped: {name}", remedy)
+    else:
+        yield no_such_name(name, remedy)
+
+
+def _absent_norm(engine: Engine, question: Question, name: str) -> Finding:
+    if question.family in engine.refuses_unwritten:
+        text = f"ValueError: Following weights were not initialized from checkpoint: {name!r}"
+        return Finding("load", text, "export the draft again")
+    return Finding("wrong", f"never written: {name}", "export the draft again")
 
 
 def no_such_name(name: str, remedy: str) -> Finding:

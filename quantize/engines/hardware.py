@@ -11,6 +11,7 @@ GPUS: Mapping[str, str] = {
     "mi350x": "gfx950",
     "mi355x": "gfx950",
     "a100": "sm80",
+    "l40s": "sm89",
     "h100": "sm90",
     "h200": "sm90",
     "gh200": "sm90",
@@ -18,6 +19,11 @@ GPUS: Mapping[str, str] = {
     "gb200": "sm100",
 }
 """Product -> architecture. Source: AMD ROCm and NVIDIA CUDA tables of GPUs."""
+
+
+def gpus_of(arch: str) -> str:
+    """The products of an architecture as people say them, or its own name."""
+    return ", ".join(name.upper() for name, each in GPUS.items() if each == arch) or arch
 
 
 def architecture(name: str) -> str:

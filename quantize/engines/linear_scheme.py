@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...recipes.schema import LayoutName
 from ..stored.declarations import DeclaredScheme
 from ..stored.layouts.scheme import FLOAT_DTYPES, Part, Parts
 from ..stored.parts import stored_parts, weight_suffix
@@ -22,6 +21,7 @@ class LinearScheme:
     """One way to store a linear.
 
     Attributes:
+        layout: the quant_method that stores it so.
         signature: key of the engines' tables, such as "quark int4 group128 none".
         weight_dtype: name of the number format; others than this package's too.
         group_size: None for channel and tensor.
@@ -31,7 +31,7 @@ class LinearScheme:
         not_read: suffixes of parts that no engine minds the absence of.
     """
 
-    layout: LayoutName
+    layout: str
     signature: str
     weight_dtype: str
     granularity: str

@@ -9,6 +9,12 @@ _NO_TYPE = (
     "The checkpoint you are trying to load has model type `{}` but Transformers does not"
     " recognize this architecture."
 )
+_INVALID = (
+    "StrictDataclassClassValidationError: Class validation error for validator 'validate_{}':"
+    " ValueError: {}"
+)
+_WHOLE_HEADS = ("llama",)
+"""model_type of which each head has hidden_size / num_attention_heads elements by default."""
 MEDUSA_NAME = "MedusaModel"
 MEDUSA = "serve it with vLLM 0.32, the last that has Medusa; in floats (draftquant dequantize)"
 _OWN_TYPES: Mapping[str, str] = {"dflash": "set model_type to qwen3", "medusa": MEDUSA}
@@ -20,13 +26,27 @@ def strip_root(root: str) -> str:
     return f"strip {root!r} from the names of the tensors, as its trainer's export does"
 
 
-def own_type(config: Mapping[str, Any], text: str) -> Finding | None:
-    """A trainer's name of its class of config, where an engine looks for one of Transformers."""
+def transformers_problem(config: Mapping[str, Any], text: str) -> Finding | None:
+    """Why Transformers refuses a config.json: a trainer's own model_type, or sizes at odds.
+
+    Source: `configuration_utils.py` and `configuration_llama.py` of Transformers 5.20, executed.
+    """
     model_type = config.get("model_type")
-    if model_type not in tuple(_OWN_TYPES):  # of any JSON type
-        return None
-    error = text.format(_NO_TYPE.format(model_type))
-    return Finding("config", error, _OWN_TYPES[model_type])
+    if model_type in tuple(_OWN_TYPES):  # of any JSON type
+        error = text.format(_NO_TYPE.format(model_type))
+        return Finding("config", error, _OWN_TYPES[model_type])
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    sized = type(hidden) is int and type(heads) is int and heads > 0
+    if model_type in _WHOLE_HEADS and sized and hidden % heads:
+        what = f"The hidden size ({hidden}) is not a multiple of the number of attention heads"
+        error = _INVALID.format("architecture", f"{what} ({heads}).")
+        return Finding("config", error, "set model_type to qwen3, or train with another size")
+    types, layers = config.get("layer_types"), config.get("num_hidden_layers")
+    if isinstance(types, list) and type(layers) is int and len(types) != layers:
+        what = f"`num_hidden_layers` ({layers}) must be equal to the number of `layer_types`"
+        error = _INVALID.format("layer_type", f"{what} ({len(types)})")
+        return Finding("config", error, "correct num_hidden_layers, or layer_types")
+    return None
 
 
 def eagle1_biases(question: Question) -> Finding | None:

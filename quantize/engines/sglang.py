@@ -7,7 +7,6 @@ Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm1
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ...recipes.schema import LayoutName
 from ..drafts.architectures import declared_architecture
 from ..drafts.fused import GATE_UP, MLA_DOWN, QKV
 from . import dspark, mtp
@@ -17,12 +16,14 @@ from .declaration import Declaration
 from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
 from .linear_scheme import LinearScheme
 from .linears import SELECTOR, layer_linears
-from .outside import has_fc, has_head, is_parallel
+from .outside import has_fc, has_head, is_parallel, is_tied
+from .own_keys import auto_round_in_sglang, gptq_by_rules
 from .sglang_config import (
     domino_problem,
     eagle1_problem,
     is_ordinary,
     ordinary_model_problem,
+    tied_head,
 )
 from .sglang_schemes import CONCATENATED, algorithm_problem
 
@@ -119,7 +120,7 @@ def modules(question: Question) -> tuple[Module, ...]:
         name = dspark.MARKOV.parts[0]
         found.append(dspark.MARKOV._replace(name=name, prefix=name))
     # The head of a block draft is the target's: `dflash_worker_v2.py:138`.
-    if has_head(question) and not question.is_dflash:
+    if has_head(question) and not question.is_dflash and not is_tied(question):
         found.append(Module("lm_head", "lm_head", ("lm_head",), "column"))
     return tuple(found)
 
@@ -183,12 +184,14 @@ def _parts_or_stars(
     return skipped
 
 
-EXCLUDE_RULES: Mapping[LayoutName, ExcludeRule] = {
+EXCLUDE_RULES: Mapping[str, ExcludeRule] = {
     "quark": _whole_or_parts,
     "compressed-tensors": _suffix_or_regex,
     "fp8": _dotted_parts,
     "awq": _substring,
     "modelopt": _parts_or_stars,
+    "gptq": gptq_by_rules,
+    "auto-round": auto_round_in_sglang,
 }
 
 
@@ -229,9 +232,10 @@ def is_float16_only(question: Question) -> bool:
 
 
 def _is_marlin(question: Question) -> bool:
-    """AWQ with zero points, on GPUs that have Marlin."""
+    """AWQ with zero points, in the keys of AutoAWQ, on GPUs that have Marlin."""
     has_marlin = question.arch not in _ROCM and "int4=" not in question.signature
-    return question.method == "awq" and has_marlin
+    keys = question.declaration.keys if question.declaration else {}
+    return question.method == "awq" and has_marlin and "bits" in keys
 
 
 def config_problem(question: Question) -> Finding | None:
@@ -271,6 +275,8 @@ def config_problem(question: Question) -> Finding | None:
             "AttributeError: 'LlamaConfig' object has no attribute 'draft_vocab_size'",
             "add draft_vocab_size to config.json",
         )
+    if (tied := tied_head(question)) is not None:
+        return tied
     if is_parallel(question):
         text = "dropped: mask_hidden, for SGLang drafts no tokens of EAGLE-3 in parallel"
         return Finding("wrong", text, "serve it with vLLM")
@@ -292,6 +298,10 @@ def module_problem(
     if module.leaf == "lm_head" and (scheme.signature, question.arch) in _NVFP4_HEADS:
         error = "AttributeError: 'CompressedTensorsConfig' object has no attribute 'group_size'"
         return Finding("after load", error, "quantize the head to FP8, or keep it")
+    if len(shapes) > 1 and scheme.signature.endswith("int8-tensor-static"):
+        text = "IndexError: index 1 is out of bounds for dimension 0 with size 1"
+        remedy = "quantize with dynamic inputs: a fused linear takes one input scale only"
+        return Finding("load", text, remedy)  # `parameter.py:439`
     if module.leaf == MLA_DOWN.sglang and scheme.first_stage:
         what = "use FP8 per channel with dynamic tokens: recipe fp8-ptpc"
         return Finding("init", "TypeError: unhashable type: 'dict'", what)

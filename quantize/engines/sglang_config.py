@@ -10,8 +10,10 @@ from typing import Any
 
 from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
 from . import dspark, mtp
-from .contract import DFLASH_FAMILIES, Finding, Question, Stage
-from .misnamed import MEDUSA, MEDUSA_NAME, eagle1_biases, own_type, strip_root
+from .biases import ATTENTION
+from .contract import DFLASH_FAMILIES, Biases, Finding, Question, Stage
+from .misnamed import MEDUSA, MEDUSA_NAME, eagle1_biases, strip_root, transformers_problem
+from .outside import CACHE_SCALE, is_latent, is_tied
 
 _ORDINARY = frozenset(
     {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
@@ -84,7 +86,7 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     if str(model_type).startswith("speculator"):
         text = f"ValueError: The checkpoint you are trying to load has model type `{model_type}`"
         return Finding("config", f"{text} but Transformers does not recognize this", _PLAIN)
-    return own_type(config, "ValueError: {}") or config
+    return transformers_problem(config, "ValueError: {}") or config
 
 
 def architecture_problem(name: str) -> Finding | None:
@@ -152,6 +154,45 @@ def ordinary_model_problem(question: Question) -> Finding | None:
         what = f"dropped: fc.weight, for SGLang loads the draft as a whole model, {name}"
         return Finding("wrong", what, remedy)
     return Finding("load", "KeyError: 'midlayer.mlp.gate_up_proj.weight'", remedy)
+
+
+def tied_head(question: Question) -> Finding | None:
+    """`llama_eagle3.py:303` and `llama.py` put the embedding in the place of the head."""
+    stored = any("lm_head." in name for name in question.tensor_names)
+    if question.is_dflash or not (is_tied(question) and stored):
+        return None
+    whole = question.family == "language-model"
+    text = "dropped: lm_head.weight, for tie_word_embeddings makes the embedding the head"
+    remedy = "remove lm_head if it equals the embedding" if whole else "set tie_word_embeddings"
+    return Finding("wrong", text, remedy if whole else f"{remedy} to false")
+
+
+def biases(question: Question) -> Biases:
+    """No MLP has any; of EAGLE-3 o_proj alone: `llama_eagle3.py` builds the others anew."""
+    none: frozenset[str] = frozenset()
+    if question.is_dflash:
+        return (ATTENTION, none)
+    if question.family == "language-model":
+        qwen2 = declared_architecture(question.config).startswith("Qwen2")
+        return (None if qwen2 else ATTENTION, none)
+    latent = is_latent(question) or question.family in mtp.SGLANG
+    return (None, None) if latent else (frozenset({"o_proj"}), none)
+
+
+def reads_cache_scale(question: Question, name: str) -> bool | None:
+    """`maybe_remap_kv_scale_name` of whole models; drafts take the runtime's own name alone."""
+    found, method = CACHE_SCALE.search(name), question.method
+    if method is None and question.family not in mtp.SGLANG:
+        return False
+    if found is None or is_latent(question) or question.family in mtp.SGLANG:
+        return None
+    if question.family != "language-model":
+        return (method == "fp8" or None) if found["attn"] else False
+    if found["attn"]:
+        return False if method == "fp8" else None
+    if method == "compressed-tensors" and question.declaration is not None:
+        return question.declaration.keys.get("kv_cache_scheme") is not None
+    return True if method in ("fp8", "modelopt") else None
 
 
 def unshared_head(question: Question) -> Finding | None:

@@ -88,16 +88,47 @@ _ONE_GLOBAL_SCALE = (
     "ValueError: NVFP4 weight-only linear requires all fused projections to share one"
     " weight_global_scale"
 )
-_W4A16_FP4 = {
-    "*": Scheme("CompressedTensorsW4A16Fp4", None, _ONE_GLOBAL_SCALE),
-    "gfx942": Scheme("CompressedTensorsW4A16Fp4", _NO_MARLIN, _ONE_GLOBAL_SCALE),
-}
+_W4A16 = Scheme(
+    "CompressedTensorsW4A16Fp4", None, _ONE_GLOBAL_SCALE, not_read=("input_global_scale",)
+)
+_W4A16_FP4 = {"*": _W4A16, "gfx942": _W4A16._replace(problem=_NO_MARLIN)}
 
+_GPTQ_REFUSED = {
+    "*": Scheme(
+        "GPTQMarlinConfig",
+        Finding("config", "ValueError: Unknown quantization method: gptq.", _USE),
+    )
+}
+_CUDA = ("sm90", "sm100")
+_GPTQ = dict.fromkeys(_CUDA, Scheme("GPTQMarlinLinearScheme"))
+_AUTO_AWQ = dict.fromkeys(_CUDA, Scheme("AWQMarlinLinearScheme"))
+_NO_OTHER_GPTQ = Finding(
+    "init",
+    "RuntimeError: The non-Marlin GPTQ CUDA kernel has been removed. Use"
+    " quantization='gptq_marlin' (or a Marlin-compatible checkpoint) instead.",
+    _USE,
+)
+_UNEVEN = dict.fromkeys(_CUDA, Scheme("GPTQLinearScheme", _NO_OTHER_GPTQ))
 _AWQ = {"*": Scheme("AWQMarlinLinearScheme"), "gfx942": Scheme("AWQLinearScheme")}
 _INT8 = {"*": Scheme("CompressedTensorsW8A8Int8")}
 _GROUPS = ("group32", "group64", "group128")
 _INTEGERS = ("int4", "int4+", "int8", "int8+")
+_WHOLE_ROWS = ("channel", *_GROUPS)
 SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
+    **{f"gptq int4 {size} none": _GPTQ for size in _WHOLE_ROWS},
+    "gptq int8 group128 none": _GPTQ,
+    **{
+        f"gptq int{bits} {size} none": _GPTQ_REFUSED
+        for bits in ("4+", "8+", "2", "3", "2+", "3+")
+        for size in _WHOLE_ROWS
+    },
+    "auto-round int4 group32 none": _GPTQ,
+    "auto-round int4 group128 none": _GPTQ,
+    "auto-round int8 group128 none": _GPTQ,
+    "auto-round int4+ group128 none": _UNEVEN,
+    "auto-round awq-int4 group128 none": _AUTO_AWQ,
+    "auto-round awq-int4+ group128 none": _AUTO_AWQ,
+    **{f"compressed-tensors int4 {size} none": _WNA16 for size in ("group16", "group256")},
     **{
         f"compressed-tensors {dtype} {size} none": _WNA16
         for dtype in _INTEGERS
@@ -204,6 +235,11 @@ CONCATENATED: Mapping[str, str] = {
     "compressed-tensors nvfp4 nvfp4": _ONE_DIM,
     "fp8 fp8 tensor token-dynamic": _ZERO_DIM,
     "fp8 fp8 tensor tensor-static": _ZERO_DIM,
+    **{
+        f"{dtype} {size} none": _COLUMNS
+        for dtype in ("gptq int4", "gptq int8", "auto-round int4", "auto-round int8")
+        for size in _WHOLE_ROWS
+    },
     **{f"awq {dtype} {size} none": _COLUMNS for dtype in ("int4", "int4=") for size in _GROUPS},
 }
 """The MLA draft puts q_a and kv_a together along rows, whatever the tensor (`kimi_k25_eagle3.py`,

@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...recipes.schema import LayoutName
 from ..drafts.fused import QKV
 from . import dspark, mtp
 from .blocks import BLOCK, block_problem, group_problem
@@ -22,6 +21,7 @@ from .layer_numbers import UNKNOWN_FIRST_LAYER
 from .linear_scheme import LinearScheme
 from .linears import SELECTOR, layer_linears
 from .outside import has_fc, has_head, is_parallel
+from .own_keys import auto_round_in_vllm, gptq_by_lists
 from .vllm_config import INVALID
 from .vllm_heads import head_problem
 
@@ -36,6 +36,7 @@ METHODS = frozenset(
         "modelopt_fp4",
         "modelopt_mxfp8",
         "modelopt_mixed",
+        "auto-round",
         "auto_gptq",
         "gptq",
         "gptq_marlin",
@@ -191,12 +192,14 @@ def _substring_or_wildcard(question: Question, module: Module, patterns: tuple[s
     return any(substring_or_wildcard(pattern, module.prefix) for pattern in patterns)
 
 
-EXCLUDE_RULES: Mapping[LayoutName, ExcludeRule] = {
+EXCLUDE_RULES: Mapping[str, ExcludeRule] = {
     "quark": _exact_or_regex,
     "compressed-tensors": _exact_or_regex,
     "fp8": _exact,
     "awq": _substring,
     "modelopt": _substring_or_wildcard,
+    "gptq": gptq_by_lists,
+    "auto-round": auto_round_in_vllm,
 }
 
 

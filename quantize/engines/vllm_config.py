@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
 from ..drafts.families.eagle3_llama import MASK_KEYS
 from . import dspark, mtp
-from .contract import Finding, Question
+from .biases import ATTENTION, INPUTS, MLP
+from .contract import Biases, Finding, Question
 from .misnamed import MEDUSA, MEDUSA_NAME, eagle1_biases, strip_root
-from .outside import is_parallel
+from .outside import CACHE_SCALE, is_latent, is_parallel
 
 INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
 UNSUPPORTED = INVALID.format("Model architectures ['{}'] are not supported for now.")
@@ -61,6 +62,8 @@ _NOT_EXECUTED = frozenset(
     }
 )
 """Other names of drafts that are registered, under methods and with tensors of their own."""
+_WITH_CACHE_SCALES = frozenset({"fp8", "compressed-tensors", "modelopt"})
+"""Each quant_method with which scales of the KV cache were loaded."""
 _OF_MTP = re.compile(r"NextN$|MTP")
 """Names whose config it rewrites, by model_type, to one that is registered."""
 
@@ -98,6 +101,28 @@ def architecture_problem(name: str) -> Finding | None:
     return Finding("config", UNSUPPORTED.format(name), f"set architectures to {wanted}")
 
 
+def biases(question: Question) -> Biases:
+    """`llama.py:267` has both, `qwen3_dflash.py` those of the attention, `qwen3.py` its inputs'."""
+    name = declared_architecture(question.config)
+    if question.is_dflash:
+        return (ATTENTION, frozenset())
+    if question.family in mtp.VLLM or is_latent(question):
+        return (None, None)
+    if question.family != "language-model":
+        return (None, None) if question.normed_heads else (ATTENTION, MLP)
+    if name == "LlamaForCausalLM":
+        return (ATTENTION, MLP)
+    return (INPUTS if question.normed_heads else None, frozenset())
+
+
+def reads_cache_scale(question: Question, name: str) -> bool | None:
+    """`base_config.py` maps every spelling; MLA's attention has another name."""
+    if question.method is None or is_latent(question):
+        return False
+    known = question.method in _WITH_CACHE_SCALES and question.family not in mtp.VLLM
+    return True if known and CACHE_SCALE.search(name) else None
+
+
 def config_problem(question: Question) -> Finding | None:
     """Rules of `SpeculativeConfig`, of the Llama draft's loader and of DFlash's."""
     if question.family == "dspark":
@@ -126,14 +151,13 @@ def config_problem(question: Question) -> Finding | None:
     if question.family == "eagle3-mla" and not question.fuses:
         text = "never written: model.fc.weight, which vLLM builds for latent attention in any case"
         return Finding("wrong", text, "serve it with SGLang")
-    if not question.is_dflash and question.config.get("draft_vocab_size") is None:
-        if "d2t" in question.tensor_names:
-            return Finding(
-                "load",
-                "ValueError: There is no module or parameter named 'draft_id_to_target_id' in"
-                " Eagle3LlamaForCausalLM.",
-                "add draft_vocab_size to config.json",
-            )
+    size, whole = question.config.get("draft_vocab_size"), question.config.get("vocab_size")
+    if not question.is_dflash and size in (None, whole) and "d2t" in question.tensor_names:
+        text = "ValueError: There is no module or parameter named 'draft_id_to_target_id'"
+        pruned = question.head_rows not in (None, whole)
+        remedy = "add draft_vocab_size to config.json" if pruned else "remove d2t and t2d"
+        return Finding("load", text, remedy)
+    if not question.is_dflash and size is None:
         rows, vocab = question.head_rows, question.config.get("vocab_size")
         if rows is not None and rows != vocab:
             return Finding(

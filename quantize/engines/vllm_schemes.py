@@ -70,11 +70,8 @@ _INT4 = {"*": Scheme("QuarkW4A16Int4")}
 _MODELOPT = {"*": Scheme("ModelOptLinearMethod")}
 _FP8 = {"*": Scheme("Fp8LinearMethod")}
 _AWQ = {"*": Scheme("AutoAWQMarlinLinearMethod")}
-_NO_W4A8 = Finding(
-    "init",
-    "ValueError: Failed to find a kernel that can implement the WNA16 linear layer.",
-    _USE_CT,
-)
+_NO_WNA16 = "ValueError: Failed to find a kernel that can implement the WNA16 linear layer."
+_NO_W4A8 = Finding("init", _NO_WNA16, _USE_CT)
 _BYTES_FOR_WORDS = Finding(
     "load",
     "ValueError: There is no module or parameter named 'weight': 4 bits in a byte each are"
@@ -82,6 +79,27 @@ _BYTES_FOR_WORDS = Finding(
     _USE_CT,
 )
 _GROUPS = ("channel", "group32", "group64", "group128")
+_CUDA = ("sm90", "sm100")
+"""Where GPTQ, AutoRound and groups of 256 were executed."""
+_GPTQ = dict.fromkeys(_CUDA, Scheme("AutoGPTQLinearMethod"))
+_AUTO_ROUND = dict.fromkeys(_CUDA, Scheme("INCWNA16LinearScheme"))
+
+
+def _gptq_refused(text: str) -> dict[str, Scheme]:
+    return {"*": Scheme("AutoGPTQConfig", Finding("config", f"ValueError: {text}", _USE_CT))}
+
+
+_ORDERED = _gptq_refused(
+    "GPTQ group activation ordering (desc_act=True) is no longer supported. Use a checkpoint with"
+    " static activation ordering or desc_act=False."
+)
+_UNEVEN_INC = Finding(
+    "init",
+    "NotImplementedError: INC quantization with bits=4, sym=False is not supported. Only 4-bit and"
+    " 8-bit symmetric quantization is supported with Marlin kernels.",
+    _USE_CT,
+)
+_NO_GROUP_16 = Finding("init", _NO_WNA16, "quantize with groups of 32, 64 or 128")
 _GROUPS_ALONE = ("group32", "group64", "group128")
 
 SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
@@ -90,6 +108,28 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
         for dtype in ("int4", "int4+", "int8", "int8+")
         for size in _GROUPS
     },
+    "compressed-tensors int4 group16 none": dict.fromkeys(
+        _CUDA, Scheme("CompressedTensorsWNA16", _NO_GROUP_16)
+    ),
+    "compressed-tensors int4 group256 none": dict.fromkeys(_CUDA, Scheme("CompressedTensorsWNA16")),
+    **{f"gptq int4 {size} none": _GPTQ for size in _GROUPS},
+    "gptq int8 group128 none": _GPTQ,
+    **{f"gptq int4 ordered{size} none": _ORDERED for size in (32, 64, 128)},
+    **{
+        f"gptq int{bits}{mark} {size} none": _gptq_refused(
+            f"Unsupported quantization config: bits={bits}, sym={not mark}"
+        )
+        for bits, mark in ((4, "+"), (8, "+"), (2, ""), (3, ""), (2, "+"), (3, "+"))
+        for size in _GROUPS
+    },
+    "auto-round int4 group32 none": _AUTO_ROUND,
+    "auto-round int4 group128 none": _AUTO_ROUND,
+    "auto-round int8 group128 none": _AUTO_ROUND,
+    "auto-round int4+ group128 none": dict.fromkeys(
+        _CUDA, Scheme("INCWNA16LinearScheme", _UNEVEN_INC)
+    ),
+    "auto-round awq-int4 group128 none": _AUTO_ROUND,
+    "auto-round awq-int4+ group128 none": _AUTO_ROUND,
     **{
         f"compressed-tensors int8@ {size} int8-{how}": {"*": Scheme("CompressedTensorsW8A8Int8")}
         for size in ("channel", "tensor")

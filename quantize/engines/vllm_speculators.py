@@ -10,7 +10,7 @@ from typing import Any
 
 from ..drafts.speculators import LAYER_CONFIG
 from .contract import Finding
-from .misnamed import own_type
+from .misnamed import transformers_problem
 from .vllm_config import INVALID
 
 _ATTRIBUTE = "AttributeError: 'SpeculatorsConfig' object has no attribute '{}'"
@@ -47,7 +47,7 @@ def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
         )
         return Finding("config", text, "add model_type, or speculators_config")
     if model_type not in (None, "speculators"):
-        return own_type(config, INVALID) or config
+        return transformers_problem(config, INVALID) or config
     kind = config.get("speculators_model_type")
     if kind not in tuple(_READ):  # of any JSON type
         if remedy := _NOT_READ.get(str(kind)):

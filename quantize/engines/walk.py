@@ -3,18 +3,17 @@
 Knows no engine. The order of what is found follows `contract.STAGES`.
 """
 
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...recipes.regular_file import open_stream
 from ..drafts import Family
 from ..drafts.family import TensorSpec
 from ..drafts.fused import MLA_DOWN
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS, FLOAT_DTYPES
+from .biases import built_biases
 from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
 from .folder import (
     SHARED,
@@ -24,14 +23,14 @@ from .folder import (
     never_written,
     no_such_name,
     not_executed,
-    stranger,
+    strangers,
 )
+from .global_scales import one_global_scale
 from .linear_scheme import LinearScheme
 from .parameters import parameters
 from .shapes import holds, never_fits, other_shape, refused_shape, without_ones
 from .targets import NAMED_HEADS, scheme_of
 
-_GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 _REQUANTIZE = "quantize the draft again"
 
 
@@ -52,17 +51,17 @@ class Walk:
 
     def layers_and_findings(self) -> tuple[list[Layer], list[Finding]]:
         """Every linear, and everything that is not as the folder means it."""
-        stored = self._stored()
         layers: list[Layer] = []
+        declared = self.question.declaration
+        if declared is not None and not declared.groups:  # nor which names and shapes it wants
+            said = declared.problem or f"quant_method {declared.method}"
+            return layers, [not_executed(said)]
+        stored = self._stored()
         findings = list(
             folder_findings(
                 self.engine, self.question, self.checkpoint, self.specs, self.geometry, stored
             )
         )
-        declared = self.question.declaration
-        if declared is not None and not declared.groups:
-            findings.append(not_executed(declared.problem or f"quant_method {declared.method}"))
-            return layers, findings  # how it takes any linear is not known
         rows = self._rows(findings)
         built: list[Scheme] = []
         for module in self.engine.modules(self.question):
@@ -90,7 +89,7 @@ class Walk:
                         shards,
                         scheme,
                         self.question.tp,
-                        biased=all(self._needs(f"{part}.bias") for part in parts),
+                        biased=all(map(self._is_biased, parts)),
                     ),
                     scheme=row.name if row else None,
                     quantized=row is not None,
@@ -204,13 +203,13 @@ class Walk:
                     module, scheme, tensors["weight"], shape, len(mixed) > 1
                 )
             else:
-                yield from self._parts(module, scheme, tensors, shape)
+                yield from self._parts(module, scheme, tensors, shape, row.not_read)
         shards = [self._shard(module, part) for part in parts]
         problem = self.engine.module_problem(self.question, module, scheme, shards)
         if problem is not None:
             yield problem
         if len(parts) > 1 and scheme.weight_dtype == "nvfp4":
-            yield from self._one_global_scale(module, parts, row)
+            yield from one_global_scale(self.checkpoint, module, parts, row)
         if row.whole_rows and module.sharding == "row" and self.question.tp > 1:
             yield dropped_scales(parts)
 
@@ -220,13 +219,14 @@ class Walk:
         scheme: LinearScheme,
         tensors: Mapping[str, TensorInfo],
         shape: tuple[int, int],
+        not_read: tuple[str, ...],
     ) -> Iterator[Finding]:
         """The stored tensors of one quantized linear, against its declaration."""
         expected = scheme.parts(*shape)
         for suffix, part in expected.items():
             tensor = tensors.get(suffix)
             if tensor is None:
-                if suffix not in scheme.not_read:
+                if suffix not in (*scheme.not_read, *not_read):
                     yield never_written(module, suffix)
             elif not holds(tensor, part.dtypes) or without_ones(tensor.shape) != without_ones(
                 part.shape
@@ -241,7 +241,7 @@ class Walk:
                 yield self._other_axes(tensor, part.shape)
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
-                yield stranger(self.engine, self.question, tensor.name)
+                yield from strangers(self.engine, self.question, tensor.name)
 
     def _other_axes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
         """Scales [out] where the layout has [out, 1], or the other way round."""
@@ -297,19 +297,6 @@ class Walk:
             return refused_shape(weight, codes.shape, remedy)
         return Finding("unknown", f"{weight.name} is stored as {weight.dtype}", remedy)
 
-    def _one_global_scale(
-        self, module: Module, parts: Mapping[str, Mapping[str, TensorInfo]], taken: Scheme
-    ) -> Iterator[Finding]:
-        """Of NVFP4: kernels take one global scale for a whole fused linear."""
-        scales = [t for part in parts.values() for s, t in part.items() if s in _GLOBAL_SCALES]
-        if len({self._float(tensor) for tensor in scales}) < 2:
-            return
-        remedy = "quantize the fused parts with one global scale"
-        if taken.own_global_scales:
-            yield Finding("after load", taken.own_global_scales, remedy)
-        else:
-            yield Finding("wrong", f"one scale for several: {module.name}", remedy)
-
     def _is_float(self, tensors: Mapping[str, TensorInfo]) -> bool:
         weight = tensors.get("weight")
         return weight is not None and weight.dtype in FLOAT_DTYPES
@@ -318,8 +305,10 @@ class Walk:
         rows, columns = (dim.size for dim in self.specs[f"{part}.weight"].shape)
         return rows, columns
 
-    def _needs(self, name: str) -> bool:
-        return name in self.specs and not self.specs[name].optional
+    def _is_biased(self, part: str) -> bool:
+        own = self.specs.get(f"{part}.bias")
+        built = built_biases(self.engine, self.question)
+        return bool(own and not own.optional) or part.rpartition(".")[2] in built
 
     def _shard(self, module: Module, part: str) -> tuple[int, int]:
         """Rows and columns of one part in one shard; heads of k and v are never cut."""
@@ -331,12 +320,6 @@ class Walk:
             heads = self.checkpoint.config.get("num_key_value_heads", tp) if shared else tp
             return -(-rows // min(tp, heads)), columns
         return rows, columns
-
-    def _float(self, tensor: TensorInfo) -> float:
-        """The value of a tensor of one F32."""
-        with open_stream(self.checkpoint.folder / tensor.file) as stream:
-            stream.seek(tensor.start)
-            return float(struct.unpack("<f", stream.read(4))[0])
 
 
 def _why_plain(walk: Walk, module: Module) -> str:

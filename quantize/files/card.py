@@ -15,6 +15,7 @@ import yaml
 from ...recipes.errors import reason, visible
 from ...recipes.regular_file import read_text
 from ..errors import CheckpointError
+from .entries import check_own
 
 CARD_FILE = "README.md"
 BEGIN, END = "<!-- card of draftquant -->\n", "<!-- end of the card of draftquant -->\n"
@@ -30,9 +31,10 @@ def read_card(folder: Path) -> str:
     """README.md of a folder, "" where it has none.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: it cannot be read, or is a link out of the folder.
     """
     path = folder / CARD_FILE
+    check_own(folder, CARD_FILE)
     try:
         return read_text(path) if path.exists() else ""
     except OSError as exc:

@@ -5,7 +5,6 @@ not what a tensor is for (`drafts/` does) nor what becomes of it (`plan.py` does
 """
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from ...recipes.errors import reason
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import CheckpointError
-from .entries import entries
-from .mistaken import mistaken_folder
+from .entries import SIGNATURE_FILE, check_own, files_of
+from .mistaken import as_safetensors, mistaken_folder, pickles_in
 from .safetensors_header import Header, TensorInfo, read_header
 from .stacked import unstacked
 from .staging import UNVERIFIED
@@ -52,7 +51,12 @@ class Checkpoint:
 
     @classmethod
     def open(
-        cls, folder: Path, *, config_file: str = CONFIG_FILE, subtree: str | None = None
+        cls,
+        folder: Path,
+        *,
+        config_file: str = CONFIG_FILE,
+        subtree: str | None = None,
+        is_target: bool = False,
     ) -> "Checkpoint":
         """Read config, index and headers of a draft folder.
 
@@ -61,14 +65,20 @@ class Checkpoint:
             config_file: `UNVERIFIED_CONFIG_FILE` for one that is staged.
             subtree: read only the tensors below this prefix, or these, with commas between them,
                 and only the shards that hold them.
+            is_target: it is the user's own target, of which nothing is written anywhere: its files
+                may be links out of the folder.
 
         Raises:
-            CheckpointError: something is absent, unreadable, doubled or contradicts something else.
+            CheckpointError: something is absent, unreadable, a link out of the folder, doubled or
+                contradicts something else.
         """
         if not folder.is_dir():
             raise CheckpointError(folder, "no such folder", fix="give a draft folder or a Hub id")
         if not (folder / config_file).exists() and (mistake := mistaken_folder(folder)):
             raise CheckpointError(folder, mistake[0], fix=mistake[1])
+        if not is_target:
+            check_own(folder, config_file)
+            check_own(folder, INDEX_FILE)
         config = read_json_object(folder / config_file, "every draft needs its config.json")
         index = None
         if (folder / INDEX_FILE).exists():
@@ -81,6 +91,9 @@ class Checkpoint:
             if index is not None
             else [_single_file(folder)]
         )
+        if not is_target:
+            for file in files:
+                check_own(folder, file)
         headers = {file: read_header(folder, file) for file in files}
         if subtree is not None:
             stored = [tensor.name for header in headers.values() for tensor in header.tensors]
@@ -113,23 +126,19 @@ class Checkpoint:
             CheckpointError: one of them is a link out of the folder, or no file at all.
         """
         if self.subtree is not None:
-            return tuple(sorted(path.name for path in self.folder.glob("*.py") if path.is_file()))
-        own = {CONFIG_FILE, INDEX_FILE, *self.headers}
-        found = []
-        for file, problem in entries(self.folder):
-            if file in own or Path(file).parts[0] in HIDDEN:
-                continue
-            if problem is not None:
-                raise CheckpointError(
-                    self.folder / file,
-                    f"expected a file of the folder, got {problem}",
-                    fix="put the file itself there, or move this out of the folder",
-                )
-            found.append(file)
+            return tuple(files_of(self.folder, skip=_is_no_code))
+        own = {CONFIG_FILE, INDEX_FILE, SIGNATURE_FILE, *self.headers}
+        found = files_of(
+            self.folder, skip=lambda file: file in own or Path(file).parts[0] in HIDDEN
+        )
         return tuple(sorted(found))
 
 
 HIDDEN = {".git", ".cache", "__pycache__"}  # leftovers of download tools, not part of a draft
+
+
+def _is_no_code(file: str) -> bool:
+    return "/" in file or not file.endswith(".py")
 
 
 def pread_exactly(descriptor: int, buffer: memoryview, offset: int, where: object) -> None:
@@ -178,23 +187,14 @@ def _single_file(folder: Path) -> str:
             f"{len(found)} safetensors files but no {INDEX_FILE}",
             fix="add the index, or keep one file",
         )
-    others = sorted(
-        p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}
-    )
+    others = pickles_in(folder)
     raise CheckpointError(
         folder,
         f"no safetensors file{f' (found {others[0]})' if others else ''}",
-        fix=f"convert the draft to safetensors: pickles are not read{_command(folder, others)}"
+        fix=as_safetensors(folder)
         if others
         else "download the weights too (*.safetensors), not config.json alone",
     )
-
-
-def _command(folder: Path, pickles: list[str]) -> str:
-    """What converts a folder of pickles, for a shell."""
-    if not pickles:
-        return ""
-    return f" (draftquant unpickle {shlex.quote(str(folder))} --out SAFETENSORS)"
 
 
 def _check_weight_map(folder: Path, index: Mapping[str, Any]) -> None:

@@ -8,13 +8,14 @@ a file of the machine into an output.
 import fnmatch
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import CheckpointError
 
 MASK_EMBEDDING_FILE = "mask_embedding.pt"  # the one that engines read beside the safetensors
+SIGNATURE_FILE = "model.sig"  # of one folder, and of no other that is made from it
 _WEIGHTS = (
     "*.bin", "*.bin.index.json", "*.ckpt", "*.ggml", "*.gguf", "*.h5", "*.joblib", "*.msgpack",
     "*.npy", "*.npz", "*.onnx", "*.onnx_data", "*.pickle", "*.pkl", "*.pt", "*.pt2", "*.pth",
@@ -47,10 +48,46 @@ def entries(folder: Path) -> Iterator[Entry]:
             yield Entry(path.relative_to(folder).as_posix(), _problem(path, folder))
 
 
+def files_of(folder: Path, *, skip: Callable[[str], bool]) -> list[str]:
+    """Every file below `folder`, relative, by name.
+
+    Args:
+        folder: where they lie.
+        skip: of a relative path: true for one that is left out, whatever it is.
+
+    Raises:
+        CheckpointError: one of them is a link out of the folder, or no file at all.
+    """
+    found = [entry for entry in entries(folder) if not skip(entry.file)]
+    for file, problem in found:
+        _check(folder / file, problem)
+    return [file for file, _ in found]
+
+
+def check_own(folder: Path, file: str) -> None:
+    """A file that is read by its name is no link out of the folder; it may be absent.
+
+    Raises:
+        CheckpointError: it is.
+    """
+    path = folder / file
+    if path.is_symlink():
+        _check(path, _problem(path, folder))
+
+
 def looks_like_weights(file: str) -> bool:
     """True for weights or pickles in another format, by name; a mask embedding is neither."""
     name = Path(file).name.lower()
     return file != MASK_EMBEDDING_FILE and any(fnmatch.fnmatchcase(name, p) for p in _WEIGHTS)
+
+
+def _check(path: Path, problem: str | None) -> None:
+    if problem is not None:
+        raise CheckpointError(
+            path,
+            f"expected a file of the folder, got {problem}",
+            fix="put the file itself there, or move this out of the folder",
+        )
 
 
 def _problem(path: Path, folder: Path) -> str | None:

@@ -15,7 +15,7 @@ from ...recipes.regular_file import open_stream
 from ..errors import CheckpointError, HubError
 from .checkpoint import HIDDEN
 from .command_line import without_tokens
-from .entries import entries
+from .entries import files_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -53,23 +53,15 @@ def upload_files(folder: Path) -> Mapping[str, int]:
     """The files of a folder that go to the Hub, with their bytes, by name.
 
     Raises:
-        CheckpointError: one is no file of the folder, or would hide others from the upload.
+        CheckpointError: one is no file of the folder, or is hidden (`.env`, `.gitignore`).
     """
     found = {}
-    for file, problem in entries(folder):
-        if Path(file).parts[0] in HIDDEN:
-            continue
-        if problem is not None:
+    for file in files_of(folder, skip=lambda file: Path(file).parts[0] in HIDDEN):
+        if any(part.startswith(".") for part in Path(file).parts) and file not in _OF_THE_HUB:
             raise CheckpointError(
                 folder / file,
-                f"expected a file of the folder, got {problem}",
-                fix="put the file itself there, or move this out of the folder",
-            )
-        if Path(file).name == ".gitignore":
-            raise CheckpointError(
-                folder / file,
-                "files that it names would not be uploaded",
-                fix="move it out of the folder",
+                "is hidden, and may hold what is not for others or (.gitignore) keep files back",
+                fix="move it out of the folder, and out of that of its source",
             )
         found[file] = (folder / file).stat().st_size
     return found

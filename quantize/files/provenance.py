@@ -2,8 +2,7 @@
 
 A folder is quantized, dequantized, tuned, or was made by something else and repaired here; one
 class for each, whose fields are the keys of the file. No time stamp and no path, so that equal runs
-give equal files. The last key is a seal, the sha256 of the others: it shows edits, and is no
-signature.
+give equal files. The last key is a seal, the sha256 of the others: it shows edits, and signs none.
 """
 
 import dataclasses
@@ -23,6 +22,7 @@ from ...recipes.seen_prompts import Sketches
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CheckpointError
 from .checkpoint import PROVENANCE_FILE
+from .entries import check_own
 from .retuning import Retuning
 from .safetensors_header import FloatDtype
 from .staging import write_text
@@ -130,7 +130,7 @@ class LearnedRounding:
     Attributes:
         traces_sha256: of the calibration traces.
         num_draft_tokens: K, along which was learned.
-        steps, sequences: planned steps, and traces in each.
+        steps, sequences: planned, and traces in each.
         seed: of what was learned from when, and of which prompts were held back.
         validation_prompts: how many were held back.
         kept_step: whose codes are stored; 0 = the nearest ones, before anything was learned.
@@ -176,8 +176,7 @@ class QuantizedProvenance:
         transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
             carrier of this folder.
         repairs: in order.
-        card: README.md has to be there, whatever it says.
-        sha256: the seal, see `sealed`; "" until it is written.
+        card: README.md has to be there. sha256: the seal, see `sealed`; "" until it is written.
     """
 
     format: Literal["draftquant-provenance"] = "draftquant-provenance"
@@ -302,6 +301,7 @@ def read_provenance(folder: Path) -> Provenance | None:
             another.
     """
     path = folder / PROVENANCE_FILE
+    check_own(folder, PROVENANCE_FILE)
     if not path.exists():
         return None
     try:

@@ -6,6 +6,7 @@ what tensors need, and how much it may unpack is bounded before it starts.
 
 import gzip
 import io
+import math
 import os
 import pickle
 import re
@@ -23,6 +24,8 @@ from ...recipes.regular_file import open_stream
 MAX_EXPANSION = 50
 """Of a compressed file. Features in BF16 shrink by a fifth; what shrinks more is one value."""
 _EXPANDED_FREE = 64 * 2**20  # bytes that any compressed file may unpack to
+_MOST_VIEWS = 16
+"""Times that the tensors of a file may hold the same bytes: a head is tied to an embedding."""
 _OBJECTS = re.compile(r"Unsupported (global: GLOBAL \S+|class \S+|operand \d+)")
 
 
@@ -41,15 +44,19 @@ def load_plain(path: Path, *, most_bytes: int | None = None) -> Any:
         What was saved: tensors, numbers, text, and lists and dicts of them.
 
     Raises:
-        TorchFileProblem: it cannot be opened, is cut off, holds objects, or unpacks to too much.
+        TorchFileProblem: it cannot be opened, is cut off, holds objects, unpacks to too much, or
+            has views that stand for more than it holds.
     """
     try:
         with open_stream(path) as stream:
             size = os.fstat(stream.fileno()).st_size
             if path.suffix == ".gz":
                 unpacked = _unpacked(stream, _EXPANDED_FREE + MAX_EXPANSION * size)
-                return _load(unpacked, unpacked.getbuffer().nbytes, most_bytes)
-            return _load(stream, size, most_bytes)
+                loaded = _load(unpacked, unpacked.getbuffer().nbytes, most_bytes)
+            else:
+                loaded = _load(stream, size, most_bytes)
+        _check_views(loaded)
+        return loaded
     except pickle.UnpicklingError as exc:
         found = _OBJECTS.search(str(exc))
         named = f" ({found[1]})" if found else ""
@@ -84,3 +91,35 @@ def _load(stream: IO[bytes], size: int, most_bytes: int | None) -> Any:
     with warnings.catch_warnings():  # of pickles that no torch.save wrote, on their way to an error
         warnings.simplefilter("ignore")
         return torch.load(stream, map_location="cpu", weights_only=True)
+
+
+def _check_views(loaded: Any) -> None:
+    """No tensor is longer than its storage: a view that repeats one value costs nothing to save.
+
+    Raises:
+        ValueError: one is, or very many share one storage.
+    """
+    seen: set[int] = set()  # lists may hold one another, or themselves
+    stands_for: dict[int, int] = {}
+    waiting = [loaded]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list | tuple | set) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            stored = 0 if value.is_meta else value.untyped_storage().nbytes()
+            # Not nbytes, which is wrong where the product is beyond 64 bits.
+            nbytes = math.prod(value.shape) * value.element_size()
+            if nbytes > stored:
+                raise ValueError(
+                    f"a tensor of {nbytes:,} bytes of which {stored:,} are stored: it repeats them;"
+                    " save a copy of it (clone)"
+                )
+            place = value.untyped_storage().data_ptr() if stored else 0
+            stands_for[place] = stands_for.get(place, 0) + nbytes
+            if stands_for[place] > _MOST_VIEWS * stored:
+                raise ValueError(
+                    f"tensors of {stands_for[place]:,} bytes together are views of the same"
+                    f" {stored:,}; save copies of them (clone)"
+                )

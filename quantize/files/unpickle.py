@@ -13,7 +13,13 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .checkpoint import CONFIG_FILE, HIDDEN, read_json_object
-from .entries import MASK_EMBEDDING_FILE, entries, looks_like_weights
+from .entries import (
+    MASK_EMBEDDING_FILE,
+    SIGNATURE_FILE,
+    check_own,
+    files_of,
+    looks_like_weights,
+)
 from .safetensors_file import SafetensorsFile
 from .safetensors_header import StoredTensor
 from .side_files import copy_side_files
@@ -48,9 +54,12 @@ class Unpickled:
 
 
 def pickles(folder: Path) -> tuple[str, ...]:
-    """The pickled weights of a folder, by name; the mask embedding is none of them."""
-    found = (path.name for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
-    return tuple(sorted(name for name in found if name != MASK_EMBEDDING_FILE))
+    """The pickled weights of a folder, by name; the mask embedding is none of them.
+
+    Raises:
+        CheckpointError: one of them is a link out of the folder, or no file at all.
+    """
+    return tuple(files_of(folder, skip=lambda file: not _is_pickle(file)))
 
 
 def unpickle_draft(folder: Path, out: Path) -> Unpickled:
@@ -67,6 +76,7 @@ def unpickle_draft(folder: Path, out: Path) -> Unpickled:
     """
     if not folder.is_dir():
         raise CheckpointError(folder, "no such folder", fix="give the folder of a draft")
+    check_own(folder, CONFIG_FILE)
     read_json_object(folder / CONFIG_FILE, "every draft needs its config.json")
     files = pickles(folder)
     if not files or any(folder.glob("*.safetensors")):
@@ -101,21 +111,19 @@ def unpickle_draft(folder: Path, out: Path) -> Unpickled:
     return Unpickled(out=out, files=files, tensors=len(stored), nbytes=nbytes)
 
 
+def _is_pickle(file: str) -> bool:
+    at_top = "/" not in file and file.endswith(_SUFFIXES)
+    return at_top and file != MASK_EMBEDDING_FILE
+
+
 def _side_files(folder: Path) -> list[str]:
     """Files of the folder that hold no weights, and the mask embedding."""
-    found = []
-    for file, problem in entries(folder):
-        own = looks_like_weights(file) and file != MASK_EMBEDDING_FILE
-        if own or Path(file).parts[0] in HIDDEN:
-            continue
-        if problem is not None:
-            raise CheckpointError(
-                folder / file,
-                f"expected a file of the folder, got {problem}",
-                fix="put the file itself there, or move this out of the folder",
-            )
-        found.append(file)
-    return found
+
+    def stays(file: str) -> bool:
+        hidden = Path(file).parts[0] in HIDDEN
+        return hidden or file == SIGNATURE_FILE or looks_like_weights(file)
+
+    return files_of(folder, skip=stays)
 
 
 def _tensors(path: Path) -> Mapping[str, Tensor]:

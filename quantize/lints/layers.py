@@ -11,9 +11,10 @@ from ..drafts.aux_layers import (
     Spelling,
     read_aux_layer_ids,
 )
+from ..drafts.registry import layers_of_one
 from ..files.checkpoint import CONFIG_FILE
 from .lint import Lint
-from .marks import eagle3, in_speculators_layout, is_mla
+from .marks import eagle3, in_speculators_layout, is_mla, layer_config
 
 _NESTED = f"{SECTION}.{KEY}"
 _READ_BY: dict[Spelling, str] = {
@@ -68,6 +69,24 @@ def aux_layer_list(draft: Draft) -> Iterator[Lint]:
             remedy="write null, for which both capture their default",
             fix={_NESTED: None},
         )
+
+
+def layers_of_target(draft: Draft) -> Iterator[Lint]:
+    """Source: both engines build `num_hidden_layers` of them, vLLM 0.33 `llama_eagle3.py:206`,
+    SGLang 0.5.23 `llama_eagle3.py:202`, executed: the others keep what was in memory.
+    """
+    said = layer_config(draft).get("num_hidden_layers")
+    if not draft.family.one_layer or said == draft.geometry.num_layers:
+        return
+    fix = {} if in_speculators_layout(draft) else layers_of_one(draft.checkpoint.config)
+    yield Lint(
+        name="layers-of-target",
+        level="warning",
+        cause=f"num_hidden_layers is {said}, the target's, and the tensors are those of one layer:"
+        " vLLM 0.33 and SGLang 0.5.23 build the others too, and serve them uninitialised",
+        remedy="write num_hidden_layers: 1",
+        fix=fix,
+    )
 
 
 def without_fc(draft: Draft) -> Iterator[Lint]:

@@ -44,6 +44,20 @@ def check_vocabulary_map(draft: Draft) -> None:
     )
 
 
+def tied_head(draft: Draft) -> Iterator[Lint]:
+    """Source: SGLang 0.5.23 `llama_eagle3.py:303`, executed; vLLM 0.33 does not read the key."""
+    tied = draft.checkpoint.config.get("tie_word_embeddings") is True
+    if eagle3(draft) is not None and tied and draft.row("lm_head.weight") is not None:
+        yield Lint(
+            name="head-tied",
+            level="warning",
+            cause="tie_word_embeddings is true, and the draft has a head of its own: SGLang 0.5.23"
+            " drops it and proposes by the embedding",
+            remedy="write tie_word_embeddings: false",
+            fix={"tie_word_embeddings": False},
+        )
+
+
 def vocabulary_map(draft: Draft) -> Iterator[Lint]:
     """A table in range that still cannot be the right one."""
     offsets = _offsets(draft)

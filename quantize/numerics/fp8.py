@@ -34,8 +34,3 @@ def fp8_codes(weight: Tensor, scale: Tensor) -> Tensor:
         [rows, in_features] float8_e4m3fn.
     """
     return (weight.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
-
-
-def fp8_rounded(x: Tensor, scale: Tensor) -> Tensor:
-    """X rounded to FP8 and back, in x's dtype: what a W8A8 kernel sees of an activation."""
-    return (fp8_codes(x, scale).float() * scale).to(x.dtype)

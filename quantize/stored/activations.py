@@ -18,7 +18,13 @@ FP8_MAX = NUMBER_FORMATS["fp8_e4m3"].largest
 (MXFP4_GROUP,) = NUMBER_FORMATS["mxfp4"].sizes["group"]
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP4_MAX = NUMBER_FORMATS["nvfp4"].largest
-E4M3_SMALLEST = 2.0**-9
+STATIC: tuple[Activations, ...] = ("tensor-static", "nvfp4")
+"""What has a stored scale, and cannot be rounded without it."""
+
+
+def kernel_scale(how: Activations, scale: Tensor) -> Tensor:
+    """The static scale of a linear's input as `InputRounding` takes it."""
+    return 1 / scale if how == "nvfp4" else scale
 
 
 class InputRounding:
@@ -31,17 +37,24 @@ class InputRounding:
 
     Args:
         activations: canonical module name of every quantized linear -> as declared for it.
-        scales: canonical module name -> the stored scale of a linear, if any, on the device of the
-            inputs.
+        scales: canonical module name -> the static scale of a linear's input, [] float32 on the
+            device of the inputs, as kernels have it: of FP8 what codes are multiplied by, of NVFP4
+            its inverse.
         before: sees every input first; what it returns goes on.
+
+    Raises:
+        ValueError: a linear has a static scale by what is declared, and none is given.
     """
 
     def __init__(
         self,
         activations: Mapping[str, Activations],
-        scales: Mapping[str, Tensor | None],
+        scales: Mapping[str, Tensor],
         before: OnInput | None,
     ) -> None:
+        without = [n for n, how in activations.items() if how in STATIC and n not in scales]
+        if without:
+            raise ValueError(f"a static scale is declared and none is given: {without}")
         self._activations = activations
         self._scales = scales
         self._before = before
@@ -53,21 +66,22 @@ class InputRounding:
         how = self._activations.get(name, "none")
         if how == "none":
             return x
-        rounded = self._rounded(how, x.detach().to(torch.float32), self._scales.get(name))
+        rounded = self._rounded(how, x.detach().to(torch.float32), name)
         rounded = rounded.to(torch.promote_types(x.dtype, torch.float32))
         return rounded + (x - x.detach()) if x.requires_grad else rounded
 
-    def _rounded(self, how: Activations, x: Tensor, scale: Tensor | None) -> Tensor:
+    def _rounded(self, how: Activations, x: Tensor, name: str) -> Tensor:
+        if how == "tensor-static":
+            return _fp8(x, self._scales[name])
+        if how == "nvfp4":
+            return _in_groups(x, NVFP4_GROUP, lambda groups: _nvfp4(groups, self._scales[name]))
         if how == "mxfp4":
             return _in_groups(x, MXFP4_GROUP, _mxfp4)
-        if how == "nvfp4":
-            whole = x.new_ones(()) if scale is None else scale
-            return _in_groups(x, NVFP4_GROUP, lambda groups: _nvfp4(groups, whole))
         if how == "group-dynamic":
             return _in_groups(x, FP8_GROUP, lambda groups: _fp8(groups, _fp8_scale(groups)))
         if how == "tensor-dynamic":  # one scale for all tokens of a call
             return _fp8(x, _fp8_scale(x.reshape(1, -1)).reshape(()))
-        return _fp8(x, _fp8_scale(x) if scale is None else scale)
+        return _fp8(x, _fp8_scale(x))
 
 
 def _in_groups(x: Tensor, size: int, rounded: Callable[[Tensor], Tensor]) -> Tensor:
@@ -87,12 +101,16 @@ def _fp8(x: Tensor, scale: Tensor) -> Tensor:
     return codes.to(torch.float32) * scale
 
 
-def _nvfp4(groups: Tensor, global_scale: Tensor) -> Tensor:
-    """Groups of 16 under e4m3(absmax / (6 * global scale))."""
+def _nvfp4(groups: Tensor, inverse: Tensor) -> Tensor:
+    """Groups of 16 under e4m3(inverse * absmax / 6) / inverse; zero where E4M3 rounds that to zero.
+
+    In this order of operations: that of kernels, and of compressed-tensors 0.20, which has the same
+    results bit for bit.
+    """
     absmax = groups.abs().amax(-1, keepdim=True)
-    scale = (absmax / (FP4_MAX * global_scale)).clamp(E4M3_SMALLEST, FP8_MAX)
-    scale = scale.to(torch.float8_e4m3fn).to(torch.float32) * global_scale
-    return _fp4(groups / scale) * scale
+    scale = (inverse * (absmax / FP4_MAX)).clamp(max=FP8_MAX).to(torch.float8_e4m3fn)
+    scale = scale.to(torch.float32) / inverse
+    return _fp4(groups / torch.where(scale > 0, scale, 1.0)) * scale
 
 
 def _mxfp4(groups: Tensor) -> Tensor:

@@ -19,10 +19,11 @@ from ..drafts import Draft, Family, Row
 from ..drafts.forwards.base import DraftForward, OnInput
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
-from .activations import InputRounding
+from .activations import STATIC, InputRounding, kernel_scale
 from .decode import floats, read_whole
 from .draft import StoredDraft
 from .layouts.scheme import Activations
+from .parts import INPUT_SCALES, INVERSE_INPUT_SCALE
 from .target import EMBEDDING, HEAD
 from .weights import blocks_of_bytes, held_dtype, read_weight
 
@@ -123,11 +124,12 @@ def load_draft(
         for name, row in quantized.items()
         if (scheme := stored.scheme_of(row)) is not None
     }
-    rounding = InputRounding(
-        activations,
-        {name: _input_scale(checkpoint, row, device) for name, row in quantized.items()},
-        on_input,
-    )
+    scales = {
+        name: _input_scale(stored, row, activations[name], device)
+        for name, row in quantized.items()
+        if activations.get(name) in STATIC
+    }
+    rounding = InputRounding(activations, scales, on_input)
     return LoadedDraft(
         name=folder.name,
         family=draft.family,
@@ -161,19 +163,20 @@ def _rebased(geometry: Any, rope_theta: float) -> Any:
     return dataclasses.replace(geometry, rope=rope)
 
 
-def _input_scale(checkpoint: Checkpoint, row: Row, device: torch.device) -> Tensor | None:
-    """The static scale of a linear's input, [] float32; None where it is not stored."""
-    tensor = checkpoint.tensors.get(f"{_module(row.tensor.name)}.input_scale")
-    if tensor is None:
-        return None
-    scale = float(floats(read_whole(checkpoint, tensor), tensor.dtype)[0])
+def _input_scale(stored: StoredDraft, row: Row, how: Activations, device: torch.device) -> Tensor:
+    """The static scale of a linear's input, as kernels have it."""
+    parts = stored.parts(row)
+    (suffix,) = parts.keys() & set(INPUT_SCALES)
+    checkpoint, tensor = stored.checkpoint, parts[suffix]
+    found = torch.from_numpy(floats(read_whole(checkpoint, tensor), tensor.dtype))[0]
+    scale = found if suffix == INVERSE_INPUT_SCALE else kernel_scale(how, found)
     if not 0 < scale < float("inf"):
         raise CheckpointError(
             checkpoint.folder,
-            f"{tensor.name}: expected a positive scale, got {scale}",
+            f"{tensor.name}: expected a positive scale, got {float(found)}",
             fix="quantize again with calibration traces",
         )
-    return torch.tensor(scale, device=device)
+    return scale.to(device)
 
 
 def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,6 +15,8 @@ __all__ = [
     "FLOAT_DTYPES",
     "FP8_DTYPE",
     "INPUT_SCALES",
+    "INVERSE_INPUT_SCALE",
+    "WORDS_OF_CODES",
     "ZERO_POINTS",
     "Part",
     "quantized_looking",
@@ -29,10 +31,14 @@ ZERO_POINTS: Mapping[str, int] = {
     suffix: byte for each in LAYOUTS.values() for suffix, byte in each.zero_points.items()
 }
 """Every byte of the zero points of symmetric codes; AWQ's are two nibbles of 8."""
-INPUT_SCALES = ("input_scale", "input_global_scale")
-"""Static scales of a linear's input; the second one, of NVFP4 in compressed-tensors, divides."""
+INVERSE_INPUT_SCALE = "input_global_scale"
+"""Of NVFP4 in compressed-tensors: it divides."""
+INPUT_SCALES = ("input_scale", INVERSE_INPUT_SCALE)
+"""Static scales of a linear's input: one of the two."""
 BESIDE_CODES = frozenset({*INPUT_SCALES, *ZERO_POINTS, "weight_shape"})
 """What symmetric codes are decoded without."""
+WORDS_OF_CODES = (".qweight", ".qzeros")
+"""Ends of names of codes, and of their zero points, in words of 32 bits: of AWQ and GPTQ."""
 _PACKED_DTYPES = (FP8_DTYPE, "I32", "U8")
 
 

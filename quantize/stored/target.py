@@ -45,7 +45,7 @@ class StoredTables:
         """
         if not target.is_dir():
             raise CheckpointError(target, "no such folder", fix="give the target's local folder")
-        checkpoint = Checkpoint.open(target)
+        checkpoint = Checkpoint.open(target, is_target=True)
         embedding, head = _find(checkpoint, EMBEDDING), _find(checkpoint, HEAD)
         if embedding is None:
             raise CheckpointError(

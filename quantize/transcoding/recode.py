@@ -13,7 +13,7 @@ from ..errors import CheckpointError, LayoutError
 from ..numerics.quantized_weight import QuantizedWeight, carried
 from ..stored.draft import StoredDraft
 from ..stored.linear import StoredLinear, global_scale
-from ..stored.parts import INPUT_SCALES
+from ..stored.parts import INPUT_SCALES, INVERSE_INPUT_SCALE
 from ..verify.companions import stored_scalar
 from ..verify.scales import stored_scales
 
@@ -80,7 +80,7 @@ def stored_input_scale(source: StoredDraft, row: Row, recipe: Recipe) -> float |
         tensor = source.checkpoint.tensors.get(f"{row.module}.{suffix}")
         if tensor is not None:
             value = stored_scalar(source.checkpoint, tensor)
-            return 1 / value if suffix.endswith("global_scale") else value
+            return 1 / value if suffix == INVERSE_INPUT_SCALE else value
     raise CheckpointError(
         source.checkpoint.folder,
         f"{row.module} has no stored input scale",

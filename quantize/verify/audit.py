@@ -18,7 +18,6 @@ from ..drafts.speculators import is_speculators
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance import QuantizedProvenance, RepairedProvenance, read_provenance
 from ..files.safetensors_header import TensorInfo
-from ..lints.concat import concat_linears
 from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declaration
 from ..stored.draft import StoredDraft
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, quantized_looking, stored_parts
@@ -31,6 +30,7 @@ from .headers import (
     must_not_be_quantized,
     wrong_parts,
 )
+from .method import concat_linears
 from .report import Fault
 from .statistics import CodeStatistics, code_statistics
 
@@ -235,11 +235,8 @@ def _declaration_faults(
     if not linears:
         return [Fault(where=where, expected=f"linears stored as {scheme}", got="none of them")]
     quantized = frozenset(linear.module for linear in linears)
-    # vLLM 0.33 and SGLang 0.5.23 build the embedding of a draft without a quantization.
-    rows = tuple(row for row in draft.rows if row.role != "embedding" or row.module in quantized)
-    asked = dataclasses.replace(draft, rows=rows)
     return [
-        *exclude_faults(asked, scheme, quantized),
+        *exclude_faults(draft, scheme, quantized, all_listed=False),
         *fused_faults(draft, checkpoint, scheme, quantized, complete),
     ]
 

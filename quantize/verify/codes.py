@@ -19,8 +19,8 @@ from ..stored.linear import StoredLinear, global_scale, spread
 from ..stored.parts import scale_suffix
 from .absmax import INT4_SMALLEST_SCALE, whole_scale
 from .compared import Compared, OnBytes, blocks_of
-from .foreign_codes import AboutNearest
-from .foreign_scales import about_absmax_faults
+from .foreign_codes import MOST_COMPENSATED, AboutNearest, NearestOrCompensated
+from .foreign_scales import about_absmax_faults, int4_scale_rule
 from .judge import Buffers, CarriedNumbers, Judge, Numbers
 from .near import Near
 from .nearest import Nearest
@@ -110,6 +110,11 @@ def compare_linear(
         found.faults += judge.faults(stored) + errors.padding_faults(stored)
         found.faults += _scale_faults(output, own, module, linear, errors.absmax, expected, whole)
         found.linear = errors.finding(module)
+        if rule.scales == "about-absmax" and scheme.weight_dtype == "int4":
+            name = f"{module}.{scale_suffix(scheme)}"
+            scales = _scale_rule(output.tensors[name], scheme, linear, errors.absmax)
+            codes = "compensating" if judge.max_error is None else "nearest"
+            found.linear = replace(found.linear, found=f"scales {scales}, {codes} codes")
         found.absmax = float(errors.absmax.max())
     return found
 
@@ -145,7 +150,7 @@ def _judge(
 ) -> Judge:
     rule, carried = expected.rule, expected.carried is not None
     if rule.codes == "about-nearest":
-        return AboutNearest(scheme, linear, buffers)
+        return _foreign_judge(scheme, linear, buffers)
     numbers = CarriedNumbers() if carried else Numbers()
     if rule.codes == "retuned":
         return Retuned(numbers, linear, scheme.group_size, buffers)
@@ -158,6 +163,15 @@ def _judge(
     if rule.codes == "nearest":
         return nearest
     return Near(numbers, nearest, linear, scheme.group_size, buffers)
+
+
+def _foreign_judge(scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> Judge:
+    about = AboutNearest(scheme, linear, buffers)
+    if scheme.weight_dtype != "int4" or scheme.first_stage is not None:
+        return about
+    nearest = Nearest(scheme, linear.scale, None, buffers)
+    size, most = scheme.group_size, MOST_COMPENSATED
+    return NearestOrCompensated(about, Near(Numbers(), nearest, linear, size, buffers, most=most))
 
 
 def _scale_faults(
@@ -177,6 +191,12 @@ def _scale_faults(
         return about_absmax_faults(output, scheme, module, linear.scale, largest)
     dtype = expected.scale_dtype if scheme.weight_dtype == "int4" and whole is None else None
     return scale_faults(output, scheme, module, largest, whole, rule.scales, dtype=dtype)
+
+
+def _scale_rule(
+    tensor: TensorInfo, scheme: DeclaredScheme, linear: StoredLinear, largest: Floats
+) -> str:
+    return "of two stages" if scheme.first_stage else int4_scale_rule(tensor, linear.scale, largest)
 
 
 class _Pass:

@@ -16,8 +16,18 @@ _NUMBER = re.compile(r"layers\.(\d+)\.")
 _ANY_LAYER = 61  # vLLM numbers a draft's layers after the target's: Kimi-K2 and DeepSeek-V3 have 61
 
 
-def exclude_faults(draft: Draft, scheme: DeclaredScheme, quantized: frozenset[str]) -> list[Fault]:
-    """Kept matrices are excluded, quantized ones are not, under each name an engine may ask for."""
+def exclude_faults(
+    draft: Draft, scheme: DeclaredScheme, quantized: frozenset[str], *, all_listed: bool = True
+) -> list[Fault]:
+    """Kept matrices are excluded, quantized ones are not, under each name an engine may ask for.
+
+    Args:
+        draft: the source, or the folder's own.
+        scheme: what is declared.
+        quantized: on-disk names of the modules that are stored quantized.
+        all_listed: every kept matrix, as this package lists them. Engines ask neither for an
+            embedding nor, in most layouts, for a head, and other tools leave these out.
+    """
     faults = []
     matrices = [row for row in draft.rows if len(row.tensor.shape) == 2]
     kept = [row for row in matrices if row.module not in quantized]
@@ -30,7 +40,7 @@ def exclude_faults(draft: Draft, scheme: DeclaredScheme, quantized: frozenset[st
                 if scheme.is_excluded(name):
                     faults.append(_exclude_fault(scheme, name, "not excluded: it is quantized"))
                     break
-        else:
+        elif all_listed or _is_asked_for(row, scheme):
             base = module.removeprefix("model.")
             # The head stands outside `model` at run time.
             names = {module, base} if row.role == "head" else {module, base, f"model.{base}"}
@@ -39,6 +49,13 @@ def exclude_faults(draft: Draft, scheme: DeclaredScheme, quantized: frozenset[st
                 if not scheme.is_excluded(name):
                     faults.append(_exclude_fault(scheme, name, "excluded: it is kept"))
     return faults
+
+
+def _is_asked_for(row: Row, scheme: DeclaredScheme) -> bool:
+    """An embedding never is: vLLM 0.33 and SGLang 0.5.23 build it without a quantization."""
+    if row.role == "head":
+        return scheme.asks_for_head(row.module)
+    return row.role != "embedding"
 
 
 def _runtime_names(row: Row, scheme: DeclaredScheme) -> list[str]:

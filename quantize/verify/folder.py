@@ -4,33 +4,33 @@ It shares no code with what wrote the folder and does not import torch, so an er
 cannot hide in a common helper.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from ..drafts import Draft, Row, read_draft
 from ..errors import CheckpointError, VerifyError
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from ..files.provenance import Method, QuantizedProvenance, TunedProvenance
 from ..files.safetensors_header import TensorInfo
-from ..lints import output_changes
 from ..stored.declarations import DeclaredScheme, declared_scheme
 from .codes import Expected, compare_linear
 from .companions import companion_faults
-from .compared import Compared
+from .compared import Compared, OnProgress, Progress
+from .config_json import config_faults
 from .declared import complete_faults
 from .demands import demands_of, expected_codes
 from .dropped import dropped_faults, dropped_rows, remaining
 from .excludes import exclude_faults
 from .foreign_scales import about_matrix_scale_faults
 from .headers import (
-    config_faults,
     fused_faults,
     index_faults,
     metadata_faults,
+    side_declaration_faults,
     sort_tensors,
 )
 from .kept import compare_balanced, compare_kept, hash_tensor
@@ -49,7 +49,6 @@ from .tuned import verify_tuned
 
 __all__ = ["Fault", "LinearFinding", "VerifyReport", "verify"]
 
-OnProgress = Callable[[int, int], None]
 _WORKERS = 2  # hashing and numpy release the interpreter lock; more would wait for memory
 
 
@@ -59,6 +58,7 @@ def verify(
     on_progress: OnProgress | None = None,
     *,
     method: Method | None = None,
+    config_changes: Mapping[str, object] = MappingProxyType({}),
     foreign: bool = False,
     target: Path | None = None,
     subtree: str | None = None,
@@ -68,8 +68,8 @@ def verify(
 
     Every source tensor must be in the output, either with the same bytes or, for linears, as codes
     and scales stored exactly as the output declares, or the recipe drops it; nothing else may be in
-    the output, tensor or file. Its config.json is the source's, or the source's with what its lints
-    ask for.
+    the output, tensor or file. Its config.json is the source's with the changes that the run says,
+    none of which changes what the draft computes.
 
     Codes and scales, input scales and what balancing changed are held against the method: bit for
     bit where the recipe's algorithm says what they are. Of a folder that another tool made there is
@@ -82,6 +82,7 @@ def verify(
         on_progress: called with (bytes read, bytes to read), from one thread at a time.
         method: of the run that wrote the folder and has recorded nothing yet; None = what its
             draftquant.json says.
+        config_changes: of that run: dotted config.json key -> value.
         foreign: another tool made the folder, so that it needs no draftquant.json.
         target: whose tables stand for those that the recipe drops; they are compared again.
         subtree: of the source, where that is a layer in its target's folder; see `Checkpoint`.
@@ -105,12 +106,13 @@ def verify(
         run = method
         if run is None and isinstance(recorded, QuantizedProvenance):
             run = recorded.method
+        said = config_changes if method is not None else _recorded_changes(recorded)
         rule = rule_of(run)
     except (CheckpointError, VerifyError) as exc:
         fault = Fault(where=exc.where, expected="readable headers and declaration", got=exc.what)
         return unreadable(output, source, fault)
     verification = _Verification(
-        draft, checkpoint, scheme, recorded, run, rule, target, config_file, on_progress
+        draft, checkpoint, scheme, recorded, run, rule, said, target, config_file, on_progress
     )
     report = verification.report()
     if recorded is None and method is None and not foreign:
@@ -118,27 +120,18 @@ def verify(
     return report
 
 
+def _recorded_changes(recorded: Record | None) -> Mapping[str, object] | None:
+    """None where nothing says what config.json must be: it was repaired, or is another tool's."""
+    if not isinstance(recorded, QuantizedProvenance) or recorded.repairs:
+        return None
+    return recorded.config_changes
+
+
 def _check_is_checkpoint(output: Path, config_file: str) -> None:
     has_weights = (output / INDEX_FILE).exists() or any(output.glob("*.safetensors"))
     if not (output / config_file).is_file() or not has_weights:
         raise CheckpointError(output, f"no folder with {CONFIG_FILE} and safetensors files",
                               fix="give the output folder of `draftquant quantize`")  # fmt: skip
-
-
-class _Progress:
-    """Bytes read so far, over all workers."""
-
-    def __init__(self, total: int, on_progress: OnProgress | None) -> None:
-        self.done = 0
-        self._total = total
-        self._on_progress = on_progress
-        self._lock = threading.Lock()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.done += count
-            if self._on_progress is not None:
-                self._on_progress(self.done, self._total)
 
 
 class _Verification:
@@ -152,6 +145,7 @@ class _Verification:
         recorded: Record | None,
         method: Method | None,
         rule: Rule,
+        changes: Mapping[str, object] | None,
         target: Path | None,
         config_file: str,
         on_progress: OnProgress | None,
@@ -168,8 +162,7 @@ class _Verification:
         self._target = target
         self._dropped = dropped_rows(method.recipe, draft) if method else ()
         left = remaining(draft, self._dropped)
-        self._changes = output_changes(draft, left, fix_config=True)
-        self._needed_changes = output_changes(draft, left, fix_config=False)
+        self._changes = changes
         self._demands = demands_of(draft, scheme, method, recorded)
         self._sorting = sort_tensors(left, output, self._demands)
         if method is None and scheme is None and not self._sorting.quantized:
@@ -181,7 +174,7 @@ class _Verification:
         self._exponents, self._balance_faults = (
             balance_exponents(method, draft, self._sorting.quantized) if method else ({}, [])
         )
-        self._progress = _Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
+        self._progress = Progress(draft.checkpoint.nbytes + output.nbytes, on_progress)
 
     def report(self) -> VerifyReport:
         """Run everything."""
@@ -227,19 +220,16 @@ class _Verification:
     def _header_faults(self) -> list[Fault]:
         sorting, scheme = self._sorting, self._scheme
         left = remaining(self._draft, self._dropped)
-        excludes = exclude_faults(left, scheme, sorting.quantized) if scheme else []
+        ours = self._method is not None
+        excludes = (
+            exclude_faults(left, scheme, sorting.quantized, all_listed=ours) if scheme else []
+        )
         return [
             *sorting.faults,
             *excludes,
             *fused_faults(self._draft, self._output, scheme, sorting.quantized, sorting.complete),
-            *config_faults(
-                self._source,
-                self._output,
-                scheme,
-                self._changes,
-                self._provenance,
-                self._needed_changes,
-            ),
+            *config_faults(self._draft, self._output, self._changes),
+            *side_declaration_faults(self._output, scheme),
             *index_faults(self._output),
             *metadata_faults(self._source, self._output, foreign=self._method is None),
             *side_file_faults(self._source, self._output),
@@ -326,7 +316,8 @@ class _Verification:
             return []
         found = {c.linear.module: c.absmax for c in compared if c.linear and c.absmax is not None}
         schemes = {module: self._demands[module].scheme for module in found}
-        absmax = {m: largest for m, largest in found.items() if _scales_matrix(schemes[m])}
+        whole = {m for m, scheme in schemes.items() if scheme and scheme.scales_whole_matrix}
+        absmax = {module: largest for module, largest in found.items() if module in whole}
         fused = [group for group in self._draft.fused_groups() if absmax.keys() >= set(group)]
         alone = absmax.keys() - {module for group in fused for module in group}
         faults = []
@@ -343,7 +334,3 @@ class _Verification:
             for name in checkpoint.tensors.keys() - hashes.keys():
                 hashes[name] = hash_tensor(checkpoint, checkpoint.tensors[name])
                 self._progress.add(checkpoint.tensors[name].nbytes)
-
-
-def _scales_matrix(scheme: DeclaredScheme | None) -> bool:
-    return scheme is not None and scheme.scales_whole_matrix

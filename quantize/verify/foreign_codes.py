@@ -9,6 +9,7 @@ from ..stored.declarations import DeclaredScheme
 from ..stored.decode import Bytes, Floats
 from ..stored.linear import StoredLinear, spread
 from .judge import Buffers
+from .near import Near
 from .report import Fault
 from .rounding import E2M1_MAX, E4M3_MAX, e2m1_rounded, e4m3_rounded
 
@@ -22,6 +23,12 @@ INT4_ROUNDED_QUOTIENT = 2.0**-6
 FP4_SLACK = np.float32(2.0**-21)
 # One rounding of w/s to bfloat16 before the one to FP8 is tolerated: half an ulp of 8 bits.
 FP8_SLACK = 2.0**-8
+
+
+# A tool that compensates moves tens of percent of the codes; one that is damaged, some.
+LEAST_COMPENSATED = 1 / 50
+# Codes that are one step off everywhere have 3.6 times the error of the nearest.
+MOST_COMPENSATED = 2.5
 
 
 class AboutNearest:
@@ -131,3 +138,45 @@ class AboutNearest:
             f" code {code:g} where weight/scale is {x:.6g}"
         )
         return [Fault(where=name, expected="codes nearest to weight/scale", got=got)]
+
+
+class NearestOrCompensated:
+    """INT4 codes that are about the nearest, or make up for the errors of others as GPTQ's do.
+
+    Where so many are others that it is no damage, they are held to their error instead.
+
+    Args:
+        nearest: tells which are not the nearest.
+        near: tells how far off they are.
+    """
+
+    def __init__(self, nearest: AboutNearest, near: Near) -> None:
+        self._nearest, self._near = nearest, near
+        self._count = 0
+
+    def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
+        """See `Judge.add`."""
+        before = self._nearest.wrong
+        self._nearest.add(first_row, w, codes, stored)
+        self._count += codes.size
+        if self._nearest.wrong > before:
+            self._near.add(first_row, w, codes, stored)
+
+    @property
+    def compensated(self) -> bool:
+        """True if codes are none of the nearest, and sound."""
+        return self._nearest.wrong > LEAST_COMPENSATED * self._count and not self._near.faults("")
+
+    @property
+    def wrong(self) -> int:
+        """See `Judge`."""
+        return 0 if self.compensated else self._nearest.wrong
+
+    @property
+    def max_error(self) -> float | None:
+        """See `Judge`."""
+        return None if self.compensated else self._nearest.max_error
+
+    def faults(self, name: str) -> list[Fault]:
+        """See `Judge.faults`."""
+        return [] if self.compensated else self._nearest.faults(name)

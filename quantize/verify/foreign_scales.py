@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..files.checkpoint import Checkpoint
+from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
 from ..stored.decode import Floats, floats, read_whole
 from ..stored.linear import INVERSE_SCALE, global_scale, matrix_scale
@@ -13,7 +14,13 @@ from ..stored.parts import scale_suffix
 from .report import Fault
 from .rounding import e4m3_rounded
 
-INT4_HALF_RANGE = 7.5  # scale = absmax / 7.5
+INT4_HALF_RANGE = 7.5  # scale = absmax / 7.5, of Quark and compressed-tensors
+INT4_DIVISORS = (7.5, 7.0, 8.0)
+"""Of symmetric INT4: besides, the largest code (AutoAWQ, GPTQ, ModelOpt), and the smallest."""
+INT4_LEAST_OF_ABSMAX = 1 / 4
+"""Searched scales clip the largest weights; below this, rows are not clipped but cut off."""
+_ODD_ONES = 1 / 8
+"""Scales of one rule but for fewer than these are damaged, and not searched."""
 INT4_SMALLEST_SCALE = 2.0**-23
 FP8_MAX = 448.0
 FP4_MAX = 6.0
@@ -57,15 +64,56 @@ def about_absmax_faults(
         ratio = largest / wide
         wrong = ~((ratio >= 3.5) & (ratio < 7)) & (largest > 0) & (wide > 2.0**-127)
         return _faults(name, wrong, wide, largest / 4, "2^(floor(log2(absmax)) - 2), rounded")
-    int4 = scheme.weight_dtype == "int4"
-    divisor = INT4_HALF_RANGE if int4 else FP8_MAX
-    expected = largest / divisor
-    if int4:
-        expected = np.maximum(expected, INT4_SMALLEST_SCALE)
-    dtype = output.tensors[name].dtype
+    if scheme.weight_dtype == "int4":
+        return _int4_faults(output.tensors[name], wide, largest)
+    expected = largest / FP8_MAX
+    wrong = ~_fits(wide, expected, output.tensors[name].dtype) & (largest > 0)
+    return _faults(name, wrong, wide, expected, f"absmax / {FP8_MAX:g}")
+
+
+def int4_scale_rule(tensor: TensorInfo, scale: Floats, absmax: Floats) -> str:
+    """What the scales of INT4 codes are, in words; of searched ones, from where to where.
+
+    Args:
+        tensor: where they are stored.
+        scale: see `about_absmax_faults`.
+        absmax: likewise.
+    """
+    divisor, wrong, _ = _int4_rule(tensor, scale.astype(np.float64), absmax.astype(np.float64))
+    if not wrong.any():
+        return f"absmax / {divisor:g}"
+    share = scale[absmax > 0] * INT4_HALF_RANGE / absmax[absmax > 0]
+    return f"searched, {share.min():.2f} to {share.max():.2f} of absmax / {INT4_HALF_RANGE:g}"
+
+
+def _int4_faults(tensor: TensorInfo, scale: Doubles, absmax: Doubles) -> list[Fault]:
+    """Scales of one of the rules; or searched ones, which are of none and only have their ends."""
+    divisor, wrong, expected = _int4_rule(tensor, scale, absmax)
+    if wrong.mean() < _ODD_ONES:
+        return _faults(tensor.name, wrong, scale, expected, f"absmax / {divisor:g}")
+    most = np.maximum(absmax / min(INT4_DIVISORS), INT4_SMALLEST_SCALE)
+    least = absmax / max(INT4_DIVISORS) * INT4_LEAST_OF_ABSMAX
+    beyond = ~((scale <= most * (1 + 2 * _SLACK[tensor.dtype])) & (scale >= least))
+    what = f"1/4 to 1 of absmax / {min(INT4_DIVISORS):g}"
+    return _faults(tensor.name, beyond, scale, most, what)
+
+
+def _int4_rule(
+    tensor: TensorInfo, scale: Doubles, absmax: Doubles
+) -> tuple[float, npt.NDArray[np.bool_], Doubles]:
+    """The divisor that most scales have, the scales that do not, and what they should be."""
+    found = []
+    for divisor in INT4_DIVISORS:
+        expected = np.maximum(absmax / divisor, INT4_SMALLEST_SCALE)
+        found.append((divisor, ~_fits(scale, expected, tensor.dtype), expected))
+    return min(found, key=lambda one: int(one[1].sum()))
+
+
+def _fits(scale: Doubles, expected: Doubles, dtype: str) -> npt.NDArray[np.bool_]:
+    """Equal but for the rounding to the stored dtype."""
     slack = expected * _SLACK[dtype] + (_F16_SMALLEST_STEP if dtype == "F16" else 0)
-    wrong = ~(np.abs(wide - expected) <= slack) & (int4 | (largest > 0))
-    return _faults(name, wrong, wide, expected, f"absmax / {divisor:g}")
+    fits: npt.NDArray[np.bool_] = np.abs(scale - expected) <= slack
+    return fits
 
 
 def _covered(absmax: Doubles, scheme: DeclaredScheme) -> Doubles:

@@ -1,16 +1,12 @@
 """What verification says from headers, configs and small values, without comparing tensor data."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from ...recipes.schema import QUANTIZABLE
 from ..drafts import Draft, Row
-from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, Checkpoint
-from ..files.provenance import QuantizedProvenance
+from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..lints import fixed_config
 from ..stored.declarations import DeclaredScheme
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, Part, quantized_looking, stored_parts
 from .companions import stored_scalar
@@ -135,43 +131,12 @@ def fused_faults(
     return faults
 
 
-def config_faults(
-    source: Checkpoint,
-    output: Checkpoint,
-    scheme: DeclaredScheme | None,
-    changes: Mapping[str, object],
-    provenance: QuantizedProvenance | None,
-    needed: Mapping[str, object] = MappingProxyType({}),
-) -> list[Fault]:
-    """config.json is the source's, as it is or with all `changes`, plus `quantization_config`.
-
-    Args:
-        source: the unquantized draft.
-        output: the quantized folder.
-        scheme: what the output declares; some layouts have a second file for it.
-        changes: what the lints of the source ask for.
-        provenance: draftquant.json, which says whether there are changes, never which; a folder
-            that was repaired later may have them or not.
-        needed: those of the changes that the output has in any case: without a table that it drops
-            engines would read config.json otherwise.
-    """
-    as_it_was = _key_faults(fixed_config(source.config, needed), output.config)
-    fixed = _key_faults(fixed_config(source.config, changes), output.config)
-    if provenance is None:
-        faults = min(as_it_was, fixed, key=len)
-    elif (recorded := provenance.config_changes) != needed:
-        faults = fixed
-        if recorded != changes:
-            where, got = f"{PROVENANCE_FILE}: config_changes", json.dumps(recorded)
-            faults.append(Fault(where=where, expected=json.dumps(changes), got=got))
-    elif provenance.repairs:
-        faults = min(as_it_was, fixed, key=len)
-    else:
-        faults = as_it_was
+def side_declaration_faults(output: Checkpoint, scheme: DeclaredScheme | None) -> list[Fault]:
+    """Some layouts have a second file for what they declare."""
     side_file = scheme.layout.side_file if scheme else None
     if side_file and not (output.folder / side_file.name).is_file():
-        faults.append(Fault(where=side_file.name, expected=side_file.what, got="none"))
-    return faults
+        return [Fault(where=side_file.name, expected=side_file.what, got="none")]
+    return []
 
 
 def index_faults(output: Checkpoint) -> list[Fault]:
@@ -252,18 +217,3 @@ def wrong_parts(
 def form(tensor: TensorInfo) -> str:
     """Dtype and shape, for a fault."""
     return f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def _key_faults(wanted: Mapping[str, object], found: Mapping[str, object]) -> list[Fault]:
-    """Every key but the declaration has the value that it should have."""
-    faults = []
-    for key in sorted((wanted.keys() | found.keys()) - {"quantization_config"}):
-        expected, got = _json(wanted, key), _json(found, key)
-        if expected != got:
-            faults.append(Fault(where=f"{CONFIG_FILE}: {key}", expected=expected, got=got))
-    return faults
-
-
-def _json(config: Mapping[str, object], key: str) -> str:
-    """A value as text that tells 1 from true and 1.0; "no such key" is not valid JSON."""
-    return json.dumps(config[key], sort_keys=True) if key in config else "no such key"

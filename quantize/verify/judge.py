@@ -10,14 +10,15 @@ from .report import Fault
 
 
 class Judge(Protocol):
-    """Collects the codes that a rule does not give.
+    """Collects the codes that a rule does not give."""
 
-    Attributes:
-        wrong: how many. max_error: see `LinearFinding`.
-    """
+    @property
+    def wrong(self) -> int:
+        """How many."""
 
-    wrong: int
-    max_error: float | None
+    @property
+    def max_error(self) -> float | None:
+        """See `LinearFinding`."""
 
     def add(self, first_row: int, w: Floats, codes: Floats, stored: Bytes) -> None:
         """Judge a block of rows; its arrays are reused afterwards.

@@ -11,11 +11,10 @@ from ..drafts import Draft, Row
 from ..drafts.fused import fused_names
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.provenance import Method
-from ..lints.concat import concat_linears
 from ..stored.declarations import DeclaredScheme
 from ..stored.formats import declared_activations
 from ..stored.layouts.scheme import OwnFormat
-from ..stored.parts import FLOAT_DTYPES, INPUT_SCALES, Part, scale_suffix
+from ..stored.parts import FLOAT_DTYPES, INPUT_SCALES, INVERSE_INPUT_SCALE, Part, scale_suffix
 from .companions import stored_scalar
 from .report import Fault
 
@@ -197,7 +196,7 @@ def input_scale_faults(
             continue
         names = (f"{module}.{suffix}" for suffix in INPUT_SCALES)
         for name in (name for name in names if name in output.tensors):
-            divides = name.endswith("input_global_scale")
+            divides = name.endswith(INVERSE_INPUT_SCALE)
             wanted = _stored_input_scale(method.input_scales[module], divides=divides)
             found = stored_scalar(output, output.tensors[name])
             if found != wanted:
@@ -209,6 +208,12 @@ def input_scale_faults(
 def _stored_input_scale(scale: float, *, divides: bool) -> float:
     with np.errstate(all="ignore"):  # 0 and infinity are faults of their own
         return float(np.float32(1) / np.float32(scale) if divides else np.float32(scale))
+
+
+def concat_linears(draft: Draft) -> list[Row]:
+    """The linears that read the concat input; none where there is none."""
+    concat = draft.family.concat(draft.geometry)
+    return [row for row in draft.linears() if concat and row.canonical in concat.linears]
 
 
 def balance_exponents(

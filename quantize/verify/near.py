@@ -13,8 +13,8 @@ from .judge import Buffers, Numbers
 from .nearest import Nearest
 from .report import Fault
 
-MOST_OF_LINEAR, MOST_OF_ROW = 4.0, 8.0
-"""How many times the error of the nearest codes; rows have few codes, and vary more."""
+MOST_OF_LINEAR = 4.0
+"""How many times the error of the nearest codes; of a row twice as many: few codes vary more."""
 _SMALLEST = 1 / 48
 """Mean square of what rounding to half a step adds; rows that codes say exactly are taken so."""
 
@@ -27,6 +27,7 @@ class Near:
         nearest: knows the nearest ones.
         linear: has the scales. group_size: inputs that share one; None where all do.
         buffers: shared with the caller.
+        most: how many times the error of the nearest codes the linear may have.
     """
 
     def __init__(
@@ -36,7 +37,10 @@ class Near:
         linear: StoredLinear,
         group_size: int | None,
         buffers: Buffers,
+        *,
+        most: float = MOST_OF_LINEAR,
     ) -> None:
+        self._most = most
         self.wrong = 0
         self.max_error: float | None = None
         self._numbers, self._nearest = numbers, nearest
@@ -71,10 +75,10 @@ class Near:
             return self._numbers.faults(name)
         ratios = np.concatenate(self._ratios)
         row, whole = int(ratios.argmax()), (self._lost / self._least) ** 0.5
-        if whole > MOST_OF_LINEAR:
-            return [_fault(name, MOST_OF_LINEAR, f"{whole:.3g} times")]
-        if ratios[row] > MOST_OF_ROW:
-            return [_fault(name, MOST_OF_ROW, f"{ratios[row]:.3g} times in row {row}")]
+        if whole > self._most:
+            return [_fault(name, self._most, f"{whole:.3g} times")]
+        if ratios[row] > 2 * self._most:
+            return [_fault(name, 2 * self._most, f"{ratios[row]:.3g} times in row {row}")]
         return []
 
 

@@ -29,12 +29,14 @@ class LinearFinding:
         max_error: largest |w/scale - code| in units of what is allowed, above 1 is a fault; None
             where codes are not held against bounds, but are exactly known, or may be anything.
         relative_l2_error: ||w - code * scale|| / ||w||; 0 for an all-zero weight.
+        found: by which rules another tool took INT4 scales and codes; None where nothing is open.
     """
 
     module: str
     wrong_codes: int
     max_error: float | None
     relative_l2_error: float
+    found: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,11 @@ _WORDS: Mapping[ScaleRule | CodeRule, str] = {
     "absmax": "exact absmax scales",
     "clipped": "scales from 1/4 to 1 of absmax",
     "positive": "positive scales",
-    "about-absmax": "absmax scales within the roundings of other tools",
+    "about-absmax": "scales of other tools (absmax; of INT4 searched ones too)",
     "nearest": "exactly the nearest codes",
     "near": "codes with at most 4 times the error of the nearest",
     "retuned": "codes that point where the source's weights do",
-    "about-nearest": "nearest codes within the roundings of other tools",
+    "about-nearest": "codes of other tools (nearest; of INT4 GPTQ's too)",
 }
 
 
@@ -29,11 +29,12 @@ class Rule:
     Attributes:
         scales: "absmax": bit for bit those of the largest magnitudes. "clipped": of rows and groups
             between a quarter of these and these, that of a whole matrix exactly. "positive": finite
-            and above zero. "about-absmax": those of absmax but for the roundings of other tools.
+            and above zero. "about-absmax": those of absmax but for the roundings of other tools, of
+            INT4 by any of their rules.
         codes: "nearest": bit for bit the nearest to weight / stored scale, as this package divides.
             "near": not much further off than these, see `near`. "retuned": taught by the target,
             so that the source does not say what they are, see `retuned`. "about-nearest": nearest
-            but for the roundings of other tools.
+            but for the roundings of other tools; of INT4 GPTQ's as well.
     """
 
     scales: ScaleRule
@@ -54,7 +55,7 @@ class Rule:
 
 
 FOREIGN = Rule(scales="about-absmax", codes="about-nearest")
-"""Of a folder that another tool made: all that write these layouts take absmax and the nearest."""
+"""Of a folder that another tool made."""
 _LEARNED = Rule(scales="positive", codes="near")
 _RETUNED = Rule(scales="positive", codes="retuned")
 _RULES: Mapping[tuple[str, str], Rule] = {

@@ -15,7 +15,7 @@ import numpy as np
 from ..drafts import Row
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..stored.draft import StoredDraft
-from ..stored.parts import INPUT_SCALES
+from ..stored.parts import INPUT_SCALES, INVERSE_INPUT_SCALE
 from .companions import stored_scalar
 from .dequantized import QUANTIZED_ONLY, WORKERS, row_blocks
 from .headers import index_faults, metadata_faults
@@ -157,7 +157,7 @@ def _code_faults(source: StoredDraft, output: StoredDraft, row: Row, other: Row)
 
 
 def _input_scale_faults(source: StoredDraft, output: StoredDraft, module: str) -> list[Fault]:
-    """The same static scale of the input, where it has one."""
+    """The same static scale of the input as kernels have it, where it has one."""
     a, b = (_input_scale(side, module) for side in (source, output))
     if a == b:
         return []
@@ -165,10 +165,12 @@ def _input_scale_faults(source: StoredDraft, output: StoredDraft, module: str) -
 
 
 def _input_scale(side: StoredDraft, module: str) -> np.float32 | None:
+    """Kernels multiply inputs by the inverse of NVFP4's, which only some layouts store."""
+    scheme = side.scheme.of(module) if side.scheme else None
     for suffix in INPUT_SCALES:
         tensor = side.checkpoint.tensors.get(f"{module}.{suffix}")
-        if tensor is not None:
+        if tensor is not None and scheme is not None:
             value = np.float32(stored_scalar(side.checkpoint, tensor))
-            divides = suffix.endswith("global_scale")
-            return np.float32(1) / value if divides else value
+            inverted = scheme.activations == "nvfp4" and suffix != INVERSE_INPUT_SCALE
+            return np.float32(1) / value if inverted else value
     return None

@@ -20,7 +20,8 @@ from ..files.provenance import TunedProvenance
 from ..stored.declarations import declared_scheme
 from ..stored.decode import floats, read_rows
 from .compared import Compared, blocks_of
-from .headers import config_faults, form, index_faults, metadata_faults
+from .config_json import config_faults
+from .headers import form, index_faults, metadata_faults
 from .kept import compare_kept, hash_tensor
 from .owned import own_files, side_file_faults, unowned_faults
 from .recorded import record_faults
@@ -106,7 +107,7 @@ def _header_faults(
         faults.append(Fault(where=module, expected=expected, got=got))
     return [
         *faults,
-        *config_faults(source, output, None, {}, None),
+        *config_faults(draft, output, {}),
         *index_faults(output),
         *metadata_faults(source, output),
         *side_file_faults(source, output),

@@ -35,6 +35,7 @@ def gate(
     confidence: float | None = None,
     min_prompts: int | None = None,
     every_category_passes: bool = False,
+    unrecorded: bool = False,
     look: str | None = None,
     spending: "Spending | None" = None,
     unrelated: bool = False,
@@ -66,6 +67,8 @@ def gate(
         confidence: of each one-sided bound, in (0.5, 1), instead of the policy's.
         min_prompts: instead of the policy's.
         every_category_passes: PASS only if every category with enough prompts passes.
+        unrecorded: no record of how the candidate was quantized is asked for: another tool made it
+            and none of these prompts calibrated it.
         look: "i/n": this is look i of n planned ones at a growing set of prompts.
         spending: how looks spend the error; see `validate.looks`.
         unrelated: the candidate is on purpose not the baseline quantized.
@@ -94,6 +97,7 @@ def gate(
         confidence=confidence,
         min_prompts=min_prompts,
         every_category_passes=every_category_passes,
+        unrecorded=unrecorded,
     )
     return judge_on_traces(
         Judged(
@@ -178,7 +182,7 @@ def judge_on_traces(
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated)
     if tuned is not None:
         warnings += check_loaded(loaded.drafts[0], loaded.drafts[2], tuned)
-    warnings += _target_warnings(settings.target, traces)
+    warnings += _target_warnings(settings.target, traces) + _text_warnings(traces)
     warnings += other_policy_warnings(candidate.quantized_by, policy.name)
     replays = replay_loaded(loaded, settings, watch)
     background = Background(
@@ -187,6 +191,7 @@ def judge_on_traces(
         head_agreement=head_agreement(traces, loaded.tables),
         expected_baseline=judged.expect_baseline,
         unrelated=unrelated,
+        unrecorded=not unrelated and candidate.quantized_by is None,
         algorithm_to_try=algorithm_to_try(candidate.quantized_by),
         warnings=warnings,
     )
@@ -203,7 +208,7 @@ def judge_on_traces(
 
 def other_policy_warnings(candidate: QuantizedProvenance | None, policy: str) -> tuple[str, ...]:
     """A candidate does not choose its own judge, but what its recipe asks for is said."""
-    if candidate is None or candidate.recipe.gate.policy == policy:
+    if candidate is None or policy in (candidate.recipe.gate.policy, "custom"):
         return ()
     asked = candidate.recipe.gate.policy
     return (f"the candidate's recipe asks for the policy {asked!r}, in use is {policy!r}",)
@@ -214,6 +219,16 @@ def algorithm_to_try(candidate: QuantizedProvenance | None) -> str | None:
     if candidate is None or candidate.recipe.algorithm.rounding != "nearest":
         return None
     return None if candidate.recipe.weights.dtype == "fp8_e4m3" else "gptq"
+
+
+def _text_warnings(traces: "TraceFolder") -> tuple[str, ...]:
+    """Text that no user is served."""
+    if not traces.manifest.ignore_eos:
+        return ()
+    return (
+        "the traces go on behind the target's end of text (record --ignore-eos): what it writes"
+        " there, often itself again, is guessed more easily than answers are",
+    )
 
 
 def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, ...]:

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quantize.errors import HubError, VerifyError
+from ...quantize.errors import CheckpointError, HubError, VerifyError
 from ...quantize.files.card import CARD_FILE, front_keys, read_card
 from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.entries import SIGNATURE_FILE
 from ...quantize.files.hub import is_hub_id
 from ...quantize.files.hub_upload import Upload, upload, upload_files
+from ...quantize.files.signature import differences, read_signature
+from ...quantize.verify.owned import unknown_files
 from .opening import Reference
 from .verify import verify
 from .watch import SILENT, Watch
@@ -71,7 +74,8 @@ def push(
         folder: the quantized draft.
         repository: owner/name, made if there is none.
         against: folder or Hub id of its source; every byte is compared first.
-        unverified: there is no source at hand, and it is uploaded all the same.
+        unverified: there is no source at hand, and it is uploaded all the same: files that drafts
+            are known to have, and none besides.
         target: see `verify`.
         public: everybody may see it; must be what a repository that exists already is.
         revision: branch, made if need be; None = main.
@@ -82,7 +86,7 @@ def push(
     Raises:
         VerifyError: the folder does not verify, or there is nothing to verify it against.
         HubError: it has no card; no token, right or network; the repository holds something else.
-        CheckpointError: the folder holds what cannot be uploaded.
+        CheckpointError: the folder holds what cannot be uploaded, or is not what was signed.
     """
     place = Path(folder)
     if not is_hub_id(repository) or "@" in repository:
@@ -91,11 +95,15 @@ def push(
     checkpoint = Checkpoint.open(place)
     files = upload_files(place)
     _check_card(place)
+    if SIGNATURE_FILE in files:
+        _check_signature_is_of_it(place)
+    if unverified and against is None:
+        _check_known(checkpoint, files)
     _check_verifies(place, against, unverified=unverified, target=target, watch=watch)
     engines = _engines(checkpoint)
     done = None
     if not dry_run:
-        watch.line(f"uploading {len(files)} files, {sum(files.values()):,} bytes")
+        watch.note(f"uploading {len(files)} files, {sum(files.values()):,} bytes")
         done = upload(place, repository, private=not public, revision=revision, overwrite=overwrite)
     return PushReport(
         repository=repository,
@@ -123,6 +131,31 @@ def _check_card(folder: Path) -> None:
     )
 
 
+def _check_signature_is_of_it(folder: Path) -> None:
+    """What is signed is what is uploaded; whose signature it is, who downloads it asks."""
+    found = differences(folder, read_signature(folder))
+    if found:
+        raise CheckpointError(
+            folder / SIGNATURE_FILE,
+            f"is the signature of other files, {len(found)} difference(s):",
+            details=[f"  {each}" for each in found[:10]],
+            fix=f"rm {folder / SIGNATURE_FILE}, and sign again: draftquant verify --sign",
+        )
+
+
+def _check_known(checkpoint: Checkpoint, files: Mapping[str, int]) -> None:
+    """Each file belongs to somebody, also where no source says to whom."""
+    unknown = unknown_files(checkpoint, files)
+    if unknown:
+        raise CheckpointError(
+            checkpoint.folder,
+            f"{len(unknown)} file(s) that no draft is known to have, and that are not uploaded"
+            " without a source that has them:",
+            details=[f"  {file}" for file in unknown[:10]],
+            fix="move them out of the folder, or add --against SOURCE",
+        )
+
+
 def _check_verifies(
     folder: Path,
     against: Reference | None,
@@ -133,7 +166,7 @@ def _check_verifies(
 ) -> None:
     if against is None:
         if unverified:
-            watch.line("warning: uploaded without being verified against its source")
+            watch.warning("uploaded without being verified against its source")
             return
         raise VerifyError(folder, "is not verified: no source is given",
                           fix="add --against SOURCE, or --unverified to do without")  # fmt: skip

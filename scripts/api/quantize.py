@@ -7,11 +7,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...quantize.drafts import Draft
 from ...quantize.files.staging import check_output
+from ...quantize.lints import Lint, find_lints
 from ...quantize.plan import Plan, Step, make_plan
 from ...recipes import Recipe
 from ...recipes.schema import BackendName
 from .learning import learn
+from .loading import nothing_loads, verdicts_of
 from .opening import Reference, chosen_recipe, draft_on_traces, open_draft, optional_path
 from .watch import SILENT, Bar, Watch
 
@@ -78,7 +81,8 @@ def quantize(
         watch: sees how far the run is.
 
     Returns:
-        What was written, with its plan and what verification found.
+        What was written, with its plan, what verification found, what engines do with it, and all
+        warnings, which are also Python warnings (`DraftQuantWarning`) where nobody watches.
 
     Raises:
         DraftQuantError: of the stage that failed; nothing is left behind.
@@ -87,17 +91,21 @@ def quantize(
     from ...quantize.quantize import quantize_draft
 
     own_target, folder = optional_path(target), Path(out)
+    said = _Warnings(watch)
     source, opened = open_draft(draft, subtree)
     chosen = chosen_recipe(recipe, backend=backend, algorithm=algorithm)
     plan = make_plan(chosen, opened, target_layers=target_layers)
     check_retuning(plan, None)
-    check_tables(plan, own_target)
+    proven = check_tables(plan, own_target)
+    verdicts, lints = verdicts_of(plan, fix_config=fix_config), tuple(find_lints(opened))
+    said.add(looks_like_a_target(opened))
+    said.add(nothing_loads(plan, verdicts))
     on_plan(plan)
     check_output(folder, plan.draft.checkpoint.folder)  # before anything that takes long
     with ExitStack() as stack:
         measuring = _Measuring()
         inputs = _Inputs(
-            plan, folder, optional_path(traces), num_draft_tokens, device, own_target, watch
+            plan, folder, optional_path(traces), num_draft_tokens, device, own_target, watch, said
         ).found(stack, measuring, input_scale)
         bar = measuring.bar = stack.enter_context(watch.bar("check", None))
         begin = _Phases(bar, plan, on_stage)
@@ -105,7 +113,7 @@ def quantize(
         def advance(step: Step) -> None:
             bar.advance(step.bytes_before)
 
-        return quantize_draft(
+        report = quantize_draft(
             plan,
             folder,
             source=source,
@@ -118,10 +126,48 @@ def quantize(
             allow_zero_rows=allow_zero_rows,
             fix_config=fix_config,
             target=own_target,
+            proven=proven,
             on_progress=advance,
             on_stage=begin,
             on_verified=bar.set,
         )
+    said.add(lints_left(draft, lints, fix_config=fix_config))
+    return dataclasses.replace(report, loads=verdicts, lints=lints, warnings=said.texts)
+
+
+class _Warnings:
+    """What is told to who watches, and kept for the report."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch, self.texts = watch, tuple[str, ...]()
+
+    def add(self, text: str | None) -> None:
+        """None = nothing is wrong."""
+        if text is not None:
+            self.texts += (text,)
+            self._watch.warning(text)
+
+
+def looks_like_a_target(draft: Draft) -> str | None:
+    """Said of a whole language model: it may be a draft of its own kind, or the target."""
+    if draft.family.name != "language-model":
+        return None
+    size = sum(row.tensor.nbytes for row in draft.rows) / 1e9
+    return (
+        f"{draft.checkpoint.folder.name} is a whole language model ({size:.2f} GB,"
+        f" {draft.geometry.num_layers} layers): right if a server drafts with it, beside a larger"
+        " target; if it is the target itself, give the folder of its draft instead"
+    )
+
+
+def lints_left(draft: object, lints: Sequence[Lint], *, fix_config: bool) -> str | None:
+    """Which warnings of the source's config.json stay in the output, and how they go."""
+    left = [one for one in lints if one.level == "warning" and not (fix_config and one.fix)]
+    if not left:
+        return None
+    text = f"lints: {', '.join(one.name for one in left)}; see 'draftquant inspect {draft}'"
+    fixable = ", ".join(one.name for one in left if one.fix)
+    return text + (f"\n  --fix-config corrects {fixable} in the output" if fixable else "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,6 +181,7 @@ class _Inputs:
     device: str
     target: Path | None
     watch: Watch
+    said: "_Warnings"
 
     def found(
         self, stack: ExitStack, measuring: "_Measuring", input_scale: float | None
@@ -150,7 +197,7 @@ class _Inputs:
         from ...calibration.traces.feature_evidence import feature_evidence
         from ...calibration.traces.folder import TraceFolder
 
-        plan, watch = self.plan, self.watch
+        plan, watch, said = self.plan, self.watch, self.said
         constant = None if input_scale is None else constant_scales(plan, input_scale)
         if self.traces is None:
             return PlanInputs(static=constant)
@@ -176,7 +223,7 @@ class _Inputs:
                 on_stage_progress=measuring,
             )
         if problem := feature_evidence(traces).problem():
-            watch.line(f"warning: {self.traces}: {problem}")
+            said.add(f"{self.traces}: {problem}")
         if need_of(plan) != "codes" or plan.recipe.needs_input_scales:
             what = "input scales" if found.statistics is None else "inputs"
             watch.note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")

@@ -1,5 +1,6 @@
 """`record`: what a target does on prompts, for calibration and replay."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from ...calibration.prompts.prompt_file import Prompt
     from ...calibration.recording.conversations import Record
     from ...calibration.recording.decoding import Decoding
+    from ...calibration.recording.prompt_fit import FittedPrompts, TooLong
+    from ...calibration.recording.target_shape import TargetShape
     from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.manifest import FeatureDtype
     from ...calibration.vllm.plan import RecordingPlan
@@ -34,7 +37,9 @@ def record(
     tables: bool = False,
     table_ids: tuple[int, ...] = (),
     turns: Turns = "first",
+    too_long: "TooLong" = "error",
     max_new_tokens: int = 128,
+    ignore_eos: bool = False,
     temperature: float = 0,
     top_p: float = 1,
     top_k: int = 0,
@@ -71,7 +76,9 @@ def record(
         tables: likewise.
         table_ids: likewise.
         turns: likewise.
+        too_long: likewise.
         max_new_tokens: likewise.
+        ignore_eos: likewise.
         temperature: likewise.
         top_p: likewise.
         top_k: likewise.
@@ -101,7 +108,9 @@ def record(
         tables=tables,
         table_ids=table_ids,
         turns=turns,
+        too_long=too_long,
         max_new_tokens=max_new_tokens,
+        ignore_eos=ignore_eos,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -130,12 +139,14 @@ def record_as(
     logging.set_verbosity_error()  # type: ignore[no-untyped-call] # missing weights are our error
     settings.check()
     how = _how(settings, target)
-    read = _read(settings, target, prompts, watch)
+    fitted = _fitted(settings, target, prompts, watch)
+    read = fitted.prompts
     with watch.bar("record", len(read)) as bar:
 
         def records(some: "Sequence[Prompt]", folder: Path) -> "TraceFolder":
             by = _by_vllm if settings.engine == "vllm" else _by_transformers
-            return by(settings, how, target, some, folder, bar.set)
+            some_fitted = dataclasses.replace(fitted, prompts=tuple(some))
+            return by(settings, how, target, some_fitted, folder, bar.set)
 
         if settings.turns == "all":
             return _all_turns(settings, target, read, out, records, watch)
@@ -152,9 +163,37 @@ def server_command(
     """
     settings.check(starts_server=True)
     how = _how(settings, target)
-    plan = _vllm_plan(settings, how, target, _read(settings, target, prompts, watch))
+    plan = _vllm_plan(settings, how, target, _fitted(settings, target, prompts, watch))
     assert settings.shared is not None  # see `RecordSettings.check`
     return plan.setup(settings.shared, dict(settings.engine_args)).command()
+
+
+def _shape(settings: RecordSettings, target: Path) -> "TargetShape":
+    """Sizes of the target before anything of its weights is read."""
+    from ...calibration.recording.target_model import configured_shape
+    from ...calibration.recording.target_shape import TargetShape
+
+    # An engine may know targets that transformers does not.
+    return TargetShape.read(target) if settings.engine == "vllm" else configured_shape(target)
+
+
+def _fitted(settings: RecordSettings, target: Path, prompts: Path, watch: Watch) -> "FittedPrompts":
+    """The prompts that are recorded, and a word on those that are too long."""
+    from ...calibration.recording.prompt_fit import fitted_prompts
+
+    read = _read(settings, target, prompts, watch)
+    shape = _shape(settings, target)
+    fitted = fitted_prompts(read, shape, settings.max_new_tokens, settings.too_long)
+    if fitted.too_long is not None:
+        done = "left out" if fitted.too_long.skipped else "cut to their last tokens"
+        names = fitted.too_long.skipped or fitted.too_long.truncated
+        named = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        watch.warning(
+            f"{prompts}: {len(names)} of {len(read)} prompts are {done}: with"
+            f" {settings.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
+            f" positions ({named})"
+        )
+    return fitted
 
 
 def _read(
@@ -189,6 +228,7 @@ def _how(settings: RecordSettings, target: Path) -> _HowToRecord:
     from ...calibration.passes.devices import resolve_device
     from ...calibration.passes.draft_inputs import mask_token_ids
     from ...calibration.recording.decoding import Decoding
+    from ...calibration.recording.target_shape import check_draft_fits
     from ...calibration.traces.target_tables import TargetTables
     from ...quantize.stored.loading import load_draft
 
@@ -198,6 +238,7 @@ def _how(settings: RecordSettings, target: Path) -> _HowToRecord:
     if settings.draft:
         folder = folder_of(settings.draft)
         _, geometry = read_config(Checkpoint.open(folder))
+        check_draft_fits(folder.name, geometry, _shape(settings, target), aux_layer_ids)
         aux_layer_ids = aux_layer_ids or geometry.aux_layer_ids
         table_ids += mask_token_ids(geometry)
         if settings.fused:
@@ -212,6 +253,7 @@ def _how(settings: RecordSettings, target: Path) -> _HowToRecord:
             seed=settings.seed,
             logprobs=settings.logprobs,
             num_top_logprobs=settings.top_logprobs,
+            ignore_eos=settings.ignore_eos,
         ),
         aux_layer_ids=aux_layer_ids,
         fuse_with=fuse_with,
@@ -224,7 +266,7 @@ def _by_transformers(
     settings: RecordSettings,
     how: _HowToRecord,
     target: Path,
-    prompts: "Sequence[Prompt]",
+    fitted: "FittedPrompts",
     out: Path,
     on_progress: Callable[[int, int], None],
 ) -> "TraceFolder":
@@ -233,7 +275,7 @@ def _by_transformers(
 
     return record_traces(
         target,
-        prompts,
+        fitted.prompts,
         out,
         max_new_tokens=settings.max_new_tokens,
         decoding=how.decoding,
@@ -243,6 +285,7 @@ def _by_transformers(
         batch_size=settings.batch_size,
         placement=Placement(device=how.device, device_map=settings.device_map),
         table_ids=how.table_ids,
+        too_long=fitted.too_long,
         on_progress=on_progress,
     )
 
@@ -251,7 +294,7 @@ def _by_vllm(
     settings: RecordSettings,
     how: _HowToRecord,
     target: Path,
-    prompts: "Sequence[Prompt]",
+    fitted: "FittedPrompts",
     out: Path,
     on_progress: Callable[[int, int], None],
 ) -> "TraceFolder":
@@ -261,20 +304,20 @@ def _by_vllm(
     if settings.server:
         assert settings.shared is not None  # see `RecordSettings.check`
         source = Served(url=settings.server, folder=settings.shared)
-    plan = _vllm_plan(settings, how, target, prompts)
+    plan = _vllm_plan(settings, how, target, fitted)
     return record_with_vllm(plan, source, out, table_ids=how.table_ids, on_progress=on_progress)
 
 
 def _vllm_plan(
-    settings: RecordSettings, how: _HowToRecord, target: Path, prompts: "Sequence[Prompt]"
+    settings: RecordSettings, how: _HowToRecord, target: Path, fitted: "FittedPrompts"
 ) -> "RecordingPlan":
-    from ...calibration.recording.target_shape import TargetShape
     from ...calibration.vllm.plan import RecordingPlan
 
     return RecordingPlan(
         target=target,
-        shape=TargetShape.read(target),
-        prompts=prompts,
+        shape=_shape(settings, target),
+        prompts=fitted.prompts,
+        too_long=fitted.too_long,
         max_new_tokens=settings.max_new_tokens,
         decoding=how.decoding,
         aux_layer_ids=how.aux_layer_ids,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from .opening import Reference
 
 if TYPE_CHECKING:
+    from ...calibration.recording.prompt_fit import TooLong
     from ...calibration.traces.manifest import FeatureDtype
 
 RecordEngine = Literal["transformers", "vllm", "sglang"]
@@ -34,7 +35,11 @@ class RecordSettings:
         tables: carry the target's embedding and head too: drafts without them then need no target.
         table_ids: tokens whose embedding is carried beside those of the traces.
         turns: of conversations: the first one, or all, each on top of the target's own answers.
+        too_long: what becomes of a prompt that leaves too few positions for its continuation.
+            "error" ends the run before the target is loaded and names all of them, "skip" leaves
+            it out, "truncate" keeps its last tokens; trace.json says which.
         max_new_tokens: per prompt or turn, at least 1.
+        ignore_eos: each is continued to that length, behind the target's end of text.
         temperature: 0 = greedy.
         top_p: in (0, 1]; 1 = all tokens.
         top_k: 0 = all tokens.
@@ -57,7 +62,9 @@ class RecordSettings:
     tables: bool = False
     table_ids: tuple[int, ...] = ()
     turns: Turns = "first"
+    too_long: "TooLong" = "error"
     max_new_tokens: int = 128
+    ignore_eos: bool = False
     temperature: float = 0
     top_p: float = 1
     top_k: int = 0

@@ -1,8 +1,12 @@
 """`Watch`: what a long run says meanwhile, and to whom."""
 
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, Protocol
+
+from ...recipes.errors import DraftQuantWarning
 
 Unit = Literal["bytes", "items"]
 
@@ -43,7 +47,14 @@ class Watch:
         yield _NoBar()
 
     def line(self, text: str) -> None:
-        """A warning; what it quotes may hold any character."""
+        """Something to show; what it quotes may hold any character."""
+
+    def warning(self, text: str) -> None:
+        """What may be wrong, in one line or more: a Python warning (`DraftQuantWarning`).
+
+        The command line prints it on stderr instead.
+        """
+        warnings.warn(text, DraftQuantWarning, stacklevel=_outside())
 
     def note(self, text: str) -> None:
         """What is good to know, where nothing is wrong."""
@@ -66,6 +77,14 @@ class _NoBar:
 
     def set(self, done: int, total: int) -> None:
         """See `Bar.set`."""
+
+
+def _outside() -> int:
+    """Frames from `Watch.warning` up to the caller's own code, where the warning is shown."""
+    package, level, frame = __name__.partition(".")[0], 2, sys._getframe(2)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 SILENT = Watch()

@@ -19,12 +19,12 @@ from ..console import Bar, note
 
 if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
-    from ...validate.measure.plan import DraftIdentity
+    from ...validate.measure.served_draft import DraftIdentity
 
 
-def draft_identity(reference: str) -> "DraftIdentity":
-    """A draft's identity, as the gate knows it."""
-    from ...validate.measure.plan import DraftIdentity
+def draft_identity(reference: str, served_as: str | None = None) -> "DraftIdentity":
+    """A draft's identity, as the gate knows it, and what its server calls it."""
+    from ...validate.measure.served_draft import DraftIdentity
     from ...validate.pairing import DraftFolder
 
     folder = DraftFolder.read(resolve_draft(reference).folder)
@@ -36,6 +36,9 @@ def draft_identity(reference: str) -> "DraftIdentity":
         draft=given.resolve().name if given.is_dir() else reference,
         draft_sha256=folder.sha256,
         draft_quantization=quantization,
+        quantized=folder.quantized,
+        folder=folder.folder,
+        served_as=served_as,
     )
 
 

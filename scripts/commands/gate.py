@@ -77,6 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="PASS only if every category with enough prompts passes, not just if none fails",
     )
     parser.add_argument(
+        "--unrecorded",
+        action="store_true",
+        help="QUANT needs no draftquant.json: another tool made it, and none of these prompts"
+        " calibrated it",
+    )
+    parser.add_argument(
         "--look",
         metavar="I/N",
         help="this is look I of N planned ones at a growing set of prompts, equal additions each",
@@ -119,6 +125,7 @@ def run(options: argparse.Namespace) -> int:
         confidence=options.confidence,
         min_prompts=options.min_prompts,
         every_category_passes=options.every_category_passes,
+        unrecorded=options.unrecorded,
     )
     look = parse_look(options.look, options.spending)
     measured = read_measured(options)

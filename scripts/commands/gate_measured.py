@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..console import print_table, stdout, table
-from .gate_report import BOUNDS, COLOURS, bounds, print_figures, print_judged, print_served
+from .gate_report import (
+    BOUNDS,
+    COLOURS,
+    bounds,
+    print_figures,
+    print_judged,
+    print_served,
+    print_ways_out,
+)
 
 if TYPE_CHECKING:
     from ...validate.doubts import Background
@@ -213,7 +221,6 @@ def print_joint(report: "JointReport") -> None:
     out.line((report.verdict, f"bold {COLOURS[report.verdict]}"), ", the worst of:")
     for title, verdict, reason, _ in report.parts:
         out.line(f"  {title}: ", (verdict, COLOURS[verdict]), f". {reason}")
-    if report.action:
-        out.line(f"  {report.action}")
+    print_ways_out(report.action)
     for warning in report.warnings:
         out.line(("warning:", "yellow"), f" {warning}")

@@ -55,7 +55,7 @@ def print_figures(report: "GateReport", comparison: str = "") -> None:
             f"{report.change.effective_num_prompts:.1f}",
         )
         print_table(found)
-    if len(report.categories) > 1:
+    if report.categories:
         _print_categories(report)
     out.line(
         f"target {_target(report)}, baseline {report.baseline.name}"
@@ -105,15 +105,16 @@ def print_served(report: "GateReport") -> None:
 def _print_verdict(report: "GateReport | RetunedReport") -> None:
     out, colour = stdout(), COLOURS[report.verdict]
     out.line((report.verdict, f"bold {colour}"), f": {report.reason}")
-    if report.action:
-        out.line(f"  {report.action}")
+    print_ways_out(report.action)
     for warning in report.warnings:
         out.line(("warning:", "yellow"), f" {warning}")
 
 
 def _print_categories(report: "GateReport") -> None:
+    """Those that were judged, or lost much; the others, which the report has, in one row."""
     found = table("Categories", "category", "prompts", "limit", *BOUNDS, "outcome")
-    for own in report.categories:
+    told = [own for own in report.categories if own.outcome or own.certainly_lost]
+    for own in told:
         found.row(
             own.category,
             str(own.num_prompts),
@@ -121,7 +122,21 @@ def _print_categories(report: "GateReport") -> None:
             *(bounds(own.change) if own.change else ("", "", "")),
             own.outcome or "too small",
         )
+    if not told:  # a warning says so
+        return
+    sizes = [own.num_prompts for own in report.categories if own not in told]
+    if sizes:
+        each = f"{min(sizes)} to {max(sizes)} each" if len(sizes) > 1 else str(sizes[0])
+        others = f"{len(sizes)} small one{'s' if len(sizes) > 1 else ''}"
+        found.row(others, each, "", "", "", "", "too small")
     print_table(found)
+
+
+def print_ways_out(action: str | None) -> None:
+    """What to do about a verdict, one way out a line."""
+    ways = action.splitlines() if action else []
+    for way in ways:
+        stdout().line(f"  - {way}" if len(ways) > 1 else f"  {way}")
 
 
 def bounds(change: "PairedChange") -> tuple[str, str, str]:

@@ -54,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the draft that the server runs: its identity is recorded with the figures",
     )
     parser.add_argument(
+        "--served-as",
+        metavar="NAME",
+        help="with --draft: what the server calls this draft, where its own path or id is another"
+        " name of the same one",
+    )
+    parser.add_argument(
         "--model", metavar="NAME", help="refuse a server that serves its target by another name"
     )
     parser.add_argument(
@@ -110,6 +116,8 @@ def run(options: argparse.Namespace) -> int:
         return run_launch(options)
     if options.plot is not None:
         raise MeasureError("--plot", "draws what --launch measures", fix="add --launch MATRIX")
+    if options.served_as is not None and not options.draft:
+        raise MeasureError("--served-as", "is another name of --draft", fix="add --draft DRAFT")
     missing = [name for name in NEEDED if getattr(options, name) is None]
     if missing:
         raise MeasureError(f"--{missing[0]}", "is needed to measure a server",
@@ -176,7 +184,7 @@ def _plan(options: argparse.Namespace) -> "Plan":
         concurrency=options.concurrency,
         num_warm_up=options.warm_up,
         template_sha256=encoder.template_sha256,
-        draft=draft_identity(options.draft) if options.draft else None,
+        draft=draft_identity(options.draft, options.served_as) if options.draft else None,
         model=options.model,
     )
 
@@ -236,6 +244,7 @@ def _print(measurement: "Measurement", as_json: bool) -> None:
         out.line(
             f"K = {speculation.num_draft_tokens}, draft {speculation.draft or 'not known'}"
             + (f", quantization {quantization}" if quantization else "")
+            + (f"; the server calls it {served}" if (served := speculation.served_draft) else "")
         )
         for lossy in speculation.lossy:
             out.line(("warning:", "yellow"), f" accepts what its target does not write: {lossy}")

@@ -89,8 +89,11 @@ class CellMeasurer:
         self._encoder = PromptEncoder(target if target.is_dir() else None)
         self._prompts: Sequence[Prompt] = read_prompts(Path(matrix.prompts), encoder=self._encoder)
         self._options, self._matrix = options, matrix
-        drafted = ((one.name, one.draft) for one in matrix.variants)
-        self._drafts = {name: draft_identity(draft) for name, draft in drafted if draft}
+        self._drafts = {
+            one.name: draft_identity(one.draft, one.served_as)
+            for one in matrix.variants
+            if one.draft
+        }
         self._prompts_sha256 = prompts_sha256(
             (prompt.id, prompt.category, prompt_sha256(prompt.token_ids))
             for prompt in self._prompts

@@ -28,12 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MARGIN",
         help="margin in the metric's own unit: of right answers 0.01 or 1%%",
     )
+    for way in ("higher", "lower"):
+        parser.add_argument(
+            f"--{way}-is-better",
+            nargs="+",
+            default=[],
+            metavar="METRIC",
+            help="of metrics whose direction neither lm_eval's results nor their name says",
+        )
     add_confidence(parser)
     add_report_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
+    from ...validate.parity.directions import Directions
     from ...validate.parity.samples import read_samples
     from ...validate.parity.tasks import task_findings
 
@@ -43,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
         read_samples(options.second),
         max_score_drop=options.max_score_drop,
         confidence=options.confidence,
+        directions=Directions(higher=options.higher_is_better, lower=options.lower_is_better),
     )
     if not options.json:
         for one in findings:

@@ -5,9 +5,9 @@ from typing import Any
 
 from ...quantize.drafts.mixture import of_any_expert
 from ...quantize.plan import Plan, Step, make_plan
-from ..console import print_json, print_table, stdout, table
+from ..api.loading import nothing_loads, to_mapping, verdict_lines, verdicts_of
+from ..console import OnTerminal, print_json, print_table, stdout, table
 from .common import add_recipe_arguments, add_subtree, chosen_recipe, open_draft
-from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,8 @@ def run(options: argparse.Namespace) -> int:
         print_plan(plan)
         for line in verdict_lines(verdicts):
             stdout().line(line)
-    warn_if_nothing_loads(plan, verdicts)
+    if problem := nothing_loads(plan, verdicts):
+        OnTerminal().warning(problem)
     return 0
 
 

@@ -5,9 +5,9 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from ..api.loading import to_mapping, verdict_lines
 from ..api.push import PushReport, push
 from ..console import OnTerminal, megabytes, print_json, print_table, stderr, stdout, table
-from .loading import to_mapping, verdict_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

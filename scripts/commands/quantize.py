@@ -3,14 +3,12 @@
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...quantize.engines import EngineCheck
 from ...quantize.files.card import CARD_FILE, is_ours, read_card
-from ...quantize.lints import Lint, find_lints
-from ...quantize.plan import Plan
+from ..api.loading import to_mapping, verdict_lines
 from ..api.quantize import quantize
 from ..console import OnTerminal, megabytes, print_json, stderr, stdout
 from .common import (
@@ -22,7 +20,6 @@ from .common import (
     add_target,
     named_recipe,
 )
-from .loading import to_mapping, verdict_lines, verdicts_of, warn_if_nothing_loads
 
 if TYPE_CHECKING:
     from ...quantize.quantize import QuantizeReport
@@ -62,14 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    verdicts: tuple[EngineCheck, ...] = ()
     seconds = _Stopwatch()
-
-    def preview(plan: Plan) -> None:
-        nonlocal verdicts
-        verdicts = verdicts_of(plan, fix_config=options.fix_config)
-        warn_if_nothing_loads(plan, verdicts)
-
     report = quantize(
         options.draft,
         named_recipe(options.recipe),
@@ -86,12 +76,13 @@ def run(options: argparse.Namespace) -> int:
         allow_zero_rows=options.allow_zero_rows,
         fix_config=options.fix_config,
         argv=options.argv,
-        on_plan=preview,
         on_stage=seconds.start,
         watch=OnTerminal(),
     )
     seconds.start("")
-    _print_lints(find_lints(report.plan.draft), options)
+    for lint in report.lints if options.fix_config else ():
+        for key, value in lint.fix.items():
+            stderr().line(f"config.json: {key} = {json.dumps(value)} ({lint.name})")
     if not is_ours(read_card(report.out)):
         card = report.out / CARD_FILE
         stderr().line(
@@ -99,10 +90,10 @@ def run(options: argparse.Namespace) -> int:
             " writes that of the quantized draft before it"
         )
     if options.json:
-        print_json({**_mapping(report, seconds.spent), "engines": to_mapping(verdicts)})
+        print_json({**_mapping(report, seconds.spent), "engines": to_mapping(report.loads)})
     else:
         print_report(report, seconds.spent)
-        for line in verdict_lines(verdicts):
+        for line in verdict_lines(report.loads):
             stdout().line(line)
     return 0
 
@@ -142,24 +133,6 @@ def few_inputs_line(few: Mapping[str, int]) -> str:
     )
 
 
-def _print_lints(lints: Sequence[Lint], options: argparse.Namespace) -> None:
-    """What the source's lints did to config.json, and which ones are left; on stderr."""
-    out = stderr()
-    left = [lint for lint in lints if lint.level == "warning"]
-    if options.fix_config:
-        left = [lint for lint in left if not lint.fix]
-        for lint in lints:
-            for key, value in lint.fix.items():
-                out.line(f"config.json: {key} = {json.dumps(value)} ({lint.name})")
-    if not left:
-        return
-    fixable = [lint.name for lint in left if lint.fix]
-    names = ", ".join(lint.name for lint in left)
-    out.line(f"lints: {names}; see 'draftquant inspect {options.draft}'")
-    if fixable:
-        out.line(f"--fix-config corrects {', '.join(fixable)} in the output")
-
-
 class _Stopwatch:
     """Wall seconds per stage; a stage ends when the next one starts."""
 
@@ -188,6 +161,8 @@ def _mapping(report: "QuantizeReport", seconds: dict[str, float]) -> dict[str, A
         "dropped": dict(report.dropped),
         "balanced": dict(report.balanced),
         "few_inputs": dict(report.few_inputs),
+        "lints": [one.name for one in report.lints],
+        "warnings": list(report.warnings),
         "seconds": seconds,
         "verification": report.verification.to_mapping(),
     }

@@ -2,7 +2,10 @@
 
 import argparse
 import json
+import shutil
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.target_tables import SharedTables
     from ...quantize.stored.loading import LoadedDraft
+    from ...validate.served.kept_places import KeptPlaces
     from ...validate.served.reconciled import Reconciliation
 
 SHOWN = 20
@@ -45,7 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " 0.5: four BF16 steps of a logit in [16, 32))",
     )
     parser.add_argument(
-        "--report", type=Path, metavar="F.json", help="also write the JSON report here"
+        "--limit",
+        type=int,
+        metavar="PROMPTS",
+        help="only the first so many of the measurement that the traces hold",
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="F.json",
+        help="also write the JSON report here; what is replayed is kept beside it, and a run that"
+        " was killed goes on with the same command",
     )
     add_overwrite(parser)
 
@@ -65,6 +79,9 @@ def run(options: argparse.Namespace) -> int:
     if not max_gap >= 0:
         raise MeasureError("--max-gap", f"expected nats of at least 0, got {max_gap}",
                            fix="leave it out")  # fmt: skip
+    if options.limit is not None and options.limit < 1:
+        raise MeasureError("--limit", f"expected at least 1, got {options.limit}",
+                           fix="leave it out for all prompts")  # fmt: skip
     measurement = read_measurement(options.measured)
     traces = TraceFolder.open(options.traces)
     speculation = check_reconcilable(measurement, traces)
@@ -73,7 +90,10 @@ def run(options: argparse.Namespace) -> int:
     device = resolve_device(options.device)
     tables = shared_tables(traces, options.target, device)
     drafts = _in_both_dtypes(folder, traces, tables, device)
-    with progress_bar("reconcile", len(measurement.records)) as bar:
+    with (
+        _kept(options.report, options.measured, traces, known) as kept,
+        progress_bar("reconcile", len(measurement.records)) as bar,
+    ):
         found = reconcile(
             measurement,
             traces,
@@ -81,16 +101,51 @@ def run(options: argparse.Namespace) -> int:
             tables=tables,
             max_gap=max_gap,
             other_draft=None if served is None else served != known,
+            limit=options.limit,
+            kept=kept,
             on_progress=bar.set,
         )
     if options.report:
         text = json.dumps(found.to_mapping(), indent=2) + "\n"
         write_reports({options.report: text}, overwrite=options.overwrite)
+    if kept is not None:
+        shutil.rmtree(kept.folder, ignore_errors=True)
     if options.json:
         print_json(found.to_mapping())
     else:
         print_reconciliation(found)
     return found.exit_code
+
+
+@contextmanager
+def _kept(
+    report: Path | None, measured: Path, traces: "TraceFolder", draft_sha256: str
+) -> "Iterator[KeptPlaces | None]":
+    """Where the prompts that are replayed are kept until there is a report.
+
+    Raises:
+        OutputError: those of another reconciliation are there, or another process is at it.
+    """
+    from ...calibration.traces.folder import file_sha256
+    from ...quantize.files.resumable import resumable_folder
+    from ...validate.served.kept_places import RECONCILING, KeptPlaces
+
+    if report is None:
+        yield None
+        return
+    folder = report.with_name(f"{report.name}.{RECONCILING}")
+    plan = {
+        "measurement_sha256": file_sha256(measured),
+        "traces_sha256": traces.sha256,
+        "draft_sha256": draft_sha256,
+    }
+    with resumable_folder(folder, RECONCILING, plan):
+        kept = KeptPlaces(folder=folder)
+        try:
+            yield kept
+        finally:
+            if kept.empty:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _in_both_dtypes(
@@ -113,7 +168,7 @@ def _in_both_dtypes(
         dtype=torch.float32,
         device=device,
         num_draft_tokens=None,
-        batch_size=1,
+        batch_size=None,
     ).check()
     as_served, exact = (
         load_draft(folder, dtype=dtype, device=device, compact=True, shared=tables)
@@ -163,6 +218,8 @@ def print_reconciliation(found: "Reconciliation") -> None:
             ("warning:", "yellow"),
             " the measurement does not say which draft was served (measure --draft)",
         )
+    if found.num_left_out:
+        out.line(f"{found.num_left_out} more prompts that both hold are left out (--limit)")
     if found.num_not_recorded:
         out.line(
             ("warning:", "yellow"),

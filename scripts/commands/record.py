@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`record --target M --prompts P --out T`."""
+    from ...calibration.recording.prompt_fit import TooLong
     from ...calibration.traces.manifest import FeatureDtype
 
     parser.add_argument(
@@ -76,6 +77,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=128,
         metavar="TOKENS",
         help="of each answer (default 128)",
+    )
+    parser.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="continue each prompt to --max-new-tokens, behind the target's end of text",
+    )
+    parser.add_argument(
+        "--too-long",
+        choices=typing.get_args(TooLong),
+        default="error",
+        help="prompts that leave too few positions for their answer: name them all and stop, leave"
+        " them out, or keep their last tokens (default error)",
     )
     add_sampling(parser)
     parser.add_argument(
@@ -147,7 +160,9 @@ def _settings(options: argparse.Namespace) -> RecordSettings:
         tables=options.tables,
         table_ids=options.table_ids or (),
         turns=options.turns,
+        too_long=options.too_long,
         max_new_tokens=options.max_new_tokens,
+        ignore_eos=options.ignore_eos,
         temperature=options.temperature,
         top_p=options.top_p,
         top_k=options.top_k,

@@ -1,6 +1,7 @@
 """Report files of `gate` and `report`: their options, checked before any work, and written last."""
 
 import argparse
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,12 @@ def add_page_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--markdown", type=Path, metavar="F.md", help="write it for a pull request")
     parser.add_argument("--junit", type=Path, metavar="F.xml", help="write it as test cases for CI")
+    parser.add_argument(
+        "--junit-inconclusive",
+        choices=("error", "skipped"),
+        default="error",
+        help="what an INCONCLUSIVE verdict is in --junit: skipped where it fails no job",
+    )
     parser.add_argument(
         "--github",
         action="store_true",
@@ -93,7 +100,8 @@ def write_pages(
 
     asked = _asked(options, _OF_PAGES)
     writers: Mapping[str, Callable[[Document], str]]
-    writers = {"html": page, "markdown": markdown, "junit": junit}
+    tests = functools.partial(junit, inconclusive=options.junit_inconclusive)
+    writers = {"html": page, "markdown": markdown, "junit": tests}
     files = {**beside, **{path: writers[kind](document) for kind, path in asked.items()}}
     write_reports(files, overwrite=options.overwrite)
     if options.github:

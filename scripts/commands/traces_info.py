@@ -64,6 +64,9 @@ def _lines(info: "TraceInfo") -> Iterator[str]:
         f" layer), {features.width:,} wide, {features.dtype}"
     )
     yield _decoding(manifest)
+    if manifest.too_long:
+        left, cut = len(manifest.too_long.skipped), len(manifest.too_long.truncated)
+        yield f"too long for the target: {left} prompts left out, {cut} cut to their last tokens"
     yield (
         f"{info.num_independent} prompts that are independent: {info.num_copies} copies,"
         f" {info.num_later_turns} later turns, {info.num_near_duplicates} near duplicates,"
@@ -87,6 +90,7 @@ def _lines(info: "TraceInfo") -> Iterator[str]:
 def _decoding(manifest: "TraceManifest") -> str:
     sampling, logprobs = manifest.sampling, manifest.logprobs
     beside = f", {logprobs.kind} log-probabilities" if logprobs else ""
+    beside += ", on behind the end of text" if manifest.ignore_eos else ""
     if sampling is None:
         return f"greedy{beside}"
     seed = "not known" if sampling.seed is None else sampling.seed
@@ -120,7 +124,9 @@ def _mapping(info: "TraceInfo") -> dict[str, Any]:
         "features": dataclasses.asdict(manifest.features),
         "temperature": manifest.temperature,
         "sampling": dataclasses.asdict(manifest.sampling) if manifest.sampling else None,
+        "ignore_eos": manifest.ignore_eos,
         "logprobs": dataclasses.asdict(manifest.logprobs) if manifest.logprobs else None,
+        "too_long": dataclasses.asdict(manifest.too_long) if manifest.too_long else None,
         "tables": dataclasses.asdict(manifest.tables) if manifest.tables else None,
         "categories": [dataclasses.asdict(one) for one in info.categories],
         **{name: getattr(info, name) for name in kept},

@@ -79,8 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algorithm",
         choices=TUNABLE,
-        default="absmax",
-        help="how codes and scales are found (default: %(default)s)",
+        help="how quantized values and scales are found (default: gptq where a --recipe names it,"
+        " else absmax)",
     )
     limit = parser.add_mutually_exclusive_group()
     limit.add_argument(
@@ -124,6 +124,7 @@ def run(options: argparse.Namespace) -> int:
         check_output(options.plot)
         check_plot_path(options.plot)
     wanted = _wanted(options)
+    options.algorithm = options.algorithm or _algorithm(options.recipe or ())
     source, draft = open_draft(options.draft)
     recipes = _recipes(options)
     candidates, judging = _candidates(options, source, draft, recipes)
@@ -147,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
         draw_path(report, options.plot, f"{candidates.reference.name}: {candidates.serving}")
     if options.json:
         out = str(options.out) if recipe else None
-        print_json(report.to_mapping() | {"out": out})
+        print_json(report.to_mapping() | {"algorithm": options.algorithm, "out": out})
     else:
         print_report(report)
         print_choice(options, report, recipe)
@@ -170,6 +171,12 @@ def _wanted(options: argparse.Namespace) -> "Wanted":
             fix="for example 0.01, which is 1 %",
         )
     return Wanted(max_drop=max_drop)
+
+
+def _algorithm(names: Sequence[str]) -> str:
+    """What the recipes that were named ask for: GPTQ if one of them does."""
+    gptq = any(named_recipe(name).algorithm.rounding == "gptq" for name in names)
+    return "gptq" if gptq else "absmax"
 
 
 def _recipes(options: argparse.Namespace) -> list[Recipe]:

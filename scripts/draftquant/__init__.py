@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from inspect import Signature
 
-    from .recipes.errors import DraftQuantError
+    from .recipes.errors import DraftQuantError, DraftQuantWarning
     from .scripts.api.card import card
     from .scripts.api.check import check
     from .scripts.api.gate import gate
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DraftQuantError",
+    "DraftQuantWarning",
     "Watch",
     "__version__",
     "card",
@@ -47,6 +48,7 @@ __all__ = [
 _FUNCTIONS = ("card", "check", "gate", "push", "record", "replay", "verify")
 _HOMES = {
     "DraftQuantError": ".recipes.errors",
+    "DraftQuantWarning": ".recipes.errors",
     "Watch": ".scripts.api.watch",
     **{name: f".scripts.api.{name}" for name in _FUNCTIONS},
 }

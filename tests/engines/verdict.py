@@ -34,6 +34,7 @@ _NOT_READ_BY_DESIGN = (
     "t2d",  # the inverse of d2t: engines need one of the two
     "weight_shape",  # the parts of a fused linear share one parameter, which no kernel reads
     "weight_zero_point",  # all zero: the codes are symmetric
+    ".g_idx",  # of GPTQ without desc_act: ascending, and the same in all parts of a fused linear
     "confidence_head.proj.weight",  # asked by adaptive verification alone
     "confidence_head.proj.bias",
 )
@@ -44,6 +45,8 @@ _KEEPS_ITS_DEFAULT = re.compile(
 _MAY_BE_ABSENT = ("embed_tokens", "lm_head", "mask_embedding")
 """Without the first two the whole module is the target's; without the third it embeds the mask."""
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
+_LAST_ONE_WINS = ".input_scale"
+"""Of INT8: the parts of a fused linear read the same inputs, so theirs are equal."""
 _ONE_PER_LINEAR = ("weight_scale_2", "weight_global_scale")
 """The global scale of NVFP4. Kernels take one for a whole fused linear: both engines give them the
 largest and leave the codes as they are (vLLM 0.33 `modelopt.py:2085`, SGLang 0.5.23
@@ -233,16 +236,26 @@ def _unread_and_cast(
     model.load_weights(_copies(tensors))
     before = {name: value.detach().clone() for name, value in _state(model)}
     parameters = dict(model.named_parameters())
-    unread, cast = [], set()
+    unread, read, cast = [], [], set()
     for name, tensor in tensors.items():
         model.load_weights(_copies({**tensors, name: _changed(tensor)}))
         reached = [key for key, value in _state(model) if not _same(value, before.get(key))]
         if not reached and not name.endswith(_NOT_READ_BY_DESIGN):
             unread.append(name)
+        elif reached and name.endswith(_LAST_ONE_WINS):
+            read.append(name)
         for key in reached:
             if key in parameters and _loses_meaning(tensor.dtype, parameters[key].dtype):
                 cast.add(f"{name}: {_dtype(tensor)} -> {_dtype(parameters[key])}")
-    return unread, sorted(cast)
+    return [name for name in unread if not _overwritten(name, read, tensors)], sorted(cast)
+
+
+def _overwritten(name: str, read: list[str], tensors: Mapping[str, Tensor]) -> bool:
+    """Whether an equal tensor of the same block was loaded in its place."""
+    block = name.rsplit(".", 2)[0]
+    return name.endswith(_LAST_ONE_WINS) and any(
+        other.rsplit(".", 2)[0] == block and _same(tensors[name], tensors[other]) for other in read
+    )
 
 
 def _finish(model: nn.Module, subject: Subject) -> tuple[dict[str, str], list[str]]:
@@ -320,6 +333,8 @@ def _loses_meaning(source: torch.dtype, stored: torch.dtype) -> bool:
     FP8 of the FNUZ kind is copied by value: all of it but odd multiples of 2^-10 are values of FP8.
     """
     if (source, stored) == (torch.float8_e4m3fnuz, torch.float8_e4m3fn):
+        return False
+    if (source, stored) == (torch.int32, torch.int64):  # offsets of d2t
         return False
     if source in _CODES or stored in _CODES:
         return source != stored

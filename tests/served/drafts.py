@@ -161,6 +161,12 @@ def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
     }
 
 
+def dequantized(draft: Path, out: Path) -> Path:
+    """The same codes as BF16 weights."""
+    _run("dequantize", draft, "--out", out)
+    return out
+
+
 def _run(*arguments: object) -> None:
     """One `draftquant` command, quietly.
 

@@ -27,7 +27,9 @@ engine computes. A round of the engine is compared with what replay says of the 
 text. Where they differ, the token at which they parted is looked up: a near tie is one whose logit
 is no further from the best other one than four times what BF16 moves such distances by (root mean
 square, replay in BF16 against float32). A refusal is given in the engine's own words; a GPU may
-have the kernels that a CPU lacks (tests/engines/RESULTS.md).
+have the kernels that a CPU lacks (tests/engines/RESULTS.md). On a CPU without AVX-512 vLLM loads
+INT4 weights and dies at the first request: there those drafts are served dequantized, the same
+codes as BF16 weights, and marked "as BF16".
 """
 
 
@@ -43,6 +45,7 @@ class Served:
             where the draft's choice was a near tie.
         served_where_compared, replayed_where_compared: acceptance lengths of the compared rounds.
         num_same_text: prompts continued as without a draft. num_prompts: all.
+        dequantized: the CPU lacks the product for its weights, see `cpu`.
     """
 
     family: str
@@ -59,6 +62,7 @@ class Served:
     replayed_where_compared: float = 0.0
     num_same_text: int = 0
     num_prompts: int = 0
+    dequantized: bool = False
 
     @classmethod
     def of(cls, found: Rounds, *, family: str, draft: str, version: str) -> "Served":
@@ -141,7 +145,8 @@ def _cells(served: Served, reasons: dict[str, int]) -> str:
         number = reasons.setdefault(served.error, len(reasons) + 1)
         return f" refused [{number}] | | |"
     lengths = f" {served.served_where_compared:.3f} | {served.replayed_where_compared:.3f} |"
-    return f"{lengths} {served.num_equal} of {served.num_compared} |"
+    mark = " (as BF16)" if served.dequantized else ""
+    return f"{lengths} {served.num_equal} of {served.num_compared}{mark} |"
 
 
 def _legend(served: Sequence[Served]) -> str:

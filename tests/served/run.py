@@ -23,11 +23,13 @@ import torch  # noqa: E402
 from draftquant.calibration.traces.folder import TraceFolder  # noqa: E402
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft  # noqa: E402
 from draftquant.validate.served.places import NEAR, noise, places  # noqa: E402
+from served.cpu import NOTE, has_int4_product, needs_it  # noqa: E402
 from served.drafts import (  # noqa: E402
     MAX_NEW_TOKENS,
     SERVED_PAIRS,
     Draft,
     Pair,
+    dequantized,
     draft_names,
     drafts,
     record,
@@ -36,6 +38,7 @@ from served.drafts import (  # noqa: E402
 from served.results import Served, read_results, write_results, write_tables  # noqa: E402
 from served.rounds import compare  # noqa: E402
 
+CPUINFO = Path("/proc/cpuinfo")
 MAX_DIFFERENCE = 0.03
 """Of acceptance lengths over the same rounds, relative: they part at near ties only, of which each
 moves a round by up to K tokens."""
@@ -90,7 +93,8 @@ def _serve_pair(
 
     def serve(named: tuple[str, Draft]) -> Served:
         name, draft = named
-        answer = _ask(python, pair, prompts, folder / name, *(["--plugin"] if draft.plugin else []))
+        plugin = ["--plugin"] if draft.plugin else []
+        answer = _ask(python, pair, prompts, plain.get(name, folder / name), *plugin)
         if "error" in answer:
             return Served(family=pair.family, draft=name, error=answer["error"])
         as_served, exact = (
@@ -105,15 +109,22 @@ def _serve_pair(
             pair.num_draft_tokens,
             near=NEAR * noise(as_served, exact),
         )
-        return Served.of(found, family=pair.family, draft=name, version=answer["vllm"])
+        done = Served.of(found, family=pair.family, draft=name, version=answer["vllm"])
+        return dataclasses.replace(done, dequantized=name in plain)
 
     chosen = {
         name: draft
         for name, draft in drafts(pair, calibration).items()
         if only is None or name in only
     }
+    plain: dict[str, Path] = {}
+    lacks_int4 = not has_int4_product(CPUINFO.read_text(encoding="utf-8"))
     for name, draft in chosen.items():
         draft.make(folder / name)
+        if lacks_int4 and needs_it(folder / name):
+            plain[name] = dequantized(folder / name, folder / f"{name} dequantized")
+    if plain:
+        print(NOTE, file=sys.stderr)
     with ThreadPoolExecutor(jobs) as pool:
         for served in pool.map(serve, chosen.items()):
             print(json.dumps(dataclasses.asdict(served)), file=sys.stderr, flush=True)

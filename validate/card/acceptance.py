@@ -6,7 +6,8 @@ from pathlib import Path
 from ...quantize.files.card import code, prose, table
 from ..errors import CardError
 from ..paired import PairedChange
-from ..report.document import Comparison, Document, read_report
+from ..report.document import Document, read_report
+from ..report.judgements import Comparison
 
 
 def read_gate(path: Path, candidate_sha256: str) -> Document:
@@ -18,11 +19,19 @@ def read_gate(path: Path, candidate_sha256: str) -> Document:
 
     Raises:
         GateError: it cannot be read, or is no such report.
-        CardError: it is one of another draft.
+        CardError: it is one of another draft, or does not know of which.
     """
     found = read_report(path)
+    for _, each in found.comparisons:
+        known = each.background
+        if known.candidate_sha256 is None or known.baseline_sha256 is None:
+            raise CardError(
+                path,
+                "does not know which drafts it judges: a sha256 of their tensors is null",
+                fix="run the gate on both folders, or on measurements that were taken with --draft",
+            )
     judged = {each.background.candidate_sha256 for _, each in found.comparisons}
-    if judged - {None, candidate_sha256}:
+    if judged != {candidate_sha256}:
         (other,) = sorted(filter(None, judged - {candidate_sha256}))[:1]
         raise CardError(
             path,

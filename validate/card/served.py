@@ -15,27 +15,31 @@ class Served:
 
     Attributes:
         figures: of each category, then of all.
-        known: the server's draft is shown to be this one, by its tensors.
     """
 
     measurement: Measurement
     speculation: Speculation
     figures: tuple[Figures, ...]
-    known: bool
 
     @classmethod
     def of(cls, measurement: Measurement, candidate_sha256: str) -> "Served":
         """A measurement of the draft with this identity.
 
         Raises:
-            CardError: the server drafted nothing, or with another draft.
+            CardError: the server drafted nothing, with another draft, or nobody knows with which.
         """
         speculation = measurement.setup.speculation
         if speculation is None:
             raise CardError(measurement.name, "the server that was measured drafts nothing",
                             fix="give a measurement with this draft")  # fmt: skip
         other = speculation.draft_sha256
-        if other not in (None, candidate_sha256):
+        if other is None:
+            raise CardError(
+                measurement.name,
+                "does not know which draft was served: its draft_sha256 is null",
+                fix="measure with --draft FOLDER, which names the draft by its tensors",
+            )
+        if other != candidate_sha256:
             raise CardError(
                 measurement.name,
                 f"is of a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}",
@@ -45,7 +49,6 @@ class Served:
             measurement=measurement,
             speculation=speculation,
             figures=all_figures(measurement),
-            known=other is not None,
         )
 
 
@@ -66,8 +69,6 @@ def served_section(served: Sequence[Served]) -> list[str]:
                 [_row(figures) for figures in one.figures],
             ),
         ]
-        if not one.known:
-            parts.append("That the server had this very draft was told, not shown by its tensors.")
         parts += [
             f"It accepts what its target does not write: {prose(setting)}."
             for setting in one.speculation.lossy

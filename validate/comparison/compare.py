@@ -18,7 +18,10 @@ from .samples import MIN_PROMPTS, Sample, samples_of
 from .simultaneous import bonferroni, simultaneous
 
 FORMAT, SCHEMA_VERSION = "draftquant comparison", 1
-METHOD = "max-t over all pairs and categories, prompts as units, jackknife"
+_METHOD = "max-t over all pairs and categories, prompts as units, jackknife"
+_METHOD_OF_MANY = "Bonferroni over all pairs and categories, prompts as units, jackknife"
+_MOST_VALUES = 2**23
+"""Contributions of prompts to estimates that are held at a time, 8 bytes each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +155,13 @@ def compare(
         warnings: what a reader has to know.
 
     Raises:
-        CompareError: the confidence is none, or the traffic does not fit the prompts.
+        CompareError: the confidence is none, the traffic does not fit the prompts, or there are
+            more estimates of them than memory and patience have room for.
     """
     if not 0.5 < confidence < 1:
         raise CompareError("--confidence", f"expected a share in (0.5, 1), got {confidence}",
                            fix="write 95 % as 0.95")  # fmt: skip
+    _check_number(drafts)
     samples = samples_of(drafts, traffic or {})
     pairs = list(itertools.combinations(range(len(drafts.names)), 2))
     estimates = {
@@ -190,13 +195,26 @@ def compare(
             for name, digest in zip(drafts.names, drafts.sha256, strict=True)
         ),
         traffic=dict(traffic or {}),
-        method=METHOD,
+        method=_METHOD if found.by_correlation else _METHOD_OF_MANY,
         confidence=confidence,
         confidence_of_each=found.each,
         bonferroni_of_each=bonferroni(max(1, number), confidence),
         scopes=tuple(scopes),
         warnings=(*warnings, *_warnings(samples)),
     )
+
+
+def _check_number(drafts: CountedDrafts) -> None:
+    number, prompts, scopes = len(drafts.names), len(drafts.categories), len(set(drafts.categories))
+    each = max(number, math.comb(number, 2))
+    if (scopes + 1) * each * prompts > _MOST_VALUES:
+        raise CompareError(
+            "compare",
+            f"{number} drafts in {scopes:,} categories of {prompts:,} prompts: expected at most"
+            f" {_MOST_VALUES:,} contributions of prompts to estimates, got"
+            f" {(scopes + 1) * each * prompts:,}",
+            fix="compare fewer drafts at a time, or give prompts coarser categories",
+        )
 
 
 def _scope(sample: Sample, names: Sequence[str], changes: tuple[Change, ...]) -> Scope:

@@ -8,7 +8,7 @@ from ...recipes.strict_json import JsonProblem, decode, parse_json
 from ..errors import CompareError
 from ..estimand import DraftSampling
 from ..report.checks import MOST_DRAFT_TOKENS, is_histogram
-from ..report.document import RecordedText
+from ..report.judgements import RecordedText
 from ..statistics import AcceptanceCounts
 
 

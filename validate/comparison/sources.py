@@ -12,7 +12,8 @@ from ..estimand import estimand
 from ..gate import PromptFigures
 from ..measure.measurement import Measurement, differences
 from ..measure.measurement_file import read_measurement
-from ..report.document import Comparison, Document, Joint, Retuned, read_report
+from ..report.document import Document, read_report
+from ..report.judgements import Comparison, Joint, Retuned
 from ..served.estimator import whole_counts
 from ..statistics import AcceptanceCounts
 from .counted import Contestant, CountedDrafts, count_drafts

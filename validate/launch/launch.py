@@ -119,9 +119,11 @@ def launch_matrix(
                     for cell in missing:
                         on_progress(f"{what}: concurrency {cell.concurrency}")
                         measure(cell, folder.measurement(cell))
-                except (MeasureError, ServerError):
+                except (MeasureError, ServerError) as exc:
                     # That it ends says more than that it does not answer.
-                    server.check_alive(SECONDS_TO_END)
+                    server.check_alive(SECONDS_TO_END, after=exc)
+                    if isinstance(exc, ServerError):
+                        raise server.error("the server does not answer", after=exc) from exc
                     raise
             _wait_for_free_port(matrix)
 

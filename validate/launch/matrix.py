@@ -51,11 +51,13 @@ class Variant:
     Attributes:
         name: of its files: letters, digits, ".", "_" and "-".
         draft: folder or Hub id that "{draft}" stands for; None = the server drafts nothing.
+        served_as: what the server calls it, where that is another name (as in a container).
         arguments: behind the command. environment: beside the matrix's, and before it.
     """
 
     name: str
     draft: str | None = None
+    served_as: str | None = None
     arguments: str = ""
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -227,6 +229,8 @@ def _variant_problems(matrix: Matrix, node: MappingNode) -> Iterator[_Found]:
         if drafts and "{draft}" not in matrix.command + variant.arguments:
             what = f"{key}: its draft is nowhere in its command"
             yield at, what, "write {draft} where the server takes it"
+        if not drafts and variant.served_as is not None:
+            yield at, f"{key}.served_as: has no draft that it could be a name of", "add 'draft:'"
         if not drafts and "{draft}" in matrix.command:
             yield at, f"{key}: has no draft, and the command names {{draft}}", "give it a draft"
 

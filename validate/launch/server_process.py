@@ -8,6 +8,7 @@ be killed. Run as a module, this is that guard.
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...recipes.errors import short
+from ...recipes.errors import DraftQuantError, short
 from ...recipes.regular_file import open_kept, open_stream
 from ..errors import MeasureError
 
@@ -27,6 +28,7 @@ MARK = "DRAFTQUANT_LAUNCHED"
 """The variable that a server's processes inherit, whatever session they go to."""
 NUM_ERROR_LINES, NUM_LAST_LINES = 5, 10
 _LAST_BYTES, _LONGEST_LINE = 2**20, 300
+_EXCEPTION = re.compile(r"\b\w+(Error|Exception)\b.*")
 _POLL = 0.05
 _SECONDS_TO_DIE = 30.0
 """After SIGKILL: memory of GPUs is given back before a process is gone."""
@@ -46,8 +48,12 @@ class Server:
     process: "subprocess.Popen[bytes]"
     mark: str
 
-    def check_alive(self, seconds: float = 0) -> None:
+    def check_alive(self, seconds: float = 0, after: DraftQuantError | None = None) -> None:
         """Nothing, as long as it runs, and for so many seconds more.
+
+        Args:
+            seconds: to wait for its end.
+            after: what its client met before.
 
         Raises:
             MeasureError: it ended; with its last words.
@@ -58,14 +64,15 @@ class Server:
             how = (
                 f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
             )
-            raise self.error(f"the server {how}")
+            raise self.error(f"the server {how}", after)
 
-    def error(self, what: str) -> MeasureError:
-        """An error with what the server's log says of it."""
+    def error(self, what: str, after: DraftQuantError | None = None) -> MeasureError:
+        """An error with what the server answered before it, and what its log says of it."""
+        answered = [] if after is None else [f"  its client: {after.what}", *after.details]
         return MeasureError(
             self.name,
             f"{what}; its log:",
-            details=[f"  {line}" for line in telling_lines(self.log)],
+            details=[*answered, *(f"  {line}" for line in telling_lines(self.log))],
             fix=f"see {self.log}; what was measured is kept, so run the same command again",
         )
 
@@ -209,10 +216,11 @@ def _is_of(pid: int, session: int, sign: bytes) -> bool:
 
 
 def telling_lines(log: Path) -> list[str]:
-    """The first lines of a log's end that speak of an error, and its last lines.
+    """The first lines of a log's end that tell of an error, and its last lines.
 
-    An engine that ends itself in order says why long before its last line. Blank lines are left
-    out; "(nothing)" where there are no others.
+    An engine that ends itself in order says why long before its last line: in the line that names
+    an exception, and not in the many of a traceback that are logged as errors too. What stands
+    there twice is told once. Blank lines are left out; "(nothing)" where there are no others.
     """
     try:
         with open_stream(log) as stream:
@@ -222,7 +230,8 @@ def telling_lines(log: Path) -> list[str]:
         return [f"(cannot be read: {exc})"]
     lines = [line.rstrip()[:_LONGEST_LINE] for line in text.splitlines() if line.strip()]
     before, last = lines[:-NUM_LAST_LINES], lines[-NUM_LAST_LINES:]
-    errors = [line for line in before if "error" in line.lower()]
+    named = {found[0]: line for line in reversed(before) if (found := _EXCEPTION.search(line))}
+    errors = list(reversed(named.values())) or [line for line in before if "error" in line.lower()]
     return [*errors[:NUM_ERROR_LINES], *(["…"] if before else []), *last] or ["(nothing)"]
 
 

@@ -12,6 +12,9 @@ from typing import Any, Literal
 from ..statistics import AcceptanceCounts
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
+ToldBy = Literal["path", "tensors", "name", "user"]
+_OF_THE_DRAFT = ("spec", "draft", "fingerprint")
+"""Parts of names of arguments: vLLM's fingerprint is of its whole configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,11 @@ class Speculation:
         method, draft, draft_quantization: as the server, or who measured, calls them; None = not
             known.
         draft_sha256: identity of the draft's tensors; None = its folder was not given.
+        served_draft, served_quantization: what the server itself says, where its folder was given;
+            None = it does not say.
+        told_by: how it is known that the server runs the draft that was given: "path" = it has the
+            same folder, "tensors" = one with the same tensors, "name" = one of that name, "user" =
+            `--served-as` says so; None = the server names no draft, or none was given.
         lossy: settings by which tokens are accepted that the target would not have written, as
             "NAME = VALUE"; figures of such a server are not comparable.
         acceptance_told: the server tells such settings; False = it may be lossy unseen.
@@ -48,6 +56,9 @@ class Speculation:
     draft: str | None = None
     draft_quantization: str | None = None
     draft_sha256: str | None = None
+    served_draft: str | None = None
+    served_quantization: str | None = None
+    told_by: ToldBy | None = None
     lossy: tuple[str, ...] = ()
     acceptance_told: bool = True
 
@@ -168,11 +179,39 @@ def differences(one: Setup, other: Setup) -> tuple[str, ...]:
 
     The draft itself may differ, and what the server tells of it, and the concurrency.
     """
+    weights = [
+        found for found in _differing_arguments(one.server, other.server)
+        if found[0].endswith("quantization")
+    ]  # fmt: skip
     return tuple(
         f"{key}: {first}, {second}"
-        for key, first, second in _comparable(one, other)
+        for key, first, second in (*_comparable(one, other), *weights)
         if first != second
     )
+
+
+def differing_arguments(one: ServerIdentity, other: ServerIdentity) -> tuple[str, ...]:
+    """In what two servers say that they were started differently, "key: one, other" each."""
+    found = _differing_arguments(one, other)
+    return tuple(f"{key}: {first}, {second}" for key, first, second in found)
+
+
+def _differing_arguments(
+    one: ServerIdentity, other: ServerIdentity
+) -> list[tuple[str, object, object]]:
+    """Of the target: what belongs to the draft is left out.
+
+    A key that only one of them tells says nothing where the other does not tell its configuration
+    at all: vLLM's keys have a section before a full stop.
+    """
+    told = [{"." in key for key in server.arguments} for server in (one, other)]
+    return [
+        (key, one.arguments.get(key), other.arguments.get(key))
+        for key in sorted({*one.arguments, *other.arguments})
+        if one.arguments.get(key) != other.arguments.get(key)
+        and not any(word in key for word in _OF_THE_DRAFT)
+        and all(("." in key) in kinds for kinds in told)
+    ]
 
 
 def _comparable(one: Setup, other: Setup) -> list[tuple[str, Any, Any]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.server_client import Patience
@@ -13,6 +13,7 @@ from ..errors import MeasureError
 from .checks import prompts_sha256
 from .measurement import Asked, ServerIdentity, Setup, Speculation
 from .protocols.protocol import Ask, EngineProtocol
+from .served_draft import DraftIdentity, identified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +40,6 @@ class ServerAddress:
         if rate is not None and not 0 < rate < math.inf:
             raise MeasureError("--max-requests-per-second", f"expected more than 0, got {rate:g}",
                                fix="give a number, such as 10")  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftIdentity:
-    """The draft that a server runs, as its folder says; fields as in `Speculation`."""
-
-    draft: str
-    draft_sha256: str
-    draft_quantization: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +104,7 @@ class Plan:
                     "the server drafts nothing",
                     fix="start it with this draft, or leave --draft out",
                 )
-            speculation = replace(
-                speculation,
-                draft=self.draft.draft,
-                draft_sha256=self.draft.draft_sha256,
-                draft_quantization=self.draft.draft_quantization,
-            )
+            speculation = identified(speculation, self.draft, server)
         most = protocol.most_in_flight
         decoding = self.ask.decoding
         asked = Asked(

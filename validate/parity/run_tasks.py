@@ -226,8 +226,9 @@ def _found_command(command: str) -> list[str]:
         raise ParityError(
             "--lm-eval",
             f"there is no program {command!r}",
-            fix="pip install 'draftquant[tasks]'; or in another environment 'lm_eval[api]==0.4.13'"
-            " and transformers, and give its path: --lm-eval VENV/bin/lm_eval",
+            fix="pip install '.[tasks]' in the repository of draftquant; or in another environment"
+            " 'lm_eval[api]==0.4.13' and transformers, and give its path: --lm-eval"
+            " VENV/bin/lm_eval",
         )
     return words
 
@@ -267,9 +268,4 @@ def _checked(found: Path) -> dict[str, TaskSamples]:
 
 
 def _moved(one: TaskSamples, before: Path, after: Path) -> TaskSamples:
-    return TaskSamples(
-        path=after / one.path.relative_to(before),
-        task=one.task,
-        items=one.items,
-        lower_is_better=one.lower_is_better,
-    )
+    return dataclasses.replace(one, path=after / one.path.relative_to(before))

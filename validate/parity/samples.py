@@ -51,14 +51,17 @@ class TaskSamples:
 
     Attributes:
         path: the file.
+        sha256: of its bytes. results_sha256: of those of the results beside it, None without any.
         items: by filter, then by number; no number twice.
-        lower_is_better: metrics of which less is better.
+        higher_is_better: metric -> whether, as the results beside it say.
     """
 
     path: Path
     task: str
+    sha256: str
+    results_sha256: str | None
     items: Mapping[str, Mapping[int, Item]]
-    lower_is_better: frozenset[str]
+    higher_is_better: Mapping[str, bool]
 
 
 def read_samples(path: Path) -> dict[str, TaskSamples]:
@@ -95,7 +98,9 @@ def read_samples(path: Path) -> dict[str, TaskSamples]:
 
 def _read_task(path: Path, task: str, date: str) -> TaskSamples:
     items: dict[str, dict[int, Item]] = {}
+    digest = hashlib.sha256()
     for number, line in _lines(path):
+        digest.update(line)
         where = f"{path}:{number}"
         value = _parsed(line, where)
         name, item = _item(value, where)
@@ -106,8 +111,14 @@ def _read_task(path: Path, task: str, date: str) -> TaskSamples:
         of_filter[item.number] = item
     if not items:
         raise ParityError(path, "holds no sample", fix=_ANEW)
+    results = _results_beside(path, date)
     return TaskSamples(
-        path=path, task=task, items=items, lower_is_better=_lower_is_better(path, task, date)
+        path=path,
+        task=task,
+        sha256=digest.hexdigest(),
+        results_sha256=None if results is None else hashlib.sha256(results.encode()).hexdigest(),
+        items=items,
+        higher_is_better={} if results is None else _higher_is_better(results, path, task),
     )
 
 
@@ -189,22 +200,37 @@ def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
     return ""
 
 
-def _lower_is_better(path: Path, task: str, date: str) -> frozenset[str]:
-    """As far as the results of the same run are there; else more is better."""
+def _results_beside(path: Path, date: str) -> str | None:
+    """Text of the results of the same run, None where they are not there."""
     results = path.with_name(f"results_{date}.json")
-    if not results.exists():
-        return frozenset()
-    table = _results(results).get("higher_is_better")
+    try:
+        return read_text(results) if results.exists() else None
+    except OSError as exc:
+        raise _unreadable(results, exc) from exc
+
+
+def _higher_is_better(results: str, path: Path, task: str) -> Mapping[str, bool]:
+    """As far as the results of the same run say it."""
+    try:
+        value = parse_json(results)
+    except JsonProblem as exc:
+        raise _unreadable(path.with_name("results_DATE.json"), exc) from exc
+    table = value.get("higher_is_better") if isinstance(value, Mapping) else None
     of_task = table.get(task) if isinstance(table, Mapping) else None
     if not isinstance(of_task, Mapping):
-        return frozenset()
-    return frozenset(str(metric) for metric, higher in of_task.items() if higher is False)
+        return {}
+    return {str(metric): up for metric, up in of_task.items() if isinstance(up, bool)}
 
 
 def _results(path: Path) -> Mapping[str, Any]:
     try:
         value = parse_json(read_text(path))
     except (OSError, JsonProblem) as exc:
-        raise ParityError(path, f"cannot be read: {reason(exc)}",
-                          fix="give the folder as lm_eval wrote it") from exc  # fmt: skip
+        raise _unreadable(path, exc) from exc
     return value if isinstance(value, Mapping) else {}
+
+
+def _unreadable(path: Path, exc: Exception) -> ParityError:
+    return ParityError(
+        path, f"cannot be read: {reason(exc)}", fix="give the folder as lm_eval wrote it"
+    )

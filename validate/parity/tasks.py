@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import ParityError
+from .directions import Directions
 from .finding import Finding
 from .limits import MIN_PROMPTS, Limits, judged, limits
 from .pooled import Bounded, pooled_mean
 from .proportions import Discordance, items_needed, mcnemar, score_bounds
 from .samples import Item, TaskSamples
 
+BY_NAME = Directions()
 _MORE = "compare more items"
 
 
@@ -56,6 +58,7 @@ def task_findings(
     max_score_drop: float | None,
     confidence: float,
     min_items: int = MIN_PROMPTS,
+    directions: Directions = BY_NAME,
 ) -> tuple[Finding, ...]:
     """Compare every metric of every filter of every task.
 
@@ -66,13 +69,15 @@ def task_findings(
             not judged.
         confidence: of each one-sided bound, in (0.5, 1).
         min_items: distinct ones, with fewer of which there is no PASS and no FAIL.
+        directions: which way metrics are better.
 
     Returns:
         At least one finding.
 
     Raises:
-        ParityError: the two were not given the same items, the margin is out of range, or nothing
-            is scored with one number per item.
+        ParityError: the two are one run, or were not given the same items, an item lacks a score
+            that others have, nothing says which way a metric is better, the margin is out of range,
+            or nothing is scored with one number per item.
     """
     margin = limits("--max-score-drop", max_score_drop, least=-1)
     if first.keys() != second.keys():
@@ -82,10 +87,11 @@ def task_findings(
     findings = []
     for task, ours in first.items():
         theirs = second[task]
+        _check_two_runs(ours, theirs)
         _check_same(ours, theirs)
         for name in sorted(ours.items):
             for metric in _metrics(ours, theirs, name):
-                sign = -1.0 if metric in ours.lower_is_better else 1.0
+                sign = 1.0 if directions.higher_is_better(metric, ours, theirs) else -1.0
                 pairs = _pairs(ours.items[name], theirs.items[name], metric, sign)
                 label = f"{task} {metric}" + ("" if name == "none" else f", {name}")
                 findings.append(_finding(label, pairs, margin, confidence, min_items))
@@ -93,6 +99,23 @@ def task_findings(
         raise ParityError("samples", "no metric is one number per item",
                           fix="compare tasks that score each item")  # fmt: skip
     return tuple(findings)
+
+
+def _check_two_runs(first: TaskSamples, second: TaskSamples) -> None:
+    """Two servers may answer all alike: then their results, which have times, tell two runs."""
+    if first.sha256 != second.sha256:
+        return
+    if None in (first.results_sha256, second.results_sha256):
+        why = "no results_DATE.json beside both shows that there were two runs"
+    elif first.results_sha256 == second.results_sha256:
+        why = "so are the results beside them"
+    else:
+        return
+    raise ParityError(
+        f"{first.path}, {second.path}",
+        f"are equal byte for byte, and {why}: a run compared with itself shows nothing",
+        fix="give the samples of the two servers, in the folders that lm_eval wrote",
+    )
 
 
 def _check_same(first: TaskSamples, second: TaskSamples) -> None:
@@ -119,10 +142,20 @@ def _check_same(first: TaskSamples, second: TaskSamples) -> None:
 
 
 def _metrics(first: TaskSamples, second: TaskSamples, name: str) -> Sequence[str]:
-    """That every item has one number of, on both sides."""
-    items = [*first.items[name].values(), *second.items[name].values()]
-    common = set(items[0].scores).intersection(*(item.scores for item in items[1:]))
-    return sorted(common)
+    """That items have one number of: then every item has, on both sides."""
+    sides = [(one.path, item) for one in (first, second) for item in one.items[name].values()]
+    found = sorted({metric for _, item in sides for metric in item.scores})
+    for metric in found:
+        lacking = [(path, item.number) for path, item in sides if metric not in item.scores]
+        if lacking:
+            path, number = lacking[0]
+            raise ParityError(
+                path,
+                f"doc_id {number} has no number as {metric}, which {len(sides) - len(lacking)} of"
+                f" the {len(sides)} samples of both sides have",
+                fix="look into this item (an error of the server?), and run the task again",
+            )
+    return found
 
 
 def _pairs(

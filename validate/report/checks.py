@@ -9,6 +9,7 @@ from ..paired import PairedChange
 MOST_DRAFT_TOKENS = 1000
 _LARGEST_LOG = 20.0  # of a ratio: acceptance lengths lie in [1, K + 1]
 _ROUNDING = 1e-9
+_MOST_ROUNDS = 1e12  # of a prompt: sums of them are exact
 
 
 def exit_code_problem(verdict: Verdict, exit_code: int) -> str:
@@ -37,7 +38,10 @@ def comparison_problem(
     if not 1 <= num_draft_tokens <= MOST_DRAFT_TOKENS:
         return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {num_draft_tokens}"
     for figures in drafts:
-        if problem := _figures_problem(figures, num_draft_tokens):
+        # Drafts that cannot be compared may have drafted with another K each.
+        if problem := _figures_problem(
+            figures, num_draft_tokens if prompts else max(1, len(figures.histogram) - 1)
+        ):
             return problem
     for change in changes:
         if change is not None and (problem := _change_problem(change)):
@@ -46,7 +50,10 @@ def comparison_problem(
         return "max_relative_drop: expected a share in (0, 1)"
     for prompt in prompts:
         for histogram in (prompt.baseline, prompt.candidate):
-            if not is_histogram(histogram, num_draft_tokens):
+            if (
+                not is_histogram(histogram, num_draft_tokens)
+                or not 1 <= sum(histogram) < _MOST_ROUNDS
+            ):
                 return f"prompts: {prompt.id!r}: expected {num_draft_tokens + 1} counts of rounds"
     return ""
 

@@ -1,38 +1,30 @@
 """The report of the gate as a JSON document: what its keys are, and one strict reading of it.
 
 docs/report-format.md describes every key. What is written is `document_of` a judgement; what is
-read is a `Document`, of which all other forms of the report are made.
+read is a `Document`, of which all other forms are made, once its counts were judged again.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ...calibration.traces.manifest import Sampling, TargetIdentity
 from ...quantize.files.provenance import package_version
 from ...recipes.errors import short
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
-from ..categories import CategoryFigures
-from ..decision import Verdict
-from ..doubts import Background
-from ..draft_replay import FirstStepAgreement
 from ..errors import GateError
-from ..estimand import DraftSampling
-from ..gate import DraftFigures, PromptFigures
-from ..looks import Look
-from ..paired import PairedChange, RequiredPrompts
 from ..parity.finding import Finding
-from ..policy import Policy
 from ..served.noise import ServerNoise
-from ..served_figures import ServedFigures
-from .checks import comparison_problem, exit_code_problem
 from .facts import Drafts, EngineFacts, environment
+from .judged_again import judged_again
+from .judgements import Comparison, Joint, Judgement, Retuned
 
 FORMAT: Literal["draftquant gate"] = "draftquant gate"
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
+"""Another one wherever equal counts are judged differently: what is read is judged again."""
 _AGAIN = "run the gate again with --report"
 _KEYS_OF_OLD = {"verdict", "reason", "exit_code"}
 """What every report had before reports had a version."""
@@ -43,132 +35,6 @@ class Judged(Protocol):
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeatureFigures:
-    """As in `FeatureEvidence`; JSON has the shifts as text."""
-
-    repeats: int
-    constant: bool
-    share: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedText:
-    """The traces that were replayed; as in `TraceFigures`."""
-
-    sha256: str
-    target: TargetIdentity
-    temperature: float
-    sampling: Sampling | None
-    mean_token_probability: float | None
-    repeated_8gram_share: float
-    num_near_duplicates: int
-    features: FeatureFigures
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Two drafts; keys as in `GateReport`, and `exit_code` and `relative_change`."""
-
-    kind: Literal["comparison"]
-    verdict: Verdict
-    reason: str
-    action: str | None
-    warnings: tuple[str, ...]
-    policy: Policy
-    looser_than_release: tuple[str, ...]
-    look: Look | None
-    estimand: str
-    convention: str
-    num_draft_tokens: int
-    draft_sampling: DraftSampling | None
-    traces: RecordedText | None
-    background: Background
-    num_prompts: int
-    num_copies: int
-    num_short_prompts: int
-    baseline: DraftFigures
-    candidate: DraftFigures
-    change: PairedChange | None
-    required_num_prompts: RequiredPrompts | None
-    first_step: FirstStepAgreement | None
-    categories: tuple[CategoryFigures, ...]
-    served: ServedFigures | None
-    prompts: tuple[PromptFigures, ...]
-    num_clusters: int | None = None
-    exit_code: int
-    relative_change: float | None
-
-    def problem(self) -> str:
-        """What no gate says; empty for what one may say."""
-        return exit_code_problem(self.verdict, self.exit_code) or comparison_problem(
-            num_draft_tokens=self.num_draft_tokens,
-            drafts=(self.baseline, self.candidate),
-            changes=(self.change, *(each.change for each in self.categories)),
-            limits=(
-                self.policy.max_relative_drop,
-                *(each.max_relative_drop for each in self.categories),
-            ),
-            prompts=self.prompts,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retuned:
-    """Both comparisons of a draft that its target taught; keys as in `RetunedReport`."""
-
-    kind: Literal["retuned"]
-    mark: str
-    rule: str
-    verdict: Verdict
-    reason: str
-    action: str | None
-    exit_code: int
-    quantization_change: float | None
-    training_change: float | None
-    quantization_and_training_change: float | None
-    against_tuned: Comparison
-    against_bf16: Comparison
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Of both, each once."""
-        both = (*self.against_tuned.warnings, *self.against_bf16.warnings)
-        return tuple(dict.fromkeys(both))
-
-    def problem(self) -> str:
-        """As of `Comparison`."""
-        return exit_code_problem(self.verdict, self.exit_code)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joint:
-    """Several judgements of one candidate; keys as in `JointReport`."""
-
-    kind: Literal["joint"]
-    verdict: Verdict
-    reason: str
-    action: str | None
-    exit_code: int
-    warnings: tuple[str, ...]
-    served: Comparison | None
-    replayed: Comparison | Retuned | None
-    noise: ServerNoise | None
-    parity: tuple[Finding, ...]
-
-    def problem(self) -> str:
-        """As of `Comparison`."""
-        if self.served is None and self.replayed is None:
-            return "served, replayed: expected one of them"
-        changes = () if self.noise is None else (self.noise.change, self.noise.drift)
-        return exit_code_problem(self.verdict, self.exit_code) or comparison_problem(
-            changes=changes
-        )
-
-
-Judgement = Comparison | Retuned | Joint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +55,7 @@ class Header:
     """
 
     format: Literal["draftquant gate"] = FORMAT
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     draftquant: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -269,7 +135,7 @@ def read_report(path: Path) -> Document:
 
     Raises:
         GateError: it cannot be read, is something else or of another version, or says what no gate
-            says.
+            says of such counts.
     """
     try:
         return parse_report(read_text(path), path)
@@ -290,9 +156,32 @@ def parse_report(text: str, where: object) -> Document:
         names = {field.name for field in fields(Header)}
         header = {key: value for key, value in found.items() if key in names}
         rest = {key: value for key, value in found.items() if key not in names}
-        return Document(header=decode(Header, header), judgement=_judgement(rest))
+        document = Document(header=decode(Header, header), judgement=_judgement(rest))
     except JsonProblem as exc:
         raise GateError(where, f"is no report of the gate: {exc}", fix=_AGAIN) from exc
+    judgement, problem = judged_again(document.judgement)
+    if problem := problem or _identity_problem(document):
+        raise GateError(
+            where,
+            f"says what does not follow from its own counts: {problem}",
+            fix=f"{_AGAIN}: this file was edited, or another version judged it",
+        )
+    return dataclasses.replace(document, judgement=judgement)
+
+
+def _identity_problem(document: Document) -> str:
+    """Whether the drafts that are named are those that were judged; empty if they may be."""
+    drafts = document.header.drafts
+    baselines = {one.sha256 for one in (drafts.baseline, drafts.tuned) if one is not None}
+    for _, found in document.comparisons:
+        known = found.background
+        for role, judged, named in (
+            ("candidate", known.candidate_sha256, {drafts.candidate.sha256}),
+            ("baseline", known.baseline_sha256, baselines),
+        ):
+            if judged is not None and None not in named and judged not in named:
+                return f"drafts.{role}.sha256: a draft with tensors {judged} was judged"
+    return ""
 
 
 def _judgement(mapping: Mapping[str, Any]) -> Judgement:
@@ -322,6 +211,13 @@ def _check_version(found: Mapping[str, Any], where: object) -> None:
             where,
             f"is no report of the gate: expected format {FORMAT!r}, got {short(kind)}",
             fix="give what 'draftquant gate --report' wrote",
+        )
+    if type(version) is int and 0 < version < SCHEMA_VERSION:
+        raise GateError(
+            where,
+            f"was written by an earlier draftquant, whose gate judged by other rules: expected"
+            f" schema_version {SCHEMA_VERSION}, got {version}",
+            fix=_AGAIN,
         )
     if type(version) is int and version > SCHEMA_VERSION:
         raise GateError(

@@ -1,17 +1,23 @@
 """The report as JUnit's XML, which every CI shows: a test case for each verdict.
 
-The suite is green exactly where the gate passes: what the policy leaves open is skipped.
+The suite is green exactly where the gate passes: what the policy leaves open is skipped. Where an
+INCONCLUSIVE verdict fails no job, it may be skipped too.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 from xml.etree import ElementTree
 
 from ...recipes.errors import visible
 from . import words
-from .document import Comparison, Document
+from .document import Document
+from .judgements import Comparison
 
 SUITE = "draftquant gate"
+
+Open = Literal["error", "skipped"]
+"""What becomes of an INCONCLUSIVE verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +35,26 @@ class Case:
     reason: str
     required: bool = True
 
-    @property
-    def result(self) -> str:
+    def result(self, inconclusive: Open) -> str:
         """The element that says how it went; "" = passed."""
         if self.verdict == "PASS":
             return ""
         if self.verdict == "FAIL":
             return "failure"
-        return "error" if self.required else "skipped"
+        if not self.required:
+            return "skipped"
+        return inconclusive if self.verdict == "INCONCLUSIVE" else "error"
 
 
-def junit(document: Document) -> str:
-    """The whole file."""
+def junit(document: Document, *, inconclusive: Open = "error") -> str:
+    """The whole file.
+
+    Args:
+        document: that was read, or would be.
+        inconclusive: what becomes of such verdicts.
+    """
     cases = list(_cases(document))
-    found = [case.result for case in cases]
+    found = [case.result(inconclusive) for case in cases]
     counts = {
         "tests": str(len(cases)),
         "failures": str(found.count("failure")),
@@ -54,20 +66,20 @@ def junit(document: Document) -> str:
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in _properties(document):
         ElementTree.SubElement(properties, "property", {"name": name, "value": visible(value)})
-    for case in cases:
+    for case, result in zip(cases, found, strict=True):
         names = {"classname": visible(case.group), "name": visible(case.name), "time": "0"}
         element = ElementTree.SubElement(suite, "testcase", names)
-        if case.result:
+        if result:
             message = visible(case.reason)
             kind = {"message": message, "type": case.verdict}
-            ElementTree.SubElement(element, case.result, kind).text = message
+            ElementTree.SubElement(element, result, kind).text = message
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _cases(document: Document) -> Iterator[Case]:
     judgement = document.judgement
-    action = f" {judgement.action}" if judgement.action else ""
+    action = "".join(f" {way}" for way in (judgement.action or "").splitlines())
     yield Case(
         group=SUITE,
         name="verdict",

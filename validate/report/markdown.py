@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from ...recipes.errors import visible
 from . import words
-from .document import Comparison, Document
+from .document import Document
+from .judgements import Comparison
 
 MOST_ROWS = 40
 """Of a table. GitHub takes comments of 65,536 characters."""
@@ -44,9 +45,11 @@ def _lines(document: Document) -> Iterator[str]:
     yield f"### {judgement.verdict}: draftquant gate of {code(drafts.candidate.name)}"
     yield ""
     yield escaped(judgement.reason)
-    if judgement.action:
+    ways = (judgement.action or "").splitlines()
+    if ways:
         yield ""
-        yield f"**What to do:** {escaped(judgement.action)}"
+        yield f"**What to do:** {escaped(ways[0])}" if len(ways) == 1 else "**What to do:**"
+        yield from (f"- {escaped(way)}" for way in ways if len(ways) > 1)
     for title, found in document.comparisons:
         yield ""
         if title:
@@ -92,7 +95,7 @@ def _categories(found: Comparison) -> Iterator[str]:
             found.verdict,
         )
     ]
-    if len(found.categories) > 1:
+    if found.categories:
         rows += [
             (
                 code(own.category),

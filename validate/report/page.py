@@ -1,5 +1,6 @@
 """The report as a page: one file of HTML that loads nothing, runs nothing, and fits a phone."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from ...recipes.errors import visible
 from ..charts.counted import Dot, histogram, positions, scatter
 from ..charts.forest import Interval, forest
 from ..charts.look import style_sheet
-from ..gate import PromptFigures
+from ..gate import DraftFigures, PromptFigures
 from ..paired import PairedChange
 from ..statistics import AcceptanceCounts
 from . import words
-from .document import Comparison, Document
+from .document import Document
+from .judgements import Comparison
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?", "ANOMALOUS": "!"}
 """Beside the words, for those who scan; colours are only a third mark."""
@@ -130,7 +132,23 @@ def intervals(found: Comparison) -> tuple[Interval, ...]:
     )
 
 
+def _of_one_depth(found: Comparison) -> Comparison:
+    """Drafts that cannot be compared may have another K each: no step got beyond its own."""
+    most = max(len(found.baseline.survival), len(found.candidate.survival))
+
+    def deeper(figures: DraftFigures) -> DraftFigures:
+        never = (0.0,) * (most - len(figures.survival))
+        return dataclasses.replace(
+            figures, histogram=figures.histogram + never, survival=figures.survival + never
+        )
+
+    return dataclasses.replace(
+        found, baseline=deeper(found.baseline), candidate=deeper(found.candidate)
+    )
+
+
 def _part(number: int, title: str, found: Comparison) -> Part:
+    found = _of_one_depth(found)
     prompts = tuple(map(_lengths, found.prompts))
     most = max((prompt.steps for prompt in prompts), default=1)
     dots = [

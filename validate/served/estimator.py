@@ -139,6 +139,23 @@ def round_starts(record: RequestRecord, num_draft_tokens: int) -> list[int] | No
     return starts if starts[-1] < len(record.token_ids) <= end + cut else None
 
 
+def num_unwritten(record: RequestRecord, num_draft_tokens: int) -> int:
+    """Tokens of the output that no verify step wrote, one by each step without a draft.
+
+    A verify step writes what it accepts and one token more; the last may go beyond the end. At the
+    end up to K tokens may come without a draft, for no more than that are left to write, and up to
+    K from verify steps that the engine does not tell whole: so much says nothing.
+
+    Returns:
+        0 where all is accounted for; below 0 where the steps wrote more than the output has room
+        for: K beyond its end, and a token that ended it and was dropped.
+    """
+    written = 1 + round(whole_counts(record, num_draft_tokens).num_emitted_tokens)
+    missing = len(record.token_ids) - written
+    most = num_draft_tokens * (2 if record.num_cut_rounds else 1)
+    return 0 if -num_draft_tokens - 1 <= missing <= most else missing
+
+
 def whole_counts(record: RequestRecord, num_draft_tokens: int) -> AcceptanceCounts:
     """Of all rounds; without speculation every token behind the first is a round of its own."""
     if record.counts is not None:

@@ -8,7 +8,7 @@ from ..draft_counts import Wording
 from ..errors import GateError
 from ..gate import GateReport, judge_counts
 from ..looks import Look
-from ..measure.measurement import Measurement
+from ..measure.measurement import Measurement, differing_arguments
 from ..policy import Policy
 from .pair import ServedPair, pair_measurements
 
@@ -17,6 +17,12 @@ SERVED = Wording(
     take="Measure",
     longer="ask for longer outputs (measure --max-new-tokens), or serve a smaller K",
 )
+UNCHANGED = dataclasses.replace(
+    SERVED,
+    both_again="See which draft the candidate's server runs (draftquant measure --show), start it"
+    " with the quantized one, and measure again.",
+)
+"""Where a candidate does what its baseline did."""
 SAID_FROM = 0.02
 """Share of rounds with fewer than K proposals from which on it is said."""
 
@@ -46,6 +52,13 @@ def judge_measured(
     """
     pair = pair_measurements(baseline, candidate)
     digests = [draft_sha256(one) for one in (baseline, candidate)]
+    if None in digests and said_the_same(baseline, candidate):
+        raise GateError(
+            candidate.name,
+            f"holds the very outputs and verify steps of {baseline.name}, and nothing says that its"
+            " server ran another draft: it is the same measurement, or the same draft, again",
+            fix="measure each server with --draft, which says what it runs",
+        )
     if digests[0] is not None and digests[0] == digests[1] and not background.unrelated:
         raise GateError(
             candidate.name,
@@ -59,13 +72,14 @@ def judge_measured(
         candidate_sha256=background.candidate_sha256 or digests[1],
         warnings=(*background.warnings, *warnings_of(pair)),
     )
+    unchanged = "" if background.unrelated else _unchanged(baseline, candidate)
     report = judge_counts(
         pair.baseline,
         pair.candidate,
         policy,
-        incomparable=pair.incomparable,
+        incomparable=pair.incomparable or unchanged,
         estimand=_estimand(baseline),
-        wording=SERVED,
+        wording=SERVED if pair.incomparable else UNCHANGED,
         look=look,
         background=known,
     )
@@ -77,6 +91,36 @@ def draft_sha256(measurement: Measurement) -> str | None:
     """Identity of the draft that was served; None = not known."""
     speculation = measurement.setup.speculation
     return None if speculation is None else speculation.draft_sha256
+
+
+def said_the_same(one: Measurement, other: Measurement) -> bool:
+    """Whether two runs got the same outputs by the same verify steps; times may differ."""
+    timeless = {"began": 0.0, "time_to_first_token": None, "latency": 0.0, "num_attempts": 1}
+    records = [
+        [dataclasses.replace(record, **timeless) for record in run.records] for run in (one, other)
+    ]
+    return records[0] == records[1]
+
+
+def _unchanged(baseline: Measurement, candidate: Measurement) -> str:
+    """That a format which rounds changed no verify step, a sentence; empty if it did.
+
+    Rounding changes some step of every hundred or so: where none differs, the server has not read
+    the quantized weights.
+    """
+    plain, quantized = (
+        run.setup.speculation and run.setup.speculation.draft_quantization
+        for run in (baseline, candidate)
+    )
+    if plain != "none" or quantized in (None, "none"):
+        return ""
+    steps = [[(r.histogram, r.accepted) for r in run.records] for run in (baseline, candidate)]
+    if steps[0] != steps[1]:
+        return ""
+    return (
+        f"the draft of {candidate.name} is said to be quantized ({quantized}), and each of its"
+        f" verify steps accepted what those of {baseline.name} did, which rounding does not do"
+    )
 
 
 def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: Background) -> None:
@@ -105,6 +149,16 @@ def warnings_of(pair: ServedPair) -> Iterator[str]:
             yield (
                 f"the server of {measurement.name} does not tell how it accepts: settings that"
                 " change what the target writes would not be seen (see `draftquant parity`)"
+            )
+    servers = [measurement.setup.server for measurement in pair.measurements]
+    if differing := differing_arguments(*servers):
+        yield f"the two servers were started differently ({'; '.join(differing)})"
+    for measurement in pair.measurements:
+        speculation = measurement.setup.speculation
+        if speculation is not None and speculation.told_by == "user":
+            yield (
+                f"the server of {measurement.name} calls its draft {speculation.served_draft}: that"
+                f" it is {speculation.draft} is what --served-as says"
             )
     one, other = (measurement.setup.asked.concurrency for measurement in pair.measurements)
     if one != other:

@@ -57,7 +57,7 @@ def server_noise(baseline: Measurement, again: Measurement, policy: Policy) -> S
             fix="--baseline-again takes a second run of the BF16 draft",
         )
     change, drift = pair.change(policy.confidence), pair.change(DRIFT_CONFIDENCE)
-    verdict, reason, action = _judged(pair.incomparable, change, drift, policy)
+    verdict, reason, action = judged_noise(pair.incomparable, change, drift, policy)
     return ServerNoise(
         name=again.name,
         verdict=verdict,
@@ -69,9 +69,17 @@ def server_noise(baseline: Measurement, again: Measurement, policy: Policy) -> S
     )
 
 
-def _judged(
+def judged_noise(
     incomparable: str, change: PairedChange | None, drift: PairedChange | None, policy: Policy
 ) -> tuple[Verdict, str, str | None]:
+    """Verdict, reason and action.
+
+    Args:
+        incomparable: see `Evidence`.
+        change: see `ServerNoise`.
+        drift: likewise.
+        policy: whose limit the noise is held against.
+    """
     if incomparable:
         what = f"{incomparable[0].upper()}{incomparable[1:]}: it is no repetition of the first run."
         return "ANOMALOUS", what, "Measure the BF16 draft again, on the same server as before."

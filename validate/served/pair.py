@@ -12,9 +12,17 @@ from ..measure.measurement import Measurement, RequestRecord, differences
 from ..paired import PairedChange
 from ..served_figures import ServedFigures
 from ..statistics import AcceptanceCounts, pooled, repeated_ngram_share
-from .estimator import PairedOutputs, pair_outputs, whole_counts
+from .estimator import PairedOutputs, num_unwritten, pair_outputs, whole_counts
 
 CountsPair = tuple[AcceptanceCounts, AcceptanceCounts]
+MOST_UNDRAFTED = 0.01
+"""Share of a run's steps without a draft up to which its verify steps stand for its text."""
+MOST_UNDRAFTED_APART = 0.001
+"""The same, between the two runs. Steps that accept nothing and are left out make the acceptance
+length longer by less than their share: a tenth of what `release` allows to be lost."""
+MOST_PARTING = 0.05
+"""Chance that two greedy outputs part at a token. One target parts from itself at near ties alone:
+at 0.2 % of the tokens where it was measured, and 1 to 2 % where it is unsure everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +71,7 @@ class ServedPair:
         incomparable: see `Evidence`.
         baseline, candidate: by weighted rounds, see `estimator`; by all rounds where the two cannot
             be compared.
-        outputs: of every prompt; none where they cannot.
+        outputs: of every prompt; none where the setups, or what K there was, forbid it.
     """
 
     measurements: tuple[Measurement, Measurement]
@@ -105,6 +113,8 @@ class ServedPair:
                 ((one.baseline.common, one.candidate.common) for one in outputs), confidence
             ),
             repeated_8gram_share=repeated_ngram_share(r.token_ids for r in baseline.records),
+            mean_token_probability=self.baseline.text.mean_token_probability,
+            num_near_duplicates=self.baseline.text.num_near_duplicates,
         )
 
     def _change(self, counts: Iterable[CountsPair], confidence: float) -> PairedChange | None:
@@ -143,13 +153,15 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
                             fix="ask for longer outputs (measure --max-new-tokens)")  # fmt: skip
     incomparable = incomparability(baseline, candidate)
     outputs: tuple[PairedOutputs, ...] = ()
+    if not incomparable:
+        outputs = _outputs(baseline, candidate, known[0])
+        incomparable = _unaccounted(baseline, candidate) or _other_target(baseline, outputs)
     if incomparable:
         own, other = (
             [whole_counts(record, size or known[0]) for record in one.records]
             for one, size in zip((baseline, candidate), sizes, strict=True)
         )
     else:
-        outputs = _outputs(baseline, candidate, known[0])
         weighted = [one.weighted() for one in outputs]
         own, other = [counts for counts, _ in weighted], [counts for _, counts in weighted]
     return ServedPair(
@@ -180,6 +192,48 @@ def incomparability(baseline: Measurement, candidate: Measurement) -> str:
     if _identities(baseline) != _identities(candidate):
         return "the two runs hold different prompts"
     return ""
+
+
+def _unaccounted(baseline: Measurement, candidate: Measurement) -> str:
+    """Whose verify steps are not those of its text, a sentence; empty if both are."""
+    shares = [_undrafted_share(one) for one in (baseline, candidate)]
+    for one, share in zip((baseline, candidate), shares, strict=True):
+        if share < 0:
+            return f"the verify steps of {one.name} accept more than its outputs have tokens"
+        if share > MOST_UNDRAFTED:
+            return (
+                f"{share:.1%} of the steps that wrote the outputs of {one.name} are no verify"
+                " steps: there its server drafted nothing, or does not tell it"
+                f" ({MOST_UNDRAFTED:.0%} may be missing)"
+            )
+    if abs(shares[0] - shares[1]) > MOST_UNDRAFTED_APART:
+        return (
+            f"{shares[0]:.2%} of the steps that wrote the outputs of {baseline.name} are no verify"
+            f" steps, and {shares[1]:.2%} of {candidate.name}: one server drafted less often"
+        )
+    return ""
+
+
+def _undrafted_share(measurement: Measurement) -> float:
+    """Of the steps behind first tokens, those that are no verify steps; below 0 = see above."""
+    size = _num_draft_tokens(measurement)
+    unwritten = [num_unwritten(record, size) for record in measurement.records]
+    if min(unwritten) < 0:
+        return -1.0
+    counted = sum(whole_counts(record, size).num_steps for record in measurement.records)
+    return sum(unwritten) / (sum(unwritten) + counted) if any(unwritten) else 0.0
+
+
+def _other_target(baseline: Measurement, outputs: Sequence[PairedOutputs]) -> str:
+    """That greedy outputs part far too often for one target, a sentence; empty if they do not."""
+    parted = sum(not one.identical for one in outputs)
+    chance = _share(parted, parted + sum(one.num_common for one in outputs))
+    if baseline.setup.asked.temperature or chance <= MOST_PARTING:
+        return ""
+    return (
+        f"the two targets do not say the same: greedy outputs part at {chance:.1%} of the tokens"
+        f" that they could part at, where near ties of one target explain {MOST_PARTING:.0%}"
+    )
 
 
 def _outputs(

@@ -1,10 +1,11 @@
 """A measurement reconciled with a replay of traces: over all prompts, with the draft at hand."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...calibration.passes.batches import batches_of
 from ...calibration.passes.draft_inputs import check_trace_fits
 from ...calibration.passes.predictions import num_draft_tokens_fault
 from ...calibration.traces.folder import TraceFolder
@@ -16,8 +17,9 @@ from ..errors import MeasureError
 from ..measure.measurement import Measurement, RequestRecord, Speculation
 from ..statistics import AcceptanceCounts, pooled
 from .estimator import common_length
+from .kept_places import BothPlaces, KeptPlaces
 from .parting import choice_gap
-from .places import NEAR, Places, noise, places
+from .places import NEAR, noise, places_of_batch
 from .reconcile import ReconciledPrompt, reconcile_prompt
 
 
@@ -31,6 +33,7 @@ class Reconciliation:
         other_draft: the server had other tensors than the replayed draft; None = it is not known.
         prompts: in the order of the measurement, those that the traces hold.
         num_not_recorded: prompts of the measurement that the traces do not hold.
+        num_left_out: prompts that both hold, behind the limit.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Reconciliation:
     other_draft: bool | None
     prompts: tuple[ReconciledPrompt, ...]
     num_not_recorded: int
+    num_left_out: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -106,6 +110,8 @@ def reconcile(
     tables: SharedTables,
     max_gap: float,
     other_draft: bool | None = None,
+    limit: int | None = None,
+    kept: KeptPlaces | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Reconciliation:
     """Replay a draft along traces, and hold a measurement of it against that.
@@ -117,6 +123,8 @@ def reconcile(
         tables: of the target, for how near its ties were.
         max_gap: nats between two tokens of the target up to which either may be chosen.
         other_draft: see `Reconciliation`.
+        limit: only so many prompts, the first ones of the measurement; None = all.
+        kept: what an earlier run has replayed, and this one goes on to keep; None = nothing is.
         on_progress: called with (prompts done, prompts).
 
     Raises:
@@ -135,20 +143,21 @@ def reconcile(
             f"has no prompt in common with {traces.folder}",
             fix="measure the prompts that were recorded, with the same chat template",
         )
+    chosen = pairs[:limit]
+    wanted = {entry.id for _, _, entry in chosen}
+    replayed = _replayed(drafts, traces, wanted, num_draft_tokens, kept, on_progress)
     met: list[_Met] = []
-    for number, (record, _, entry) in enumerate(pairs, start=1):
+    for record, _, entry in chosen:
         trace = traces.load(entry)
-        by_draft = [places(draft, traces, trace, num_draft_tokens) for draft in drafts]
         gap = _gap(record, trace, traces, tables)
         text = dataclasses.replace(trace, features=trace.features[:0].clone())  # they are large
-        met.append(_Met(record=record, text=text, places=by_draft, gap=gap))
-        on_progress(number, len(pairs))
-    near = NEAR * noise(*zip(*(one.places for one in met), strict=True))
+        met.append(_Met(record=record, text=text, places=replayed[entry.id], gap=gap))
+    near = NEAR * noise([m.places.as_served for m in met], [m.places.exact for m in met])
     prompts = [
         reconcile_prompt(
             one.record,
             one.text,
-            one.places[0],
+            one.places.as_served,
             num_draft_tokens,
             near=near,
             gap=one.gap,
@@ -165,7 +174,43 @@ def reconcile(
         other_draft=other_draft,
         prompts=tuple(prompts),
         num_not_recorded=len(measurement.records) - len(pairs),
+        num_left_out=len(pairs) - len(chosen),
     )
+
+
+def _replayed(
+    drafts: tuple[LoadedDraft, LoadedDraft],
+    traces: TraceFolder,
+    wanted: Collection[str],
+    num_draft_tokens: int,
+    kept: KeptPlaces | None,
+    on_progress: Callable[[int, int], None],
+) -> dict[str, BothPlaces]:
+    """By the id of each prompt; in batches, each of which is kept when it is done."""
+    prompts = traces.manifest.prompts
+    found: dict[str, BothPlaces] = {}
+    missing: list[int] = []
+    for position, entry in enumerate(prompts):
+        both = kept.find(position) if kept and entry.id in wanted else None
+        if both is not None:
+            found[entry.id] = both
+        elif entry.id in wanted:
+            missing.append(position)
+    alone = not all(draft.rounds_alone for draft in drafts)
+    on_progress(len(found), len(wanted))
+    for batch in batches_of([prompts[i] for i in missing], max_prompts=1 if alone else None):
+        positions = [missing[i] for i in batch]
+        texts = [traces.load(prompts[i]) for i in positions]
+        as_served, exact = (
+            places_of_batch(draft, traces, texts, num_draft_tokens) for draft in drafts
+        )
+        for position, *own in zip(positions, as_served, exact, strict=True):
+            both = BothPlaces(as_served=own[0], exact=own[1])
+            found[prompts[position].id] = both
+            if kept:
+                kept.keep(position, both)
+        on_progress(len(found), len(wanted))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +219,7 @@ class _Met:
 
     record: RequestRecord
     text: PromptTrace
-    places: Sequence[Places]
+    places: BothPlaces
     gap: float | None
 
 

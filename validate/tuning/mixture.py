@@ -73,8 +73,8 @@ def described(mixture: Mixture) -> str:
 def recipe_of(base: Recipe, mixture: Mixture, name: str) -> Recipe:
     """The recipe that makes of a draft what a mixture says.
 
-    The format that most linears have is the recipe's own; every other unit has a rule that names
-    its tensors.
+    The format that most linears have is the recipe's own (where the algorithm is not for all, of
+    those that it is for: GPTQ rounds no FP8); every other unit has a rule that names its tensors.
 
     Args:
         base: layout, algorithm, rules for all that is no attention or MLP linear, and policy.
@@ -102,7 +102,8 @@ def recipe_of(base: Recipe, mixture: Mixture, name: str) -> Recipe:
     for unit, option in mixture.items():
         if option.format is not None:
             counts[option.format] += len(unit.leaves)
-    main = counts.most_common(1)[0][0]
+    calibrated = [form for form in counts if base.algorithm.of(form.weights) == base.algorithm]
+    main = max(calibrated or counts, key=lambda form: counts[form])
     others = [_rule(u, o.format) for u, o in mixture.items() if o.format != main]
     roles = (
         dataclasses.replace(rule, optional=True) if rule.action == "quantize" else rule
@@ -115,6 +116,7 @@ def recipe_of(base: Recipe, mixture: Mixture, name: str) -> Recipe:
         loads_on=(),
         weights=main.weights,
         activations=main.activations,
+        algorithm=base.algorithm.of(main.weights),
         rules=(*others, *roles),
         expect=Expectation(quantized_per_layer=counts.total()),
     )

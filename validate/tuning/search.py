@@ -1,7 +1,9 @@
-"""The greedy search: from the narrowest mixture on, each time the widening that is worth most.
+"""Which mixtures are measured: each option everywhere, a greedy path, and one unit narrower.
+
+The path begins with the narrowest mixture and widens, each time where that is worth most.
 
 It trusts that costs add up: what a mixture costs is estimated as the sum of what each of its units
-costs alone. The path that it finds is measured afterwards, whole mixtures and nothing estimated.
+costs alone. The mixtures themselves are measured afterwards, whole, with nothing estimated.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -52,6 +54,36 @@ def greedy_path(costs: Costs, allowed: Callable[[Mixture], bool]) -> Iterator[Mi
             return
         _, unit, option = max(worth, key=lambda move: move[0])
         mixture[unit] = option
+
+
+def uniform_mixtures(costs: Costs) -> Iterator[Mixture]:
+    """Each option everywhere; what a unit cannot become, it does not: it is kept."""
+    kept = {unit: _kept(options) for unit, options in costs.items()}
+    for option in dict.fromkeys(option for options in costs.values() for option in options):
+        yield {unit: option if option in costs[unit] else kept[unit] for unit in costs}
+
+
+def narrowed_mixtures(
+    costs: Costs, mixture: Mixture, allowed: Callable[[Mixture], bool]
+) -> Iterator[Mixture]:
+    """A mixture with one unit narrower: each in turn, by the next allowed option with less bytes.
+
+    Args:
+        costs: measured unit by unit.
+        mixture: of the same units.
+        allowed: see `greedy_path`.
+    """
+    for unit, options in costs.items():
+        smaller = (each for each in options if options[each].nbytes < options[mixture[unit]].nbytes)
+        for option in sorted(smaller, key=lambda each: -options[each].nbytes):
+            narrower = {**mixture, unit: option}
+            if allowed(narrower):
+                yield narrower
+                break
+
+
+def _kept(options: Mapping[Option, UnitCost]) -> Option:
+    return next(option for option in options if option.format is None)
 
 
 def _narrowest(options: Mapping[Option, UnitCost]) -> Option:

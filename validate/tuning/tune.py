@@ -1,4 +1,4 @@
-"""`tune_draft`: costs unit by unit, the greedy path, its mixtures measured, one of them chosen."""
+"""`tune_draft`: costs unit by unit, the mixtures that they lead to, one of them chosen."""
 
 import dataclasses
 import math
@@ -7,59 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...calibration.passes.draft_inputs import check_trace_fits
-from ...calibration.rounding.divergence import Agreement, agreement
-from ...calibration.rounding.sequences import read_sequence, validation_rows
 from ...calibration.traces.folder import TraceFolder
-from ...quantize.stored.loading import LoadedDraft
-from ..categories import change_of
-from ..clusters import distinct_prompts, recorded_pairs
 from ..doubts import min_baseline_length
 from ..draft_replay import DraftReplay
 from ..errors import TuneError
-from ..paired import PairedChange
 from ..policy import POLICIES
 from ..replay import replay_drafts
 from .candidates import Candidates, bytes_of, kept_bytes_of
-from .mixture import KEPT, Mixture, Option, Unit, described, is_kept_whole
-from .search import Costs, UnitCost, greedy_path
+from .measured import Measured, Point, Refused, overlap_of
+from .mixture import KEPT, Mixture, Option, Unit
+from .search import Costs, UnitCost, greedy_path, narrowed_mixtures, uniform_mixtures
 
 MIN_PROMPTS = 8
 """To judge mixtures by; the gate wants 30."""
-CONFIDENCE = 0.95
-"""Of each bound."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """An option of a unit, or a whole mixture, that is out of the question."""
-
-    what: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A mixture on the path, measured.
-
-    Attributes:
-        nbytes: of all tensors of the draft that it makes.
-        overlap: with the proposals of the unquantized draft, mean over rows and depths, in [0, 1].
-        acceptance_length: mean, over the prompts that mixtures are judged by.
-        change: against the unquantized draft there, with one-sided bounds at 95 %.
-        best: no other mixture of the path has both fewer bytes and more overlap.
-    """
-
-    mixture: Mixture
-    nbytes: int
-    overlap: float
-    acceptance_length: float
-    change: PairedChange
-    best: bool = True
-
-    @property
-    def largest_drop(self) -> float:
-        """The share of the acceptance length that may be lost, as far as the prompts can tell."""
-        return -math.expm1(self.change.lower)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +39,9 @@ class Wanted:
         """The point to take, None where none is as wanted."""
         if self.budget is not None:
             fitting = [point for point in points if point.nbytes <= self.budget]
-            return max(fitting, key=lambda point: point.overlap, default=None)
+            return max(fitting, key=lambda point: (point.overlap, -point.nbytes), default=None)
         allowed = [point for point in points if point.largest_drop <= (self.max_drop or 0.0)]
-        return min(allowed, key=lambda point: point.nbytes, default=None)
+        return min(allowed, key=lambda point: (point.nbytes, -point.overlap), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +52,7 @@ class TuneReport:
         unquantized_bytes: of the draft as it is. unquantized_length: its acceptance length.
         costs: of every unit in every option that is possible.
         refused: what is not, and why.
-        points: the path, fewest bytes first.
+        points: all that was measured whole, fewest bytes first.
         chosen: None where no point is as wanted.
         num_prompts: by which mixtures were judged.
         num_calibration_prompts: others, which scales and codes were found by; 0 if none were.
@@ -150,7 +110,7 @@ def tune_draft(
         TraceError, CalibrationError, ReplayError: the traces do not fit the draft.
         DraftQuantError: a candidate cannot be made.
     """
-    reference, num_draft_tokens = candidates.reference, candidates.num_draft_tokens
+    reference, k = candidates.reference, candidates.num_draft_tokens
     check_trace_fits(reference, traces)
     if len(traces) < MIN_PROMPTS:
         raise TuneError(
@@ -159,42 +119,50 @@ def tune_draft(
             fix="record more prompts: 96 or more are of use",
         )
     on_progress("the unquantized draft")
-    (baseline,) = replay_drafts([reference], traces, num_draft_tokens=num_draft_tokens)
+    (baseline,) = replay_drafts([reference], traces, num_draft_tokens=k)
     costs, refused = _costs(candidates, units, options, traces, on_progress)
-    passed_over: list[Refused] = []
-
-    def allowed(mixture: Mixture) -> bool:
-        if is_kept_whole(mixture):
-            return False  # the end of the path: the draft as it is
-        why = candidates.problem(mixture)
-        if why is not None:
-            passed_over.append(Refused(what=described(mixture), why=why))
-        return why is None
-
-    points = []
-    for mixture in greedy_path(costs, allowed):
-        on_progress(described(mixture))
-        points.append(_point(candidates, mixture, baseline, traces))
-    if not points:
+    measured = Measured(candidates, baseline, traces, on_progress)
+    for mixture in uniform_mixtures(costs):
+        if measured.allowed(mixture):
+            measured.add(mixture)
+    for mixture in greedy_path(costs, measured.allowed):
+        measured.add(mixture)
+    if not measured.points:
         raise TuneError(
             candidates.draft.checkpoint.folder,
             f"no mixture of these formats loads ({candidates.serving})",
-            details=list(dict.fromkeys(one.why for one in (*refused, *passed_over))),
+            details=list(dict.fromkeys(one.why for one in (*refused, *measured.refused))),
             fix="give other recipes (--recipe) or another engine or GPU; where config.json itself"
             " is refused, correct it (draftquant check --fix), or pass --fix-config",
         )
-    points = _marked(points)
+    points, chosen = _narrowed(measured, costs, wanted)
     return TuneReport(
         unquantized_bytes=sum(row.tensor.nbytes for row in candidates.draft.rows),
         unquantized_length=baseline.counts.mean_acceptance_length,
         costs=costs,
-        refused=(*refused, *passed_over),
+        refused=(*refused, *measured.refused),
         points=tuple(points),
-        chosen=wanted.choice(points),
+        chosen=chosen,
         num_prompts=len(traces),
         num_calibration_prompts=len(candidates.calibration or ()),
         doubt=_doubt(baseline),
     )
+
+
+def _narrowed(measured: Measured, costs: Costs, wanted: Wanted) -> tuple[list[Point], Point | None]:
+    """Narrow each unit of the chosen mixture by itself, until nothing smaller is as wanted.
+
+    The greedy path only widens: what it widened early may be worth nothing at its end.
+    """
+    while True:
+        points = measured.points
+        chosen = wanted.choice(points)
+        if chosen is None or wanted.budget is not None:
+            return points, chosen
+        for mixture in narrowed_mixtures(costs, chosen.mixture, measured.allowed):
+            measured.add(mixture)
+        if len(measured.points) == len(points):
+            return points, chosen
 
 
 def _doubt(baseline: DraftReplay) -> str | None:
@@ -216,6 +184,7 @@ def _costs(
     on_progress: Callable[[str], None],
 ) -> tuple[Costs, list[Refused]]:
     """Every unit in every option, all other units kept."""
+    k = candidates.num_draft_tokens
     kept = next(option for option in options if option.name == KEPT)
     costs: dict[Unit, Mapping[Option, UnitCost]] = {}
     refused = []
@@ -232,62 +201,11 @@ def _costs(
                 continue
             on_progress(f"{unit} as {option}")
             with candidates.loaded(alone) as draft:
-                overlap = _overlap(draft, candidates.reference, traces, candidates.num_draft_tokens)
+                overlap = overlap_of(draft, candidates.reference, traces, k)
             nbytes = bytes_of(candidates.plan(alone), unit)
             own[option] = UnitCost(nbytes=nbytes, divergence=1 - overlap)
         costs[unit] = own
     return costs, refused
-
-
-def _point(
-    candidates: Candidates, mixture: Mixture, baseline: DraftReplay, traces: TraceFolder
-) -> Point:
-    k = candidates.num_draft_tokens
-    with candidates.loaded(mixture) as draft:
-        (replay,) = replay_drafts([draft], traces, num_draft_tokens=k)
-        overlap = _overlap(draft, candidates.reference, traces, k)
-    change = change_of(distinct_prompts(recorded_pairs(baseline, replay)), CONFIDENCE)
-    if change is None:
-        raise TuneError(
-            traces.folder,
-            "fewer than two distinct prompts: nothing can be compared",
-            fix="record more prompts",
-        )
-    return Point(
-        mixture=mixture,
-        nbytes=candidates.plan(mixture).bytes_after,
-        overlap=overlap,
-        acceptance_length=replay.counts.mean_acceptance_length,
-        change=change,
-    )
-
-
-def _marked(points: Sequence[Point]) -> list[Point]:
-    """Sorted by bytes, those that another one beats in both marked."""
-    by_size = sorted(points, key=lambda point: (point.nbytes, -point.overlap))
-    marked, most = [], -math.inf
-    for point in by_size:
-        marked.append(dataclasses.replace(point, best=point.overlap > most))
-        most = max(most, point.overlap)
-    return marked
-
-
-def _overlap(
-    draft: LoadedDraft, reference: LoadedDraft, traces: TraceFolder, num_draft_tokens: int
-) -> float:
-    """Mean over rows and depths of the sum of the smaller probabilities."""
-    per_row = 1 if reference.geometry.block_size is None else 1 + num_draft_tokens
-    total = Agreement(rows=0, accepted=0, accepted_reference=0, overlap=0.0)
-    for entry in traces.manifest.prompts:
-        rows = validation_rows(entry, num_draft_tokens, per_row)
-        if rows:
-            total += agreement(
-                draft.forward,
-                reference.forward,
-                read_sequence(reference, traces, entry, rows),
-                num_draft_tokens=num_draft_tokens,
-            )
-    return total.overlap / (total.rows * num_draft_tokens)
 
 
 def _mapping(point: Point, *, chosen: bool) -> dict[str, Any]:

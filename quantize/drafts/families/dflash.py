@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError
-from ...files.entries import MASK_EMBEDDING_FILE
+from ...files.entries import MASK_EMBEDDING_FILE, check_own
 from ..attention_shapes import Shapes, grouped_shapes, head_norm_shapes, weight_names
 from ..config_reader import ConfigReader, Served
 from ..family import Dim, Family, TensorSpec
@@ -192,6 +192,7 @@ class DFlash(Family):
         from ..mask_embedding import read_mask_embedding
 
         path = folder / MASK_EMBEDDING_FILE
+        check_own(folder, MASK_EMBEDDING_FILE)
         if not path.exists():
             return {}
         g = geometry

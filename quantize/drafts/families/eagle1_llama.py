@@ -28,6 +28,7 @@ class Eagle1Llama(Family):
     """The EAGLE-1 family with all its name variants."""
 
     name = "eagle1-llama"
+    one_layer = True
     architectures = ("EagleLlamaForCausalLM", "Qwen2ForCausalLMEagle")
     prefixes = (
         ("model.", ""),

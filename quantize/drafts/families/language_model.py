@@ -58,15 +58,15 @@ class LanguageModel(Family):
         return LlamaGeometry(**fields, reads_features=False)
 
     def tensor_specs(self, geometry: LlamaGeometry) -> Mapping[str, TensorSpec]:
-        """See `Family.tensor_specs`; a tied model has no head, no other one lacks it."""
+        """See `Family.tensor_specs`; a tied model may store its head again, no other lacks it."""
         g = geometry
         hidden, vocab = Dim(g.hidden_size, "hidden_size"), Dim(g.vocab_size, "vocab_size")
         table = {
             "embed_tokens.weight": TensorSpec(role="embedding", shape=(vocab, hidden)),
             "norm.weight": TensorSpec(role="norm", shape=(hidden,)),
         }
-        if not g.tied:
-            table["lm_head.weight"] = TensorSpec(role="head", shape=(vocab, hidden))
+        head = TensorSpec(role="head", shape=(vocab, hidden), optional=g.tied)
+        table["lm_head.weight"] = head
         for i in range(g.num_layers):
             table |= layer_specs(g, i)
         return table

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..linear_scheme import Group
-from . import autoawq, compressed_tensors, modelopt, quark
+from . import autoawq, compressed_tensors, gptq, modelopt, plain_fp8, quark
 
 READERS: Mapping[str, Callable[[Mapping[str, Any]], tuple[Group, ...]]] = {
+    "auto-round": gptq.auto_round_groups,
     "awq": autoawq.groups,
     "compressed-tensors": compressed_tensors.groups,
+    "fp8": plain_fp8.groups,
+    "gptq": gptq.groups,
     "modelopt": modelopt.groups,
     "quark": quark.groups,
 }

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from ....recipes.schema import LayoutName
 from ...stored.layouts.scheme import Parts
 from ..linear_scheme import LinearScheme
 
@@ -25,7 +24,7 @@ def mapping(key: str, value: object) -> Mapping[str, Any]:
 
 
 def linear_scheme(
-    layout: LayoutName,
+    layout: str,
     dtype: str,
     granularity: str,
     group_size: int | None,
@@ -38,9 +37,9 @@ def linear_scheme(
     """A scheme under the signature "layout dtype granularity activations".
 
     Args:
-        layout: of the declaration.
+        layout: the quant_method of the declaration.
         dtype: of the codes; "+" after it: with zero points, "=": of AWQ, without, "@": a whole
-            byte for each code.
+            byte for each code; "awq-int4": packed as AWQ does.
         granularity: "" of formats that have one only.
         group_size: None where there are no groups.
         activations: as in signatures.

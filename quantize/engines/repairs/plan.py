@@ -13,8 +13,10 @@ from ...drafts.runtime_names import known_target_layers
 from ...errors import CheckpointError
 from ...files.checkpoint import Checkpoint
 from ...lints import find_lints, fixed_config
+from ...stored.declarations import HF_QUANT_CONFIG
 from ...stored.draft import StoredDraft
 from ...verify.kept import compare_kept
+from ..check import check_checkpoint
 from ..contract import EngineName
 from ..registry import choose
 from .declaration import repair_declaration
@@ -89,7 +91,39 @@ def plan_repairs(
         repair_index,
         partial(_repair_lints, stored=stored),
     )
-    return _plan(source, draft, _all(named, steps))
+    plan = _plan(source, draft, _all(named, steps))
+    spoilt = _spoilt(plan, engine, version, layers)
+    return (
+        plan
+        if spoilt is None
+        else dataclasses.replace(
+            plan, config=source.config, files={}, repairs=(), notes=(*plan.notes, spoilt)
+        )
+    )
+
+
+def _spoilt(
+    plan: RepairPlan, engine: EngineName, version: str | None, layers: int | None
+) -> str | None:
+    """Why nothing is written: an error that everybody sees is better than a silent fault."""
+    known = choose(engine, version)
+    after = dataclasses.replace(plan.source, config=plan.config)
+    for arch in known.archs if plan.repairs else ():
+        asked = partial(
+            check_checkpoint, engine=engine, version=version, arch=arch, target_layers=layers
+        )
+        side_file = (plan.source.folder / HF_QUANT_CONFIG).is_file()
+        try:
+            before = asked(plan.source, has_side_file=side_file)
+        except CheckpointError:
+            continue
+        served = asked(after, has_side_file=side_file or HF_QUANT_CONFIG in plan.files)
+        if (before.verdict, served.verdict) == ("REFUSED", "LOADS BUT WRONG"):
+            return (
+                f"nothing is written: {engine} on {arch} refuses the folder as it is, and would"
+                f" serve the repaired one wrongly: {served.error}; {served.remedy}"
+            )
+    return None
 
 
 def _all(before: Outcome, steps: Iterable[Step]) -> Outcome:

@@ -17,7 +17,12 @@ ENGINE = Engine(
     architecture_problem=sglang_config.architecture_problem,
     plain_config=sglang_config.plain_config,
     methods=sglang.METHODS,
-    aliases={"modelopt_fp8": "modelopt"},
+    aliases={
+        "modelopt_fp8": "modelopt",
+        "modelopt_fp4": "modelopt",
+        "awq_marlin": "awq",
+        "gptq_marlin": "gptq",
+    },
     other_keys=("compression_config",),
     unknown_method="ValueError: Unknown quantization method: {}.",
     no_method="ValueError: Unknown quantization method: .",
@@ -33,6 +38,8 @@ ENGINE = Engine(
         table: f"{table} is not stored: the target's is served"
         for table in ("embed_tokens", "lm_head")
     },
+    biases=sglang_config.biases,
+    reads_cache_scale=sglang_config.reads_cache_scale,
     unshared_head=sglang_config.unshared_head,
     no_target={
         "compressed-tensors": "ValueError: Unable to find matching target for {prefix} in the"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...files.checkpoint import CONFIG_FILE, Checkpoint, read_json_object
+from ...files.entries import check_own
 from ..layouts import HF_QUANT_CONFIG
 
 _DECLARATION, _NESTED = "quantization_config", "quantization"
@@ -48,6 +49,7 @@ def raw_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
     form: Form = "nested"
     if declared is None:
         where, key, form = checkpoint.folder / HF_QUANT_CONFIG, "", "side file"
+        check_own(checkpoint.folder, HF_QUANT_CONFIG)
         if not where.exists():
             return None
         declared = read_json_object(where, "export it again")

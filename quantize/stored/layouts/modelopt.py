@@ -8,6 +8,7 @@ from typing import Any
 from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
 from ....recipes.schema import LayoutName, Recipe
 from ...files.checkpoint import CONFIG_FILE, read_json_object
+from ...files.entries import check_own
 from .compressed_tensors import only_group
 from .reader import ObjectReader, not_understood
 from .scheme import (
@@ -35,6 +36,7 @@ _ALGORITHMS: dict[str, tuple[WeightDtype, Granularity, Activations]] = {
 def _check_side_file(folder: Path, scheme: DeclaredScheme, declared: Mapping[str, Any]) -> None:
     """See `SideFile`; TensorRT-LLM reads it."""
     path = folder / HF_QUANT_CONFIG
+    check_own(folder, HF_QUANT_CONFIG)
     if not path.exists():
         return
     content: Mapping[str, Any] = read_json_object(path, "write it again from config.json")
@@ -72,6 +74,7 @@ class StoredModelOpt(StoredLayout):
 
     name: LayoutName = "modelopt"
     exclude_keys = ("exclude_modules", "ignore")
+    heads_are_linears = True
     companions = frozenset({"weight_scale", "weight_scale_2", "input_scale"})
     side_file = SideFile(
         HF_QUANT_CONFIG, "ModelOpt's own declaration", _check_side_file, _complete_side_file

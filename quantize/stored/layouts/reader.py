@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any, Literal, TypeVar
 
 from ....recipes.errors import short
-from ...errors import VerifyError
+from ...errors import DeclarationError
 
 _MOST_NAMES, _LONGEST_NAME, _MOST_CHARACTERS = 1000, 1000, 60_000
 _MOST_LAYERS, _LAYER = 256, re.compile(r"layers\.(\d+)")
@@ -26,9 +26,9 @@ how codes are stored, whatever is excluded.
 
 def not_understood(
     where: object, key: str, understood: Collection[str], got: object
-) -> VerifyError:
+) -> DeclarationError:
     """The error for a value, or a key, whose meaning is not known here."""
-    return VerifyError(
+    return DeclarationError(
         where,
         f"{key}: understood {'is' if len(understood) == 1 else 'are'} {' or '.join(understood)},"
         f" got {short(got)}",

@@ -99,6 +99,12 @@ class DeclaredScheme:
         """True if a pattern matches the name `module`, by the rule of the layout."""
         return any(self.layout.excludes_module(pattern, module) for pattern in self.excludes)
 
+    def asks_for_head(self, module: str) -> bool:
+        """True if engines take a head of this name for a quantized one unless it is excluded."""
+        targets = [name for each in (self, *self.others) for name in each.targets]
+        named = any(self.layout.excludes_module(target, module) for target in targets)
+        return self.layout.heads_are_linears or (self.layout.names_heads and named)
+
     def to_mapping(self) -> dict[str, Any]:
         """The scheme as JSON values, each of several with its targets."""
         said = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -168,6 +174,7 @@ class StoredLayout(ABC):
         foreign_scale_dtypes: of INT4 scales that other writers store, whatever the weight's is.
         side_file: None where config.json alone declares.
         names_heads: engines take a head for a quantized one only where a target names it.
+        heads_are_linears: they take it for one unless it is excluded. With neither they never do.
     """
 
     name: LayoutName
@@ -179,6 +186,7 @@ class StoredLayout(ABC):
     foreign_scale_dtypes: tuple[str, ...] = ()
     side_file: SideFile | None = None
     names_heads: bool = False
+    heads_are_linears: bool = False
 
     @abstractmethod
     def read(self, keys: ObjectReader) -> DeclaredScheme:

@@ -132,12 +132,19 @@ class VLLMProtocol:
             num_draft_tokens=num_draft_tokens,
             method=_text(told.get("method")),
             draft=_text(told.get("model")),
-            draft_quantization=_text(told.get("quantization")),
+            draft_quantization=_draft_quantization(told),
             lossy=()
             if method is None or method in _LOSSLESS
             else (f"rejection_sample_method = {_text(method) or short(method)}",),
             acceptance_told=bool(told),
         )
+
+
+def _draft_quantization(speculative: Mapping[str, Any]) -> str | None:
+    """As the server was told, else as it found it in the draft's config; None = it does not say."""
+    found = _section(speculative, "draft_model_config")
+    own = _text(speculative.get("quantization")) or _text(found.get("quantization"))
+    return own or ("none" if "quantization" in found else None)
 
 
 def _asked(ask: Ask, prompt: Prompt) -> dict[str, Any]:

@@ -1,15 +1,13 @@
-"""Where the result of a plan will load: what `plan` and `quantize` say before they write."""
+"""Where the result of a plan will load, which `plan` and `quantize` find out before they write."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...quantize.engines.contract import EngineCheck
+from ...quantize.engines.hardware import gpus_of
 from ...quantize.engines.preview import planned_verdicts
 from ...quantize.plan import Plan, make_plan
 from ...recipes import Recipe, built_in_recipes, load_recipe
 from ...recipes.errors import DraftQuantError
-from ..console import stderr
-
-_GPU_NAMES = {"gfx942": "MI300X, MI325X", "sm90": "H100, H200", "sm100": "B200"}
 
 
 def verdicts_of(plan: Plan, *, fix_config: bool = False) -> tuple[EngineCheck, ...]:
@@ -31,21 +29,18 @@ def to_mapping(verdicts: Iterable[EngineCheck]) -> list[dict[str, str | None]]:
     return [{key: getattr(one, key) for key in keys} for one in verdicts]
 
 
-def warn_if_nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> None:
-    """Say on stderr that no known engine loads the result, and which recipe's does on which GPU."""
+def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
+    """That no known engine loads the result, and which recipe's does on which GPU; else None."""
     if any(one.verdict == "LOADS" for one in verdicts):
-        return
-    out = stderr()
-    out.line(f"warning: no known engine loads what recipe {plan.recipe.name} makes of this draft:")
-    for line in verdict_lines(verdicts):
-        out.line(f"  {line}")
-    for reason in dict.fromkeys(f"{one.engine}: {one.error}" for one in verdicts):
-        out.line(f"  {reason}")
+        return None
+    lines = [f"no known engine loads what recipe {plan.recipe.name} makes of this draft:"]
+    lines += verdict_lines(verdicts)
+    lines += dict.fromkeys(f"{one.engine}: {one.error}" for one in verdicts)
     if _is_for_the_plugin(plan.recipe):
-        out.line("  with draftquant installed beside them (its plugin), vllm and sglang load it")
+        lines.append("with draftquant installed beside them (its plugin), vllm and sglang load it")
     for arch, recipes in _alternatives(plan).items():
-        names = _GPU_NAMES.get(arch, arch)
-        out.line(f"  on {arch} ({names}) these load: {', '.join(recipes)}")
+        lines.append(f"on {arch} ({gpus_of(arch)}) these load: {', '.join(recipes)}")
+    return "\n  ".join(lines)
 
 
 def _is_for_the_plugin(recipe: Recipe) -> bool:

@@ -1,0 +1,584 @@
+"""Every option of every command arrives where it counts.
+
+A new option needs a row here: the option, a value, and the argument of the function behind the
+command in which that value must be. What that function does with it is tested elsewhere, and so are
+the common options (`--json`, `--quiet` and so on).
+"""
+
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from option_spies import Command, Row, arrived, declared, stubs
+
+ANY = MagicMock()
+TWO, THREE = (ANY, ANY), (ANY, ANY, 3)
+FINDING = MagicMock(verdict="PASS", details=[{"first": 1, "second": 1, "items": 1}])
+
+OPEN = "calibration.traces.folder.TraceFolder.open"
+ON_TRACES = "scripts.api.opening.draft_on_traces"
+MEASURED = "validate.measure.measurement_file.read_measurement"
+PROMPTS = "calibration.prompts.prompt_file.read_prompts"
+DEVICE = "calibration.passes.devices.resolve_device"
+PAGES = "scripts.commands.report_outputs.write_reports"
+FINDINGS = "validate.parity.finding_file.write_findings"
+DRAFTS = "scripts.api.replay.load_for_replay"
+COMPARED = "scripts.commands.compare"
+
+
+def on_traces() -> tuple[Row, ...]:
+    """Of drafts that run along traces, by `draft_on_traces`."""
+    return (
+        Row("--traces", "other", "folder", Path("other"), OPEN),
+        Row("--num-draft-tokens", "5", "num_draft_tokens", 5, ON_TRACES),
+        Row("--device", "cuda:1", "device", "cuda:1", ON_TRACES),
+        Row("--target", "M", "target", Path("M"), ON_TRACES),
+    )
+
+
+def replayed(at: str, spy: str = "") -> tuple[Row, ...]:
+    """Of `add_replay_arguments`, but for the traces."""
+    return (
+        Row("--num-draft-tokens", "5", f"{at}num_draft_tokens", 5, spy),
+        Row("--target", "M", f"{at}target", Path("M"), spy),
+        Row("--device", "cuda:1", f"{at}device", "cuda:1", spy),
+        Row("--dtype", "bfloat16", f"{at}dtype", "bfloat16", spy),
+        Row("--draft-sampling", "probabilistic", f"{at}draft_sampling", "probabilistic", spy),
+        Row("--batch-size", "7", f"{at}batch_size", 7, spy),
+    )
+
+
+def pages() -> tuple[Row, ...]:
+    """Of `add_page_arguments`."""
+    return (
+        Row("--html", "r.html", "documents.*", (Path("r.html"),), PAGES),
+        Row("--markdown", "r.md", "documents.*", (Path("r.md"),), PAGES),
+        Row("--junit", "r.xml", "documents.*", (Path("r.xml"),), PAGES),
+        Row("--github", "", "path", Path("summary"), "scripts.commands.report_outputs.append_text"),
+        Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
+    )
+
+
+def findings() -> tuple[Row, ...]:
+    """Of `add_report_arguments`."""
+    return (
+        Row("--report", "r.json", "path", Path("r.json"), FINDINGS),
+        Row("--overwrite", "", "overwrite", True, FINDINGS, "--report r.json"),
+    )
+
+
+WRITERS = stubs(
+    "validate.report.page.page", "validate.report.markdown.markdown", "validate.report.junit.junit"
+)
+SERVED = {"spy": "validate.served.judged.judge_measured", "beside": "--measured A B",
+          "without": ("BF16", "QUANT", "--traces")}  # fmt: skip
+FIX = "scripts.commands.check_fix"
+RECORDED_BY = "--engine vllm --shared FOLDER"
+
+COMMANDS = (
+    Command("recipes list", "scripts.commands.recipes._loads", (
+        Row("--engine", "sglang", "engine", "sglang"),
+        Row("--arch", "b200", "arch", "sm100"),
+        Row("--family", "eagle3-mla", "family", "eagle3-mla"),
+    )),
+    Command("recipes show RECIPE", "scripts.commands.recipes.named_recipe", (
+        Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
+    )),
+    Command("recipes check RECIPE", "scripts.commands.recipes.named_recipe", (
+        Row("RECIPE", "fp8-ptpc", "reference", "fp8-ptpc"),
+    )),
+    Command("inspect DRAFT", "scripts.commands.inspect.resolve_draft", (
+        Row("DRAFT", "a/b", "reference", "a/b"),
+        Row("--subtree", "mtp", "subtree", "mtp"),
+    )),
+    Command("plan DRAFT --recipe int4-channel", "scripts.api.opening.chosen_recipe", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.plan.open_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.commands.plan.open_draft"),
+        Row("--recipe", "fp8-ptpc", "recipe.name", "fp8-ptpc"),
+        Row("--backend", "quark", "backend", "quark"),
+        Row("--algorithm", "gptq", "algorithm", "gptq"),
+        Row("--target-layers", "61", "target_layers", 61, "scripts.commands.plan.make_plan"),
+    ), {"scripts.commands.plan.open_draft": TWO}),
+    Command("estimate DRAFT --recipe int4-channel", "scripts.commands.estimate.Report", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.estimate.open_draft"),
+        Row("--recipe", "fp8-ptpc", "reference", "fp8-ptpc",
+            "scripts.commands.estimate.named_recipe"),
+        Row("--gpu", "mi355x", "machines.0.gpu.name", "mi355x"),
+        Row("--num-draft-tokens", "5", "asked", 5,
+            "scripts.commands.estimate.checked_num_draft_tokens"),
+        Row("--context", "77", "context", 77, "scripts.commands.estimate.make_estimate"),
+        Row("--concurrency", "3,5", "concurrencies", (3, 5)),
+        Row("--tp", "2", "tp", 2, "scripts.commands.estimate.make_estimate"),
+        Row("--efficiency", "0.5", "machines.0.efficiency", 0.5),
+        Row("--target-step-ms", "14.2", "text", "14.2",
+            "scripts.commands.estimate.parse_step_times"),
+        Row("--target", "M", "target", Path("M"), "scripts.commands.estimate.step_of_config"),
+        Row("--target-bytes", "7e9", "nbytes", 7e9, "scripts.commands.estimate.step_of_bytes"),
+        Row("--target-layers", "61", "target_layers", 61, "scripts.commands.estimate.make_plan"),
+    ), {
+        "scripts.commands.estimate.open_draft": TWO,
+        **stubs("scripts.commands.estimate.checked_num_draft_tokens",
+                "scripts.commands.estimate.make_estimate", "scripts.commands.estimate.make_plan",
+                "scripts.commands.estimate.print_report"),
+    }),
+    Command("calibrate DRAFT --traces TRACES", "validate.alignment.compare_scales", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.calibrate.resolve_draft"),
+        *on_traces(),
+        Row("--compare", "", ""),
+        Row("--plot", "p.svg", "path", Path("p.svg"),
+            "calibration.linear_inputs.range_plot.draw_ranges"),
+    ), {
+        ON_TRACES: THREE,
+        **stubs(OPEN, "scripts.commands.calibrate.resolve_draft",
+                "calibration.linear_inputs.chain_ranges.measure_ranges",
+                "calibration.linear_inputs.chain_ranges.merged",
+                "calibration.linear_inputs.static_error.static_errors",
+                "scripts.commands.calibrate._print_ranges",
+                "scripts.commands.calibrate._print_errors"),
+    }),
+    Command("tune DRAFT --traces TRACES --engine vllm --arch h200 --out tuned.yaml"
+            " --recipe int4-channel",
+            "validate.tuning.tune.tune_draft", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.tune.open_draft"),
+        *on_traces(),
+        Row("--engine", "sglang", "candidates.serving.engine", "sglang"),
+        Row("--arch", "b200", "candidates.serving.arch", "sm100"),
+        Row("--recipe", "fp8-ptpc", "candidates.base.name", "fp8-ptpc"),
+        Row("--layout", "quark", "candidates.base.layout", "quark"),
+        Row("--algorithm", "gptq", "candidates.base.algorithm.rounding", "gptq"),
+        Row("--budget", "5e6", "wanted.budget", 5_000_000),
+        Row("--max-drop", "2%", "wanted.max_drop", 0.02),
+        Row("--target-layers", "61", "candidates.serving.target_layers", 61),
+        Row("--allow-zero-rows", "", "candidates.allow_zero_rows"),
+        Row("--fix-config", "", "candidates.fix_config"),
+        Row("--out", "other.yaml", "path", Path("other.yaml"), "scripts.commands.tune.write_text"),
+        Row("--plot", "p.svg", "path", Path("p.svg"), "validate.tuning.plot.draw_path"),
+    ), {
+        "scripts.commands.tune.open_draft": TWO,
+        ON_TRACES: THREE,
+        **stubs(OPEN, "scripts.commands.tune.make_plan", "validate.tuning.mixture.units_of",
+                "calibration.rounding.sequences.split_prompts", "validate.tuning.tune.tune_draft",
+                "validate.tuning.candidates.Candidates.recipe",
+                "scripts.commands.tune.recipe_document", "scripts.commands.tune.write_text",
+                "scripts.commands.tune.print_report", "scripts.commands.tune.print_choice"),
+    }),
+    Command("quantize DRAFT --recipe int4-channel --out OUT",
+            "scripts.commands.quantize.quantize", (
+        Row("DRAFT", "a/b", "draft", "a/b"),
+        Row("--subtree", "mtp", "subtree", "mtp"),
+        Row("--recipe", "fp8-ptpc", "recipe.name", "fp8-ptpc"),
+        Row("--backend", "quark", "backend", "quark"),
+        Row("--algorithm", "gptq", "algorithm", "gptq"),
+        Row("--target-layers", "61", "target_layers", 61),
+        Row("--out", "other", "out", Path("other")),
+        Row("--traces", "T", "traces", Path("T")),
+        Row("--input-scale", "0.5", "input_scale", 0.5),
+        Row("--num-draft-tokens", "5", "num_draft_tokens", 5),
+        Row("--device", "cuda:1", "device", "cuda:1"),
+        Row("--target", "M", "target", Path("M")),
+        Row("--allow-zero-rows", "", "allow_zero_rows"),
+        Row("--fix-config", "", "fix_config"),
+    )),
+    Command("retune DRAFT --recipe int4-channel --traces TRACES --out OUT --baseline BASE",
+            "calibration.rounding.retune.retune_draft", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.retune.open_draft"),
+        *on_traces(),
+        Row("--recipe", "fp8-ptpc", "recipe.name", "fp8-ptpc", "scripts.commands.retune.make_plan"),
+        Row("--out", "other", "out", Path("other")),
+        Row("--baseline", "other", "baseline", Path("other")),
+        Row("--target-layers", "61", "target_layers", 61, "scripts.commands.retune.make_plan"),
+        Row("--allow-zero-rows", "", "allow_zero_rows"),
+    ), {
+        "scripts.commands.retune.open_draft": TWO,
+        ON_TRACES: THREE,
+        **stubs(OPEN, "scripts.commands.retune.make_plan"),
+    }),
+    Command("verify QUANT --against DRAFT", "scripts.commands.verify.verify", (
+        Row("QUANT", "a/b", "output", "a/b"),
+        Row("--against", "a/b", "against", "a/b"),
+        Row("--subtree", "mtp", "subtree", "mtp"),
+        Row("--foreign", "", "foreign"),
+        Row("--target", "M", "target", Path("M")),
+        Row("--sign", "k.pem", "private_key", Path("k.pem"), "scripts.commands.verify.sign"),
+        Row("--verify-signature", "k.pub", "public_key", Path("k.pub"),
+            "scripts.commands.verify.check_signature"),
+    )),
+    Command("dequantize QUANT --out OUT", "quantize.dequantize.dequantize_draft", (
+        Row("QUANT", "a/b", "reference", "a/b", "scripts.commands.dequantize.resolve_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.commands.dequantize.resolve_draft"),
+        Row("--out", "other", "out", Path("other")),
+        Row("--dtype", "float32", "dtype", "F32"),
+    ), {
+        "quantize.dequantize.plan_dequantization": MagicMock(bytes_after=1),
+        **stubs("scripts.commands.dequantize.resolve_draft"),
+    }),
+    Command("unpickle DRAFT --out OUT", "quantize.files.unpickle.unpickle_draft", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.unpickle.resolve_draft"),
+        Row("--out", "other", "out", Path("other")),
+    ), stubs("scripts.commands.unpickle.resolve_draft")),
+    Command("transcode QUANT --out OUT", "quantize.transcoding.transcode.plan_transcoding", (
+        Row("QUANT", "a/b", "source.given", "a/b"),
+        Row("--layout", "quark", "layout", "quark"),
+        Row("--carrier", "none", "carrier", "none"),
+        Row("--target-layers", "61", "target_layers", 61),
+        Row("--out", "other", "out", Path("other"),
+            "quantize.transcoding.transcode.transcode_draft"),
+    ), {
+        "quantize.transcoding.transcode.plan_transcoding": MagicMock(bytes_after=1),
+        **stubs("scripts.commands.transcode.resolve_draft"),
+    }),
+    Command("check DRAFT --engine vllm", "scripts.commands.check.check", (
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.check.resolve_draft"),
+        Row("--engine", "sglang", "engine", "sglang"),
+        Row("--version", "1.2", "version", "1.2"),
+        Row("--tp", "2", "tp", 2),
+        Row("--target-layers", "61", "target_layers", 61),
+        Row("--arch", "b200", "arch", "b200"),
+        Row("--fix", "", "", True, f"{FIX}.plan_repairs", "--out OUT"),
+        Row("--engine", "sglang", "engine", "sglang", f"{FIX}.plan_repairs", "--fix --out OUT"),
+        Row("--version", "1.2", "version", "1.2", f"{FIX}.plan_repairs", "--fix --out OUT"),
+        Row("--target-layers", "61", "target_layers", 61, f"{FIX}.plan_repairs",
+            "--fix --out OUT"),
+        Row("--out", "other", "out", Path("other"), f"{FIX}.repair_draft", "--fix"),
+        Row("--against", "a/b", "reference", "a/b", f"{FIX}.resolve_draft", "--fix --out OUT"),
+    ), {
+        "scripts.commands.check.check": MagicMock(verdict="LOADS"),
+        f"{FIX}.repair_draft": MagicMock(verification=None),
+        **stubs("scripts.commands.check.resolve_draft", f"{FIX}.plan_repairs",
+                "scripts.commands.check.print_fix", "scripts.commands.check._print"),
+    }),
+    Command("clean FOLDER", "scripts.commands.clean._why_left", (
+        Row("FOLDER", ".", "parent", Path(), "scripts.commands.clean.find_staging"),
+        Row("--older-than", "5", "older_than", 5),
+    ), {"scripts.commands.clean.find_staging": [ANY]}),
+    Command("record --target M --prompts P --out OUT", "scripts.commands.record.record_as", (
+        Row("--target", "other", "target", Path("other")),
+        Row("--prompts", "other", "prompts", Path("other")),
+        Row("--turns", "all", "settings.turns", "all"),
+        Row("--out", "other", "out", Path("other")),
+        Row("--draft", "a/b", "settings.draft", "a/b"),
+        Row("--fused", "", "settings.fused", beside="--draft DRAFT"),
+        Row("--aux-layers", "2,30", "settings.aux_layer_ids", (2, 30)),
+        Row("--tables", "", "settings.tables"),
+        Row("--table-ids", "3,4", "settings.table_ids", (3, 4), beside="--tables"),
+        Row("--max-new-tokens", "7", "settings.max_new_tokens", 7),
+        Row("--ignore-eos", "", "settings.ignore_eos"),
+        Row("--temperature", "0.7", "settings.temperature", 0.7),
+        Row("--top-p", "0.9", "settings.top_p", 0.9),
+        Row("--top-k", "40", "settings.top_k", 40),
+        Row("--seed", "5", "settings.seed", 5),
+        Row("--logprobs", "", "settings.logprobs"),
+        Row("--top-logprobs", "3", "settings.top_logprobs", 3),
+        Row("--dtype", "bfloat16", "settings.dtype", "bfloat16"),
+        Row("--batch-size", "7", "settings.batch_size", 7),
+        Row("--device", "cuda:1", "settings.device", "cuda:1"),
+        Row("--device-map", "auto", "settings.device_map", "auto"),
+        Row("--engine", "vllm", "settings.engine", "vllm"),
+        Row("--engine-arg", "tensor-parallel-size=8", "settings.engine_args",
+            {"tensor_parallel_size": 8}, beside="--engine vllm"),
+        Row("--server", "http://h", "settings.server", "http://h", beside=RECORDED_BY),
+        Row("--shared", "other", "settings.shared", Path("other"),
+            beside="--engine vllm --server http://h"),
+        Row("--print-server-args", "", "settings.shared", Path("FOLDER"),
+            "scripts.commands.record.server_command", RECORDED_BY),
+    )),
+    Command("traces import DUMP --from specforge --target M --out OUT",
+            "calibration.dumps.import_dump.import_dump", (
+        Row("DUMP", "other", "dump", Path("other")),
+        Row("--from", "vllm", "written_by", "vllm"),
+        Row("--target", "other", "target", Path("other")),
+        Row("--out", "other", "out", Path("other")),
+        Row("--draft", "a/b", "reference", "a/b", "scripts.commands.traces_import.resolve_draft"),
+        Row("--aux-layers", "2,30", "declared.layer_ids", (2, 30)),
+        Row("--prompts", "P", "prompts.given", Path("P")),
+        Row("--greedy", "", "declared.greedy"),
+        Row("--leave-out-off-policy", "", "leave_out_off_policy"),
+        Row("--tables", "", "table_ids", ()),
+        Row("--table-ids", "3,4", "table_ids", (3, 4), beside="--tables"),
+    ), stubs(PROMPTS, "calibration.traces.target_tables.TargetTables.find")),
+    Command("traces info TRACES", OPEN, (Row("TRACES", "other", "folder", Path("other")),)),
+    Command("traces split TRACES --out A B --count 3", "calibration.traces.sets.split_traces", (
+        Row("TRACES", "other", "traces.given", Path("other")),
+        Row("--out", "P Q", "first", Path("P")),
+        Row("--out", "P Q", "second", Path("Q")),
+        Row("--count", "5", "count", 5),
+        Row("--fraction", "25%", "count", 0, without=("--count",)),  # of no traces
+        Row("--category", "code chat", "categories", ["code", "chat"], without=("--count",)),
+        Row("--seed", "5", "seed", 5),
+    ), stubs(OPEN)),
+    Command("traces merge TRACES --out OUT", "calibration.traces.sets.merge_traces", (
+        Row("TRACES", "P Q", "folders.1.given", Path("Q")),
+        Row("--out", "other", "out", Path("other")),
+    ), stubs(OPEN)),
+    Command("replay DRAFT --traces TRACES", "scripts.api.replay.replay", (
+        Row("DRAFT", "P a/b", "drafts", ["P", "a/b"]),
+        Row("--traces", "other", "traces", Path("other")),
+        *replayed(""),
+        Row("--rope-theta", "5e5", "rope_theta", 5e5),
+    )),
+    Command("measure --server http://h --engine vllm --prompts P --out r.jsonl",
+            "validate.measure.run.measure", (
+        Row("--launch", "M.yaml", "path", Path("M.yaml"), "validate.launch.matrix.load_matrix",
+            without=("--server", "--engine", "--prompts")),
+        Row("--plot", "p.svg", "path", Path("p.svg"), "validate.launch.speed_plot.draw_speed",
+            "--launch M.yaml", ("--server", "--engine", "--prompts")),
+        Row("--server", "http://i", "server.url", "http://i"),
+        Row("--engine", "sglang", "protocol.given", "sglang"),
+        Row("--prompts", "other", "path", Path("other"), PROMPTS),
+        Row("--out", "other.jsonl", "out", Path("other.jsonl")),
+        Row("--show", "R", "path", Path("R"), MEASURED),
+        Row("--tokenizer", "M", "target", Path("M"),
+            "calibration.prompts.prompt_file.PromptEncoder"),
+        Row("--draft", "a/b", "plan.draft.given", "a/b"),
+        Row("--served-as", "/d", "served_as", "/d", "scripts.commands.measure.draft_identity",
+            "--draft DRAFT"),
+        Row("--model", "m", "plan.model", "m"),
+        Row("--max-new-tokens", "7", "plan.ask.max_new_tokens", 7),
+        Row("--ignore-eos", "", "plan.ask.ignore_eos"),
+        Row("--temperature", "0.7", "plan.ask.decoding.temperature", 0.7),
+        Row("--top-p", "0.9", "plan.ask.decoding.top_p", 0.9, beside="--temperature 1"),
+        Row("--top-k", "40", "plan.ask.decoding.top_k", 40, beside="--temperature 1"),
+        Row("--seed", "5", "plan.ask.decoding.seed", 5),
+        Row("--top-logprobs", "2", "plan.ask.decoding.num_top_logprobs", 2),
+        Row("--concurrency", "3", "plan.concurrency", 3),
+        Row("--warm-up", "4", "plan.num_warm_up", 4),
+        Row("--max-requests-per-second", "2.5", "server.most_per_second", 2.5),
+        Row("--timeout", "33", "server.patience.seconds", 33),
+        Row("--attempts", "2", "server.patience.attempts", 2),
+    ), {
+        **stubs(PROMPTS, "calibration.prompts.prompt_file.PromptEncoder",
+                "validate.measure.run.measure", "scripts.commands.measure._print",
+                "validate.measure.protocols.get_protocol",
+                "scripts.commands.measure.draft_identity", "validate.launch.matrix.load_matrix",
+                "scripts.commands.measure_launch.CellMeasurer",
+                "validate.launch.launch.launch_matrix", "validate.launch.speed.speed_report",
+                "scripts.commands.measure_launch._runs",
+                "scripts.commands.measure_launch.print_speed"),
+    }),
+    Command("reconcile TRACES MEASUREMENT --draft DRAFT", "validate.served.reconciled.reconcile", (
+        Row("TRACES", "other", "traces.given", Path("other")),
+        Row("MEASUREMENT", "other", "measurement.given", Path("other")),
+        Row("--draft", "a/b", "reference", "a/b", "scripts.commands.reconcile.resolve_draft"),
+        Row("--target", "M", "target", Path("M"), "scripts.commands.reconcile.shared_tables"),
+        Row("--device", "cuda:1", "name", "cuda:1", DEVICE),
+        Row("--max-gap", "0.2", "max_gap", 0.2),
+        Row("--limit", "7", "limit", 7),
+        Row("--report", "r.json", "documents.*", (Path("r.json"),),
+            "scripts.commands.reconcile.write_reports"),
+        Row("--overwrite", "", "overwrite", True, "scripts.commands.reconcile.write_reports",
+            "--report r.json"),
+    ), {
+        "validate.served.reconciled.reconcile": MagicMock(**{"to_mapping.return_value": {}}),
+        **stubs(MEASURED, OPEN, DEVICE, "validate.served.reconciled.check_reconcilable",
+                "scripts.commands.reconcile._kept",
+                "validate.pairing.DraftFolder.read", "scripts.commands.reconcile.resolve_draft",
+                "scripts.commands.reconcile.shared_tables",
+                "scripts.commands.reconcile._in_both_dtypes",
+                "scripts.commands.reconcile.print_reconciliation"),
+    }),
+    Command("gate BF16 QUANT --traces TRACES", "scripts.commands.gate.judge_on_traces", (
+        Row("BF16", "a/b", "judged.baseline", "a/b"),
+        Row("QUANT", "a/b", "judged.candidate", "a/b"),
+        Row("--tuned-baseline", "a/b", "judged.tuned_baseline", "a/b"),
+        Row("--traces", "other", "judged.traces", Path("other")),
+        *replayed("settings."),
+        Row("--policy", "screening", "policy.name", "screening"),
+        Row("--max-relative-drop", "2%", "policy.max_relative_drop", 0.02),
+        Row("--confidence", "0.9", "policy.confidence", 0.9),
+        Row("--min-prompts", "7", "policy.min_prompts", 7),
+        Row("--every-category-passes", "", "policy.every_category_passes"),
+        Row("--look", "2/3", "look.number", 2),
+        Row("--look", "2/3", "look.total", 3),
+        Row("--spending", "pocock", "look.spending", "pocock", beside="--look 2/3"),
+        Row("--unrelated", "", "judged.unrelated"),
+        Row("--expect-baseline", "2.5", "judged.expect_baseline", 2.5),
+        Row("--measured", "P Q", "baseline.given", Path("P"), **SERVED | {"beside": ""}),
+        Row("--measured", "P Q", "candidate.given", Path("Q"), **SERVED | {"beside": ""}),
+        Row("--policy", "screening", "policy.name", "screening", **SERVED),
+        Row("--look", "2/3", "look.number", 2, **SERVED),
+        Row("--unrelated", "", "background.unrelated", **SERVED),
+        Row("--expect-baseline", "2.5", "background.expected_baseline", 2.5, **SERVED),
+        Row("--baseline-again", "C", "again.given", Path("C"),
+            **SERVED | {"spy": "validate.served.noise.server_noise"}),
+        Row("--parity", "F", "path", Path("F"), "validate.parity.finding_file.read_findings"),
+        Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
+        *pages(),
+    ), {
+        "scripts.commands.gate.judged_drafts": TWO,
+        **WRITERS,
+        **stubs(MEASURED, "scripts.commands.gate.judge_on_traces",
+                "validate.served.judged.judge_measured", "validate.report.document.document_of",
+                "validate.report.document.document_text", "validate.report.document.parse_report",
+                "scripts.commands.gate.print_replays", "scripts.commands.gate.print_judged"),
+    }),
+    Command("compare DRAFT --traces TRACES", "validate.comparison.compare.compare", (
+        Row("DRAFT", "P a/b", "references", ["P", "a/b"], f"{COMPARED}.load_for_replay"),
+        Row("--traces", "other", "folder", Path("other"), OPEN),
+        *replayed("settings.", f"{COMPARED}.load_for_replay"),
+        *replayed("settings.", f"{COMPARED}.replay_loaded"),
+        Row("--traffic", "chat=0.7,code=30%", "traffic", {"chat": 0.7, "code": 0.3}),
+        Row("--confidence", "90%", "confidence", 0.9),
+        Row("--html", "r.html", "documents.*", (Path("r.html"),),
+            f"{COMPARED}.write_reports"),
+        Row("--plot", "r.svg", "documents.*", (Path("r.svg"),),
+            f"{COMPARED}.write_reports"),
+        Row("--report", "r.json", "documents.*", (Path("r.json"),),
+            f"{COMPARED}.write_reports"),
+        Row("--overwrite", "", "overwrite", True, f"{COMPARED}.write_reports"),
+    ), stubs(OPEN, "validate.pairing.DraftFolder.read", f"{COMPARED}.resolve_draft",
+             f"{COMPARED}.load_for_replay", f"{COMPARED}.replay_loaded",
+             "validate.comparison.sources.of_replays", "validate.comparison.compare.compare",
+             "validate.comparison.page.page", "validate.comparison.page.plot",
+             "validate.charts.look.standalone", "validate.report.document.document_text",
+             f"{COMPARED}._print")),
+    Command("report G.json", "validate.report.document.read_report", (
+        Row("G.json", "other.json", "path", Path("other.json")),
+        *pages(),
+    ), {**WRITERS, **stubs("validate.report.document.read_report",
+                           "scripts.commands.report.print_document")}),
+    Command("card FOLDER", "scripts.commands.card.card", (
+        Row("FOLDER", "other", "folder", Path("other")),
+        Row("--gate", "G.json", "gate", Path("G.json")),
+        Row("--measured", "P Q", "measured", [Path("P"), Path("Q")]),
+        Row("--base-model", "a/b", "base_model", "a/b"),
+        Row("--license", "mit", "license", "mit"),
+        Row("--name", "a/b", "name", "a/b"),
+        Row("--out", "other.md", "path", Path("other.md"), "scripts.commands.card.replace_text"),
+        Row("--overwrite", "", "", True, "scripts.commands.card.replace_text",
+            "--out FOLDER/README.md"),
+    ), {"scripts.commands.card.card": "text"}),
+    Command("push FOLDER REPO", "scripts.commands.push.push", (
+        Row("FOLDER", "other", "folder", Path("other")),
+        Row("REPO", "a/b", "repository", "a/b"),
+        Row("--against", "a/b", "against", "a/b"),
+        Row("--unverified", "", "unverified"),
+        Row("--target", "M", "target", Path("M")),
+        Row("--public", "", "public"),
+        Row("--revision", "b", "revision", "b"),
+        Row("--overwrite", "", "overwrite"),
+        Row("--dry-run", "", "dry_run"),
+    )),
+    Command("parity divergence PLAIN SPECULATIVE", "validate.parity.divergence.divergence_findings",
+            (
+        Row("PLAIN", "other", "plain.given", Path("other")),
+        Row("SPECULATIVE", "P Q", "speculative.1.given", Path("Q")),
+        Row("--plain-again", "R", "plain_again.given", Path("R")),
+        Row("--max-gap", "0.2", "max_gap", 0.2),
+        Row("--max-hazard-ratio", "1.5", "max_hazard_ratio", 1.5),
+        Row("--min-prompts", "7", "min_prompts", 7),
+        *findings(),
+    ), {
+        "validate.parity.divergence.divergence_findings": [FINDING],
+        **stubs(MEASURED, "scripts.commands.parity_report._print"),
+    }),
+    Command("parity tasks A_SAMPLES B_SAMPLES", "validate.parity.tasks.task_findings", (
+        Row("A_SAMPLES", "other", "first.given", Path("other")),
+        Row("B_SAMPLES", "other", "second.given", Path("other")),
+        Row("--max-score-drop", "2%", "max_score_drop", 0.02),
+        Row("--confidence", "90%", "confidence", 0.9),
+        *findings(),
+    ), {
+        "validate.parity.tasks.task_findings": [FINDING],
+        **stubs("validate.parity.samples.read_samples", "scripts.commands.parity_report._print"),
+    }),
+    Command("parity run-tasks --server http://h --engine vllm --tasks gsm8k --out OUT",
+            "validate.parity.run_tasks.run_tasks", (
+        Row("--server", "http://i", "asked.server", "http://i"),
+        Row("--engine", "sglang", "engine", "sglang"),
+        Row("--model", "m", "asked.model", "m"),
+        Row("--tokenizer", "M", "asked.tokenizer", Path("M")),
+        Row("--tasks", "gsm8k,mmlu", "asked.tasks", ("gsm8k", "mmlu")),
+        Row("--out", "other", "out", Path("other")),
+        Row("--chat", "", "asked.chat"),
+        Row("--include-path", "D", "asked.include_path", Path("D")),
+        Row("--num-fewshot", "3", "asked.num_fewshot", 3),
+        Row("--limit", "7", "asked.limit", 7),
+        Row("--seed", "5", "asked.seed", 5),
+        Row("--concurrency", "3", "asked.concurrency", 3),
+        Row("--max-retries", "2", "asked.max_retries", 2),
+        Row("--timeout", "33", "asked.timeout", 33),
+        Row("--max-length", "99", "asked.max_length", 99),
+        Row("--gen-kwargs", "temperature=0", "asked.gen_kwargs", "temperature=0"),
+        Row("--confirm-run-unsafe-code", "", "asked.unsafe_code"),
+        Row("--lm-eval", "other", "command", "other"),
+    )),
+    Command("parity sampled PLAIN SPECULATIVE --prompts P --target M",
+            "validate.parity.sampled.sampled_finding", (
+        Row("PLAIN", "other", "plain.given", Path("other")),
+        Row("SPECULATIVE", "other", "speculative.given", Path("other")),
+        Row("--prompts", "other", "path", Path("other"), PROMPTS),
+        Row("--tokenizer", "K", "target", Path("K"), PROMPTS),
+        Row("--target", "other", "target", Path("other"), "validate.parity.scored.score_by_target"),
+        Row("--score-server", "http://h", "url", "http://h",
+            "validate.parity.scored.score_by_server", "--score-engine vllm", ("--target",)),
+        Row("--score-engine", "sglang", "engine", "sglang",
+            "validate.parity.scored.score_by_server", "--score-server http://h", ("--target",)),
+        Row("--concurrency", "3", "concurrency", 3, "validate.parity.scored.score_by_server",
+            "--score-server http://h --score-engine vllm", ("--target",)),
+        Row("--device", "cuda:1", "name", "cuda:1", DEVICE),
+        Row("--dtype", "bfloat16", "dtype", torch.bfloat16,
+            "validate.parity.scored.score_by_target"),
+        Row("--max-logprob-drop", "0.2", "max_logprob_drop.most", 0.2),
+        Row("--confidence", "90%", "confidence", 0.9),
+        *findings(),
+    ), {
+        "validate.parity.sampled.sampled_finding": FINDING,
+        "validate.parity.sampled.texts_of": [],
+        "validate.parity.scored.score_by_target": [],
+        **stubs(MEASURED, PROMPTS, DEVICE, "validate.parity.sampled.check_sampled",
+                "scripts.commands.parity_report._print"),
+    }),
+    Command("parity draft BF16 QUANT --traces TRACES", "validate.parity.draft.draft_findings", (
+        Row("BF16", "a/b", "references.0", "a/b", DRAFTS),
+        Row("QUANT", "a/b", "references.1", "a/b", DRAFTS),
+        Row("--traces", "other", "folder", Path("other"), OPEN),
+        Row("--num-draft-tokens", "5", "asked", 5, "validate.replay.chosen_num_draft_tokens"),
+        *(row for row in replayed("settings.", DRAFTS)
+          if row.option not in ("--draft-sampling", "--batch-size")),
+        Row("--top", "7", "top", 7),
+        Row("--top", "7", "top", 7, "validate.parity.draft_agreement.draft_agreement"),
+        *(Row(f"--{limit}", "0.2", f"allowed.{limit.replace('-', '_')}", 0.2)
+          for limit in ("max-kl", "min-agreement", "min-top-agreement", "min-overlap",
+                        "max-right-drop", "max-perplexity-rise", "max-alpha-drop")),
+        Row("--confidence", "90%", "confidence", 0.9),
+        *findings(),
+    ), {
+        DRAFTS: MagicMock(both=TWO),
+        "validate.parity.draft.draft_findings": [FINDING],
+        **stubs(OPEN, "validate.replay.chosen_num_draft_tokens",
+                "validate.parity.draft_agreement.draft_agreement",
+                "scripts.commands.parity_draft._print_parts",
+                "scripts.commands.parity_report._print"),
+    }),
+    Command("completion SHELL", "shtab.complete", (
+        Row("SHELL", "zsh", "shell", "zsh"),
+    )),
+)  # fmt: skip
+"""One for every command, in the order of `draftquant --help`."""
+
+CASES = [(command, row) for command in COMMANDS for row in command.rows]
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a card to replace, in a step of GitHub Actions."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary")
+    (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "FOLDER" / "README.md").write_text("", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("command", "row"), CASES, ids=[f"{command.name} {row.option}" for command, row in CASES]
+)
+def test_an_option_arrives(command: Command, row: Row) -> None:
+    assert arrived(command, row) == row.value
+    assert arrived(command, row, with_option=False) != row.value  # or it would prove nothing
+
+
+def test_every_option_has_a_row() -> None:
+    rows = {(command.name, row.option) for command, row in CASES}
+    options = set(declared())
+    assert options - rows == set(), "a new option needs a row in COMMANDS"
+    assert rows - options == set(), "there is no such option"

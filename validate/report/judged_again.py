@@ -1,0 +1,300 @@
+"""A report that is read is judged again: its verdict is that of its counts, whoever wrote the file.
+
+The histograms of every prompt, the policy, the look and the background are taken as written; so is
+what no counts show: see docs/report-format.md. All else has to follow. Sentences are not compared
+but written anew, so that a later version may word them better.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...recipes.errors import short
+from ..categories import change_of
+from ..clusters import distinct_prompts, recorded_pairs
+from ..draft_counts import REPLAYED, TextFigures
+from ..errors import GateError
+from ..estimand import estimand
+from ..gate import DraftFigures, GateReport, PromptFigures, judge_counts
+from ..retuned import MARK, RULE, RetunedReport, retuned_report
+from ..served.joint import JointReport
+from ..served.judged import SERVED
+from ..served.noise import DRIFT_CONFIDENCE, ServerNoise, judged_noise
+from ..statistics import AcceptanceCounts, pooled
+from .judgements import Comparison, Joint, Judgement, Retuned
+
+_INCOMPARABLE = ": no comparison is possible."
+_FOLLOWING = (
+    "verdict", "looser_than_release", "estimand", "num_prompts", "num_copies", "num_short_prompts",
+    "baseline", "candidate", "change", "required_num_prompts", "categories", "prompts",
+    "num_clusters",
+)  # fmt: skip
+"""Keys of a comparison that its counts and limits decide."""
+_OF_BOTH = ("verdict", "quantization_change", "training_change", "quantization_and_training_change")
+_ROUNDING = 1e-9  # of another machine's sums
+_MOST_LEFT_OUT = 1_000_000
+
+
+class _EditedError(Exception):
+    """What does not follow, and where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Text:
+    """What the report says of the text; fields as in `TextFigures`."""
+
+    mean_token_probability: float | None
+    num_near_duplicates: int
+    features: str | None = None
+
+    @classmethod
+    def of(cls, found: Comparison) -> "_Text":
+        told = found.traces or found.served
+        if told is None:
+            raise _EditedError("traces, served: expected one of them")
+        return cls(
+            mean_token_probability=told.mean_token_probability,
+            num_near_duplicates=told.num_near_duplicates,
+            features=None if found.traces is None else found.traces.features.evidence.problem(),
+        )
+
+    def problem(self) -> str | None:
+        return self.features
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompt:
+    """As `PromptCounts`."""
+
+    id: str
+    category: str
+    prompt_sha256: str
+    counts: AcceptanceCounts
+    cluster: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """As `DraftCounts`; the last prompts are those that were too short."""
+
+    name: str
+    num_draft_tokens: int
+    prompts: Sequence[_Prompt]
+    counts: AcceptanceCounts
+    text: TextFigures
+
+
+def judged_again(found: Judgement) -> tuple[Judgement, str]:
+    """Judge the counts of a report.
+
+    Returns:
+        What was read, its sentences as this version has them; and what does not follow from its
+        counts, with where it stands, empty if all does.
+    """
+    try:
+        if isinstance(found, Comparison):
+            return _compared(found, _compare(found)), ""
+        if isinstance(found, Retuned):
+            return _retuned(found)[0], ""
+        return _joint(found), ""
+    except _EditedError as exc:
+        return found, str(exc)
+    except GateError as exc:  # counts that the gate refuses
+        return found, exc.what
+
+
+def _compare(found: Comparison, *, taught: bool = False) -> GateReport:
+    """The verdict on the counts of a comparison."""
+    if found.background.taught != taught:
+        raise _EditedError(f"background.taught: expected {taught}, got {not taught}")
+    if not 0 <= found.num_short_prompts <= _MOST_LEFT_OUT:
+        raise _EditedError(f"num_short_prompts: got {found.num_short_prompts}")
+    incomparable = ""
+    if not found.prompts and found.reason.endswith(_INCOMPARABLE):
+        incomparable = found.reason.removesuffix(_INCOMPARABLE)
+    elif not found.prompts and not found.num_short_prompts:
+        raise _EditedError("prompts: expected one at least")
+    report = judge_counts(
+        _draft(found, of_candidate=False),
+        _draft(found, of_candidate=True),
+        found.policy,
+        incomparable=incomparable,
+        estimand=_estimand(found),
+        wording=REPLAYED if found.served is None else SERVED,
+        look=found.look,
+        background=found.background,
+    )
+    if incomparable:  # no counts show why
+        report = dataclasses.replace(report, action=found.action)
+    # Of replays alone, and taken as written.
+    both = [
+        dataclasses.replace(
+            own, every_position_mean_acceptance_length=read.every_position_mean_acceptance_length
+        )
+        for own, read in ((report.baseline, found.baseline), (report.candidate, found.candidate))
+    ]
+    return dataclasses.replace(report, baseline=both[0], candidate=both[1])
+
+
+def _compared(found: Comparison, again: GateReport) -> Comparison:
+    """What was read, if it follows."""
+    _check(found, {key: getattr(again, key) for key in _FOLLOWING})
+    change = again.change.relative_change if again.change else None
+    _check(found, {"relative_change": change})
+    return dataclasses.replace(
+        found, reason=again.reason, action=again.action, warnings=again.warnings
+    )
+
+
+def _estimand(found: Comparison) -> str:
+    """Of traces, it is known; what a server did is taken as written."""
+    traces = found.traces
+    if traces is None:
+        return found.estimand
+    return estimand(traces.temperature, traces.sampling, found.draft_sampling or "greedy")
+
+
+def _draft(found: Comparison, *, of_candidate: bool) -> _Draft:
+    figures = found.candidate if of_candidate else found.baseline
+    told = [_prompt(prompt, of_candidate=of_candidate) for prompt in found.prompts]
+    _check_pooled(found, figures, told)
+    nothing = AcceptanceCounts(histogram=(0.0,) * (found.num_draft_tokens + 1))
+    short_one = _Prompt(id="", category="", prompt_sha256="", counts=nothing)
+    return _Draft(
+        name=figures.name,
+        num_draft_tokens=found.num_draft_tokens,
+        prompts=(*told, *[short_one] * found.num_short_prompts),
+        counts=AcceptanceCounts(histogram=figures.histogram),
+        text=_Text.of(found),
+    )
+
+
+def _prompt(prompt: PromptFigures, *, of_candidate: bool) -> _Prompt:
+    return _Prompt(
+        id=prompt.id,
+        category=prompt.category,
+        prompt_sha256=prompt.prompt_sha256,
+        counts=AcceptanceCounts(histogram=prompt.candidate if of_candidate else prompt.baseline),
+        cluster=prompt.cluster,
+    )
+
+
+def _check_pooled(found: Comparison, figures: DraftFigures, prompts: Sequence[_Prompt]) -> None:
+    """A draft's counts are the sum of its prompts', but for served ones that were left out."""
+    if not prompts:
+        return
+    sums = pooled((prompt.counts for prompt in prompts), found.num_draft_tokens).histogram
+    whole = found.served is None or not found.num_short_prompts
+    for own, summed in zip(figures.histogram, sums, strict=True):
+        near = math.isclose(own, summed, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+        if not near and (whole or own < summed):
+            role = "candidate" if figures is found.candidate else "baseline"
+            raise _EditedError(f"{role}.histogram: expected {summed:g} by its prompts, got {own:g}")
+
+
+def _retuned(found: Retuned) -> tuple[Retuned, RetunedReport]:
+    tuned, bf16 = found.against_tuned, found.against_bf16
+    shared = [[(one.id, one.prompt_sha256, one.candidate) for one in each.prompts]
+              for each in (tuned, bf16)]  # fmt: skip
+    if shared[0] != shared[1]:
+        raise _EditedError("against_bf16.prompts: other candidate counts than against_tuned has")
+    with_tuned, with_bf16 = _compare(tuned), _compare(bf16, taught=True)
+    both = (_compared(tuned, with_tuned), _compared(bf16, with_bf16))
+    training = None
+    if with_tuned.change is not None and with_bf16.change is not None:
+        before, after = (_draft(each, of_candidate=False) for each in (bf16, tuned))
+        prompts = distinct_prompts(recorded_pairs(before, after))
+        training = change_of(prompts, bf16.policy.confidence)
+    again = retuned_report(with_tuned, with_bf16, training)
+    expected = again.to_mapping()
+    _check(found, {key: expected[key] for key in _OF_BOTH})
+    read = dataclasses.replace(
+        found,
+        mark=MARK,
+        rule=RULE,
+        reason=again.reason,
+        action=again.action,
+        against_tuned=both[0],
+        against_bf16=both[1],
+    )
+    return read, again
+
+
+def _joint(found: Joint) -> Joint:
+    served = None if found.served is None else _compare(found.served)
+    replayed: GateReport | RetunedReport | None = None
+    read_replayed: Comparison | Retuned | None = None
+    if isinstance(found.replayed, Retuned):
+        read_replayed, replayed = _retuned(found.replayed)
+    elif found.replayed is not None:
+        replayed = _compare(found.replayed)
+        read_replayed = _compared(found.replayed, replayed)
+    again = JointReport(
+        served=served, replayed=replayed, noise=_noise(found), findings=found.parity
+    )
+    _check(found, {"verdict": again.verdict})
+    return dataclasses.replace(
+        found,
+        reason=again.reason,
+        action=again.action,
+        warnings=again.warnings,
+        served=None if served is None or found.served is None else _compared(found.served, served),
+        replayed=read_replayed,
+        noise=again.noise,
+    )
+
+
+def _noise(found: Joint) -> ServerNoise | None:
+    """By its two changes, whose counts no report has."""
+    noise = found.noise
+    if noise is None:
+        return None
+    if found.served is None:
+        raise _EditedError("noise: expected served beside it")
+    policy, change, drift = found.served.policy, noise.change, noise.drift
+    for name, one, level in (("change", change, policy.confidence),
+                             ("drift", drift, DRIFT_CONFIDENCE)):  # fmt: skip
+        if one is not None and one.confidence != level:
+            raise _EditedError(f"noise.{name}.confidence: expected {level}, got {one.confidence}")
+    incomparable = ""
+    if change is None and noise.verdict == "ANOMALOUS":
+        incomparable = noise.reason.partition(":")[0]
+    verdict, reason, action = judged_noise(incomparable, change, drift, policy)
+    if noise.verdict != verdict:
+        raise _EditedError(f"noise.verdict: expected {verdict}, got {noise.verdict}")
+    return dataclasses.replace(noise, reason=reason, action=action)
+
+
+def _check(found: object, expected: Mapping[str, Any]) -> None:
+    """Raise the first key of which the report says something else."""
+    for key, value in expected.items():
+        for where, wanted, got in _differences(key, _plain(value), _plain(getattr(found, key))):
+            raise _EditedError(f"{where}: expected {short(wanted)}, got {short(got)}")
+
+
+def _plain(value: object) -> Any:
+    """Without classes."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _differences(where: str, wanted: Any, got: Any) -> Iterator[tuple[str, object, object]]:
+    """Of two trees of plain data, from the top; numbers may differ by rounding."""
+    if isinstance(wanted, dict) and isinstance(got, dict):
+        for key in wanted:
+            yield from _differences(f"{where}.{key}", wanted[key], got[key])
+    elif isinstance(wanted, list | tuple) and isinstance(got, list | tuple):
+        if len(wanted) != len(got):
+            yield where, f"{len(wanted)} of them", f"{len(got)}"
+        for i, (one, other) in enumerate(zip(wanted, got, strict=False)):
+            yield from _differences(f"{where}[{i}]", one, other)
+    elif isinstance(wanted, float) and isinstance(got, int | float):
+        if not math.isclose(wanted, got, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+            yield where, wanted, got
+    elif wanted != got:
+        yield where, wanted, got
