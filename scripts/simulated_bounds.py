@@ -18,7 +18,7 @@ from .simulated_replays import USUAL_LENGTH_SPREAD, Loss, record
 from .simulation import Figures
 
 Floats = NDArray[np.float64]
-Counts = tuple[Floats, Floats, Floats, Floats]
+Counts = tuple[Floats, ...]
 """[runs, N] tokens and steps of the baseline, then of the candidate."""
 
 RELEASE = POLICIES["release"]
