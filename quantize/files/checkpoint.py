@@ -5,7 +5,6 @@ not what a tensor is for (`drafts/` does) nor what becomes of it (`plan.py` does
 """
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import CheckpointError
 from .entries import SIGNATURE_FILE, check_own, files_of
-from .mistaken import mistaken_folder
+from .mistaken import as_safetensors, mistaken_folder, pickles_in
 from .safetensors_header import Header, TensorInfo, read_header
 from .stacked import unstacked
 from .staging import UNVERIFIED
@@ -188,23 +187,14 @@ def _single_file(folder: Path) -> str:
             f"{len(found)} safetensors files but no {INDEX_FILE}",
             fix="add the index, or keep one file",
         )
-    others = sorted(
-        p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}
-    )
+    others = pickles_in(folder)
     raise CheckpointError(
         folder,
         f"no safetensors file{f' (found {others[0]})' if others else ''}",
-        fix=f"convert the draft to safetensors: pickles are not read{_command(folder, others)}"
+        fix=as_safetensors(folder)
         if others
         else "download the weights too (*.safetensors), not config.json alone",
     )
-
-
-def _command(folder: Path, pickles: list[str]) -> str:
-    """What converts a folder of pickles, for a shell."""
-    if not pickles:
-        return ""
-    return f" (draftquant unpickle {shlex.quote(str(folder))} --out SAFETENSORS)"
 
 
 def _check_weight_map(folder: Path, index: Mapping[str, Any]) -> None:
