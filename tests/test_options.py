@@ -401,6 +401,7 @@ COMMANDS = (
         Row("--confidence", "0.9", "policy.confidence", 0.9),
         Row("--min-prompts", "7", "policy.min_prompts", 7),
         Row("--every-category-passes", "", "policy.every_category_passes"),
+        Row("--unrecorded", "", "policy.record_required", False),
         Row("--look", "2/3", "look.number", 2),
         Row("--look", "2/3", "look.total", 3),
         Row("--spending", "pocock", "look.spending", "pocock", beside="--look 2/3"),
