@@ -6,16 +6,14 @@ make them accept. It holds weights only: the rounding of activations is not in i
 
 import typing
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from .card import plain_card
 from .drafts import Row
 from .errors import CheckpointError
+from .execute import workers
 from .files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from .files.command_line import recorded_argv
 from .files.hub import DraftSource
@@ -38,7 +36,6 @@ from .stored.declarations import raw_declaration
 from .stored.draft import StoredDraft
 from .verify.dequantized import (
     QUANTIZED_ONLY,
-    WORKERS,
     DequantizedLinear,
     DequantizedReport,
     check_unchanged,
@@ -294,9 +291,7 @@ def _write_tensors(plan: DequantizePlan, staging: Path, on_progress: Callable[[i
             return output.stored.nbytes
 
         by_size = sorted(plan.outputs, key=lambda o: (-o.stored.nbytes, o.stored.name))
-        pool = stack.enter_context(
-            ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,))
-        )
+        pool = stack.enter_context(workers())
         for count in pool.map(write, by_size):
             on_progress(count)
 

@@ -7,7 +7,7 @@ toolkit needs the whole weight. What an algorithm must know of inputs is measure
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +33,20 @@ COLUMN_BLOCK_BYTES = 8 * BLOCK_BYTES  # where columns take their turns: long one
 ROWS = 128
 """Blocks have a multiple of this many rows: whole blocks of FP8 scales, whole transposed words."""
 WORKERS = 2
+
+
+@contextmanager
+def workers() -> Iterator[ThreadPoolExecutor]:
+    """Threads of one core each; at the end torch has as many threads as before.
+
+    What one thread sets is what torch gives every thread that begins later, the caller's too.
+    """
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +119,7 @@ class _Execution:
             if (found := [t for s in plan.steps if s.row.tensor.file == file for t in s.stored])
         }
         self._inputs, self._outputs = open_files(stack, source, folder, stored)
-        self._pool = stack.enter_context(
-            ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,))
-        )
+        self._pool = stack.enter_context(workers())
         self._absmax = self._shared_absmax()
 
     def run(self, on_progress: Callable[[Step], None]) -> None:

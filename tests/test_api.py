@@ -124,7 +124,7 @@ def test_what_the_command_warns_of_is_a_python_warning_and_in_the_report(
     assert tuple(str(one.message) for one in ours) == report.warnings
     assert {one.filename for one in ours} == {__file__}  # where the caller's own line is
     assert report.warnings[0].startswith("no known engine loads what recipe mi325x-w4a8 makes")
-    assert {one.verdict for one in report.loads} == {"REFUSED"}
+    assert {one.verdict for one in report.loads} == {"REFUSED", "UNKNOWN"}  # TensorRT-LLM's
     command = ["quantize", "DRAFT", "--recipe", "mi325x-w4a8", "--backend", "torch"]
     assert main([*command, "--out", str(work / "SAID")]) == 0
     said = " ".join(capsys.readouterr().err.split())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import INDEX_FILE, Checkpoint
+from draftquant.quantize.files.hub import resolve_draft
 from tiny import read_tensors, tiny_eagle3_llama, write_safetensors
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -164,6 +165,21 @@ def test_two_files_without_an_index(draft: Path) -> None:
 def test_pickles_are_not_read(other: str, draft: Path) -> None:
     (draft / "model.safetensors").rename(draft / other)
     refused(draft, f"no safetensors file (found {other})", "pickles are not read")
+
+
+def test_a_pickle_alone_names_the_command_that_reads_it(tmp_path: Path) -> None:
+    """Without config.json too, and given as a file."""
+    folder = tmp_path / "old draft"
+    folder.mkdir()
+    (folder / "pytorch_model.bin").touch()
+    command = f"draftquant unpickle '{folder}' --out SAFETENSORS"
+    for open_it in (
+        lambda: Checkpoint.open(folder),
+        lambda: resolve_draft(str(folder / "pytorch_model.bin")),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            open_it()
+        assert command in caught.value.fix
 
 
 def test_folder_without_weights(draft: Path) -> None:

@@ -136,6 +136,37 @@ def test_inspect_reports_family_sizes_and_half_ratios(capsys: pytest.CaptureFixt
     assert main(["inspect", DRAFT]) == 0
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("--engine", "vllm", "--arch", "mi355x"), "vllm 0.33.0 was never executed on gfx950"),
+        (("--engine", "sglang", "--arch", "a100"), "sglang 0.5.23 was never executed on sm80"),
+        (("--arch", "l40s"), "--arch l40s: what no built-in recipe makes is known to load there"),
+        (("--engine", "tensorrt-llm"), "--engine tensorrt-llm: what no built-in recipe makes"),
+    ],
+)
+def test_recipes_that_none_is_listed_of(
+    asked: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipes", "list", *asked]) == 1
+    printed = capsys.readouterr()
+    assert words in " ".join(printed.err.split())
+    assert printed.out == ""
+    assert main(["recipes", "list", "--json", *asked]) == 1
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_recipes_list_says_where_a_format_is_emulated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "list", "--arch", "mi325x", "--json"]) == 0
+    listed = {one["name"]: one["emulated_on"] for one in json.loads(capsys.readouterr().out)}
+    assert listed["mi355-mxfp4"] == ["gfx942"]  # MI355X (gfx950) multiplies MXFP4
+    assert listed["blackwell-nvfp4"] == ["gfx942"]  # NVIDIA's GPUs widen it as they read it
+    assert listed["fp8-ptpc"] == []
+    assert main(["recipes", "list", "--arch", "mi325x"]) == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "emulated" in said
+
+
 def test_recipes_list_show_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     assert "mi325x-w4a8" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """docs/: made pages and pictures are current, links lead somewhere, the site builds by itself."""
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from draftquant.quantize.engines.preview import planned_verdicts
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.scripts.cli import main as draftquant_main
 from draftquant.scripts.docs import choices, drawing, lints, markdown, pictures, traces
 from draftquant.scripts.docs.__main__ import main
 from draftquant.scripts.docs.pages import PAGES
@@ -120,6 +122,19 @@ def test_a_recipe_loads_where_it_is_advised(choice: choices.Choice) -> None:
                 }
                 expected = "REFUSED" if name in choices.BY_PLUGIN else "LOADS"
                 assert verdicts[choice.engine.lower()] == expected, (family, name, gpu)
+
+
+@pytest.mark.parametrize("choice", choices.CHOICES, ids=lambda each: "-".join((*each[0], each[1])))
+def test_what_is_advised_is_listed_by_the_recipes_command(
+    choice: choices.Choice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for gpu in choice.gpus:
+        for family in choice.families:
+            asked = ("--engine", choice.engine.lower(), "--arch", gpu, "--family", family)
+            assert draftquant_main(["recipes", "list", "--json", *asked]) == 0
+            listed = {one["name"] for one in json.loads(capsys.readouterr().out)}
+            advised = {choice.recipe, *choice.smaller} - set(choices.BY_PLUGIN)
+            assert advised <= listed, (gpu, choice.engine, family)
 
 
 def test_where_none_is_advised_none_loads() -> None:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import draftquant
 import pytest
 import torch
 from draftquant.calibration.traces.target_tables import TargetTables
+from draftquant.quantize import checks
 from draftquant.quantize.dequantize import dequantize_draft
-from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.estimate.draft_round import draft_round, planned_weights
@@ -21,6 +23,7 @@ from draftquant.quantize.quantize import QuantizeReport, quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.transcoding.transcode import plan_transcoding, transcode_draft
 from draftquant.quantize.verify import verify
+from draftquant.quantize.verify.dropped import prove_dropped
 from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
 from draftquant.recipes.schema import Role
 from draftquant.scripts.cli import main
@@ -344,6 +347,23 @@ def test_the_head_that_is_read_is_the_targets(source: Path) -> None:
     ]
     assert steps[0].nbytes(1) == steps[1].nbytes(1)
     assert whole.bytes_after - plan.bytes_after == 2 * 96 * TWO_BYTES
+
+
+def test_a_table_is_compared_with_the_targets_once(
+    source: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are read whole for it, and tables are large."""
+    calls: list[Draft] = []
+
+    def counted(draft: Draft, *arguments: Any) -> dict[str, str]:
+        calls.append(draft)
+        return prove_dropped(draft, *arguments)
+
+    monkeypatch.setattr(checks, "prove_dropped", counted)
+    with pytest.warns(draftquant.DraftQuantWarning):
+        report = draftquant.quantize(source, dropping("embedding"), tmp_path / "out", target=target)
+    assert report.dropped == {EMBEDDING: f"model.{EMBEDDING}"}
+    assert len(calls) == 1
 
 
 def test_the_commands(

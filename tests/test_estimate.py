@@ -21,6 +21,7 @@ from draftquant.quantize.estimate.draft_round import (
     multiplied_as,
     plain_weights,
     planned_weights,
+    usual_context,
 )
 from draftquant.quantize.estimate.estimate import (
     Candidate,
@@ -527,7 +528,7 @@ def test_every_gpu_is_whole() -> None:
         for precision, peak in gpu.peaks.items():
             assert peak == pytest.approx(faster[precision] * gpu.peaks["bf16"], rel=0.02)
     assert set(USUAL_GPUS) < set(GPUS)
-    assert set(GPUS) - set(ARCHITECTURES) == {"l40s"}  # `check` knows the others
+    assert set(GPUS) == set(ARCHITECTURES)  # one list of GPUs for `check` and `estimate`
 
 
 @pytest.mark.parametrize(
@@ -758,3 +759,32 @@ def test_bad_input_exits_with_2(
     assert output.out == ""
     assert what in output.err
     assert "\n  fix: " in output.err
+
+
+def test_the_usual_context_is_what_the_models_can_hold() -> None:
+    """Of the draft and of the target, a multimodal one too; nothing sensible is no limit."""
+    limits = [1024, 2048, None, "many", 0, True]
+    configs = [{"max_position_embeddings": limit} for limit in limits]
+    assert usual_context(configs) == 1024
+    assert usual_context(configs[2:]) == 4096
+    assert usual_context([{"max_position_embeddings": 131072}]) == 4096
+    assert usual_context([{"text_config": {"max_position_embeddings": 300}}, {}]) == 300
+
+
+@pytest.mark.parametrize(
+    ("given", "context", "said"),
+    [
+        ((), 512, "512 positions of each sequence, as many as config.json allows;"),
+        (("--context", "4096"), 4096, "4,096 positions of each sequence; reading"),
+    ],
+)
+def test_the_context_follows_the_configs_unless_it_is_given(
+    given: tuple[str, ...], context: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = Path(__file__).parent / "pairs" / "eagle3-llama"
+    command = ["estimate", str(pair / "draft"), "--gpu", "h200", "--recipe", "fp8-ptpc", *given]
+    target = ("--target", str(pair / "target"))
+    assert main([*command, *target, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["context"] == context
+    assert main([*command, *target]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())

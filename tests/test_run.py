@@ -7,9 +7,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import (
@@ -26,6 +28,7 @@ from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
 from draftquant.recipes.schema import BackendName
+from draftquant.scripts.cli import main
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from wide import dimensions
 
@@ -202,6 +205,39 @@ def test_all_zero_rows_are_refused_unless_allowed(tmp_path: Path, recipe: str) -
     with pytest.raises(BackendError, match=r"2 all-zero row\(s\) from row 5[^$]*--allow-zero-rows"):
         quantized(source, recipe, tmp_path / "out")
     assert quantized(source, recipe, tmp_path / "out", zeros=True).verification.ok
+
+
+def test_the_option_that_allows_zero_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tiny_eagle3_llama(tmp_path / "draft"), tmp_path / "out"
+    damage(source, Q_PROJ, bytes(row_bytes(source)), at=0)
+    command = ["quantize", str(source), "--recipe", "fp8-ptpc", "--out", str(out)]
+    assert main(command) == 2
+    assert "--allow-zero-rows" in capsys.readouterr().err
+    assert not out.exists()
+    assert main([*command, "--allow-zero-rows"]) == 0
+    assert verify(out, source).ok
+
+
+def test_torch_has_as_many_threads_as_before(tmp_path: Path) -> None:
+    """In threads that begin afterwards too, to which torch gives what was set last."""
+
+    def of_a_new_thread() -> int:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(torch.get_num_threads).result()
+
+    before = torch.get_num_threads()
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    try:
+        torch.set_num_threads(3)
+        quantized(source, "fp8-ptpc", tmp_path / "out")
+        assert (torch.get_num_threads(), of_a_new_thread()) == (3, 3)
+        command = ["dequantize", str(tmp_path / "out"), "--out", str(tmp_path / "plain")]
+        assert main(command) == 0
+        assert (torch.get_num_threads(), of_a_new_thread()) == (3, 3)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_an_existing_output_is_never_touched(tmp_path: Path) -> None:

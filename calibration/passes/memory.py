@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ...quantize.drafts import Row
-from ...quantize.drafts.family import most_draft_tokens
+from ...quantize.drafts.family import usual_draft_tokens
 from ...quantize.drafts.forwards.base import MAX_WIDENED
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.stored.decode import read_rows
@@ -181,7 +181,7 @@ class _DraftOnDisk:
         """What the passes over the largest of some batches hold at once."""
         entries = traces.manifest.prompts
         features, g = traces.manifest.features, self.geometry
-        num_draft_tokens = num_draft_tokens or most_draft_tokens(g) or 3
+        num_draft_tokens = num_draft_tokens or usual_draft_tokens(g)
         wide = torch.promote_types(self._dtype, torch.float32).itemsize
         linears = [r for r in self._rows.values() if r.role in ("attention", "mlp", "kv_up")]
         per_row = sum(sum(row.tensor.shape) for row in linears) // g.num_layers * wide

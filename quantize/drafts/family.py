@@ -55,6 +55,10 @@ class Row:
         return self.tensor.name.removesuffix(".weight")
 
 
+CHAIN_LENGTH = 3
+"""Tokens of a chain, which has no length of its own, as it is usually served."""
+
+
 class Geometry(Protocol):
     """The part of a family's config that every family has; widths in elements."""
 
@@ -105,6 +109,11 @@ def most_draft_tokens(geometry: Geometry) -> int | None:
         heads: int | None = getattr(geometry, "num_heads", None)
         return heads
     return geometry.block_size - (not getattr(geometry, "proposes_from_anchor", False))
+
+
+def usual_draft_tokens(geometry: Geometry) -> int:
+    """K where nobody says it: a whole block, all heads, or a chain of `CHAIN_LENGTH`."""
+    return most_draft_tokens(geometry) or CHAIN_LENGTH
 
 
 class Concat(NamedTuple):

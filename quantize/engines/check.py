@@ -8,7 +8,7 @@ from typing import Any
 from ..drafts import Family, read_config
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import with_text_config
-from ..drafts.family import most_draft_tokens
+from ..drafts.family import usual_draft_tokens
 from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
@@ -104,7 +104,7 @@ def check_checkpoint(
             for each in known.archs
         ]
         return _agreed(known, answers, tp)
-    if arch not in (*known.archs, *known.other_archs):
+    if arch not in known.gpus:
         return _unknown(known, arch, tp, f"{engine} on {arch}: never executed")
     return _check(checkpoint, known, arch, tp, first, has_side_file, served_as)
 
@@ -140,6 +140,9 @@ def _check(
         return _unknown(engine, arch, tp, f"architectures {declared!r}: never executed")
     checkpoint = replace(checkpoint, config=engine.as_read(checkpoint.config))
     declaration = read_declaration(checkpoint)
+    spelled = config.get("quantization_config")
+    if declaration is not None and isinstance(spelled, Mapping):
+        declaration = replace(declaration, spelled=str(spelled.get("quant_method")))
     taken = declaration and engine.taken(declaration, arch)
     if isinstance(taken, Finding):
         return _answer(engine, arch, tp, [taken])
@@ -181,7 +184,7 @@ def _check(
     if misread and misread[0] is not None:
         findings = [*findings, Finding("wrong", misread[0], REMEDY)]
     named = served_as or str(checkpoint.folder)
-    launch = engine.launch(question, most_draft_tokens(geometry) or 3, named)
+    launch = engine.launch(question, usual_draft_tokens(geometry), named)
     findings = [*_null_base(engine, question.config), *([problem] if problem else []), *findings]
     answer = _answer(engine, arch, tp, findings, layers, launch or None)
     notes = [f"{text}: {REMEDY}" for text in misread[1:] if text is not None]
@@ -268,7 +271,7 @@ def _answer(
 
 
 def _unknown(engine: Engine, arch: str | None, tp: int, why: str) -> EngineCheck:
-    archs = ", ".join((*engine.archs, *engine.other_archs))
+    archs = ", ".join(engine.gpus)
     remedy = f"known: {engine.name} {engine.version} on {archs}"
     return _answer(engine, arch, tp, [Finding("unknown", why, remedy)])
 

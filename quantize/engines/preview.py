@@ -57,7 +57,7 @@ def planned_verdicts(
 
     Args:
         plan: what would be written.
-        arch: this GPU alone, also where an engine is known on it besides its own; None = its own.
+        arch: this GPU alone; None = all that each engine is known on.
         tp: tensor-parallel shards.
         target_layers: see `check_draft`.
         fix_config: see `planned_checkpoint`.
@@ -78,6 +78,6 @@ def planned_verdicts(
             has_side_file=bool(side_files),
         )
         for engine in newest_engines()
-        for each in (engine.archs if arch is None else (arch,))
-        if each in (*engine.archs, *engine.other_archs)
+        for each in (engine.gpus if arch is None else (arch,))
+        if each in engine.gpus
     )

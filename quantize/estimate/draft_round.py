@@ -5,12 +5,12 @@ Sources: vLLM 0.33 `llm_base_proposer.py`, `qwen3_dflash.py`; SGLang 0.5.23 `eag
 that were not accepted: the batch keeps its shape.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...recipes.schema import Recipe
-from ..drafts.family import Draft, Geometry, Row, most_draft_tokens
+from ..drafts.family import Draft, Geometry, Row, most_draft_tokens, usual_draft_tokens
 from ..drafts.geometries.medusa import MedusaGeometry
 from ..errors import EstimateError
 from ..files.safetensors_header import DTYPE_BYTES
@@ -19,8 +19,8 @@ from .attention_cache import cache_works, key_value_shards
 from .hardware import Precision
 from .work import ELEMENT_BYTES, Part, Pass, Round, Work
 
-CHAIN_LENGTH = 3
-"""Draft tokens of a chain where nobody says how many: what is usually served."""
+USUAL_CONTEXT = 4096
+"""Positions of each sequence that are in the KV cache where nobody says how many."""
 _REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa")
 """Latent projections, which every shard computes whole."""
 _LOOKED_UP = ("markov_w1", "predecessor_codebook", "successor_codebook")
@@ -99,6 +99,25 @@ def with_fp8_head(weights: Iterable[Weight]) -> tuple[Weight, ...]:
     )
 
 
+def usual_context(configs: Sequence[Mapping[str, Any]]) -> int:
+    """Positions per sequence where nobody says them: 4,096, or what the models can hold.
+
+    Args:
+        configs: config.json of the draft and, where it is given, of the target; an engine serves
+            no more positions than the lesser of the two says (vLLM 0.33:
+            `_maybe_override_draft_max_model_len`).
+    """
+    limits = [_positions(config) for config in configs]
+    return min([USUAL_CONTEXT, *(limit for limit in limits if limit is not None)])
+
+
+def _positions(config: Mapping[str, Any]) -> int | None:
+    section = config.get("text_config")
+    text = section if isinstance(section, Mapping) else config
+    found = text.get("max_position_embeddings")
+    return found if type(found) is int and found > 0 else None
+
+
 def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
     """K: as asked, else a chain of 3 or the whole block behind its anchor.
 
@@ -107,7 +126,7 @@ def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
     """
     most = most_draft_tokens(geometry)
     if asked is None:
-        return most or CHAIN_LENGTH
+        return usual_draft_tokens(geometry)
     if asked < 1 or (most is not None and asked > most):
         size = geometry.block_size
         why = f"it has {most} heads" if size is None else f"blocks hold {size} tokens"

@@ -45,6 +45,10 @@ class Gpu:
         """The precision itself where the GPU has a unit for it, else bf16."""
         return precision if precision in self.peaks else "bf16"
 
+    def emulates(self, dtype: str) -> bool:
+        """Whether weights of this dtype are written out in 16 bits and read again at each use."""
+        return dtype in ("nvfp4", "mxfp4") and dtype not in self.peaks and not self.widens_fp4
+
 
 # NVIDIA prints peaks with sparsity (but for A100): they are halved here. AMD prints both.
 GPUS: Mapping[str, Gpu] = {
@@ -72,6 +76,13 @@ GPUS: Mapping[str, Gpu] = {
             bandwidth=4.8e12,
             peaks={"bf16": 989.5e12, "fp8": 1979e12},
             source="https://resources.nvidia.com/en-us-gpu-resources/hpc-datasheet-sc23",
+        ),
+        # 96 GB HBM3; computes as H100.
+        Gpu(
+            name="gh200",
+            bandwidth=4e12,
+            peaks={"bf16": 989.5e12, "fp8": 1979e12},
+            source="https://resources.nvidia.com/en-us-grace-cpu/grace-hopper-superchip",
         ),
         # HGX, 1000 W; 4.5, 9 and 18 PFLOPS with sparsity.
         Gpu(

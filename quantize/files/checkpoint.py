@@ -5,7 +5,6 @@ not what a tensor is for (`drafts/` does) nor what becomes of it (`plan.py` does
 """
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from ...recipes.errors import reason
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import CheckpointError
-from .entries import check_own, files_of
-from .mistaken import mistaken_folder
+from .entries import SIGNATURE_FILE, check_own, files_of
+from .mistaken import as_safetensors, mistaken_folder, pickles_in
 from .safetensors_header import Header, TensorInfo, read_header
 from .stacked import unstacked
 from .staging import UNVERIFIED
@@ -128,7 +127,7 @@ class Checkpoint:
         """
         if self.subtree is not None:
             return tuple(files_of(self.folder, skip=_is_no_code))
-        own = {CONFIG_FILE, INDEX_FILE, *self.headers}
+        own = {CONFIG_FILE, INDEX_FILE, SIGNATURE_FILE, *self.headers}
         found = files_of(
             self.folder, skip=lambda file: file in own or Path(file).parts[0] in HIDDEN
         )
@@ -188,23 +187,14 @@ def _single_file(folder: Path) -> str:
             f"{len(found)} safetensors files but no {INDEX_FILE}",
             fix="add the index, or keep one file",
         )
-    others = sorted(
-        p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}
-    )
+    others = pickles_in(folder)
     raise CheckpointError(
         folder,
         f"no safetensors file{f' (found {others[0]})' if others else ''}",
-        fix=f"convert the draft to safetensors: pickles are not read{_command(folder, others)}"
+        fix=as_safetensors(folder)
         if others
         else "download the weights too (*.safetensors), not config.json alone",
     )
-
-
-def _command(folder: Path, pickles: list[str]) -> str:
-    """What converts a folder of pickles, for a shell."""
-    if not pickles:
-        return ""
-    return f" (draftquant unpickle {shlex.quote(str(folder))} --out SAFETENSORS)"
 
 
 def _check_weight_map(folder: Path, index: Mapping[str, Any]) -> None:

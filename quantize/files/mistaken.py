@@ -1,9 +1,12 @@
 """What a path is that was given as a draft and is none: the kind of mistake, and the way out."""
 
 import difflib
+import shlex
 from pathlib import Path
 
 CONFIG_FILE = "config.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+"""Endings of what torch.save writes."""
 _GGUF = "GGUF of llama.cpp, which holds other tensors than the draft that it was made from"
 _SAFETENSORS = "give the folder of safetensors that it was converted from"
 
@@ -12,9 +15,22 @@ def mistaken_file(path: Path) -> tuple[str, str]:
     """What is wrong with a file in the place of a draft folder, and the fix."""
     if path.suffix == ".gguf":
         return f"is {_GGUF}", _SAFETENSORS
+    if path.suffix in PICKLES:
+        return "is a file, not a draft folder", as_safetensors(path.parent)
     if path.suffix == ".safetensors" or path.name == CONFIG_FILE:
         return "is a file, not a draft folder", f"give a draft folder: {path.parent}"
     return "is a file, not a draft folder", "give a draft folder or a Hub id (owner/name)"
+
+
+def pickles_in(folder: Path) -> list[str]:
+    """Files that torch.save may have written, by name."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+
+
+def as_safetensors(folder: Path) -> str:
+    """What makes safetensors of a folder of pickles, with the command for a shell."""
+    command = f"draftquant unpickle {shlex.quote(str(folder))} --out SAFETENSORS"
+    return f"convert the draft to safetensors: pickles are not read ({command})"
 
 
 def near_folder(path: Path) -> Path | None:
@@ -38,6 +54,11 @@ def mistaken_folder(folder: Path) -> tuple[str, str] | None:
         return "is a trace folder, not a draft", "give it behind --traces, and the draft first"
     if any(folder.glob("*.safetensors")):
         return None
+    if pickles := pickles_in(folder):
+        return (
+            f"has no {CONFIG_FILE}, and no safetensors file (found {pickles[0]})",
+            f"put the draft's {CONFIG_FILE} beside it, then {as_safetensors(folder)}",
+        )
     below = sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}"))
     if below:
         return f"has no {CONFIG_FILE}, but {len(below)} folder(s) in it have", (

@@ -3,10 +3,15 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...quantize.drafts import Draft
 from ...quantize.errors import LayoutError, PlanError
-from ...quantize.estimate.draft_round import checked_num_draft_tokens
+from ...quantize.estimate.draft_round import (
+    USUAL_CONTEXT,
+    checked_num_draft_tokens,
+    usual_context,
+)
 from ...quantize.estimate.estimate import (
     checked_concurrencies,
     checked_efficiency,
@@ -20,6 +25,7 @@ from ...quantize.estimate.target import (
     step_of_config,
 )
 from ...quantize.estimate.work import Machine
+from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.plan import Plan, make_plan
 from ...recipes import built_in_recipes
 from ..console import print_json
@@ -45,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_num_draft_tokens(parser)
     parser.add_argument(
-        "--context", type=int, default=4096, metavar="TOKENS", help="positions per sequence (4096)"
+        "--context",
+        type=int,
+        metavar="TOKENS",
+        help=f"positions per sequence (default: {USUAL_CONTEXT}, or fewer where the config.json of"
+        " DRAFT or of --target allows no more)",
     )
     parser.add_argument(
         "--concurrency",
@@ -96,6 +106,9 @@ def run(options: argparse.Namespace) -> int:
     _, draft = open_draft(options.draft)
     num_draft_tokens = checked_num_draft_tokens(draft.geometry, options.num_draft_tokens)
     plans, refused = _plans(draft, options)
+    asked = options.context
+    if asked is None:
+        options.context = usual_context(_configs(draft, options.target))
     estimate = make_estimate(
         draft, plans, num_draft_tokens=num_draft_tokens, context=options.context, tp=options.tp
     )
@@ -106,12 +119,21 @@ def run(options: argparse.Namespace) -> int:
         machines=tuple(Machine(gpu=named_gpu(name), efficiency=efficiency) for name in gpus),
         concurrencies=concurrencies,
         target=_target(draft, num_draft_tokens, concurrencies, options),
+        context_by_config=asked is None and options.context < USUAL_CONTEXT,
     )
     if options.json:
         print_json(to_mapping(report))
     else:
         print_report(report)
     return 0
+
+
+def _configs(draft: Draft, target: Path | None) -> list[Mapping[str, Any]]:
+    """Of the draft, and of the target where its folder is given."""
+    if target is None:
+        return [draft.checkpoint.config]
+    fix = "give the folder of the target"
+    return [draft.checkpoint.config, read_json_object(target / CONFIG_FILE, fix)]
 
 
 def _plans(draft: Draft, options: argparse.Namespace) -> tuple[list[Plan], Mapping[str, str]]:

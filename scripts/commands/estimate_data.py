@@ -27,6 +27,7 @@ class Report:
         plans: by the name of the recipe.
         refused: shipped recipes that do not fit this draft, and why.
         target: None where nothing is known of it.
+        context_by_config: the context is shorter than usual, because a config.json allows no more.
     """
 
     estimate: Estimate
@@ -35,6 +36,7 @@ class Report:
     machines: tuple[Machine, ...]
     concurrencies: tuple[int, ...]
     target: Target | None
+    context_by_config: bool = False
 
     def break_even(self, candidate: Candidate, machine: Machine) -> tuple[BreakEven, ...]:
         """Of a candidate on a machine; nothing where the target is not known."""
@@ -78,9 +80,10 @@ def assumptions(report: Report) -> Iterator[str]:
     )
     if estimate.reads_shared_head:
         yield "the head is the target's, in BF16"
+    by = ", as many as config.json allows" if report.context_by_config else ""
     yield (
-        f"the KV cache is BF16, {estimate.context:,} positions of each sequence; reading it counts,"
-        " writing it does not"
+        f"the KV cache is BF16, {estimate.context:,} positions of each sequence{by}; reading it"
+        " counts, writing it does not"
     )
     yield (
         f"each linear takes the longer of bytes / bandwidth and FLOP / dense peak, at {share:.0%}"

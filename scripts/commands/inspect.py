@@ -70,6 +70,7 @@ def _inspect_quantized(checkpoint: Checkpoint, as_json: bool) -> int:
 def _summary(
     draft: Draft, ratios: tuple[HalfRatio, ...], lints: tuple[Lint, ...]
 ) -> dict[str, Any]:
+    reads = bool(getattr(draft.geometry, "reads_features", True))
     tensors = [
         {
             "name": row.tensor.name,
@@ -87,7 +88,8 @@ def _summary(
         "speculators_layout": is_speculators(draft.checkpoint.config),
         "num_layers": draft.geometry.num_layers,
         "aux_layer_ids": draft.geometry.aux_layer_ids,
-        "reads_last_hidden_state": not getattr(draft.geometry, "fuses", True),
+        "reads_features": reads,
+        "reads_last_hidden_state": reads and not getattr(draft.geometry, "fuses", True),
         "parameters": sum(row.tensor.numel for row in draft.rows if row.role != "vocabulary_map"),
         "bytes": draft.checkpoint.nbytes,
         "tensors": tensors,
@@ -128,13 +130,7 @@ def _print(found: dict[str, Any]) -> None:
             ": not the draft as released: its target taught it, to be what the retuned quantized"
             " draft is compared with (gate --tuned-baseline)",
         )
-    layers = found["aux_layer_ids"] or "default (no eagle_config)"
-    last = found["reads_last_hidden_state"]
-    out.line(
-        "reads the target's last hidden state, behind its final norm"
-        if last
-        else f"reads the outputs of target layers {layers}"
-    )
+    out.line(_reads(found))
     tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",),
                     spare=("dtype", "role"))  # fmt: skip
     for t in found["tensors"]:
@@ -160,6 +156,16 @@ def _print(found: dict[str, Any]) -> None:
             f" ({ratio['rows']} rows): {advice}"
         )
     _print_lints(found["lints"])
+
+
+def _reads(found: dict[str, Any]) -> str:
+    """What the draft is fed besides tokens."""
+    if not found["reads_features"]:
+        return "reads tokens alone, nothing of the target: a language model of its own, or a target"
+    if found["reads_last_hidden_state"]:
+        return "reads the target's last hidden state, behind its final norm"
+    layers = found["aux_layer_ids"] or "default (no eagle_config)"
+    return f"reads the outputs of target layers {layers}"
 
 
 def _print_lints(lints: list[dict[str, Any]], corrected: str = "in the output") -> None:

@@ -3,12 +3,16 @@
 import argparse
 import typing
 from collections.abc import Iterable
+from typing import Any
 
 import yaml
 
 from ...quantize.drafts import FAMILIES
 from ...quantize.engines.contract import EngineName
-from ...quantize.engines.hardware import architecture
+from ...quantize.engines.hardware import GPUS as ARCHITECTURES
+from ...quantize.engines.hardware import architecture, gpus_of
+from ...quantize.engines.registry import choose
+from ...quantize.estimate.hardware import GPUS
 from ...recipes import (
     Recipe,
     aliases,
@@ -20,7 +24,7 @@ from ...recipes import (
 from ...recipes.decode import nearest
 from ...recipes.errors import RecipeError
 from ...recipes.expectations import LoadsOn
-from ..console import print_document, print_json, print_table, stdout, table
+from ..console import print_document, print_json, print_table, stderr, stdout, table
 from ..examples import EXAMPLES
 from ..parsers import sentence
 from .common import named_recipe
@@ -54,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
+    """See `add_arguments`; 1 if nothing is listed."""
     if options.action == "show":
         recipe = named_recipe(options.recipe)
         if options.json:
@@ -69,11 +73,11 @@ def run(options: argparse.Namespace) -> int:
         else:
             stdout().line(f"{options.recipe}: good ({recipe.name}, {len(recipe.rules)} rules)")
     else:
-        _list(options)
+        return _list(options)
     return 0
 
 
-def _list(options: argparse.Namespace) -> None:
+def _list(options: argparse.Namespace) -> int:
     engine, gpu, family = (getattr(options, key, None) for key in ("engine", "arch", "family"))
     arch = architecture(gpu) if gpu else None
     names = [each.name for each in FAMILIES]
@@ -85,9 +89,21 @@ def _list(options: argparse.Namespace) -> None:
         for recipe in map(load_recipe, built_in_recipes())
         if not asked or any(_loads(place, engine, arch, family) for place in recipe.loads_on)
     ]
+    if not recipes:
+        stderr().line(_why_none(engine, gpu, arch, family))
     if options.json:
-        print_json([to_mapping(recipe) | {"aliases": _aliases(recipe)} for recipe in recipes])
-        return
+        print_json([_mapping(recipe) for recipe in recipes])
+    elif recipes:
+        _print(recipes)
+    return 0 if recipes else 1
+
+
+def _mapping(recipe: Recipe) -> dict[str, Any]:
+    more = {"aliases": _aliases(recipe), "emulated_on": _emulated(recipe)}
+    return to_mapping(recipe) | more
+
+
+def _print(recipes: Iterable[Recipe]) -> None:
     spare = "backend", "layout", "algorithm"
     columns = "name", "alias", "weights", "activations", "algorithm", "layout", "backend"
     found = table("Recipes", *columns, "loads on", spare=spare)
@@ -100,9 +116,41 @@ def _list(options: argparse.Namespace) -> None:
             recipe.algorithm.name,
             recipe.layout,
             recipe.backend,
-            "; ".join(map(str, recipe.loads_on)) or "no stock engine",
+            _places(recipe),
         )
     print_table(found)
+
+
+def _places(recipe: Recipe) -> str:
+    """Where the result loads, and where that is no use for speed."""
+    places = "; ".join(map(str, recipe.loads_on)) or "no stock engine"
+    slow = ", ".join(f"{gpus_of(arch)} ({arch})" for arch in _emulated(recipe))
+    return f"{places}; emulated on {slow}: slower than BF16" if slow else places
+
+
+def _emulated(recipe: Recipe) -> list[str]:
+    """GPUs where it loads that neither multiply nor widen its 4-bit floats: docs/estimate.md."""
+    dtypes = {form.weights.dtype for form in recipe.formats}
+    archs = dict.fromkeys(arch for place in recipe.loads_on for arch in place.arch)
+    slow = {ARCHITECTURES[gpu.name] for gpu in GPUS.values() if any(map(gpu.emulates, dtypes))}
+    return [arch for arch in archs if arch in slow]
+
+
+def _why_none(engine: str | None, gpu: str | None, arch: str | None, family: str | None) -> str:
+    """Why nothing is listed: nobody executed the engine there, or it refuses every recipe."""
+    asked = [f"--engine {engine}" if engine else "", f"--arch {gpu}" if gpu else ""]
+    asked += [f"--family {family}" if family else ""]
+    words = " ".join(filter(None, asked))
+    known = choose(engine) if engine else None
+    if known is not None and arch is not None and arch not in known.gpus:
+        return (
+            f"{words}: no recipe is listed, because {known.name} {known.version} was never executed"
+            f" on {arch}: it is known on {', '.join(known.gpus)}"
+        )
+    return (
+        f"{words}: what no built-in recipe makes is known to load there; 'draftquant check FOLDER'"
+        " says why of a folder"
+    )
 
 
 def _aliases(recipe: Recipe) -> list[str]:
