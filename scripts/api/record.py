@@ -140,8 +140,7 @@ def record_as(
     settings.check()
     how = _how(settings, target)
     fitted = _fitted(settings, target, prompts, watch)
-    read = fitted.prompts
-    with watch.bar("record", len(read)) as bar:
+    with watch.bar("record", len(fitted.prompts)) as bar:
 
         def records(some: "Sequence[Prompt]", folder: Path) -> "TraceFolder":
             by = _by_vllm if settings.engine == "vllm" else _by_transformers
@@ -149,8 +148,8 @@ def record_as(
             return by(settings, how, target, some_fitted, folder, bar.set)
 
         if settings.turns == "all":
-            return _all_turns(settings, target, read, out, records, watch)
-        return records(read, out)
+            return _all_turns(settings, target, fitted.prompts, out, records, watch)
+        return records(fitted.prompts, out)
 
 
 def server_command(
