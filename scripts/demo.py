@@ -15,7 +15,8 @@ from pathlib import Path
 from ..quantize.backends import get_backend
 from ..quantize.errors import BackendError
 from ..recipes import load_recipe
-from ..validate.report.document import Judgement, read_report
+from ..validate.report.document import read_report
+from ..validate.report.judgements import Judgement
 from .cli import main as draftquant
 from .console import stdout
 

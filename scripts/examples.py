@@ -35,7 +35,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "draftquant retune ./draft --recipe mi355-mxfp4 --traces ./calibration-traces"
         " --out ./draft-mxfp4 --baseline ./draft-taught",
     ),
-    "verify": ("draftquant verify ./draft-fp8 --against ./draft",),
+    "verify": (
+        "draftquant verify ./draft-fp8 --against ./draft",
+        "draftquant verify ./draft-fp8 --verify-signature ./key.pub",
+    ),
     "dequantize": ("draftquant dequantize ./draft-fp8 --out ./draft-plain",),
     "unpickle": ("draftquant unpickle ./draft-bin --out ./draft",),
     "transcode": (

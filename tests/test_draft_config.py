@@ -208,6 +208,24 @@ def test_number_of_layers_that_no_file_has(draft: Path) -> None:
     refused(draft, "", "the tensors are those of 1 layer(s)")
 
 
+def test_the_targets_number_of_layers_is_read_as_one(tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft")
+    edit_json(draft / "config.json", num_hidden_layers=36)
+    assert read_draft(Checkpoint.open(draft)).geometry.num_layers == 1
+    with_two = tiny_eagle3_llama(tmp_path / "two", num_layers=2)
+    edit_json(with_two / "config.json", num_hidden_layers=36)
+    refused(with_two, "36 layers, but", "the tensors are those of 2 layer(s)")
+
+
+def test_a_config_without_architectures_says_what_would_be_needed(tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft")
+    edit_json(draft / "config.json", architectures=None)
+    refused(draft, "expected a list of one name", "by its tensors it is eagle3-llama: add")
+    inner = {"hidden_size": 64, "architectures": ["LlamaForCausalLM"]}
+    edit_json(draft / "config.json", model_type="eagle", model=inner)
+    refused(draft, "expected a list of one name", "move the keys of 'model' to the top level")
+
+
 REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "rms_norm_eps")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from draftquant.quantize.engines import check_draft, registry, versions
 from draftquant.quantize.engines.contract import ENGINE_NAMES
+from draftquant.quantize.engines.declared import READERS
 from draftquant.quantize.engines.repairs import plan_repairs
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main

@@ -35,8 +35,8 @@ def test_a_category_below_its_least_number_is_named_and_not_judged() -> None:
     report = judged(64, 4, count=29)
     assert [found.outcome for found in report.categories] == ["PASS", None]
     assert (
-        "1 of the 2 categories were not judged by themselves, with fewer than 30 prompts each"
-        " (29 together)"
+        "1 of the 2 categories, with fewer than 30 prompts each (29 together), were not judged by"
+        " themselves"
     ) in report.warnings
     assert judged(64, 300, count=29).verdict == "PASS"
 

@@ -46,9 +46,22 @@ def test_bounds_categories_verdict_and_warnings(capsys: pytest.CaptureFixture[st
     assert lines[verdict + 1] == "- Use a wider format."
     assert lines[verdict + 3] == "warning: [bold]no[/] provenance"
     assert lines[verdict + 4] == (
-        "warning: 1 of the 3 categories were not judged by themselves, with fewer than 30 prompts"
-        " each (9 together)"
+        "warning: 1 of the 3 categories, with fewer than 30 prompts each (9 together), were not"
+        " judged by themselves"
     )
+
+
+def test_categories_that_were_not_judged_are_one_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = "abcdefgh"
+    print_gate(judge(replay(spread(600), categories=names), replay(noisy(3, 4), categories=names),
+                     RELEASE))  # fmt: skip
+    lines = printed(capsys)
+    assert "Categories" not in lines
+    assert (
+        "warning: none of the 8 categories was judged by itself: each has fewer than 30 prompts"
+    ) in lines
 
 
 def test_one_category_is_the_whole(capsys: pytest.CaptureFixture[str]) -> None:

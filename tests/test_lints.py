@@ -214,6 +214,14 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
         lambda to: pruned(to, offsets(1, 1, 4), kept=[1, 2, 7]),
         lambda to: pruned(to, offsets(1, 1, 4), kept=[1, 2, 6, 9]),
     ],
+    "head-tied": [
+        lambda to: llama(to, {"tie_word_embeddings": True}),
+        lambda to: mla(to, {"tie_word_embeddings": True}),
+    ],
+    "layers-of-target": [
+        lambda to: llama(to, {"num_hidden_layers": 24}),
+        lambda to: mla(to, {"num_hidden_layers": 61}),
+    ],
     "d2t-of-full-vocabulary": [
         lambda to: set_tensors(
             llama(to), d2t=offsets(*[0] * 96), t2d=Stored("BOOL", (96,), b"\1" * 96)

@@ -96,6 +96,7 @@ def test_braces_in_a_path_are_no_placeholders(tmp_path: Path) -> None:
         ('"{draft}"', '"x"', 14, "variants[1]: its draft is nowhere in its command", "{draft}"),
         ("name: none", "name: none\n    arguments: -d {draft}", 14, "variant has none", "draft:"),
         ("--host {host}", "--d {draft}", 13, "has no draft, and the command names", "a draft"),
+        ("name: none", "name: none\n    served_as: /d", 13, "served_as: has no draft", "draft:"),
         ("name: none", "name: none\n  - name: too", 13, "more than one has no draft", "a draft"),
     ],
 )  # fmt: skip

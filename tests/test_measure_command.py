@@ -110,6 +110,51 @@ def test_the_draft_is_identified_as_the_gate_does(
     assert isinstance(read_provenance(int4), QuantizedProvenance)
 
 
+def test_a_server_that_runs_another_draft_is_refused(
+    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And of one that is called otherwise both names are kept, shown, and said by the gate."""
+    draft = tiny_eagle3_llama(prompts.with_name("draft"))
+    served_draft: dict[str, Any] = {"model": "/mnt/other"}
+    running.config = {"vllm_config": {"speculative_config": served_draft}}
+    assert measured(running, prompts, "r", "--draft", str(draft)) == 2
+    said = capsys.readouterr().err
+    assert "expected the draft that the server runs, '/mnt/other', got 'draft'" in said
+    assert "--served-as /mnt/other" in said
+    assert not [*prompts.parent.glob("r*")]
+    assert measured(running, prompts, "r", "--served-as", "/mnt/other") == 2
+    assert "--served-as: is another name of --draft" in capsys.readouterr().err
+    override = ("--draft", str(draft), "--served-as", "/mnt/other", "--ignore-eos")
+    assert measured(running, prompts, "r", *override) == 0
+    assert "draft draft, quantization none; the server calls it /mnt/other" in (
+        capsys.readouterr().out
+    )
+    speculation = read_measurement(prompts.with_name("r")).setup.speculation
+    assert speculation is not None
+    assert (speculation.served_draft, speculation.told_by) == ("/mnt/other", "user")
+    served_draft["draft_model_config"] = {"quantization": "compressed-tensors"}
+    assert measured(running, prompts, "s", *override) == 2
+    assert "is not quantized, and the server says of the draft that it runs, '/mnt/other'" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_resume_names_the_draft_that_is_served_now_and_the_one_before(
+    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one name and in one place of two machines: what the server tells is all there is."""
+    speculative = {"model": "/drafts/int4"}
+    running.config = {"vllm_config": {"speculative_config": speculative}}
+    running.status = lambda number: 200 if number < 4 else 0
+    assert measured(running, prompts, "r", "--concurrency", "1") == 2
+    running.status = lambda _number: 200
+    speculative["model"] = "/drafts/bf16"
+    capsys.readouterr()
+    assert measured(running, prompts, "r", "--concurrency", "1") == 2
+    said = capsys.readouterr().err
+    assert "speculation.draft: begun with '/drafts/int4', now '/drafts/bf16'" in said
+
+
 def test_text_and_messages_need_the_tokenizer(
     running: VLLMServer,
     prompts: Path,

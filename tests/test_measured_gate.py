@@ -162,6 +162,15 @@ def test_servers_that_were_started_differently_are_named() -> None:
     assert "model_config.quantization: None, fp8" in report.reason
 
 
+def test_what_only_the_user_says_of_a_draft_is_said() -> None:
+    called = {"draft": "int4", "served_draft": "/draft", "told_by": "user"}
+    report = judge_measured(run(**A), run(1, 1, **B, **called), RELEASE)
+    (said,) = [warning for warning in report.warnings if "--served-as" in warning]
+    assert said == (
+        "the server of drop 1 calls its draft /draft: that it is int4 is what --served-as says"
+    )
+
+
 def test_the_same_run_with_other_times_is_no_comparison() -> None:
     """Unless hashes say that two drafts were served: then it is for the verdict to doubt it."""
     for digests in (({}, {}), (A, {}), ({}, B)):
@@ -192,7 +201,10 @@ def test_copies_and_categories_and_looks_are_as_for_traces() -> None:
     report = judge_measured(run(of_record=copies, **A), run(1, of_record=copies, **B), RELEASE)
     assert (report.num_prompts, report.num_copies) == (1, 39)
     assert report.verdict == "INCONCLUSIVE"
-    assert report.action == "Measure a fresh set of at least 30 prompts."
+    assert report.action == (
+        "Measure a fresh set of 60 prompts or more: a smaller one may have an effective sample size"
+        " below 30."
+    )
     split = judge_measured(run(categories="ab", **A), run(1, categories="ab", **B), RELEASE)
     assert [found.category for found in split.categories] == ["a", "b"]
     look = Look(number=1, total=2, spending="pocock")

@@ -130,7 +130,7 @@ def test_a_prompt_ends_with_the_first_end_of_text(
     assert [one.continuation for one in on] == [one.continuation for one in traces]
     assert on.manifest.ignore_eos
     with pytest.raises(TraceError, match="another decoding than"):
-        merge_traces([cut.folder, on.folder], tmp_path / "merged")
+        merge_traces([cut, on], tmp_path / "merged")
 
 
 def test_bfloat16_is_computed_and_stored(target: Path, tmp_path: Path) -> None:

@@ -16,15 +16,13 @@ from draftquant.validate.parity.finding_file import to_mapping
 from draftquant.validate.report import document as document_module
 from draftquant.validate.report.document import (
     SCHEMA_VERSION,
-    Comparison,
     Header,
-    Joint,
     Judged,
-    Retuned,
     document_text,
     parse_report,
     read_report,
 )
+from draftquant.validate.report.judgements import Comparison, Joint, Retuned
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import (
     DRAFTS,

@@ -166,7 +166,8 @@ def read_common(config: Mapping[str, Any], where: object, family: str) -> dict[s
             raise CheckpointError(
                 where,
                 f"{biased}: expected false, got true: {family} linears have no bias",
-                fix="this draft cannot be quantized: its biases would be lost when served",
+                fix="this draft cannot be quantized: its biases would be lost; as it is, check says"
+                " which engine serves it",
             )
     return {
         "hidden_size": hidden,

@@ -86,4 +86,17 @@ def old_medusa_keys(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) ->
     )
 
 
+def nested_eagle_keys(config: Mapping[str, Any]) -> str | None:
+    """What vLLM's own form of EAGLE configs lacks: its draft's keys stand under "model".
+
+    Source: `EAGLEConfig` of vLLM 0.33 writes `{"model_type": "eagle", "model": {...}}` for a draft
+    that it has renamed, and reads it again; SGLang 0.5.23 knows no such model_type.
+    """
+    inner = config.get("model")
+    if not isinstance(inner, Mapping) or "hidden_size" not in inner:
+        return None
+    named = "" if inner.get("architectures") else ', and add "architectures"'
+    return f"move the keys of 'model' to the top level of config.json{named}"
+
+
 _OLD_MEDUSA = re.compile(r"(^|medusa_heads?\.)\d+\.\d+\.(linear\.(weight|bias)|weight)$")

@@ -16,7 +16,7 @@ from ..files.subtree import mtp_layers
 from . import families
 from .architectures import declared_architecture, with_family_name
 from .family import Draft, Family, Geometry, Row, TensorSpec
-from .other_kinds import kind_of, old_medusa_keys
+from .other_kinds import kind_of, nested_eagle_keys, old_medusa_keys
 from .speculators import LAYER_CONFIG, plain_config
 
 
@@ -88,7 +88,8 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
             where,
             f"architectures: expected a list of one name, got {short(declared)}",
             fix=old_medusa_keys(config, checkpoint.tensors.values())
-            or "add the architecture that the draft was trained as",
+            or nested_eagle_keys(config)
+            or _told_by_tensors(checkpoint),
         )
     known = [name for family in FAMILIES for name in family.architectures]
     by_config = [family for family in FAMILIES if declared[0] in family.architectures]
@@ -116,12 +117,30 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
     return by_config[0].of_folder(geometry, checkpoint.tensors), geometry
 
 
+def _told_by_tensors(checkpoint: Checkpoint) -> str:
+    """What to add to a config.json without the name of an architecture."""
+    marked = _marked(checkpoint)
+    if len(marked) != 1:
+        return "add the architecture that the draft was trained as"
+    names = ", ".join(marked[0].architectures[:3])
+    return f"by its tensors it is {marked[0].name}: add its architecture to config.json ({names})"
+
+
+def _marked(checkpoint: Checkpoint) -> list[Family]:
+    """The families whose marks the tensors have."""
+    return [
+        family
+        for family in FAMILIES
+        if family.recognises({family.canonical_name(name) for name in checkpoint.tensors})
+    ]
+
+
 def _with_stored_layer(
     config: Mapping[str, Any], checkpoint: Checkpoint, family: Family
 ) -> Mapping[str, Any]:
     """config.json as that of one layer where all tensors are those of the first one."""
     said = config.get("num_hidden_layers")
-    if not family.one_layer or type(said) is not int or said < 2:
+    if not family.one_layer or type(said) is not int or not 1 < said <= _MOST_LAYERS:
         return config
     names = map(family.canonical_name, checkpoint.tensors)
     if {found[0] for name in names if (found := _LAYER.match(name))} != {"layers.0."}:
@@ -152,11 +171,7 @@ def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
 
     Where they have no marks at all, the table of the declared family says which tensor is wrong.
     """
-    marked = [
-        family
-        for family in FAMILIES
-        if family.recognises({family.canonical_name(name) for name in checkpoint.tensors})
-    ]
+    marked = _marked(checkpoint)
     if marked and [family.name for family in marked] != [declared.name]:
         raise CheckpointError(
             checkpoint.folder / CONFIG_FILE,

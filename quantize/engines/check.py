@@ -140,6 +140,9 @@ def _check(
         return _unknown(engine, arch, tp, f"architectures {declared!r}: never executed")
     checkpoint = replace(checkpoint, config=engine.as_read(checkpoint.config))
     declaration = read_declaration(checkpoint)
+    spelled = config.get("quantization_config")
+    if declaration is not None and isinstance(spelled, Mapping):
+        declaration = replace(declaration, spelled=str(spelled.get("quant_method")))
     taken = declaration and engine.taken(declaration, arch)
     if isinstance(taken, Finding):
         return _answer(engine, arch, tp, [taken])

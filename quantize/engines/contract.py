@@ -155,8 +155,7 @@ class Engine:
     A version that differs little from another is `replace(that.ENGINE, version=..., ...)`.
 
     Attributes:
-        version: as the engine's package calls it.
-        evidence: how its tables came about.
+        version: as the engine's package calls it. evidence: how its tables came about.
         archs: GPUs of which `check` wants one answer where none is named.
         other_archs: those that it is known on besides; `gpus` has both.
         architectures: the names in config.json for which the loading was executed.
@@ -186,21 +185,17 @@ class Engine:
         drops_unknown: what it does with a tensor that has no parameter: families for which it
             drops it silently; the others raise (`refuses_unknown`), or are unknown.
         casts: families for which it stores a float weight in FP8 without a word.
-        refuses_casts: families for which it raises instead.
-        dropped: family -> beginnings of names that it drops, though it refuses others.
+        refuses_casts: those for which it raises. dropped: family -> beginnings of names that it
+            drops, though it refuses others.
         rooted: family -> root -> what it makes of tensors named ROOT.X; None = the same as of X.
         fc_norm_keys: of config.json, under which the norms before fc are asked for.
         old_norms: families for which it takes these norms under their older names.
-        shares: families whose embedding and head are the target's, whatever the draft has.
-        later_norm: leaf under which layers of EAGLE-3 after the first have the norm that is used;
-            a norm of another name is loaded and never used. "" = not read.
-        embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab};
-            "" = not executed.
-        null_base: its error for a rope_theta that is null; "" = not executed.
-        uneven_heads: family -> its error for attention heads that are not whole in each shard, with
-            {heads} and {tp}; a family that is not there was not executed.
-        biases: see `Biases`. reads_cache_scale: whether it reads a tensor of this name as a scale
-            of the KV cache; None = not executed.
+        shares: families whose embedding and head are the target's always.
+        later_norm: leaf of the norm that EAGLE-3's later layers use, of two that they load.
+        embedding_rows: its error for an embedding of another vocabulary, with {rows} and {vocab}.
+        null_base: its error for a rope_theta that is null. "" = not executed, as of all errors.
+        uneven_heads: family -> its error for {heads} that are not whole in each of {tp} shards.
+        biases: see `Biases`. reads_cache_scale: as such a scale, by its name; None = not executed.
         refuses_unwritten: families of which it refuses a draft that lacks a norm.
         absent_tables: canonical name of a table -> what it does where the draft has none.
         unshared_head: why a head that is not stored is not the target's either, but never written;

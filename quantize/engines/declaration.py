@@ -35,6 +35,7 @@ class Declaration:
         excludes: the patterns as written.
         lists_excludes: whether it has a list of excludes at all.
         exclude_remedy: what to do about excludes where the engine reads none of them.
+        spelled: the quant_method before the engine took it for another one.
     """
 
     method: str | None
@@ -48,6 +49,7 @@ class Declaration:
     problem: str | None
     lists_excludes: bool
     exclude_remedy: str | None = None
+    spelled: str | None = None
 
     @property
     def signature(self) -> str | None:

@@ -25,7 +25,7 @@ from .sglang_config import (
     ordinary_model_problem,
     tied_head,
 )
-from .sglang_schemes import CONCATENATED, algorithm_problem
+from .sglang_schemes import CONCATENATED, algorithm_problem, not_on_rocm
 
 _NAMES = """
     fp8 mxfp8 minimax_m3_nvfp4 blockwise_int8 modelopt modelopt_fp8 modelopt_fp4 nvfp4_online
@@ -65,6 +65,7 @@ _ROCM_SPLIT: Mapping[str, str] = {
     " This can be caused by too large tensor parallel size.",
 }
 _DROPPED_GROUPS = frozenset({"quark mxfp4"})
+_MARLIN = ("awq_marlin", "gptq_marlin")
 _MARLIN_ROWS, _MARLIN_COLUMNS = 64, 128
 """Of a shard, in which Marlin takes AWQ."""
 
@@ -74,6 +75,8 @@ def taken(declaration: Declaration, arch: str) -> Declaration | Finding | None:
 
     What it finds replaces the nested form in config.json, whose excludes are then not read.
     """
+    if arch in _ROCM and declaration.spelled in _MARLIN:
+        return Finding("config", not_on_rocm(declaration.spelled), "write quant_method awq or fp8")
     algorithm = declaration.algorithm or ""
     known = algorithm in ("FP8", "MXFP8", "MIXED_PRECISION") or "FP4" in algorithm
     if declaration.form == "side file" and not known:

@@ -37,6 +37,11 @@ _SCALE_INV = Finding(
 )
 
 
+def not_on_rocm(method: str) -> str:
+    """Its error for a quant_method that it has for CUDA alone."""
+    return _ROCM.format(method)
+
+
 def algorithm_problem(algorithm: str, arch: str) -> Finding | None:
     """Why SGLang refuses an algorithm of ModelOpt by its name."""
     rocm = arch.startswith("gfx")
@@ -91,7 +96,7 @@ _ONE_GLOBAL_SCALE = (
 _W4A16 = Scheme(
     "CompressedTensorsW4A16Fp4", None, _ONE_GLOBAL_SCALE, not_read=("input_global_scale",)
 )
-_W4A16_FP4 = {"*": _W4A16, "gfx942": _W4A16._replace(problem=_NO_MARLIN)}
+_W4A16_FP4 = {"*": _W4A16, "gfx942": _W4A16._replace(problem=_NO_MARLIN, not_read=())}
 
 _GPTQ_REFUSED = {
     "*": Scheme(
@@ -100,15 +105,22 @@ _GPTQ_REFUSED = {
     )
 }
 _CUDA = ("sm90", "sm100")
-_GPTQ = dict.fromkeys(_CUDA, Scheme("GPTQMarlinLinearScheme"))
-_AUTO_AWQ = dict.fromkeys(_CUDA, Scheme("AWQMarlinLinearScheme"))
+_MARLIN = dict.fromkeys(_CUDA, Scheme("GPTQMarlinLinearScheme"))
+_NO_GPTQ = Finding("config", _ROCM.format("gptq_marlin"), _USE)
+_GPTQ = {**_MARLIN, "gfx942": Scheme("GPTQMarlinConfig", _NO_GPTQ)}
+_AUTO_AWQ = {
+    **dict.fromkeys(_CUDA, Scheme("AWQMarlinLinearScheme")),
+    "gfx942": Scheme("AWQLinearScheme"),
+}
+_NOT_CALLABLE = Finding("after load", "TypeError: 'NoneType' object is not callable", _USE)
+_AUTO_AWQ_UNEVEN = {**_AUTO_AWQ, "gfx942": Scheme("AWQMarlinLinearScheme", _NOT_CALLABLE)}
 _NO_OTHER_GPTQ = Finding(
     "init",
     "RuntimeError: The non-Marlin GPTQ CUDA kernel has been removed. Use"
     " quantization='gptq_marlin' (or a Marlin-compatible checkpoint) instead.",
     _USE,
 )
-_UNEVEN = dict.fromkeys(_CUDA, Scheme("GPTQLinearScheme", _NO_OTHER_GPTQ))
+_UNEVEN = {"*": Scheme("GPTQLinearScheme", _NO_OTHER_GPTQ)}
 _AWQ = {"*": Scheme("AWQMarlinLinearScheme"), "gfx942": Scheme("AWQLinearScheme")}
 _INT8 = {"*": Scheme("CompressedTensorsW8A8Int8")}
 _GROUPS = ("group32", "group64", "group128")
@@ -122,12 +134,12 @@ SCHEMES: Mapping[str, Mapping[str, Scheme]] = {
         for bits in ("4+", "8+", "2", "3", "2+", "3+")
         for size in _WHOLE_ROWS
     },
-    "auto-round int4 group32 none": _GPTQ,
-    "auto-round int4 group128 none": _GPTQ,
-    "auto-round int8 group128 none": _GPTQ,
+    "auto-round int4 group32 none": _MARLIN,
+    "auto-round int4 group128 none": _MARLIN,
+    "auto-round int8 group128 none": _MARLIN,
     "auto-round int4+ group128 none": _UNEVEN,
     "auto-round awq-int4 group128 none": _AUTO_AWQ,
-    "auto-round awq-int4+ group128 none": _AUTO_AWQ,
+    "auto-round awq-int4+ group128 none": _AUTO_AWQ_UNEVEN,
     **{f"compressed-tensors int4 {size} none": _WNA16 for size in ("group16", "group256")},
     **{
         f"compressed-tensors {dtype} {size} none": _WNA16

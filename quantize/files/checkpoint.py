@@ -14,7 +14,7 @@ from ...recipes.errors import reason
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..errors import CheckpointError
-from .entries import check_own, files_of
+from .entries import SIGNATURE_FILE, check_own, files_of
 from .mistaken import as_safetensors, mistaken_folder, pickles_in
 from .safetensors_header import Header, TensorInfo, read_header
 from .stacked import unstacked
@@ -127,7 +127,7 @@ class Checkpoint:
         """
         if self.subtree is not None:
             return tuple(files_of(self.folder, skip=_is_no_code))
-        own = {CONFIG_FILE, INDEX_FILE, *self.headers}
+        own = {CONFIG_FILE, INDEX_FILE, SIGNATURE_FILE, *self.headers}
         found = files_of(
             self.folder, skip=lambda file: file in own or Path(file).parts[0] in HIDDEN
         )

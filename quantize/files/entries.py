@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ..errors import CheckpointError
 
 MASK_EMBEDDING_FILE = "mask_embedding.pt"  # the one that engines read beside the safetensors
+SIGNATURE_FILE = "model.sig"  # of one folder, and of no other that is made from it
 _WEIGHTS = (
     "*.bin", "*.bin.index.json", "*.ckpt", "*.ggml", "*.gguf", "*.h5", "*.joblib", "*.msgpack",
     "*.npy", "*.npz", "*.onnx", "*.onnx_data", "*.pickle", "*.pkl", "*.pt", "*.pt2", "*.pth",

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .checkpoint import CONFIG_FILE, HIDDEN, read_json_object
-from .entries import MASK_EMBEDDING_FILE, check_own, files_of, looks_like_weights
+from .entries import (
+    MASK_EMBEDDING_FILE,
+    SIGNATURE_FILE,
+    check_own,
+    files_of,
+    looks_like_weights,
+)
 from .safetensors_file import SafetensorsFile
 from .safetensors_header import StoredTensor
 from .side_files import copy_side_files
@@ -114,7 +120,8 @@ def _side_files(folder: Path) -> list[str]:
     """Files of the folder that hold no weights, and the mask embedding."""
 
     def stays(file: str) -> bool:
-        return looks_like_weights(file) or Path(file).parts[0] in HIDDEN
+        hidden = Path(file).parts[0] in HIDDEN
+        return hidden or file == SIGNATURE_FILE or looks_like_weights(file)
 
     return files_of(folder, skip=stays)
 

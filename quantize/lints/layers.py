@@ -72,9 +72,7 @@ def aux_layer_list(draft: Draft) -> Iterator[Lint]:
 
 
 def layers_of_target(draft: Draft) -> Iterator[Lint]:
-    """Source: both engines build `num_hidden_layers` of them, vLLM 0.33 `llama_eagle3.py:206`,
-    SGLang 0.5.23 `llama_eagle3.py:202`, executed: the others keep what was in memory.
-    """
+    """Source: `llama_eagle3.py:206` of vLLM 0.33, `:202` of SGLang 0.5.23; executed."""
     said = layer_config(draft).get("num_hidden_layers")
     if not draft.family.one_layer or said == draft.geometry.num_layers:
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 from ...recipes.regular_file import open_stream
 from ..files.card import CARD_FILE
 from ..files.checkpoint import CONFIG_FILE, HIDDEN, INDEX_FILE, PROVENANCE_FILE, Checkpoint
-from ..files.entries import MASK_EMBEDDING_FILE, entries, looks_like_weights
+from ..files.entries import MASK_EMBEDDING_FILE, SIGNATURE_FILE, entries, looks_like_weights
 from ..files.provenance import QuantizedProvenance
 from .report import Fault
 
@@ -20,7 +20,7 @@ _OF_DRAFTS = (  # what transformers and engines read by its name, and what says 
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
     MASK_EMBEDDING_FILE,
 )  # fmt: skip
-_OF_THE_HUB = (CARD_FILE, ".gitattributes")  # every repository there has them
+_OF_THE_HUB = (CARD_FILE, ".gitattributes", SIGNATURE_FILE)  # repositories there have them
 _DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub notes beside the files
 
 

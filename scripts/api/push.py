@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from ...quantize.errors import CheckpointError, HubError, VerifyError
 from ...quantize.files.card import CARD_FILE, front_keys, read_card
 from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.entries import SIGNATURE_FILE
 from ...quantize.files.hub import is_hub_id
 from ...quantize.files.hub_upload import Upload, upload, upload_files
+from ...quantize.files.signature import differences, read_signature
 from ...quantize.verify.owned import unknown_files
 from .opening import Reference
 from .verify import verify
@@ -84,7 +86,7 @@ def push(
     Raises:
         VerifyError: the folder does not verify, or there is nothing to verify it against.
         HubError: it has no card; no token, right or network; the repository holds something else.
-        CheckpointError: the folder holds what cannot be uploaded.
+        CheckpointError: the folder holds what cannot be uploaded, or is not what was signed.
     """
     place = Path(folder)
     if not is_hub_id(repository) or "@" in repository:
@@ -93,6 +95,8 @@ def push(
     checkpoint = Checkpoint.open(place)
     files = upload_files(place)
     _check_card(place)
+    if SIGNATURE_FILE in files:
+        _check_signature_is_of_it(place)
     if unverified and against is None:
         _check_known(checkpoint, files)
     _check_verifies(place, against, unverified=unverified, target=target, watch=watch)
@@ -125,6 +129,18 @@ def _check_card(folder: Path) -> None:
         fix=f"draftquant card {folder} --out {path} --overwrite (with --gate G.json where you have"
         " one)",
     )
+
+
+def _check_signature_is_of_it(folder: Path) -> None:
+    """What is signed is what is uploaded; whose signature it is, who downloads it asks."""
+    found = differences(folder, read_signature(folder))
+    if found:
+        raise CheckpointError(
+            folder / SIGNATURE_FILE,
+            f"is the signature of other files, {len(found)} difference(s):",
+            details=[f"  {each}" for each in found[:10]],
+            fix=f"rm {folder / SIGNATURE_FILE}, and sign again: draftquant verify --sign",
+        )
 
 
 def _check_known(checkpoint: Checkpoint, files: Mapping[str, int]) -> None:

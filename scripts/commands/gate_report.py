@@ -122,6 +122,8 @@ def _print_categories(report: "GateReport") -> None:
             *(bounds(own.change) if own.change else ("", "", "")),
             own.outcome or "too small",
         )
+    if not told:  # a warning says so
+        return
     sizes = [own.num_prompts for own in report.categories if own not in told]
     if sizes:
         each = f"{min(sizes)} to {max(sizes)} each" if len(sizes) > 1 else str(sizes[0])

@@ -4,7 +4,8 @@ import argparse
 import json
 import shutil
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,13 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`; 0 = all is explained, 1 = something is not, 3 = not known of some."""
     from ...calibration.passes.devices import resolve_device
-    from ...calibration.traces.folder import TraceFolder, file_sha256
-    from ...quantize.files.resumable import resumable_folder
+    from ...calibration.traces.folder import TraceFolder
     from ...validate.errors import MeasureError
     from ...validate.measure.measurement_file import read_measurement
     from ...validate.pairing import DraftFolder
     from ...validate.parity.divergence import LARGEST_NOISE
-    from ...validate.served.kept_places import RECONCILING
     from ...validate.served.reconciled import check_reconcilable, reconcile
 
     check_report_file(options)
@@ -91,16 +90,8 @@ def run(options: argparse.Namespace) -> int:
     device = resolve_device(options.device)
     tables = shared_tables(traces, options.target, device)
     drafts = _in_both_dtypes(folder, traces, tables, device)
-    kept, plan = (
-        _kept(options.report),
-        {
-            "measurement_sha256": file_sha256(options.measured),
-            "traces_sha256": traces.sha256,
-            "draft_sha256": known,
-        },
-    )
     with (
-        nullcontext() if kept is None else resumable_folder(kept.folder, RECONCILING, plan),
+        _kept(options.report, options.measured, traces, known) as kept,
         progress_bar("reconcile", len(measurement.records)) as bar,
     ):
         found = reconcile(
@@ -126,11 +117,35 @@ def run(options: argparse.Namespace) -> int:
     return found.exit_code
 
 
-def _kept(report: Path | None) -> "KeptPlaces | None":
-    """Where the prompts that are replayed are kept until there is a report."""
+@contextmanager
+def _kept(
+    report: Path | None, measured: Path, traces: "TraceFolder", draft_sha256: str
+) -> "Iterator[KeptPlaces | None]":
+    """Where the prompts that are replayed are kept until there is a report.
+
+    Raises:
+        OutputError: those of another reconciliation are there, or another process is at it.
+    """
+    from ...calibration.traces.folder import file_sha256
+    from ...quantize.files.resumable import resumable_folder
     from ...validate.served.kept_places import RECONCILING, KeptPlaces
 
-    return report and KeptPlaces(folder=report.with_name(f"{report.name}.{RECONCILING}"))
+    if report is None:
+        yield None
+        return
+    folder = report.with_name(f"{report.name}.{RECONCILING}")
+    plan = {
+        "measurement_sha256": file_sha256(measured),
+        "traces_sha256": traces.sha256,
+        "draft_sha256": draft_sha256,
+    }
+    with resumable_folder(folder, RECONCILING, plan):
+        kept = KeptPlaces(folder=folder)
+        try:
+            yield kept
+        finally:
+            if kept.empty:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _in_both_dtypes(

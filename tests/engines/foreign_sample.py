@@ -45,12 +45,14 @@ def write_sample(out: Path, drafts: Path, outcomes: Sequence[Row]) -> None:
 
     chosen = [max(found, key=worth) for found in by_scheme.values()]
     rows = [
-        json.dumps(_row(drafts / draft, told[draft]), separators=(",", ":")) for draft in chosen
+        json.dumps(sample_row(drafts / draft, told[draft]), separators=(",", ":"))
+        for draft in chosen
     ]
     (out / SAMPLE_FILE.name).write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
 
 
-def _row(folder: Path, outcomes: Sequence[Row]) -> Row:
+def sample_row(folder: Path, outcomes: Sequence[Row]) -> Row:
+    """Headers of a folder, and what the engines did with it."""
     checkpoint = Checkpoint.open(folder)
     config = {key: checkpoint.config[key] for key in checkpoint.config if key not in _NO_MATTER}
     tensors = {t.name: [t.dtype, *t.shape] for t in checkpoint.tensors.values()}
@@ -73,9 +75,9 @@ def _row(folder: Path, outcomes: Sequence[Row]) -> Row:
     }
 
 
-def read_sample() -> list[Row]:
-    """The rows of the file."""
-    rows: list[Row] = json.loads(SAMPLE_FILE.read_text(encoding="utf-8"))
+def read_sample(file: Path = SAMPLE_FILE) -> list[Row]:
+    """The rows of the file, or of another one like it."""
+    rows: list[Row] = json.loads(file.read_text(encoding="utf-8"))
     return rows
 
 

@@ -1,8 +1,8 @@
 """How other tools store and declare a quantized draft, imitated by hand: shapes, names and keys.
 
 Codes and scales are random: what is asked is whether an engine's loader takes them, not what they
-say. The keys are those of GPTQModel 2 to 5, auto-round 0.4 to 0.9, llm-compressor, AutoAWQ, ModelOpt,
-DeepSeek and Kimi exports.
+say. The keys are those of GPTQModel 5, auto-round 0.9, llm-compressor, AutoAWQ, ModelOpt and
+DeepSeek.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,9 @@ Store = Callable[[int, int], Shapes]
 _NUMPY = {"I32": np.int32, "I64": np.int64, "U8": np.uint8, "I8": np.int8, "F8_E4M3": np.uint8}
 
 
-def random_tensor(rng: np.random.Generator, suffix: str, dtype: str, shape: tuple[int, ...]) -> Stored:
+def random_tensor(
+    rng: np.random.Generator, suffix: str, dtype: str, shape: tuple[int, ...]
+) -> Stored:
     """Codes of any bits but those that mean NaN in FP8; scales that are small and positive."""
     if dtype in ("BF16", "F16", "F32"):
         one = np.full(shape, 0.01) if len(shape) < 2 and shape in ((), (1,)) else None
@@ -63,17 +65,16 @@ def awq(*, size: int = 128) -> Store:
     return shapes
 
 
-def packed(*, bits: int = 4, size: int = 128, zeros: bool = False) -> Store:
+def packed(*, bits: int = 4, size: int = 128) -> Store:
     """compressed-tensors' pack-quantized integers."""
 
     def shapes(rows: int, columns: int) -> Shapes:
         groups = columns // size if size > 0 else 1
-        found = {
+        return {
             "weight_packed": ("I32", (rows, columns * bits // 32)),
             "weight_scale": ("BF16", (rows, groups)),
             "weight_shape": ("I64", (2,)),
         }
-        return found | ({"weight_zero_point": ("I32", (rows * bits // 32, groups))} if zeros else {})
 
     return shapes
 

@@ -2,7 +2,7 @@
 
 Usage: `.venv/bin/python tests/engines/kinds.py .venv-engines/bin/python` writes `kinds.json`, whose
 rows are those of foreign_sample.json; `test_engine_kinds.py` holds `check` against it. With
-`--count` it asks nobody, and prints how many answers of `kinds.json` `check` gives.
+`--count` it asks nobody, and prints which answers of `kinds.json` `check` does not give.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE / "foreign")]
 import foreign_sample  # noqa: E402
 import kind_formats as formats  # noqa: E402
 import numpy as np  # noqa: E402
-from drafts import write_target  # noqa: E402
+from draftquant.recipes import DraftQuantError  # noqa: E402
+from drafts import TARGET_FOLDER, write_target  # noqa: E402
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors  # noqa: E402
 from tiny_dflash import tiny_dflash  # noqa: E402
 from tiny_dspark import tiny_dspark  # noqa: E402
@@ -157,10 +158,13 @@ def plain_kinds() -> Iterator[tuple[str, Kind]]:
         yield f"{draft}-mlp-bias", Kind(draft=draft, config=bias, edit=_biases(*_MLP))
     both = {"attention_bias": True, "mlp_bias": True}
     yield "lm-both-biases", Kind(draft="lm", config=both, edit=_biases(*_ATTENTION, *_MLP))
-    yield "e1-attention-bias", Kind(
-        draft="e1",
-        config={"attention_bias": True, "architectures": ["EagleLlamaForCausalLM"]},
-        edit=_biases(*_ATTENTION),
+    yield (
+        "e1-attention-bias",
+        Kind(
+            draft="e1",
+            config={"attention_bias": True, "architectures": ["EagleLlamaForCausalLM"]},
+            edit=_biases(*_ATTENTION),
+        ),
     )
     for draft in ("lm", "e3", "dflash"):
         for key in ("attention_bias", "mlp_bias"):
@@ -178,8 +182,9 @@ def plain_kinds() -> Iterator[tuple[str, Kind]]:
     yield "e3-layers-typed", Kind(draft="e3", config=types)
     yield "e3-types-short", Kind(draft="e3", config={"layer_types": ["full_attention"] * 2})
     yield "lm-layers", Kind(draft="lm", config={"num_hidden_layers": 4})
-    yield "e3-two-layers-36", Kind(
-        draft="e3", arguments={"num_layers": 2}, config={"num_hidden_layers": 36}
+    yield (
+        "e3-two-layers-36",
+        Kind(draft="e3", arguments={"num_layers": 2}, config={"num_hidden_layers": 36}),
     )
 
 
@@ -194,25 +199,30 @@ def gptq_kinds() -> Iterator[tuple[str, Kind]]:
         yield f"{draft}-gptq-dynamic", _gptq(draft, declared={"dynamic": formats.KEPT_FC})
         yield f"{draft}-gptq-asym", _gptq(draft, declared={"sym": False})
         yield f"{draft}-gptq-act", _gptq(draft, declared={"desc_act": True})
-        yield f"{draft}-gptq-32", _gptq(
-            draft, declared={"group_size": 32}, stored=formats.gptq(size=32)
+        yield (
+            f"{draft}-gptq-32",
+            _gptq(draft, declared={"group_size": 32}, stored=formats.gptq(size=32)),
         )
-        yield f"{draft}-gptq-64", _gptq(
-            draft, declared={"group_size": 64}, stored=formats.gptq(size=64)
+        yield (
+            f"{draft}-gptq-64",
+            _gptq(draft, declared={"group_size": 64}, stored=formats.gptq(size=64)),
         )
-        yield f"{draft}-gptq-channel", _gptq(
-            draft, declared={"group_size": -1}, stored=formats.gptq(size=-1)
+        yield (
+            f"{draft}-gptq-channel",
+            _gptq(draft, declared={"group_size": -1}, stored=formats.gptq(size=-1)),
         )
         yield f"{draft}-gptq-8", _gptq(draft, declared={"bits": 8}, stored=formats.gptq(bits=8))
         yield f"{draft}-gptq-3", _gptq(draft, declared={"bits": 3}, stored=formats.gptq(bits=3))
         yield f"{draft}-gptq-v2", _gptq(draft, declared={"checkpoint_format": "gptq_v2"})
         names = [[f"self_attn.{leaf}" for leaf in _ATTENTION], [f"mlp.{leaf}" for leaf in _MLP]]
-        yield f"{draft}-gptq-blocks", _gptq(
-            draft, declared={"modules_in_block_to_quantize": names}
-        )
-        yield f"{draft}-gptq-down-kept", _gptq(
-            draft, declared={"dynamic": {"-:.*down_proj$": {}, **formats.KEPT_FC}},
-            kept=("down_proj",),
+        yield f"{draft}-gptq-blocks", _gptq(draft, declared={"modules_in_block_to_quantize": names})
+        yield (
+            f"{draft}-gptq-down-kept",
+            _gptq(
+                draft,
+                declared={"dynamic": {"-:.*down_proj$": {}, **formats.KEPT_FC}},
+                kept=("down_proj",),
+            ),
         )
         yield f"{draft}-gptq-marlin", _gptq(draft, declared={"quant_method": "gptq_marlin"})
     yield "lm-gptq-fp16", _gptq("lm", config={"torch_dtype": "float16"}, arguments={"dtype": "F16"})
@@ -228,11 +238,13 @@ def gptq_kinds() -> Iterator[tuple[str, Kind]]:
         awq = {"packing_format": "auto_round:auto_awq", **fc_kept}
         yield f"{draft}-ar-awq", _auto_round(draft, stored=formats.awq(), **awq)
         yield f"{draft}-ar-awq-asym", _auto_round(draft, stored=formats.awq(), sym=False, **awq)
-        yield f"{draft}-ar-32", _auto_round(
-            draft, stored=formats.gptq(size=32, g_idx=False), group_size=32, **fc_kept
+        yield (
+            f"{draft}-ar-32",
+            _auto_round(draft, stored=formats.gptq(size=32, g_idx=False), group_size=32, **fc_kept),
         )
-        yield f"{draft}-ar-8", _auto_round(
-            draft, stored=formats.gptq(bits=8, g_idx=False), bits=8, **fc_kept
+        yield (
+            f"{draft}-ar-8",
+            _auto_round(draft, stored=formats.gptq(bits=8, g_idx=False), bits=8, **fc_kept),
         )
 
 
@@ -279,66 +291,90 @@ def other_kinds() -> Iterator[tuple[str, Kind]]:
             yield f"{draft}-fp8-{name}", Kind(draft=draft, stored=f.fp8, declared=fp8, edit=kv)
         kv = _beside("k_proj", _KV)
         ct = f.declared_ct(channel, tokens, "float-quantized", ignore=kept)
-        yield f"{draft}-ct-fp8-kv-scheme", Kind(
-            draft=draft, stored=f.fp8_tokens, declared={**ct, "kv_cache_scheme": f.KV_FP8}, edit=kv
+        yield (
+            f"{draft}-ct-fp8-kv-scheme",
+            Kind(
+                draft=draft,
+                stored=f.fp8_tokens,
+                declared={**ct, "kv_cache_scheme": f.KV_FP8},
+                edit=kv,
+            ),
         )
-        yield f"{draft}-ct-fp8-kv-only", Kind(
-            draft=draft, stored=f.fp8_tokens, declared=ct, edit=kv
+        yield (
+            f"{draft}-ct-fp8-kv-only",
+            Kind(draft=draft, stored=f.fp8_tokens, declared=ct, edit=kv),
         )
         flat = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["*fc*", "lm_head"]}
         flat |= {"exclude_modules": ["*fc*", "lm_head"]}
-        yield f"{draft}-modelopt-kv", Kind(
-            draft=draft,
-            stored=f.fp8,
-            declared={**flat, "kv_cache_quant_algo": "FP8"},
-            edit=_beside("k_proj", {"k_proj.k_scale": _SCALE, "v_proj.v_scale": _SCALE}),
+        yield (
+            f"{draft}-modelopt-kv",
+            Kind(
+                draft=draft,
+                stored=f.fp8,
+                declared={**flat, "kv_cache_quant_algo": "FP8"},
+                edit=_beside("k_proj", {"k_proj.k_scale": _SCALE, "v_proj.v_scale": _SCALE}),
+            ),
         )
         fp4 = {**flat, "quant_method": "modelopt_fp4", "quant_algo": "NVFP4", "group_size": 16}
         yield f"{draft}-modelopt-fp4", Kind(draft=draft, stored=f.modelopt_nvfp4, declared=fp4)
-        yield f"{draft}-ct-int8-static", Kind(
-            draft=draft,
-            stored=f.int8,
-            declared=f.declared_ct(f.args("int", 8, "channel"), static, "int-quantized"),
+        yield (
+            f"{draft}-ct-int8-static",
+            Kind(
+                draft=draft,
+                stored=f.int8,
+                declared=f.declared_ct(f.args("int", 8, "channel"), static, "int-quantized"),
+            ),
         )
         nvfp4 = f.args("float", 4, "tensor_group", group_size=16)
         dynamic = {**nvfp4, "dynamic": "local"}
         ct = f.declared_ct(nvfp4, dynamic, "nvfp4-pack-quantized")
         yield f"{draft}-ct-nvfp4", Kind(draft=draft, stored=f.nvfp4(), declared=ct)
-        yield f"{draft}-ct-nvfp4-no-input", Kind(
-            draft=draft, stored=f.nvfp4(inputs=False), declared=ct
+        yield (
+            f"{draft}-ct-nvfp4-no-input",
+            Kind(draft=draft, stored=f.nvfp4(inputs=False), declared=ct),
         )
         for size in (16, 256):
             weights = f.args("int", 4, "group", group_size=size)
-            yield f"{draft}-ct-int4-{size}", Kind(
-                draft=draft,
-                stored=f.packed(size=size),
-                declared=f.declared_ct(weights, None, "pack-quantized"),
+            yield (
+                f"{draft}-ct-int4-{size}",
+                Kind(
+                    draft=draft,
+                    stored=f.packed(size=size),
+                    declared=f.declared_ct(weights, None, "pack-quantized"),
+                ),
             )
     for draft in ("e3", "lm"):
         yield f"{draft}-plain-kv", Kind(draft=draft, edit=_beside("k_proj", _KV))
     names = ["fc", "model.fc", "lm_head"]
     mla = {"ignored_layers": names, "modules_to_not_convert": names}
-    yield "mla-blocks-kv", Kind(
-        draft="mla",
-        stored=f.fp8_blocks(),
-        kept=("kv_b_proj",),
-        declared=f.declared_blocks(**{key: [*names, "kv_b_proj"] for key in mla}),
-        edit=_beside("kv_b_proj", _KV),
+    yield (
+        "mla-blocks-kv",
+        Kind(
+            draft="mla",
+            stored=f.fp8_blocks(),
+            kept=("kv_b_proj",),
+            declared=f.declared_blocks(**{key: [*names, "kv_b_proj"] for key in mla}),
+            edit=_beside("kv_b_proj", _KV),
+        ),
     )
     for draft in ("lm-tied", "lm"):
         head = _with(**{"lm_head.weight": _tensor(_VOCAB, _HIDDEN)})
         ct = f.declared_ct(channel, tokens, "float-quantized")
-        yield f"{draft}-tied-head-fp8", Kind(
-            draft=draft, stored=f.fp8_tokens, declared=ct, config=_TIED, edit=head
+        yield (
+            f"{draft}-tied-head-fp8",
+            Kind(draft=draft, stored=f.fp8_tokens, declared=ct, config=_TIED, edit=head),
         )
     for draft in ("lm", "e3", "qwen2"):
         ct = f.declared_ct(channel, tokens, "float-quantized")
-        yield f"{draft}-fp8-bias", Kind(
-            draft=draft,
-            stored=f.fp8_tokens,
-            declared=ct,
-            config={"attention_bias": True} if draft != "qwen2" else {},
-            edit=_biases(*_ATTENTION) if draft != "qwen2" else (lambda tensors: tensors),
+        yield (
+            f"{draft}-fp8-bias",
+            Kind(
+                draft=draft,
+                stored=f.fp8_tokens,
+                declared=ct,
+                config={"attention_bias": True} if draft != "qwen2" else {},
+                edit=_biases(*_ATTENTION) if draft != "qwen2" else (lambda tensors: tensors),
+            ),
         )
 
 
@@ -370,54 +406,66 @@ def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("python", nargs="?", type=Path, help="of the engines' environment")
-    parser.add_argument("--count", action="store_true")
-    parser.add_argument("--work", type=Path)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--count", action="store_true", help="hold `check` against kinds.json")
+    parser.add_argument("--work", type=Path, help="folder to keep the folders in")
     arguments = parser.parse_args()
     if arguments.count:
-        return count(arguments.out)
+        return count(foreign_sample.read_sample(OUT))
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
-        folders = []
+        told: dict[Path, list[dict[str, Any]]] = {}
         for name, kind in kinds().items():
-            if arguments.only and arguments.only not in name:
-                continue
-            folders.append(work / name / "draft")
-            if not folders[-1].exists():
-                folders[-1].parent.mkdir(parents=True, exist_ok=True)
-                write(kind, folders[-1])
-                config = json.loads((folders[-1] / "config.json").read_text(encoding="utf-8"))
-                write_target(folders[-1].parent / "target", config["hidden_size"], _VOCAB)
-        rows = [foreign_sample._row(f, list(o)) for f, o in ask(arguments.python, folders).items()]
+            folder = work / name / "draft"
+            told[folder] = []
+            if not folder.exists():
+                folder.parent.mkdir(parents=True)
+                write(kind, folder)
+                hidden = kind.arguments.get("hidden", _HIDDEN)
+                write_target(folder.parent / TARGET_FOLDER, hidden, _VOCAB)
+        for engine, arch in PLATFORMS:
+            for folder, outcome in zip(
+                told, ask(arguments.python, list(told), engine, arch), strict=True
+            ):
+                told[folder] += [outcome] if outcome["verdict"] != "UNKNOWN" else []
+        rows = [foreign_sample.sample_row(folder, outcomes) for folder, outcomes in told.items()]
+        for row, folder in zip(rows, told, strict=True):
+            row["draft"] = folder.parent.name
     lines = [json.dumps(row, separators=(",", ":")) for row in rows]
-    arguments.out.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    OUT.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    return count(rows)
+
+
+def ask(python: Path, folders: list[Path], engine: str, arch: str) -> list[dict[str, Any]]:
+    """What a loader says of each folder, as if there was such a GPU."""
+    script = HERE / f"{engine}_loader.py"
+    command = [str(python), str(script), "--arch", arch, "--tp", "1", *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    print(f"{engine} {arch}: {len(said)} of {len(folders)}", file=sys.stderr)
+    if len(said) != len(folders):
+        raise RuntimeError(f"{engine} on {arch} did not answer:\n{done.stderr[-4000:]}")
+    return said
+
+
+def count(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Print each answer of `check` that is not the engine's, and how many there are of each."""
+    found: Counter[tuple[str, str]] = Counter()
+    with tempfile.TemporaryDirectory() as place:
+        for row in rows:
+            try:
+                for asked, verdict, said in foreign_sample.predictions(row, Path(place)):
+                    kind = "right" if said.verdict == verdict else f"wrong {said.verdict}"
+                    kind = "UNKNOWN" if said.verdict == "UNKNOWN" else kind
+                    found[asked.split()[1], kind] += 1
+                    if kind != "right":
+                        print(f"{asked}: {said.verdict}, not {verdict}: {said.error}")
+            except DraftQuantError as exc:
+                questions = [each for told in row["answers"].values() for each in told]
+                found.update((asked.split()[0], "exit 2") for asked in questions)
+                print(f"{row['draft']}: exit 2: {exc.what}")
+    for (engine, kind), number in sorted(found.items()):
+        print(f"{engine}: {number} {kind}")
     return 0
-
-
-def ask(python: Path, folders: list[Path]) -> dict[Path, list[dict[str, Any]]]:
-    """What the loaders say of each folder, on each platform."""
-    told: dict[Path, list[dict[str, Any]]] = {folder: [] for folder in folders}
-    for engine, arch in PLATFORMS:
-        script = HERE / f"{engine}_loader.py"
-        command = [str(python), str(script), "--arch", arch, "--tp", "1", "--debug"]
-        done = subprocess.run(
-            [*command, *map(str, folders)], capture_output=True, text=True, check=False
-        )
-        (folders[0].parents[1] / f"{engine}-{arch}.err").write_text(done.stderr, encoding="utf-8")
-        said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        (folders[0].parents[1] / f"{engine}-{arch}.jsonl").write_text(
-            "\n".join(map(json.dumps, said)) + "\n", encoding="utf-8"
-        )
-        print(f"{engine} {arch}: {len(said)} of {len(folders)}", file=sys.stderr)
-        for folder, outcome in zip(folders, said, strict=True):
-            told[folder].append(outcome)
-    return told
-
-
-def count(recorded: Path) -> int:
-    """Print each answer that is not the engine's, and how many are of which kind."""
-    raise NotImplementedError
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from pathlib import Path
 from ...quantize.files.card import code, prose, table
 from ..errors import CardError
 from ..paired import PairedChange
-from ..report.document import Comparison, Document, read_report
+from ..report.document import Document, read_report
+from ..report.judgements import Comparison
 
 
 def read_gate(path: Path, candidate_sha256: str) -> Document:

@@ -227,7 +227,8 @@ def _found_command(command: str) -> list[str]:
             "--lm-eval",
             f"there is no program {command!r}",
             fix="pip install '.[tasks]' in the repository of draftquant; or in another environment"
-            " 'lm_eval[api]==0.4.13' and transformers, and give its path: --lm-eval VENV/bin/lm_eval",
+            " 'lm_eval[api]==0.4.13' and transformers, and give its path: --lm-eval"
+            " VENV/bin/lm_eval",
         )
     return words
 

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 
 from ...recipes.errors import visible
 from . import words
-from .document import Comparison, Document
+from .document import Document
+from .judgements import Comparison
 
 SUITE = "draftquant gate"
 

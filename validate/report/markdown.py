@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from ...recipes.errors import visible
 from . import words
-from .document import Comparison, Document
+from .document import Document
+from .judgements import Comparison
 
 MOST_ROWS = 40
 """Of a table. GitHub takes comments of 65,536 characters."""

@@ -18,7 +18,8 @@ from ..gate import DraftFigures, PromptFigures
 from ..paired import PairedChange
 from ..statistics import AcceptanceCounts
 from . import words
-from .document import Comparison, Document
+from .document import Document
+from .judgements import Comparison
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?", "ANOMALOUS": "!"}
 """Beside the words, for those who scan; colours are only a third mark."""

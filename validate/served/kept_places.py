@@ -16,6 +16,7 @@ from .places import Places
 
 RECONCILING = "reconciling"
 """What the folder is for, and its ending behind the report's name."""
+_ENDING = ".places.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,11 @@ class KeptPlaces:
     """A folder that `resumable_folder` has opened."""
 
     folder: Path
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is kept that a run could go on with."""
+        return not any(self.folder.glob(f"*{_ENDING}"))
 
     def find(self, position: int) -> BothPlaces | None:
         """Of the prompt at this position of the traces; None = not replayed yet.
@@ -56,4 +62,4 @@ class KeptPlaces:
         unfinished.rename(path)
 
     def _path(self, position: int) -> Path:
-        return self.folder / f"{position:06d}.json"
+        return self.folder / f"{position:06d}{_ENDING}"

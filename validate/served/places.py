@@ -72,7 +72,7 @@ def places_of_batch(
     proposed = torch.empty((len(batch), len(rows), num_draft_tokens), dtype=torch.int64)
     distances = torch.empty(proposed.shape)
     # Row r at depth j predicts token r + 2 + j; what is filled up is nobody's, and cut off below.
-    predicted = torch.tensor(rows)[:, None] + 2 + torch.arange(num_draft_tokens)
+    predicted = torch.arange(rows.start, rows.stop)[:, None] + 2 + torch.arange(num_draft_tokens)
     recorded = token_ids[:, predicted.clamp(max=token_ids.shape[1] - 1)]
     for one in draft_passes(
         draft.forward,

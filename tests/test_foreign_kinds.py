@@ -1,0 +1,178 @@
+"""`verify --foreign`: sound folders of other tools are GOOD, and damage in them is found."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from draftquant.quantize.verify import VerifyReport, verify
+from draftquant.scripts.cli import main
+from foreign_kinds import KINDS, PYTORCH, foreign
+from tiny import Stored, read_tensors, store, values_of, write_tensors
+from verify_cases import edit_declaration, faults_of
+
+UP = "mlp.up_proj."
+CODES = ("weight_packed", "qweight", "weight")
+SCALES = ("weight_scale", "weight_scale_inv", "scales")
+Tensors = dict[str, Stored]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    done: dict[str, tuple[Path, Path]] = {}
+
+    def of(kind: str) -> tuple[Path, Path]:
+        if kind not in done:
+            folder = tmp_path_factory.mktemp("kinds") / "one"
+            folder.mkdir()
+            done[kind] = foreign(kind, folder)
+        return done[kind]
+
+    return of
+
+
+def checked(pair: tuple[Path, Path]) -> VerifyReport:
+    source, out = pair
+    return verify(out, source, foreign=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sound_folder_is_good(kind: str, made: Callable[[str], tuple[Path, Path]]) -> None:
+    report = checked(made(kind))
+    assert report.faults == ()
+    assert report.quantized >= 7
+    said = {linear.found for linear in report.linears}
+    if "INT4" not in kind and "AWQ" not in kind and "GPTQ" not in kind:
+        assert said == {None}
+    elif "searched" in kind:
+        assert all(str(one).startswith("scales searched, 0.") for one in said)
+    else:
+        (one,) = said
+        rule = kind.rpartition(", ")[2]
+        codes = "compensating" if "GPTQ" in kind else "nearest"
+        assert one == f"scales {rule}, {codes} codes"
+
+
+def of_up(tensors: Tensors, suffixes: tuple[str, ...]) -> str:
+    """One linear's tensor: of codes, or of scales."""
+    (module,) = {name.rpartition(".")[0] for name in tensors if UP in name}
+    return next(name for s in suffixes if (name := f"{module}.{s}") in tensors)
+
+
+def wrong_code(tensors: Tensors) -> None:
+    """One other number: the lowest bits of a byte in the middle, or of FP8 the sign."""
+    name = of_up(tensors, CODES)
+    data = bytearray(tensors[name].data)
+    data[len(data) // 2] ^= 0x84 if tensors[name].dtype == "F8_E4M3" else 0x44
+    tensors[name] = tensors[name]._replace(data=bytes(data))
+
+
+def swapped_nibbles(tensors: Tensors) -> None:
+    """Every pair of INT4 codes the other way round; of FP8 every pair of bytes."""
+    name = of_up(tensors, CODES)
+    data = np.frombuffer(tensors[name].data, np.uint8)
+    fp8 = tensors[name].dtype == "F8_E4M3"
+    other = data.reshape(-1, 2)[:, ::-1] if fp8 else data << 4 | data >> 4
+    tensors[name] = tensors[name]._replace(data=np.ascontiguousarray(other).tobytes())
+
+
+def one_wrong_scale(tensors: Tensors) -> None:
+    name = of_up(tensors, SCALES)
+    scale = values_of(tensors[name]).copy()
+    scale.reshape(-1)[0] *= 2
+    tensors[name] = store(scale, tensors[name].dtype)
+
+
+def every_scale_doubled(tensors: Tensors) -> None:
+    name = of_up(tensors, SCALES)
+    tensors[name] = store(values_of(tensors[name]) * 2, tensors[name].dtype)
+
+
+def scales_of_other_rows(tensors: Tensors) -> None:
+    name = of_up(tensors, SCALES)
+    scale = values_of(tensors[name])
+    rolled = np.roll(scale.reshape(-1), 1).reshape(scale.shape) * np.float32(1.5)
+    tensors[name] = store(rolled, tensors[name].dtype)
+
+
+DAMAGES: dict[str, Callable[[Tensors], None]] = {
+    "a wrong code": wrong_code,
+    "swapped nibbles": swapped_nibbles,
+    "a wrong scale": one_wrong_scale,
+    "wrong scales": every_scale_doubled,
+    "scales of other rows": scales_of_other_rows,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_folder_is_wrong(
+    kind: str, damage: str, made: Callable[[str], tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """Of codes that make up for the errors of others a single one cannot be told: that is said."""
+    source, out = copied(made(kind), tmp_path)
+    tensors = read_tensors(out)
+    DAMAGES[damage](tensors)
+    write_tensors(out, tensors, metadata=PYTORCH)
+    report = checked((source, out))
+    if damage == "a wrong code" and "GPTQ" in kind:
+        assert report.ok
+        assert any("compensating" in str(linear.found) for linear in report.linears)
+        return
+    assert not report.ok
+    assert UP in faults_of(report)
+
+
+def copied(pair: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    return pair[0], Path(shutil.copytree(pair[1], tmp_path / "out"))
+
+
+@pytest.mark.parametrize("kind", ["FP8 dynamic, EAGLE-3", "plain fp8 per tensor, language model"])
+def test_a_quantized_embedding_is_wrong(
+    kind: str, made: Callable[[str], tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """No engine would read it."""
+    source, out = copied(made(kind), tmp_path)
+    tensors = read_tensors(out)
+    name = next(name for name in tensors if "embed_tokens" in name)
+    module, values = name.removesuffix(".weight"), values_of(tensors[name])
+    tensors[name] = Stored("F8_E4M3", tensors[name].shape, bytes(values.size))
+    tensors[f"{module}.weight_scale"] = store(np.ones((len(values), 1), np.float32), "F32")
+    write_tensors(out, tensors, metadata=PYTORCH)
+    report = checked((source, out))
+    assert "embedding is never quantized" in faults_of(report)
+
+
+def test_a_head_of_modelopt_has_to_be_listed(
+    made: Callable[[str], tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """Engines take it for a linear."""
+    source, out = copied(made("ModelOpt FP8, EAGLE-3"), tmp_path)
+    keys = ("ignore", "exclude_modules")
+    edit_declaration(out, lambda d: [d.update({k: ["fc", "model.fc"]}) for k in keys if k in d])
+    side = out / "hf_quant_config.json"
+    content: dict[str, Any] = json.loads(side.read_text(encoding="utf-8"))
+    content["quantization"]["exclude_modules"] = ["fc", "model.fc"]
+    side.write_text(json.dumps(content), encoding="utf-8")
+    assert "config.json: lm_head: expected excluded" in faults_of(checked((source, out)))
+
+
+def test_a_head_that_a_target_names_has_to_be_listed(
+    made: Callable[[str], tuple[Path, Path]], tmp_path: Path
+) -> None:
+    source, out = copied(made("FP8 dynamic, EAGLE-3"), tmp_path)
+    edit_declaration(
+        out, lambda d: d["config_groups"]["group_0"].update(targets=["Linear", "lm_head"])
+    )
+    assert "config.json: lm_head: expected excluded" in faults_of(checked((source, out)))
+
+
+def test_the_command_says_the_rules(
+    made: Callable[[str], tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = made("INT4 groups, absmax / 7")
+    assert main(["verify", str(out), "--against", str(source), "--foreign"]) == 0
+    assert "scales absmax / 7, nearest codes: 7 linear(s)\n" in capsys.readouterr().out
