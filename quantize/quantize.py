@@ -1,12 +1,13 @@
 """`quantize_draft`: plan in, published folder out. It appears whole and verified, or not at all."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..recipes.schema import recipe_sha256
+from ..recipes.seen_prompts import NO_PROMPTS, SeenPrompts
 from .algorithms import FoundCodes, Statistics
 from .algorithms.balance import balance_exponent
 from .backends import get_backend
@@ -76,7 +77,7 @@ def quantize_draft(
     argv: Sequence[str] = (),
     input_scales: Mapping[str, float] | None = None,
     input_scale_origin: str | None = None,
-    calibration_prompts: Collection[str] = (),
+    calibration_prompts: SeenPrompts = NO_PROMPTS,
     statistics: Statistics | None = None,
     found: FoundCodes | None = None,
     retuning: Retuning | None = None,
@@ -98,7 +99,7 @@ def quantize_draft(
         input_scales: static activation scale per on-disk module name; needed exactly where the
             recipe's activations are static.
         input_scale_origin: where they came from, for provenance.
-        calibration_prompts: identities of the prompts behind scales and statistics, for provenance.
+        calibration_prompts: behind scales and statistics, for provenance.
         statistics: of the inputs of linears, for algorithms that need them.
         found: codes and scales, for algorithms that need them.
         retuning: how the target taught them, exactly where the recipe says `rounding: retuned`;
@@ -197,7 +198,8 @@ def quantize_draft(
             input_scales=scales,
             input_scale_origin=input_scale_origin if scales else "",
             few_inputs=few_inputs(),
-            calibration_prompts=tuple(sorted(calibration_prompts)),
+            calibration_prompts=calibration_prompts.sha256,
+            calibration_sketches=calibration_prompts.sketches,
             learned=found.origin if found else None,
             retuning=retuning,
             card=True,

@@ -1,11 +1,12 @@
 """`write_tuned`: an unquantized draft with linears that were taught; whole, or not at all."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from torch import Tensor
 
+from ..recipes.seen_prompts import SeenPrompts
 from .drafts import Draft, Row
 from .errors import BackendError
 from .files.card import CARD_FILE
@@ -37,7 +38,7 @@ def write_tuned(
     source: DraftSource,
     learned: LearnedRounding,
     retuning: Retuning,
-    calibration_prompts: Collection[str],
+    calibration_prompts: SeenPrompts,
     argv: Sequence[str] = (),
     on_stage: Callable[[str], None] = lambda _stage: None,
 ) -> VerifyReport:
@@ -51,7 +52,7 @@ def write_tuned(
         source: where the draft came from, for provenance.
         learned: how the linears were learned.
         retuning: likewise; names them.
-        calibration_prompts: identities of the prompts that were looked at, for provenance.
+        calibration_prompts: that were looked at, for provenance.
         argv: the command line, for provenance.
         on_stage: called with "write" and "verify" when they begin.
 
@@ -84,7 +85,8 @@ def write_tuned(
             ),
             tensor_sha256=report.output_sha256,
             tensor_bytes=TensorBytes(before=checkpoint.nbytes, after=checkpoint.nbytes),
-            calibration_prompts=tuple(sorted(calibration_prompts)),
+            calibration_prompts=calibration_prompts.sha256,
+            calibration_sketches=calibration_prompts.sketches,
             learned=learned,
             retuning=retuning,
         )

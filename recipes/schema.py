@@ -13,6 +13,7 @@ from typing import Any, Literal
 from .decode import encode
 from .expectations import Expectation, GateChoice, LoadsOn
 from .formats import CARRIED, NUMBER_FORMATS, SECOND_STAGE, Granularity, WeightDtype
+from .seen_prompts import SeenPrompts
 
 Role = Literal[
     "attention",
@@ -262,6 +263,7 @@ class Recipe:
         backend: who computes the codes. layout: how they are stored and declared.
         activations: None is a decision (weight only).
         rules: every tensor is claimed once, every rule that is not `optional` must match.
+        chosen_on: prompts by which its formats were chosen; None for one that nothing was tried on.
     """
 
     schema_version: Literal[1]
@@ -276,6 +278,7 @@ class Recipe:
     rules: tuple[Rule, ...]
     expect: Expectation
     gate: GateChoice
+    chosen_on: SeenPrompts | None = None
 
     def problem(self) -> str | None:
         """What makes the recipe as a whole impossible, or None."""

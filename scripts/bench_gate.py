@@ -2,19 +2,18 @@
 
     python -m draftquant.scripts.bench_gate [--runs 2000] [--seed 0] [--json]
 
-Four tables: verdicts of whole traces, also with copies of prompts; how often the bounds cover the
-truth; categories that lose more than the whole; and repeated looks at a growing set of prompts.
-"Plain" is the rule without what this gate adds: every recorded prompt counts as one, linearised
-standard error, t with N - 1 degrees of freedom, no categories. Rates are shares of the runs.
+Six tables: verdicts of whole traces, also with copies of prompts; a loss that lies in some prompts;
+prompts that belong together; how often the bounds cover the truth; categories that lose more than
+the whole; and repeated looks at a growing set of prompts. "Plain" is the rule without what this
+gate adds: every recorded prompt counts as one, linearised standard error, t with N - 1 degrees of
+freedom, no categories. Rates are shares of the runs.
 """
 
-import argparse
 import math
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from scipy import stats
@@ -25,8 +24,9 @@ from ..validate.looks import Look, Spending
 from ..validate.paired import paired_change
 from ..validate.policy import POLICIES
 from ..validate.statistics import AcceptanceCounts
-from .console import print_json, print_table, stderr, table
+from .simulated_bounds import dependent, losses
 from .simulated_replays import Recorded, record, replays
+from .simulation import Figures, simulate
 
 RELEASE = POLICIES["release"]
 LIMIT = -RELEASE.max_relative_drop
@@ -34,15 +34,6 @@ MOST_PROMPTS = 1000  # nobody records more, whatever the gate advises
 
 Bounds = tuple[float, float]
 Scenario = Callable[[np.random.Generator], Recorded]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """One table: a row per scenario, shares of the runs in its columns."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: dict[str, tuple[float, ...]]
 
 
 def verdicts(runs: int, seed: int) -> Figures:
@@ -145,7 +136,14 @@ def looks(runs: int, seed: int) -> Figures:
     return Figures(title="Looking again while INCONCLUSIVE", columns=columns, rows=rows)
 
 
-TABLES = {"verdicts": verdicts, "coverage": coverage, "categories": categories, "looks": looks}
+TABLES = {
+    "verdicts": verdicts,
+    "losses": losses,
+    "dependent": dependent,
+    "coverage": coverage,
+    "categories": categories,
+    "looks": looks,
+}
 
 
 def judged(recorded: Recorded, look: Look | None = None) -> GateReport:
@@ -251,49 +249,6 @@ def _draws(name: str, scenario: Scenario, runs: int, seed: int) -> Iterator[Reco
 def _generator(name: str, seed: int) -> np.random.Generator:
     """One per scenario, so that its figures depend on no other."""
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
-
-
-def _print(figures: Figures) -> None:
-    """Print one table."""
-    found = table(figures.title, "scenario", *figures.columns, right=figures.columns)
-    for name, shares in figures.rows.items():
-        found.row(name, *(f"{share:.1%}" for share in shares))
-    print_table(found)
-
-
-def simulate(
-    arguments: Sequence[str] | None,
-    *,
-    prog: str,
-    description: str,
-    tables: Mapping[str, Callable[[int, int], Figures]],
-    runs: int,
-) -> int:
-    """The command line of a simulation; returns 0.
-
-    Args:
-        arguments: None = those of the process.
-        prog: name of the program.
-        description: of it.
-        tables: what can be asked for: of a number of runs and a seed.
-        runs: per scenario, if not said.
-    """
-    parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("--runs", type=int, default=runs, help="simulated gates per scenario")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tables", nargs="+", choices=tables, default=list(tables))
-    parser.add_argument("--json", action="store_true", help="print the shares as JSON")
-    chosen = parser.parse_args(arguments)
-    found = {}
-    for name in chosen.tables:
-        stderr().line(f"{name}: {chosen.runs} runs per row")
-        found[name] = tables[name](chosen.runs, chosen.seed)
-        if not chosen.json:
-            _print(found[name])
-    if chosen.json:
-        printed = {name: asdict(figures) for name, figures in found.items()}
-        print_json({"runs": chosen.runs, "seed": chosen.seed, "tables": printed})
-    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

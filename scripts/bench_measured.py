@@ -19,8 +19,8 @@ from ..validate.gate import GateReport
 from ..validate.paired import PairedChange, required_prompts
 from ..validate.policy import POLICIES
 from ..validate.served.judged import judge_measured
-from .bench_gate import Figures, simulate
 from .simulated_servers import Parting, measure
+from .simulation import Figures, simulate
 
 RELEASE = POLICIES["release"]
 LIMIT = -RELEASE.max_relative_drop

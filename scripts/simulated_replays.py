@@ -7,12 +7,15 @@ the candidate with another p, by a shift of its logit that differs from prompt t
 The figures are those of the shipped EAGLE-3 pair in INT4, K = 3: acceptance length 2.90 with a
 standard deviation of 0.28 per prompt, 43 +- 5 rounds per prompt, and 0.035 for the standard
 deviation of the per-prompt change (here 0.036, 0.29 and 43 +- 4).
+
+The loss may also lie in some prompts, or be common to groups of them (one document, task or user).
 """
 
 import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +37,13 @@ _ACCEPTANCE = (52, 14)  # of the beta distribution of p
 _DIFFERING = 0.15  # share of the rounds that the drafts do not decode alike
 _SHIFT_SPREAD = 0.3  # standard deviation of the shift between prompts
 _POPULATION = 200_000  # prompts on which the true change is set
+
+Loss = Literal["even", "exponential", "long", "a tenth", "a twentieth"]
+"""Who loses: all prompts alike; each by an exponential draw; the longer the more; or only a tenth,
+or a twentieth, of which the drafts decode most rounds differently.
+"""
+_RARE: dict[Loss, float] = {"a tenth": 0.1, "a twentieth": 0.05}
+_DIFFERING_IF_RARE = 0.9
 
 _TRACES = TraceFigures(
     sha256="simulated",
@@ -100,6 +110,8 @@ def record(
     *,
     length_spread: float = USUAL_LENGTH_SPREAD,
     category: str = "all",
+    loss: Loss = "even",
+    group: int = 1,
 ) -> Recorded:
     """Distinct prompts, drawn from a population in which the candidate changed by `change`.
 
@@ -109,10 +121,13 @@ def record(
         change: relative change of the pooled acceptance length over the whole population.
         length_spread: of the logarithm of the rounds per prompt.
         category: of all of them.
+        loss: who loses.
+        group: prompts that share one effect more, of twice the deviation that a loss of 1 % is.
     """
-    rounds, accepted, shift = _prompts(generator, num_prompts, length_spread)
-    shift = shift + true_shift(change, length_spread)
-    own = generator.binomial(rounds, _DIFFERING)
+    drawn = _prompts(generator, num_prompts, length_spread, loss, group)
+    rounds, accepted = drawn.rounds, drawn.accepted
+    shift = drawn.shift + true_shift(change, length_spread, loss, group) * drawn.weight
+    own = generator.binomial(rounds, drawn.differing)
     alike = generator.multinomial(rounds - own, _shares(accepted))
     return Recorded(
         baseline=alike + generator.multinomial(own, _shares(accepted)),
@@ -123,14 +138,16 @@ def record(
 
 
 @functools.cache
-def true_shift(change: float, length_spread: float) -> float:
+def true_shift(change: float, length_spread: float, loss: Loss = "even", group: int = 1) -> float:
     """The mean shift of the logit of p with which the population changes by `change`."""
-    rounds, accepted, shift = _prompts(np.random.default_rng(0), _POPULATION, length_spread)
-    before = (rounds * _mean_length(accepted)).sum()
+    drawn = _prompts(np.random.default_rng(0), _POPULATION, length_spread, loss, group)
+    lengths = _mean_length(drawn.accepted)
+    before = (drawn.rounds * lengths).sum()
 
     def excess(mean: float) -> float:
-        own = _mean_length(expit(logit(accepted) + shift + mean))
-        return float(_DIFFERING * ((rounds * own).sum() / before - 1) - change)
+        own = _mean_length(expit(logit(drawn.accepted) + drawn.shift + mean * drawn.weight))
+        moved = drawn.rounds * drawn.differing * (own - lengths)
+        return float(moved.sum() / before - change)
 
     return float(optimize.brentq(excess, -8.0, 8.0))
 
@@ -142,15 +159,48 @@ def replays(recorded: Recorded) -> tuple[DraftReplay, DraftReplay]:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    """Prompts as they are drawn.
+
+    Attributes:
+        rounds: [N]. accepted: [N] p. shift: [N] its deviation from the mean.
+        weight: [N] of the mean shift in each prompt. differing: [N] share of rounds that the drafts
+            do not decode alike.
+    """
+
+    rounds: Ints
+    accepted: Floats
+    shift: Floats
+    weight: Floats
+    differing: Floats
+
+
 def _prompts(
-    generator: np.random.Generator, count: int, length_spread: float
-) -> tuple[Ints, Floats, Floats]:
-    """[N] rounds, p, and deviation of the shift from its mean."""
-    length = MEDIAN_ROUNDS * np.exp(length_spread * generator.standard_normal(count))
-    return (
-        np.maximum(1, np.round(length)).astype(np.int64),
-        generator.beta(*_ACCEPTANCE, count),
-        _SHIFT_SPREAD * generator.standard_normal(count),
+    generator: np.random.Generator, count: int, length_spread: float, loss: Loss, group: int
+) -> _Drawn:
+    deviation = generator.standard_normal(count)
+    length = MEDIAN_ROUNDS * np.exp(length_spread * deviation)
+    accepted = generator.beta(*_ACCEPTANCE, count)
+    shift = _SHIFT_SPREAD * generator.standard_normal(count)
+    if group > 1:
+        common = generator.standard_normal(-(-count // group))
+        spread = 2 * abs(true_shift(-0.01, length_spread))
+        shift = shift + spread * np.repeat(common, group)[:count]
+    weight = np.ones(count)
+    if loss == "exponential":
+        weight = generator.exponential(size=count)
+    elif loss == "long":
+        weight = np.maximum(0.0, 1 + 0.5 * deviation)
+    elif loss in _RARE:
+        weight = (generator.random(count) < _RARE[loss]).astype(np.float64)
+    rare = loss in _RARE
+    return _Drawn(
+        rounds=np.maximum(1, np.round(length)).astype(np.int64),
+        accepted=accepted,
+        shift=shift,
+        weight=weight,
+        differing=np.where(rare & (weight > 0), _DIFFERING_IF_RARE, _DIFFERING),
     )
 
 

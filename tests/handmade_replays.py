@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftquant.calibration.traces.feature_evidence import FeatureEvidence
-from draftquant.calibration.traces.folder import prompt_sha256
+from draftquant.calibration.traces.prompt_trace import prompt_sha256
 from draftquant.validate.draft_replay import (
     DraftReplay,
     FirstStepAgreement,

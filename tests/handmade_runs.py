@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from draftquant.calibration.traces.folder import prompt_sha256
+from draftquant.calibration.traces.prompt_trace import prompt_sha256
 from draftquant.validate.measure.checks import prompts_sha256
 from draftquant.validate.measure.measurement import (
     Asked,

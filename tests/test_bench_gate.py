@@ -10,7 +10,6 @@ import pytest
 from draftquant.scripts.bench_gate import (
     LIMIT,
     TABLES,
-    Figures,
     as_advised,
     categories,
     fresh,
@@ -20,7 +19,9 @@ from draftquant.scripts.bench_gate import (
     plain_outcome,
     verdicts,
 )
+from draftquant.scripts.simulated_bounds import dependent, losses
 from draftquant.scripts.simulated_replays import record, replays
+from draftquant.scripts.simulation import Figures
 from draftquant.validate.looks import Spending
 
 RUNS = 60
@@ -66,6 +67,28 @@ def test_copies_fool_the_plain_rule_and_not_the_gate() -> None:
     assert row(found, "one prompt 40 times, -4.8%")["INCONCLUSIVE"] == 1
     assert row(found, "one prompt 40 times, disguised")["ANOMALOUS"] > 0.8
     assert row(found, "one prompt 40 times, disguised")["plain PASS"] > 0.05
+
+
+def test_near_copies_fool_a_bound_that_knows_no_clusters() -> None:
+    found = dependent(300, 0)
+    for start in ("60 prompts in 3 near copies", "60 prompts in 10 near copies", "300 prompts in"):
+        for name in (name for name in found.rows if name.startswith(start) and "-1.0%" in name):
+            each_as_one, _, clusters, _ = found.rows[name]
+            assert each_as_one > 0.07  # 0.05 is promised
+            assert clusters < 0.09  # a standard error is 0.013
+    assert row(found, "4 prompts in 9 near copies each, 0")["each as one PASS"] > 0.4
+    assert row(found, "4 prompts in 9 near copies each, 0")["clusters PASS"] == 0
+    assert row(found, "600 prompts in groups of five, 0")["clusters PASS"] > 0.97
+
+
+def test_a_rare_loss_passes_less_often_than_by_t_alone() -> None:
+    found = losses(300, 0)
+    rare = row(found, "300 prompts, true change -1.0%, who loses: a twentieth")
+    assert rare["PASS"] < 0.08
+    assert rare["PASS"] < rare["t alone PASS"]
+    unchanged = row(found, "100 prompts, true change +0.0%")
+    assert unchanged["PASS"] > 0.8
+    assert unchanged["t alone PASS"] - unchanged["PASS"] < 0.03
 
 
 def test_a_lost_category_is_invisible_to_the_plain_rule() -> None:

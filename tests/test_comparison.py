@@ -13,7 +13,7 @@ from draftquant.scripts.commands.replay import _mapping as replay_mapping
 from draftquant.validate.comparison import simultaneous as simultaneous_module
 from draftquant.validate.comparison.compare import compare
 from draftquant.validate.comparison.counted import Contestant, CountedDrafts, count_drafts
-from draftquant.validate.comparison.samples import ALL_PROMPTS, TRAFFIC
+from draftquant.validate.comparison.samples import ALL_PROMPTS, TRAFFIC, samples_of
 from draftquant.validate.comparison.simultaneous import (
     MOST_CORRELATED,
     Estimate,
@@ -177,7 +177,10 @@ def test_more_than_there_is_room_for_is_refused_before_it_is_reckoned(
 
 
 def test_two_drafts_are_compared_as_the_gate_does() -> None:
-    """The same estimate and standard error; the bounds are two-sided at the same degrees."""
+    """The same estimate and standard error; the bounds are two-sided at the same degrees.
+
+    Those of the gate look at skewness too.
+    """
     generator = np.random.default_rng(3)
     histograms = [
         [tuple(int(x) for x in generator.multinomial(n, p)) for n in range(20, 60)]
@@ -194,15 +197,34 @@ def test_two_drafts_are_compared_as_the_gate_does() -> None:
     report = compare(counted, num_draft_tokens=K, counted_by="")
     (change,) = report.whole.changes
     assert math.log1p(change.relative_change) == pytest.approx(gate.log_ratio)
-    quantiles = [
-        stats.t.ppf(x, gate.effective_num_prompts - 1)
-        for x in ((1 + report.confidence_of_each) / 2, 0.975)
-    ]
-    reach = (math.log1p(change.upper) - gate.log_ratio) / quantiles[0]
-    assert reach == pytest.approx((gate.upper - gate.log_ratio) / quantiles[1])
+    level = (1 + report.confidence_of_each) / 2
+    quantile = stats.t.ppf(level, gate.effective_num_prompts - 1)
+    reach = (math.log1p(change.upper) - gate.log_ratio) / quantile
+    assert reach == pytest.approx(gate.standard_error)
 
 
 # ---- traffic
+
+
+def test_strata_are_taken_off_the_degrees_of_freedom() -> None:
+    """Ten prompts of equal length in each of two categories: 20 less 1, and less 2."""
+    counted = drafts([[2] * 20, [3] * 20], [10] * 20, "a" * 10 + "b" * 10)
+    plain, *_ = samples_of(counted, {})
+    mixed, *_ = samples_of(counted, {"a": 0.5, "b": 0.5})
+    assert plain.change(0, 1).degrees == pytest.approx(19)
+    assert mixed.change(0, 1).degrees == pytest.approx(18)
+
+
+def test_prompts_of_a_cluster_are_one() -> None:
+    """Whether replays or a file of them say it."""
+    histograms = [(5, 5), (4, 6), (3, 7), (2, 8)]
+    prompts = replay(histograms).prompts
+    clustered = [
+        dataclasses.replace(one, cluster="x" if i < 2 else "") for i, one in enumerate(prompts)
+    ]
+    counted = count_drafts([Contestant(name=name, sha256=None, prompts=clustered) for name in "AB"])
+    assert counted.steps.tolist() == [[20, 10, 10]] * 2
+    assert counted.tokens.tolist() == [[31, 17, 18]] * 2
 
 
 def test_traffic_weighs_output_tokens_by_hand() -> None:

@@ -16,6 +16,7 @@ from draftquant.calibration.recording.conversations import record_conversations
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.near_duplicates import num_near_duplicates, prompt_text
+from draftquant.calibration.traces.seen import recorded_prompts
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
@@ -85,7 +86,7 @@ def test_the_turns_of_a_conversation_know_their_first(traces: TraceFolder) -> No
     assert one.conversation_sha256 is single.conversation_sha256 is None
     assert {two.conversation_sha256, three.conversation_sha256} == {one.prompt_sha256}
     assert last[1].cluster_sha256 == last[0].prompt_sha256
-    found = [prompt for _, prompt in traces.prompt_sha256s()]
+    found = [prompt.hashes[1] for prompt in recorded_prompts(traces)]
     assert found == [trace.cluster_sha256 for trace in traces]
     assert len(set(found)) == 3
 

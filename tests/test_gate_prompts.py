@@ -41,6 +41,46 @@ def test_copies_narrow_no_bound() -> None:
     assert not any("copies" in warning for warning in once.warnings)
 
 
+def test_copies_are_no_short_prompts() -> None:
+    """Three copies of one prompt, and one that is too short for a round."""
+    texts = [0, 0, 0, *range(1, 38)]
+    histograms = [*spread(600, 39), (0, 0)]
+    report = judge(replay(histograms, texts=texts), replay(histograms, texts=texts), RELEASE)
+    assert (report.num_prompts, report.num_copies, report.num_short_prompts) == (37, 2, 1)
+
+
+def test_a_cluster_counts_as_one_prompt() -> None:
+    """Four prompts in nine near copies each pass as 36, and are four."""
+    baseline, candidate = replay(spread(600, 36)), replay(noisy(3, 4, 36))
+    assert judge(baseline, candidate, RELEASE).verdict == "PASS"
+    clustered = [
+        dataclasses.replace(
+            each,
+            prompts=tuple(
+                dataclasses.replace(one, cluster=f"c{i % 4}") for i, one in enumerate(each.prompts)
+            ),
+        )
+        for each in (baseline, candidate)
+    ]
+    report = judge(*clustered, RELEASE)
+    assert report.verdict == "INCONCLUSIVE"
+    assert report.reason.startswith("4 clusters of prompts are fewer than the 30")
+    assert (report.num_prompts, report.num_clusters, report.num_copies) == (36, 4, 0)
+    assert report.prompts[5].cluster == "c1"
+    assert report.change is not None
+    assert report.change.num_prompts == 4
+    assert report.warnings[0].startswith("the 36 distinct prompts are 4 clusters")
+
+
+def test_ids_that_suggest_clusters_are_said() -> None:
+    prompts = tuple(
+        dataclasses.replace(one, id=f"doc{i // 5}-{i % 5}")
+        for i, one in enumerate(replay(BASELINE).prompts)
+    )
+    report = judge(replay(BASELINE, prompts=prompts), replay(BASELINE, prompts=prompts), RELEASE)
+    assert any("the ids of the prompts suggest 8 groups" in said for said in report.warnings)
+
+
 def test_the_counts_of_copies_are_summed() -> None:
     baseline = replay([(1, 2), (3, 4), (5, 6)], texts=[0, 1, 0]).prompts
     candidate = replay([(7, 1), (8, 2), (9, 3)], texts=[0, 1, 0]).prompts

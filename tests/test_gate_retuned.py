@@ -9,6 +9,7 @@ import pytest
 from draftquant.scripts.commands.gate_report import print_judged
 from draftquant.validate.doubts import Background
 from draftquant.validate.gate import judge
+from draftquant.validate.looks import Look
 from draftquant.validate.retuned import MARK, RetunedReport, judge_retuned
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
 from test_doubts import ZERO
@@ -55,6 +56,19 @@ def test_a_pass_needs_both(
     assert report.verdict == verdict
     assert report.exit_code == {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3, "ANOMALOUS": 3}[verdict]
     assert (report.action is None) is (verdict == "PASS")
+
+
+def test_the_change_by_training_is_no_interim_analysis() -> None:
+    """Its bounds have the policy's confidence, whatever that of the look."""
+    replays = [replay(spread(BASE)), replay(taught(100)), replay(taught(101))]
+    look = Look(number=1, total=2, spending="pocock")
+    report = judge_retuned(
+        replays, RELEASE, look=look, background=Background(), tuned_sha256="7" * 64
+    )
+    assert report.training is not None
+    assert report.training.confidence == RELEASE.confidence
+    assert report.against_bf16.change is not None
+    assert report.against_bf16.change.confidence > RELEASE.confidence
 
 
 def test_without_the_mark_the_same_gain_is_anomalous() -> None:

@@ -2,13 +2,18 @@
 
 import dataclasses
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.prompt_trace import PromptTrace, prompt_sha256
+from draftquant.calibration.traces.seen import seen_prompts
+from draftquant.calibration.traces.sets import split_traces
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
+from draftquant.recipes.decode import encode
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import GateError
 from draftquant.validate.held_out import check_held_out
@@ -36,6 +41,118 @@ def record(folder: Path, **changes: object) -> QuantizedProvenance:
     return found
 
 
+def calibrated_on(traces: TraceFolder, folder: Path) -> QuantizedProvenance:
+    """The record of a draft that these traces calibrated."""
+    seen = seen_prompts(traces)
+    return record(
+        folder, calibration_prompts=list(seen.sha256), calibration_sketches=encode(seen.sketches)
+    )
+
+
+def with_prompt(trace: PromptTrace, token_ids: Sequence[int], **changes: object) -> PromptTrace:
+    """The trace with another prompt in front of the same continuation."""
+    features = torch.zeros((1, trace.features.shape[1]), dtype=trace.features.dtype)
+    added = len(token_ids) - trace.prompt_length
+    return dataclasses.replace(
+        trace,
+        prompt_length=len(token_ids),
+        token_ids=torch.cat([torch.tensor(token_ids), trace.token_ids[trace.prompt_length :]]),
+        features=torch.cat([features] * max(0, added) + [trace.features[max(0, -added) :]]),
+        target_top1=torch.cat(
+            [torch.full((max(0, added),), -1), trace.target_top1[max(0, -added) :]]
+        ),
+        **changes,
+    )
+
+
+def prompt_of(trace: PromptTrace) -> list[int]:
+    return trace.token_ids[: trace.prompt_length].tolist()
+
+
+CHANGES: dict[str, Callable[[list[int]], list[int]]] = {
+    "first": lambda ids: [(ids[0] + 1) % 50, *ids[1:]],
+    "next-to-last": lambda ids: [*ids[:-2], (ids[-2] + 1) % 50, ids[-1]],
+    "longer": lambda ids: [*ids, 7],
+    "shorter": lambda ids: ids[1:],
+}
+
+
+@pytest.mark.parametrize("length", [40, 400])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_prompt_that_calibrated_and_was_changed_a_little_is_refused(
+    change: str, length: int, tmp_path: Path
+) -> None:
+    """Alone and in nine versions: of short prompts all shingles are kept, of long ones 64."""
+    calibration = [make_trace(f"p{i}", length, seed=i) for i in range(6)]
+    candidate = calibrated_on(folder_of(calibration, tmp_path / "calibration"), tmp_path)
+    other = make_trace("other", length, seed=99)
+    near = with_prompt(calibration[2], CHANGES[change](prompt_of(calibration[2])), id="near")
+    traces = folder_of([other, near], tmp_path / "one")
+    with pytest.raises(GateError, match=r"1 of its 2 prompts share 90% or more .*: near\n"):
+        check_held_out(candidate, traces)
+    versions = [
+        with_prompt(trace, [number, *prompt_of(trace)[1:]], id=f"{trace.id}-{number}")
+        for trace in calibration[:4]
+        for number in range(9)
+    ]
+    with pytest.raises(GateError, match="36 of its 36 prompts"):
+        check_held_out(candidate, folder_of(versions, tmp_path / "nine"))
+
+
+def test_a_template_is_no_overlap(tmp_path: Path) -> None:
+    """200 tokens of the category in front of 12 of the prompt, four of a category on one side."""
+    folders = []
+    for category, seed in (("a", 500), ("b", 600)):
+        template = make_trace("t", 200, seed=seed)
+        for number in range(12):
+            own = make_trace("own", 12, seed=seed + 1 + number)
+            trace = with_prompt(own, prompt_of(template) + prompt_of(own))
+            folders.append(dataclasses.replace(trace, id=f"{category}{number}", category=category))
+    whole = folder_of(folders, tmp_path / "whole")
+    sides = split_traces(whole, tmp_path / "calibration", tmp_path / "gate", count=8)
+    assert len(sides.first) == 8
+    assert check_held_out(calibrated_on(sides.first, tmp_path), sides.second) == ()
+    assert check_held_out(calibrated_on(sides.second, tmp_path), sides.first) == ()
+
+
+def test_half_of_a_prompt_is_no_near_copy(tmp_path: Path) -> None:
+    calibration = [make_trace(f"p{i}", 400, seed=i) for i in range(6)]
+    candidate = calibrated_on(folder_of(calibration, tmp_path / "calibration"), tmp_path)
+    other = prompt_of(make_trace("other", 200, seed=99))
+    half = with_prompt(calibration[2], prompt_of(calibration[2])[:200] + other, id="half")
+    assert check_held_out(candidate, folder_of([half], tmp_path / "traces")) == ()
+
+
+@pytest.mark.parametrize("name", ["random", "of another first turn"])
+def test_another_conversation_hides_no_prompt(name: str, tmp_path: Path) -> None:
+    """A hash that no first turn has is refused; under one that is there, the own hash is known."""
+    candidate = calibrated_on(folder_of(TRACES[:2], tmp_path / "calibration"), tmp_path)
+    claimed = "5" * 64 if name == "random" else TRACES[3].prompt_sha256
+    hidden = dataclasses.replace(TRACES[1], conversation_sha256=claimed)
+    traces = folder_of([TRACES[3], hidden], tmp_path / "traces")
+    expected = "conversation_sha256 of 1 of its 2 prompts" if name == "random" else "calibrated"
+    with pytest.raises(GateError, match=f"{expected}.*: p1\n"):
+        check_held_out(candidate, traces)
+
+
+def test_a_conversation_that_was_one_prompt_is_known_turn_by_turn(tmp_path: Path) -> None:
+    """Calibrated on the whole as one prompt; its first turn alone was never seen."""
+    whole = make_trace("whole", 30, seed=5)
+    candidate = calibrated_on(folder_of([whole], tmp_path / "calibration"), tmp_path)
+    first = make_trace("first", 12, seed=6)
+    later = dataclasses.replace(whole, id="later", conversation_sha256=first.prompt_sha256)
+    with pytest.raises(GateError, match=r"1 of its 2 prompts calibrated the candidate: later\n"):
+        check_held_out(candidate, folder_of([first, later], tmp_path / "traces"))
+
+
+def test_later_turns_alone_are_accepted_where_they_begin_with_the_first(tmp_path: Path) -> None:
+    """The first turn need not be in the folder."""
+    later = make_trace("later", 30, seed=5)
+    begun = prompt_sha256(prompt_of(later)[:12])
+    traces = folder_of([dataclasses.replace(later, conversation_sha256=begun)], tmp_path / "traces")
+    assert check_held_out(None, traces) == ()
+
+
 def test_a_prompt_is_known_by_its_tokens() -> None:
     assert prompt_sha256([1, 23]) != prompt_sha256([12, 3])
     assert prompt_sha256([1, 23]) == (
@@ -56,8 +173,16 @@ def test_a_prompt_that_calibrated_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_fresh_prompts_are_accepted(tmp_path: Path) -> None:
     traces = folder_of(TRACES[2:], tmp_path / "traces")
-    assert check_held_out(record(tmp_path, calibration_prompts=[SEEN]), traces) == ()
+    calibration = folder_of(TRACES[:2], tmp_path / "calibration")
+    assert check_held_out(calibrated_on(calibration, tmp_path), traces) == ()
     assert check_held_out(None, traces) == ()
+
+
+def test_a_record_without_sketches_is_held_against_hashes_and_says_so(tmp_path: Path) -> None:
+    """Folders of earlier versions."""
+    traces = folder_of(TRACES[2:], tmp_path / "traces")
+    (warning,) = check_held_out(record(tmp_path, calibration_prompts=[SEEN]), traces)
+    assert "near copies of these among the gate's would not be noticed" in warning
 
 
 def test_four_are_counted_and_three_named(tmp_path: Path) -> None:

@@ -24,7 +24,13 @@ from draftquant.validate.measure.served_draft import DraftIdentity
 from vllm_server import END, GAP, MODEL, VLLMServer, continued, rounds_of, served
 
 PROMPTS = tuple(
-    Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=tuple(range(i, 2 * i + 2))) for i in range(9)
+    Prompt(
+        id=f"p{i}",
+        category="ab"[i % 2],
+        token_ids=tuple(range(i, 2 * i + 2)),
+        cluster=None if i % 3 else "document",
+    )
+    for i in range(9)
 )
 ASK = Ask(decoding=GREEDY, max_new_tokens=12, ignore_eos=False)
 PLAN = Plan(prompts=PROMPTS, ask=ASK, concurrency=3)
@@ -56,7 +62,7 @@ def test_records_hold_what_the_server_did(running: VLLMServer, tmp_path: Path) -
     for record, prompt in zip(found.records, PROMPTS, strict=True):
         text = continued(list(prompt.token_ids), 12)
         steps = rounds_of(text, 3)
-        assert record.category == prompt.category
+        assert (record.category, record.cluster) == (prompt.category, prompt.cluster)
         assert record.prompt_sha256 == prompt_sha256(prompt.token_ids)
         assert record.num_prompt_tokens == len(prompt.token_ids)
         assert record.token_ids == tuple(text)

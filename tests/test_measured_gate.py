@@ -201,7 +201,10 @@ def test_copies_and_categories_and_looks_are_as_for_traces() -> None:
     report = judge_measured(run(of_record=copies, **A), run(1, of_record=copies, **B), RELEASE)
     assert (report.num_prompts, report.num_copies) == (1, 39)
     assert report.verdict == "INCONCLUSIVE"
-    assert report.action == "Measure a fresh set of at least 30 prompts."
+    assert report.action == (
+        "Measure a fresh set of 60 prompts or more: a smaller one may have an effective sample size"
+        " below 30."
+    )
     split = judge_measured(run(categories="ab", **A), run(1, categories="ab", **B), RELEASE)
     assert [found.category for found in split.categories] == ["a", "b"]
     look = Look(number=1, total=2, spending="pocock")

@@ -55,6 +55,14 @@ def pages() -> tuple[Row, ...]:
         Row("--html", "r.html", "documents.*", (Path("r.html"),), PAGES),
         Row("--markdown", "r.md", "documents.*", (Path("r.md"),), PAGES),
         Row("--junit", "r.xml", "documents.*", (Path("r.xml"),), PAGES),
+        Row(
+            "--junit-inconclusive",
+            "skipped",
+            "inconclusive",
+            "skipped",
+            "validate.report.junit.junit",
+            "--junit r.xml",
+        ),
         Row("--github", "", "path", Path("summary"), "scripts.commands.report_outputs.append_text"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
     )
@@ -118,9 +126,10 @@ COMMANDS = (
         Row("--target-layers", "61", "target_layers", 61, "scripts.commands.estimate.make_plan"),
     ), {
         "scripts.commands.estimate.open_draft": TWO,
+        "scripts.commands.estimate.usual_context": 4096,
         **stubs("scripts.commands.estimate.checked_num_draft_tokens",
                 "scripts.commands.estimate.make_estimate", "scripts.commands.estimate.make_plan",
-                "scripts.commands.estimate.print_report"),
+                "scripts.commands.estimate._configs", "scripts.commands.estimate.print_report"),
     }),
     Command("calibrate DRAFT --traces TRACES", "validate.alignment.compare_scales", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.calibrate.resolve_draft"),
@@ -203,7 +212,10 @@ COMMANDS = (
         Row("--sign", "k.pem", "private_key", Path("k.pem"), "scripts.commands.verify.sign"),
         Row("--verify-signature", "k.pub", "public_key", Path("k.pub"),
             "scripts.commands.verify.check_signature"),
-    )),
+    ), {
+        "scripts.commands.verify.verify": MagicMock(ok=True),
+        **stubs("scripts.commands.verify.print_verification"),
+    }),
     Command("dequantize QUANT --out OUT", "quantize.dequantize.dequantize_draft", (
         Row("QUANT", "a/b", "reference", "a/b", "scripts.commands.dequantize.resolve_draft"),
         Row("--subtree", "mtp", "subtree", "mtp", "scripts.commands.dequantize.resolve_draft"),
@@ -255,6 +267,7 @@ COMMANDS = (
     Command("record --target M --prompts P --out OUT", "scripts.commands.record.record_as", (
         Row("--target", "other", "target", Path("other")),
         Row("--prompts", "other", "prompts", Path("other")),
+        Row("--too-long", "skip", "settings.too_long", "skip"),
         Row("--turns", "all", "settings.turns", "all"),
         Row("--out", "other", "out", Path("other")),
         Row("--draft", "a/b", "settings.draft", "a/b"),
@@ -388,10 +401,12 @@ COMMANDS = (
         Row("--confidence", "0.9", "policy.confidence", 0.9),
         Row("--min-prompts", "7", "policy.min_prompts", 7),
         Row("--every-category-passes", "", "policy.every_category_passes"),
+        Row("--unrecorded", "", "policy.record_required", False),
         Row("--look", "2/3", "look.number", 2),
         Row("--look", "2/3", "look.total", 3),
         Row("--spending", "pocock", "look.spending", "pocock", beside="--look 2/3"),
         Row("--unrelated", "", "judged.unrelated"),
+        Row("--unrecorded", "", "policy.record_required", False),
         Row("--expect-baseline", "2.5", "judged.expect_baseline", 2.5),
         Row("--measured", "P Q", "baseline.given", Path("P"), **SERVED | {"beside": ""}),
         Row("--measured", "P Q", "candidate.given", Path("Q"), **SERVED | {"beside": ""}),
@@ -476,6 +491,8 @@ COMMANDS = (
         Row("A_SAMPLES", "other", "first.given", Path("other")),
         Row("B_SAMPLES", "other", "second.given", Path("other")),
         Row("--max-score-drop", "2%", "max_score_drop", 0.02),
+        Row("--higher-is-better", "f1 em", "directions.higher", ["f1", "em"]),
+        Row("--lower-is-better", "f1 em", "directions.lower", ["f1", "em"]),
         Row("--confidence", "90%", "confidence", 0.9),
         *findings(),
     ), {

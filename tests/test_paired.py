@@ -50,6 +50,34 @@ def test_effective_prompts_by_hand() -> None:
     assert change.standard_error == pytest.approx(change.standard_deviation / math.sqrt(3))
 
 
+def test_a_rare_loss_widens_the_bound_below() -> None:
+    """Nine prompts without a change and one that loses half: skewness -8/3.
+
+    The bound below is where Hall's transformation of (estimate - truth) / SE, with twice that
+    skewness, is t_{0.95, 9}; the bound above stays where it is.
+    """
+    baseline = [counts(0, 0, 0, 10)] * 10
+    change = paired_change(baseline, [*baseline[1:], counts(0, 20, 0, 0)], confidence=0.95)
+    assert change.skewness == pytest.approx(-8 / 3)
+    quantile = float(stats.t.ppf(0.95, 9))
+    a = 2 * change.skewness / math.sqrt(10)
+    x = (change.log_ratio - change.lower) / change.standard_error
+    assert x > 1.5 * quantile
+    assert x + a * x**2 / 3 + a**2 * x**3 / 27 + a / 6 == pytest.approx(quantile)
+    half = change.upper - change.log_ratio
+    assert half == pytest.approx(quantile * change.standard_error)
+
+
+def test_a_rare_gain_widens_the_bound_above() -> None:
+    """The same with the drafts exchanged: bounds exchange their places."""
+    baseline = [counts(0, 0, 0, 10)] * 10
+    candidate = [*baseline[1:], counts(0, 20, 0, 0)]
+    loss = paired_change(baseline, candidate, confidence=0.95)
+    gain = paired_change(candidate, baseline, confidence=0.95)
+    assert gain.upper - gain.log_ratio > 1.5 * (gain.log_ratio - gain.lower)
+    assert gain.skewness == pytest.approx(-loss.skewness)
+
+
 def test_one_long_prompt_leaves_one_degree_of_freedom() -> None:
     """N_eff = 1.02 would leave 0.02, and no finite bound."""
     baseline = [counts(5, 5), counts(500, 500)]
@@ -220,3 +248,19 @@ def test_the_bounds_cover_the_truth_as_often_as_they_say(spread: float) -> None:
         above += truth <= change.upper
     assert 0.93 <= below / num_runs <= 0.975
     assert 0.93 <= above / num_runs <= 0.975
+
+
+def test_the_bound_below_covers_a_loss_that_one_prompt_in_twenty_holds() -> None:
+    """100 prompts, 1500 runs: the bound without a look at skewness covers 91.4 %."""
+    generator, share, loss = np.random.default_rng(3), 0.05, 0.2
+    truth, num_runs, below = math.log1p(-share * loss), 1500, 0
+    for _ in range(num_runs):
+        kept = generator.normal(1.0, 0.036, 100) - loss * (generator.random(100) < share)
+        emitted = [round(1500 * one) for one in kept]  # in 1000 steps of one or two tokens
+        change = paired_change(
+            [counts(500, 500)] * 100,
+            [counts(2000 - tokens, tokens - 1000) for tokens in emitted],
+            confidence=0.95,
+        )
+        below += change.lower <= truth
+    assert below / num_runs >= 0.935

@@ -54,6 +54,24 @@ def test_the_three_forms(tmp_path: Path, target: Path) -> None:
     )
 
 
+def test_a_cluster_is_read_from_every_form(tmp_path: Path, target: Path) -> None:
+    path = write(
+        tmp_path,
+        {"id": "a", "cluster": "manual.md", "token_ids": [5, 4]},
+        {"id": "b", "cluster": "user 7", "turns": ["c"]},
+        {"id": "c", "cluster": None, "text": "a"},
+    )
+    found = read_prompts(path, target=target)
+    assert [prompt.cluster for prompt in found] == ["manual.md", "user 7", None]
+
+
+@pytest.mark.parametrize("cluster", ["", "a\nb", 7, "x" * 201])
+def test_what_names_no_cluster(cluster: object, tmp_path: Path) -> None:
+    path = write(tmp_path, {"id": "a", "cluster": cluster, "token_ids": [5, 4]})
+    with pytest.raises(PromptError, match="cluster: expected text of 1 to 200 printable"):
+        read_prompts(path)
+
+
 def test_the_template_that_was_used_is_known(tmp_path: Path, target: Path) -> None:
     encoder = PromptEncoder(target)
     read_prompts(write(tmp_path, {"id": "a", "text": "a"}), encoder=encoder)

@@ -191,17 +191,26 @@ def test_replay_reproduces_the_figures_of_the_trainer(tmp_path: Path) -> None:
 
 
 def test_copies_and_near_duplicates_reach_the_gate(tmp_path: Path) -> None:
-    """One prompt under four ids, two that differ in the last token, and one of its own."""
+    """One prompt under four ids, three that differ in one token, two in a cluster, one alone."""
     first, second, third = (p.token_ids for p in read_prompts(PAIR / "prompts.jsonl")[:3])
-    recorded = [first] * 4 + [second, (*second[:-1], (second[-1] + 1) % 1024), third]
-    prompts = [Prompt(id=f"p{i}", category="a", token_ids=t) for i, t in enumerate(recorded)]
+    near = [(*second[:-1], (second[-1] + 1) % 1024), ((second[0] + 1) % 1024, *second[1:])]
+    own = third[::-1], tuple(sorted(third)), third
+    prompts = [
+        Prompt(id=f"p{i}", category="a", token_ids=ids, cluster="mixed" if ids in own[:2] else None)
+        for i, ids in enumerate([*[first] * 4, second, *near, *own])
+    ]
     traces = record_traces(
         PAIR / "target", prompts, tmp_path / "traces", max_new_tokens=48, aux_layer_ids=(0, 1, 2)
     )
     made = kinds(load_draft(PAIR / "draft"))
     replays = replay_drafts([made["bf16"][0], made["int4"][0]], traces, num_draft_tokens=3)
     report = judge(*replays, POLICIES["release"])
-    assert (report.num_prompts, report.num_copies, report.traces.num_near_duplicates) == (4, 3, 1)
+    assert (report.num_prompts, report.num_copies, report.traces.num_near_duplicates) == (7, 3, 2)
+    assert report.num_clusters == 4
+    clusters = [prompt.cluster for prompt in report.prompts]
+    assert clusters[:4] == ["", "", "", ""]
+    assert len(set(clusters[4:7])) == len(set(clusters[7:9])) == 1
+    assert clusters[9] == "" not in clusters[4:9]
     assert report.verdict == "INCONCLUSIVE"
 
 

@@ -118,6 +118,16 @@ def test_what_verifies_imports_nothing_of_what_writes() -> None:
     assert faults == []
 
 
+def test_what_writes_takes_of_verification_its_answer_only() -> None:
+    """No value that is written comes from a helper of verification."""
+    answers = {"folder", "report", "tuned", "dequantized", "transcoded", "dropped"}
+    writing = [m for m in ROOMS if room_of(m) in FLOOR and "repairs" not in m.parts]
+    taken = {
+        name[1] for _, _, name in imports_between(writing) if name[0] == "verify" and len(name) > 1
+    }
+    assert taken <= answers
+
+
 def test_the_reader_of_rooms_sees_every_spelling() -> None:
     tree = ast.parse(
         "from ..numerics.fp8 import x\nfrom .. import layouts\nfrom ...recipes import y\n"

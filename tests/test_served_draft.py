@@ -78,7 +78,8 @@ def test_a_server_that_names_no_draft_contradicts_nothing(drafts: tuple[Path, Pa
     draft = draft_identity(str(drafts[1]))
     assert told(draft, None).told_by is None
     assert told(draft, "/models/target").told_by is None
-    assert told(draft, "/models/target").served_draft == "/models/target"
+    assert told(draft, "/models/target", "none").served_draft == "/models/target"
+    assert told(draft, "").told_by is None
 
 
 def test_a_quantization_that_the_folder_does_not_have(drafts: tuple[Path, Path]) -> None:

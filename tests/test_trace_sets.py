@@ -15,6 +15,7 @@ from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.info import trace_info
 from draftquant.calibration.traces.manifest import LogprobSpec, Sampling
 from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.seen import recorded_prompts
 from draftquant.calibration.traces.sets import merge_traces, split_traces
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.errors import OutputError
@@ -112,6 +113,35 @@ def test_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
     assert ids(one.first) != ids(other.first)
 
 
+def test_what_is_left_over_goes_to_the_largest_remainder(tmp_path: Path) -> None:
+    """Five of twelve: 2.9 of seven and 2.1 of five."""
+    traces = write(tmp_path / "t", [*plain(5, "b"), *plain(7, "a")])
+    traces = write(
+        tmp_path / "apart",
+        [make_trace(f"{t.id}", [*body(i * 4, 10), i, *body(i, 5)], t.category)
+         for i, t in enumerate(traces)],
+    )  # fmt: skip
+    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=5)
+    assert report.by_category == {"a": (3, 4), "b": (2, 3)}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_declared_cluster_stays_together(seed: int, tmp_path: Path) -> None:
+    """And is kept by the folders, and by a merge of them."""
+    own = [
+        dataclasses.replace(trace, cluster="manual" if i % 3 else None)
+        for i, trace in enumerate(plain(12))
+    ]
+    traces = write(tmp_path / "t", own)
+    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=9, seed=seed)
+    manual = {trace.id for trace in own if trace.cluster}
+    assert len(manual & set(ids(report.first))) in (0, len(manual))
+    merged = merge_traces([report.first, report.second], tmp_path / "merged").traces
+    assert {t.id for t in merged if t.cluster == "manual"} == manual
+    info = trace_info(merged)
+    assert (info.num_clusters, info.num_independent) == (1, 5)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_what_belongs_together_stays_together(seed: int, tmp_path: Path) -> None:
     """Copies, whatever their category; near duplicates; turns of a conversation."""
@@ -125,10 +155,11 @@ def test_what_belongs_together_stays_together(seed: int, tmp_path: Path) -> None
     everything = [first, second, third, again, near, nearly, *others]
     traces = write(tmp_path / "t", everything)
     report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=8, seed=seed)
+    assert len(report.first) <= 8
     for group in ({"talk/turn-1", "talk/turn-2", "talk/turn-3", "copy"}, {"near", "nearly"}):
         assert len(group & set(ids(report.first))) in (0, len(group))
     assert report.num_kept_together == 4
-    hashes = [{prompt for _, prompt in side.prompt_sha256s()} for side in
+    hashes = [{prompt.hashes[1] for prompt in recorded_prompts(side)} for side in
               (report.first, report.second)]  # fmt: skip
     assert not hashes[0] & hashes[1]
 

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
+from draftquant.validate.errors import GateError
+from draftquant.validate.held_out import check_held_out
 from draftquant.validate.replay import replay_drafts
 from rounding_pairs import RoundingPair, make_pair
 
@@ -58,6 +61,10 @@ def test_the_recipe_makes_the_draft_that_was_measured(
     made = tmp_path / "made"
     assert main(["quantize", str(pair.draft_folder), "--recipe", str(out), "--out", str(made)]) == 0
     assert pair.plan(recipe).bytes_after == chosen["bytes"]
+    record = read_provenance(made)
+    assert isinstance(record, QuantizedProvenance)
+    with pytest.raises(GateError, match=r"16 of its 16 prompts chose the candidate's recipe"):
+        check_held_out(record, pair.traces)
     (replay,) = replay_drafts([pair.loaded(made)], pair.traces, num_draft_tokens=3)
     assert replay.counts.mean_acceptance_length == pytest.approx(chosen["acceptance_length"])
 

@@ -21,7 +21,7 @@ class CategoryFigures:
     """One category of prompts.
 
     Attributes:
-        num_prompts: distinct prompts of this category.
+        num_prompts: distinct prompts of this category, those of a cluster counted as one.
         change: None for fewer than two prompts.
         max_relative_drop: its limit.
         outcome: against that limit; None where the prompts are too few to judge the category.

@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 
+from ..calibration.traces.suggested_clusters import suggested_clusters
 from .categories import CategoryFigures
 from .decision import Evidence, accepted_the_same
 from .policy import looser_than_release
 
 
-def caveats(evidence: Evidence, num_copies: int, num_short_prompts: int) -> Iterator[str]:
+def caveats(
+    evidence: Evidence, *, num_prompts: int, num_copies: int, num_short_prompts: int
+) -> Iterator[str]:
     """Sentences without a full stop, for the `warnings` of the report.
 
     Args:
         evidence: the verdict's.
+        num_prompts: distinct ones.
         num_copies: recorded prompts beyond the first of each distinct one.
         num_short_prompts: recorded prompts that are left out.
     """
@@ -26,13 +30,23 @@ def caveats(evidence: Evidence, num_copies: int, num_short_prompts: int) -> Iter
     if num_copies:
         yield (
             f"{num_copies} of the recorded prompts are copies of others:"
-            f" {len(evidence.prompts)} distinct prompts were judged"
+            f" {num_prompts} distinct prompts were judged"
         )
-    if alike := evidence.baseline.text.num_near_duplicates:
+    alike = evidence.baseline.text.num_near_duplicates
+    if len(evidence.prompts) < num_prompts:
+        yield (
+            f"the {num_prompts} distinct prompts are {len(evidence.prompts)} clusters ({alike} of"
+            " them near duplicates, the others declared in the prompt file): the counts of each are"
+            " summed, and it is judged as one prompt"
+        )
+    elif alike:
         yield (
             f"{alike} distinct prompts hardly differ from others"
             " (the same beginning or the same continuation): they say less than they count"
         )
+    named = [(one.id, one.category) for one in evidence.baseline.prompts if not one.cluster]
+    if suggestion := suggested_clusters(named):
+        yield suggestion
     if evidence.prompts and accepted_the_same(evidence):
         yield "the two drafts accepted the same everywhere: +0.00 % is measured, not estimated"
     yield from _unjudged(evidence.categories, evidence.policy.min_category_prompts)

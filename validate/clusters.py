@@ -1,7 +1,8 @@
 """Distinct prompts: what the gate samples.
 
-Copies of a prompt, recorded under whatever ids, are one prompt that was decoded several times, and
-the turns of a conversation are one text. Their counts are summed: the sum weighs as much as they do
+Copies of a prompt, recorded under whatever ids, are one prompt that was decoded several times, the
+turns of a conversation are one text, and prompts that hardly differ, or that their author put into
+one cluster, are no independent samples. Their counts are summed: the sum weighs as much as they do
 together, and counts as one.
 """
 
@@ -17,7 +18,7 @@ RecordedPair = tuple[PromptCounts, PromptCounts]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPair:
-    """One distinct prompt under both drafts, its copies summed."""
+    """One cluster of prompts under both drafts, summed."""
 
     baseline: AcceptanceCounts
     candidate: AcceptanceCounts
@@ -34,15 +35,21 @@ def recorded_pairs(baseline: DraftCounts, candidate: DraftCounts) -> list[Record
     return [(b, q) for b, q in both if b.counts.num_steps and q.counts.num_steps]
 
 
-def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]:
-    """One pair per hash of the prompt's token ids, in the order of their first copies.
+def cluster_of(prompt: PromptCounts) -> str:
+    """What the prompt is counted together with; of most prompts their own hash."""
+    return prompt.cluster or prompt.prompt_sha256
 
-    Asked of one category, it sums the copies in that category: a prompt whose copies carry several
-    categories is one prompt of each.
+
+def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]:
+    """One pair per cluster, in the order of their first prompts.
+
+    Asked of one category, it sums the prompts in that category: a cluster whose prompts carry
+    several categories is one of each.
     """
     found: dict[str, PromptPair] = {}
     for baseline, candidate in recorded:
         pair = PromptPair(baseline=baseline.counts, candidate=candidate.counts)
-        known = found.get(baseline.prompt_sha256)
-        found[baseline.prompt_sha256] = known + pair if known else pair
+        cluster = cluster_of(baseline)
+        known = found.get(cluster)
+        found[cluster] = known + pair if known else pair
     return tuple(found.values())

@@ -109,7 +109,8 @@ def _too_few_prompts(evidence: Evidence) -> Decision | None:
             "INCONCLUSIVE",
             f"{count} distinct prompts are fewer than the {policy.min_prompts} that the policy"
             f" {policy.name!r} asks for.",
-            f"{evidence.wording.take} a fresh set of at least {policy.min_prompts} prompts.",
+            f"{evidence.wording.take} a fresh set of {2 * policy.min_prompts} prompts or more: a"
+            f" smaller one may have an effective sample size below {policy.min_prompts}.",
         )
     effective = change.effective_num_prompts
     if effective >= policy.min_prompts:
@@ -117,10 +118,12 @@ def _too_few_prompts(evidence: Evidence) -> Decision | None:
     in_effect = ""
     if count >= policy.min_prompts:
         in_effect = f", in effect {effective:.1f} (a few of them hold most verify steps),"
+    clustered = any(prompt.cluster for prompt in evidence.baseline.prompts)
+    unit = "clusters of prompts" if clustered else "distinct prompts"
     required = _required(evidence, change, policy.max_relative_drop)
     return Decision(
         "INCONCLUSIVE",
-        f"{count} distinct prompts{in_effect} are fewer than the {policy.min_prompts} that the"
+        f"{count} {unit}{in_effect} are fewer than the {policy.min_prompts} that the"
         f" policy {policy.name!r} asks for.",
         _advice(evidence, required),
         required,

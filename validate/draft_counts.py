@@ -23,6 +23,10 @@ class PromptCounts(Protocol):
         """Of its token ids: copies of it, and turns of one conversation, have the same."""
 
     @property
+    def cluster(self) -> str:
+        """The same for prompts that are no independent samples; "" = those of its hash alone."""
+
+    @property
     def counts(self) -> AcceptanceCounts:
         """Of its rounds; whole numbers unless they are expected or weighted."""
 

@@ -15,6 +15,8 @@ class PromptReplay:
     Attributes:
         prompt_sha256: of its token ids, so that one prompt under two ids is known as one; of a
             later turn, that of its conversation's first.
+        cluster: that hash of the first of the prompts with which it belongs together (near
+            duplicates, prompts of a declared cluster); "" = with none of another hash.
         counts: of the rounds of speculative decoding; no step if the continuation is too short.
         every_position: the same as if a round started at every position: another quantity (it
             over-weights easy text), with less noise when two drafts are compared.
@@ -25,6 +27,7 @@ class PromptReplay:
     prompt_sha256: str
     counts: AcceptanceCounts
     every_position: AcceptanceCounts
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

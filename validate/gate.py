@@ -50,7 +50,7 @@ class PromptFigures:
     """One recorded prompt, with a round at least under both drafts.
 
     Attributes:
-        prompt_sha256: see `PromptCounts`.
+        prompt_sha256, cluster: see `PromptCounts`.
         baseline, candidate: [K + 1] histograms, see `AcceptanceCounts`.
     """
 
@@ -59,6 +59,7 @@ class PromptFigures:
     prompt_sha256: str
     baseline: tuple[float, ...]
     candidate: tuple[float, ...]
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,9 @@ class GateReport:
         warnings: what a reader has to know beside the verdict, a sentence each.
         looser_than_release: what the policy in use allows and `release` does not.
         look: None for a single one. `change.confidence` is then the policy's.
-        num_prompts: distinct prompts with at least one round, copies summed. num_copies: recorded
-            beyond the first of each. num_short_prompts: left out for being too short.
+        num_prompts: distinct prompts with at least one round. num_copies: recorded beyond the first
+            of each. num_short_prompts: left out for being too short. num_clusters: of prompts that
+            belong together, each summed and counted as one; None where nothing says it.
         change: None where the two drafts cannot be compared.
         required_num_prompts: where the prompts were too few.
         traces, first_step: of replays; None of drafts that were served.
@@ -103,6 +105,7 @@ class GateReport:
     categories: tuple[CategoryFigures, ...]
     served: ServedFigures | None = None
     prompts: tuple[PromptFigures, ...] = ()
+    num_clusters: int | None = None
 
     @property
     def exit_code(self) -> int:
@@ -229,13 +232,17 @@ def judge_counts(
         wording=wording,
     )
     decision = decide(evidence)
-    num_copies = len(recorded) - len(prompts)
+    num_prompts = len({one.prompt_sha256 for one, _ in recorded})
+    num_copies = len(recorded) - num_prompts
     num_short = len(baseline.prompts) - len(recorded)
+    warnings = caveats(
+        evidence, num_prompts=num_prompts, num_copies=num_copies, num_short_prompts=num_short
+    )
     return GateReport(
         verdict=decision.verdict,
         reason=decision.reason,
         action=decision.action,
-        warnings=(*background.warnings, *caveats(evidence, num_copies, num_short)),
+        warnings=(*background.warnings, *warnings),
         policy=policy,
         looser_than_release=looser_than_release(policy),
         look=look,
@@ -243,7 +250,7 @@ def judge_counts(
         convention=CONVENTION,
         num_draft_tokens=baseline.num_draft_tokens,
         background=background,
-        num_prompts=len(prompts),
+        num_prompts=num_prompts,
         num_copies=num_copies,
         num_short_prompts=num_short,
         baseline=counted_figures(baseline),
@@ -252,6 +259,7 @@ def judge_counts(
         required_num_prompts=decision.required_num_prompts,
         categories=evidence.categories,
         prompts=tuple(map(_prompt_figures, recorded)),
+        num_clusters=len(prompts),
     )
 
 
@@ -286,6 +294,7 @@ def _prompt_figures(pair: RecordedPair) -> PromptFigures:
         prompt_sha256=baseline.prompt_sha256,
         baseline=baseline.counts.histogram,
         candidate=candidate.counts.histogram,
+        cluster=baseline.cluster,
     )
 
 

@@ -23,7 +23,8 @@ class Policy:
         every_category_passes: a PASS asks for one of each such category; else for no FAIL of any.
         confidence: of the one-sided bounds that have to clear the margins.
         power: with which `required_num_prompts` is computed.
-        min_prompts: with fewer effective prompts there is no PASS and no FAIL.
+        min_prompts: with a smaller effective sample size there is no PASS and no FAIL; 30 takes 35
+            prompts of like lengths, and up to 60 of different ones.
         max_relative_gain: a larger gain is no quantization effect.
         min_step_acceptance: a; a baseline whose mean acceptance length is below 1 + a + ... + a^K
             does not read what it was trained on. Published EAGLE-3 drafts lie above 2.3 for K = 3,

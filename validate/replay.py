@@ -7,6 +7,7 @@ commits itself as well: a draft that proposes its most likely token is right whe
 recorded one, and of a draft that draws its proposals the rounds are expected (`expectation`).
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -19,7 +20,12 @@ from ..calibration.passes.draft_inputs import check_trace_fits
 from ..calibration.passes.predictions import Proposals, num_draft_tokens_fault
 from ..calibration.traces.feature_evidence import FeatureTally
 from ..calibration.traces.folder import TraceFolder
-from ..calibration.traces.near_duplicates import PromptText, num_near_duplicates, prompt_text
+from ..calibration.traces.near_duplicates import (
+    PromptText,
+    independent_groups,
+    num_near_duplicates,
+    prompt_text,
+)
 from ..calibration.traces.prompt_trace import PromptTrace
 from ..quantize.drafts.family import usual_draft_tokens
 from ..quantize.stored.loading import LoadedDraft
@@ -118,6 +124,7 @@ def replay_drafts(
         if len(by_position) in whole:
             on_progress(len(by_position), len(traces))
     texts = [text for _, text in sorted(by_position.items())]
+    groups = independent_groups(texts)
     figures = TraceFigures(
         sha256=traces.sha256,
         target=traces.manifest.target,
@@ -129,7 +136,8 @@ def replay_drafts(
         features=features.evidence(),
     )
     return tuple(
-        tally.replay(traces.folder, figures, num_draft_tokens, draft_sampling) for tally in tallies
+        tally.replay(traces.folder, figures, groups, num_draft_tokens, draft_sampling)
+        for tally in tallies
     )
 
 
@@ -167,10 +175,11 @@ class _Tally:
         self,
         folder: Path,
         traces: TraceFigures,
+        groups: Sequence[Sequence[int]],
         num_draft_tokens: int,
         draft_sampling: DraftSampling,
     ) -> DraftReplay:
-        prompts = tuple(prompt for _, prompt in sorted(self._prompts.items()))
+        prompts = _clustered([prompt for _, prompt in sorted(self._prompts.items())], groups)
         if not any(prompt.counts.num_steps for prompt in prompts):
             raise ReplayError(
                 folder,
@@ -258,6 +267,19 @@ def _prompt_replay(trace: PromptTrace, proposed: Proposals) -> PromptReplay:
         counts=counts,
         every_position=every_position,
     )
+
+
+def _clustered(
+    prompts: Sequence[PromptReplay], groups: Sequence[Sequence[int]]
+) -> tuple[PromptReplay, ...]:
+    """Prompts with what they belong together with: that of the first one's hash."""
+    found = list(prompts)
+    for group in groups:
+        if len({prompts[position].prompt_sha256 for position in group}) > 1:
+            first = prompts[group[0]].prompt_sha256
+            for position in group:
+                found[position] = dataclasses.replace(prompts[position], cluster=first)
+    return tuple(found)
 
 
 def _agreement_counts(trace: PromptTrace, reference: Tensor, predicted: Tensor) -> Tensor:

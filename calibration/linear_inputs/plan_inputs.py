@@ -16,7 +16,9 @@ from ...quantize.plan import Plan
 from ...quantize.stored.activations import InputRounding, kernel_scale
 from ...quantize.stored.formats import declared_activations
 from ...quantize.stored.loading import LoadedDraft
+from ...recipes.seen_prompts import NO_PROMPTS, SeenPrompts
 from ..traces.folder import TraceFolder
+from ..traces.seen import seen_prompts
 from .moments import MomentsAlongTraces
 from .static_scales import StaticScales, balanced_draft, calibrated_scales
 
@@ -29,13 +31,13 @@ class PlanInputs:
         static: scales to store, where the recipe's activations need them.
         statistics: where the algorithm needs them.
         found: codes, where the algorithm needs them.
-        prompts: identities of the prompts that were looked at.
+        prompts: that were looked at.
     """
 
     static: StaticScales | None = None
     statistics: Statistics | None = None
     found: FoundCodes | None = None
-    prompts: frozenset[str] = frozenset()
+    prompts: SeenPrompts = NO_PROMPTS
 
 
 def need_of(plan: Plan) -> Need:
@@ -110,8 +112,7 @@ def measured_inputs(
             rounding=served_rounding(plan, static, draft.device),
             on_progress=on_stage_progress,
         )
-    prompts = frozenset(prompt for _, prompt in traces.prompt_sha256s())
-    return PlanInputs(static=static, statistics=statistics, prompts=prompts)
+    return PlanInputs(static=static, statistics=statistics, prompts=seen_prompts(traces))
 
 
 def served_rounding(plan: Plan, static: StaticScales | None, device: torch.device) -> InputRounding:

@@ -10,7 +10,9 @@ from ...quantize.plan import Plan
 from ...quantize.quantize import balanced_norms
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes import ActivationFormat, Recipe
+from ...recipes.seen_prompts import NO_PROMPTS, SeenPrompts
 from ..traces.folder import TraceFolder
+from ..traces.seen import seen_prompts
 from .input_scales import measure_input_scales, stored_scale
 
 
@@ -21,12 +23,12 @@ class StaticScales:
     Attributes:
         scales: one per linear that stores one, by on-disk module name; more do not harm.
         origin: where they came from, for provenance.
-        prompts: identities of the prompts that were looked at.
+        prompts: that were looked at.
     """
 
     scales: Mapping[str, float]
     origin: str
-    prompts: frozenset[str] = frozenset()
+    prompts: SeenPrompts = NO_PROMPTS
 
 
 def constant_scales(plan: Plan, scale: float) -> StaticScales:
@@ -97,7 +99,7 @@ def calibrated_scales(
     return StaticScales(
         scales=scales,
         origin=f"traces sha256 {traces.sha256}, num_draft_tokens {num_draft_tokens}",
-        prompts=frozenset(prompt for _, prompt in traces.prompt_sha256s()),
+        prompts=seen_prompts(traces),
     )
 
 

@@ -26,7 +26,7 @@ _ROLES = {"human": "user", "gpt": "assistant"}
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 """How SPEED-Bench begins texts that its script is still to fill in."""
 _IDS = ("id", "question_id", "prompt_id")
-_BESIDE = {*_IDS, "category"}
+_BESIDE = {*_IDS, "category", "cluster"}
 _SPEED = {"sub_category", "source", "src_id", "difficulty", "multiturn"}
 """What SPEED-Bench says beside its turns."""
 _OURS = _BESIDE | {"token_ids", "text", "messages"}
@@ -39,6 +39,7 @@ class Form(NamedTuple):
         id: None where the line has none; lines are numbered then.
         kind: what `value` is.
         later_turns: of the user, which follow the target's answers.
+        cluster: see `Prompt`.
         of_others: it is no form of ours.
     """
 
@@ -47,6 +48,7 @@ class Form(NamedTuple):
     kind: Kind
     value: Any
     later_turns: tuple[str, ...] = ()
+    cluster: object = None
     of_others: bool = False
 
 
@@ -70,7 +72,8 @@ def read_form(value: Mapping[str, Any]) -> Form:
     named = str(found) if type(found) is int else found
     kind, prompt, later_turns = read(value)
     category = value.get("category", NO_CATEGORY)
-    return Form(named, category, kind, prompt, later_turns, of_others=bool(marks))
+    cluster = value.get("cluster")
+    return Form(named, category, kind, prompt, later_turns, cluster, of_others=bool(marks))
 
 
 Read = tuple[Kind, Any, tuple[str, ...]]

@@ -3,12 +3,14 @@
     {"id": "a", "category": "code", "token_ids": [1, 2, 3]}
     {"id": "b", "category": "code", "text": "def f("}
     {"id": "c", "category": "chat", "messages": [{"role": "user", "content": "Hi"}]}
+    {"id": "d", "category": "faq", "cluster": "manual.md", "text": "Q: how do I"}
 
 Token ids are used as they are; a "text" beside them is for human readers only. Text alone is
 tokenized with the special tokens that the target's tokenizer adds by default. Messages go through
 its chat template, with the generation prompt. "category" may be absent; in files of others also
-the id, and lines are numbered then. The forms of others: `forms`. A column of a parquet file
-that is null in a row is absent there.
+the id, and lines are numbered then. Prompts that share a document, a task or a user have the same
+"cluster": they are no independent samples, and the gate counts them as one. The forms of others:
+`forms`. A column of a parquet file that is null in a row is absent there.
 """
 
 import hashlib
@@ -39,6 +41,7 @@ class Prompt:
     Attributes:
         id: unique within the file. category: for per-category figures.
         token_ids: what the target is given, at least one token.
+        cluster: document, task or user that it shares with others; None = not declared.
         messages: that the chat template made `token_ids` of; empty where no later turn follows.
         later_turns: texts of the user that stand behind them in the file, and are no part of them.
     """
@@ -46,6 +49,7 @@ class Prompt:
     id: str
     category: str
     token_ids: tuple[int, ...]
+    cluster: str | None = None
     messages: tuple[Message, ...] = ()
     later_turns: tuple[str, ...] = ()
 
@@ -205,10 +209,14 @@ def _prompt(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> Pr
     if not is_printable_name(form.category) or not form.category.strip():
         what = "expected text of 1 to 200 printable characters"
         raise LineProblem(f"category: {what}, got {short(form.category)}")
+    if form.cluster is not None and not is_printable_name(form.cluster):
+        what = "expected text of 1 to 200 printable characters"
+        raise LineProblem(f"cluster: {what}, got {short(form.cluster)}")
     return Prompt(
         id=prompt_id,
         category=form.category,
         token_ids=_token_ids(form, encoder),
+        cluster=form.cluster,
         messages=tuple(form.value) if form.later_turns else (),
         later_turns=form.later_turns,
     )

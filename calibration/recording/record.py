@@ -215,6 +215,7 @@ class _Recorder:
                 token_ids=token_ids[i, :count],
                 features=fused_features(fuse_with, kept) if fuse_with else kept.clone(),
                 target_top1=top1[i, : count - 1],
+                cluster=prompt.cluster,
                 token_logprob=None if logprob is None else logprob[i, : count - length],
                 top_token_ids=None if top_token_ids is None else top_token_ids[i, : count - length],
                 top_logprobs=None if top_logprobs is None else top_logprobs[i, : count - length],

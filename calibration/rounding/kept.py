@@ -26,6 +26,7 @@ from ...quantize.files.provenance import LearnedRounding
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import Header, StoredTensor, read_header
 from ...quantize.numerics.quantized_weight import QuantizedWeight
+from ...recipes.seen_prompts import SeenPrompts
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CalibrationError
 from .validation import Validation
@@ -201,14 +202,14 @@ class LearnedCodes:
         kept: the files.
         origin: how they were learned.
         validations: all looks at the prompts that were held back, the first codes' own first.
-        prompts: identities of the prompts that were looked at.
+        prompts: that were looked at.
         group_sizes: of each linear's format; empty where nothing is quantized too.
     """
 
     kept: KeptRounding
     origin: LearnedRounding
     validations: tuple[Validation, ...]
-    prompts: frozenset[str]
+    prompts: SeenPrompts
     group_sizes: Mapping[str, int | None]
 
     def quantized(self, module: str) -> QuantizedWeight:

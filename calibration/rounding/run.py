@@ -25,6 +25,7 @@ from ..errors import CalibrationError
 from ..passes.draft_inputs import check_trace_fits
 from ..passes.predictions import num_draft_tokens_fault
 from ..traces.folder import TraceFolder
+from ..traces.seen import seen_prompts
 from .kept import KeptRounding, LearnedCodes
 from .latent_weight import Latent
 from .learning import Learning
@@ -168,7 +169,7 @@ def learned_beside(
                 kept=kept,
                 origin=_origin(task, split, validations),
                 validations=validations,
-                prompts=frozenset(prompt for _, prompt in task.traces.prompt_sha256s()),
+                prompts=seen_prompts(task.traces),
                 group_sizes=task.group_sizes,
             )
         except BaseException:

@@ -45,7 +45,7 @@ from .manifest import (
     manifest_text,
     parse_manifest,
 )
-from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace, prompt_sha256
+from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace
 from .tables import TensorTable, expected_tensors, shared_tables
 from .target_tables import SharedTables
 
@@ -102,18 +102,15 @@ class TraceFolder:
     def __iter__(self) -> Iterator[PromptTrace]:
         return (self.load(entry) for entry in self.manifest.prompts)
 
-    def prompt_sha256s(self) -> Iterator[tuple[TraceEntry, str]]:
-        """Every prompt with the identity of its conversation; reads token ids only.
-
-        That is the hash of its first turn: one seen in any turn is seen.
+    def prompt_token_ids(self) -> Iterator[tuple[TraceEntry, list[int]]]:
+        """Every prompt without its continuation; reads token ids only.
 
         Raises:
             TraceError: the shard's bytes changed since recording.
         """
         for entry in self.manifest.prompts:
             token_ids = self._tensors(entry, "token_ids")["token_ids"]
-            own = prompt_sha256(token_ids[: entry.prompt_length].tolist())
-            yield entry, entry.conversation_sha256 or own
+            yield entry, token_ids[: entry.prompt_length].tolist()
 
     def load(self, entry: TraceEntry) -> PromptTrace:
         """Read one prompt.
@@ -132,6 +129,7 @@ class TraceFolder:
             category=entry.category,
             prompt_length=entry.prompt_length,
             conversation_sha256=entry.conversation_sha256,
+            cluster=entry.cluster,
             **tensors,
         )
         check_trace(trace, self.manifest, self.folder / entry.file)

@@ -7,6 +7,7 @@ from .feature_evidence import FeatureEvidence, FeatureTally
 from .folder import TraceFolder
 from .head_agreement import head_agreement
 from .near_duplicates import independent_groups, num_near_duplicates, prompt_text
+from .suggested_clusters import suggested_clusters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,9 @@ class TraceInfo:
         num_copies: prompts whose token ids another one before has too.
         num_later_turns: prompts that go on with a conversation.
         num_near_duplicates: see `num_near_duplicates`. num_independent: groups of prompts that have
-            nothing to do with each other, as a split keeps them.
+            nothing to do with each other, as a split keeps them. num_clusters: that are declared.
+        suggested_clusters: what ids or categories say of groups that are not declared, a sentence
+            without a full stop; empty if nothing.
         known_top1: share of positions in prompts whose argmax is known.
         features: whether they belong to their tokens.
         head_agreement: see `head_agreement`; None where the traces do not carry what it needs.
@@ -48,6 +51,8 @@ class TraceInfo:
     num_later_turns: int
     num_near_duplicates: int
     num_independent: int
+    num_clusters: int
+    suggested_clusters: str
     known_top1: float
     features: FeatureEvidence
     head_agreement: float | None
@@ -76,6 +81,10 @@ def trace_info(traces: TraceFolder) -> TraceInfo:
         num_later_turns=sum(e.conversation_sha256 is not None for e in traces.manifest.prompts),
         num_near_duplicates=num_near_duplicates(texts),
         num_independent=len(independent_groups(texts)),
+        num_clusters=len({entry.cluster for entry in traces.manifest.prompts if entry.cluster}),
+        suggested_clusters=suggested_clusters(
+            [(one.id, one.category) for one in traces.manifest.prompts if one.cluster is None]
+        ),
         known_top1=known / max(1, positions),
         features=evidence.evidence(),
         head_agreement=head_agreement(traces, traces.tables()),

@@ -107,6 +107,7 @@ class TraceEntry:
         num_tokens: N, tokens of prompt and continuation.
         file: the shard that it is in.
         conversation_sha256: that of `PromptTrace`; None, and no such key, for a first turn.
+        cluster: that of `PromptTrace`; None, and no such key, where none is declared.
     """
 
     id: str
@@ -115,6 +116,7 @@ class TraceEntry:
     num_tokens: int
     file: str
     conversation_sha256: str | None = None
+    cluster: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +299,8 @@ def _prompt_problem(manifest: TraceManifest) -> str | None:
         return "prompts: expected at least one"
     files = {shard.file for shard in manifest.shards}
     for i, entry in enumerate(manifest.prompts):
-        for key, name in (("id", entry.id), ("category", entry.category)):
+        names = (("id", entry.id), ("category", entry.category), ("cluster", entry.cluster or "-"))
+        for key, name in names:
             if not is_printable_name(name):
                 return f"prompts[{i}].{key}: expected 1 to {_LONGEST_NAME} printable characters"
         if not 1 <= entry.prompt_length < entry.num_tokens:

@@ -37,6 +37,8 @@ class PromptTrace:
             tokens there; None = not recorded.
         conversation_sha256: of a later turn, the `prompt_sha256` of the first turn of its
             conversation; None for a first turn.
+        cluster: name of what the prompt shares with others: a document, a task, a user; None where
+            nothing is declared.
     """
 
     id: str
@@ -49,6 +51,7 @@ class PromptTrace:
     top_token_ids: Tensor | None = None
     top_logprobs: Tensor | None = None
     conversation_sha256: str | None = None
+    cluster: str | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -91,6 +91,7 @@ class TraceWriter:
             num_tokens=trace.num_tokens,
             file=self._next_file(),
             conversation_sha256=trace.conversation_sha256,
+            cluster=trace.cluster,
         )
         self._pending |= tensors
         self._token_ids.update(trace.token_ids.tolist())

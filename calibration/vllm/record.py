@@ -246,6 +246,7 @@ def _trace(
         token_ids=token_ids,
         features=read(read_features(states)),
         target_top1=top1,
+        cluster=prompt.cluster,
         token_logprob=torch.tensor(answer.token_logprob) if spec else None,
         top_token_ids=ids,
         top_logprobs=logprobs,

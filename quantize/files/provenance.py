@@ -2,8 +2,7 @@
 
 A folder is quantized, dequantized, tuned, or was made by something else and repaired here; one
 class for each, whose fields are the keys of the file. No time stamp and no path, so that equal runs
-give equal files. The last key is a seal, the sha256 of the others: it shows edits, and is no
-signature.
+give equal files. The last key is a seal, the sha256 of the others: it shows edits, and signs none.
 """
 
 import dataclasses
@@ -19,6 +18,7 @@ from ...recipes.decode import encode
 from ...recipes.errors import reason
 from ...recipes.regular_file import read_text
 from ...recipes.schema import LayoutName, Recipe, WeightFormat, recipe_sha256
+from ...recipes.seen_prompts import Sketches
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import CheckpointError
 from .checkpoint import PROVENANCE_FILE
@@ -130,7 +130,7 @@ class LearnedRounding:
     Attributes:
         traces_sha256: of the calibration traces.
         num_draft_tokens: K, along which was learned.
-        steps, sequences: planned steps, and traces in each.
+        steps, sequences: planned, and traces in each.
         seed: of what was learned from when, and of which prompts were held back.
         validation_prompts: how many were held back.
         kept_step: whose codes are stored; 0 = the nearest ones, before anything was learned.
@@ -168,16 +168,15 @@ class QuantizedProvenance:
             for byte, so that its sha256 is that in `source`.
         balanced, input_scales, few_inputs: see `Method`.
         input_scale_origin: where they came from; None = not said, "" = there are none.
-        calibration_prompts: identities of the prompts that the run looked at, ascending: sha256 of
-            their token ids, by which the gate knows them whatever they are called.
+        calibration_prompts, calibration_sketches: of the prompts that the run looked at, by which
+            the gate knows them whatever they are called: see `SeenPrompts`.
         learned, retuning: how codes were learned, how the target taught them; None where not.
         made_by: where the folder was repaired or transcoded later: `draftquant` and `argv` are that
             run's.
         transcoded_from: where its codes were written by `transcode`, `recipe` having the layout and
             carrier of this folder.
         repairs: in order.
-        card: README.md has to be there, whatever it says.
-        sha256: the seal, see `sealed`; "" until it is written.
+        card: README.md has to be there. sha256: the seal, see `sealed`; "" until it is written.
     """
 
     format: Literal["draftquant-provenance"] = "draftquant-provenance"
@@ -197,6 +196,7 @@ class QuantizedProvenance:
     input_scale_origin: str | None = ""
     few_inputs: Mapping[str, int] = field(default_factory=dict)
     calibration_prompts: tuple[str, ...] = ()
+    calibration_sketches: Sketches | None = None
     learned: LearnedRounding | None = None
     retuning: Retuning | None = None
     made_by: MadeBy | None = None
@@ -284,6 +284,7 @@ class TunedProvenance:
     calibration_prompts: tuple[str, ...]
     learned: LearnedRounding
     retuning: Retuning
+    calibration_sketches: Sketches | None = None
     made_by: MadeBy | None = None
     repairs: tuple[RepairRecord, ...] = ()
     sha256: str = ""

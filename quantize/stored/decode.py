@@ -105,6 +105,11 @@ def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:
     return out
 
 
+def stored_scalar(checkpoint: Checkpoint, tensor: TensorInfo) -> float:
+    """The value of a tensor of one number."""
+    return float(floats(read_whole(checkpoint, tensor), tensor.dtype)[0])
+
+
 def unpack_int4(
     words: npt.NDArray[np.int32], pack_method: str, *, offset: int, out: Floats | None = None
 ) -> Floats:

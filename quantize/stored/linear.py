@@ -150,6 +150,14 @@ def _scale(
     return scale
 
 
+def stored_scales(checkpoint: Checkpoint, scheme: DeclaredScheme, module: str) -> Floats:
+    """The scales of rows, groups or blocks as they are stored, [rows or row blocks, groups]."""
+    tensor = checkpoint.tensors[f"{module}.{scale_suffix(scheme)}"]
+    values = scale_values(read_whole(checkpoint, tensor), tensor.dtype)
+    shaped = values.reshape(tensor.shape[0], -1)
+    return np.ascontiguousarray(shaped.T) if scheme.transposed else shaped
+
+
 def global_scale(checkpoint: Checkpoint, module: str) -> np.float32:
     """The scale over those of groups (NVFP4) or of rows (two stages).
 

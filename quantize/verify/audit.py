@@ -19,9 +19,10 @@ from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance import QuantizedProvenance, RepairedProvenance, read_provenance
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme, declared_scheme, raw_declaration
+from ..stored.decode import stored_scalar
 from ..stored.draft import StoredDraft
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, quantized_looking, stored_parts
-from .companions import companion_faults, stored_scalar
+from .companions import companion_faults
 from .excludes import exclude_faults
 from .headers import (
     form,

@@ -15,7 +15,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
 from ..stored.decode import Bytes, Floats, floats, read_rows
 from ..stored.layouts.scheme import NIBBLES_PER_WORD
-from ..stored.linear import StoredLinear, global_scale, spread
+from ..stored.linear import StoredLinear, global_scale, spread, stored_scales
 from ..stored.parts import scale_suffix
 from .absmax import INT4_SMALLEST_SCALE, whole_scale
 from .compared import Compared, OnBytes, blocks_of
@@ -27,7 +27,7 @@ from .nearest import Nearest
 from .report import Fault, LinearFinding
 from .retuned import Retuned
 from .rules import Rule
-from .scales import scale_faults, stored_scales, whole_scale_faults
+from .scales import scale_faults, whole_scale_faults
 
 _BLOCK = 2**17  # weights: a few float32 arrays of a block fit the cache of a core
 _PAIRWISE = 128  # groups smaller than this are reduced pair by pair: short loops are slow

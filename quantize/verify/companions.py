@@ -6,7 +6,7 @@ import numpy as np
 
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.decode import floats, read_whole
+from ..stored.decode import read_whole, stored_scalar
 from ..stored.parts import INPUT_SCALES, ZERO_POINTS
 from .report import Fault
 
@@ -35,8 +35,3 @@ def companion_faults(
                 where, expected = values[suffix].name, "a finite scale > 0"
                 faults.append(Fault(where=where, expected=expected, got=str(scale)))
     return faults
-
-
-def stored_scalar(output: Checkpoint, tensor: TensorInfo) -> float:
-    """The value of a tensor of one number."""
-    return float(floats(read_whole(output, tensor), tensor.dtype)[0])

@@ -8,8 +8,8 @@ from ..drafts import Draft, Row
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.declarations import DeclaredScheme
+from ..stored.decode import stored_scalar
 from ..stored.parts import BESIDE_CODES, INPUT_SCALES, Part, quantized_looking, stored_parts
-from .companions import stored_scalar
 from .demands import Demand
 from .method import own_parts
 from .report import Fault

@@ -5,11 +5,10 @@ import numpy as np
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ..stored.declarations import DeclaredScheme
-from ..stored.decode import Floats, floats, read_rows, read_whole, scale_values
-from ..stored.linear import INVERSE_SCALE, matrix_scale
+from ..stored.decode import Floats, floats, read_rows, stored_scalar
+from ..stored.linear import INVERSE_SCALE, matrix_scale, stored_scales
 from ..stored.parts import scale_suffix
 from .absmax import absmax_scales, smallest_scales, whole_scale, whole_steps
-from .companions import stored_scalar
 from .compared import blocks_of
 from .report import Fault
 from .rules import ScaleRule
@@ -33,14 +32,6 @@ def matrix_absmax(source: Checkpoint, tensor: TensorInfo, exponent: int) -> np.f
         largest = np.maximum(largest, [half.max(initial=0) for half in halves]).astype(kind)
     first, second = floats(largest.view(np.uint8), tensor.dtype)
     return np.float32(max(np.ldexp(first, exponent), second))
-
-
-def stored_scales(output: Checkpoint, scheme: DeclaredScheme, module: str) -> Floats:
-    """The scales of rows, groups or blocks as they are stored, [rows or row blocks, groups]."""
-    tensor = output.tensors[f"{module}.{scale_suffix(scheme)}"]
-    values = scale_values(read_whole(output, tensor), tensor.dtype)
-    shaped = values.reshape(tensor.shape[0], -1)
-    return np.ascontiguousarray(shaped.T) if scheme.transposed else shaped
 
 
 def as_stored(scale: np.float32, tensor: TensorInfo) -> np.float32:

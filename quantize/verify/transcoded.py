@@ -14,9 +14,9 @@ import numpy as np
 
 from ..drafts import Row
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..stored.decode import stored_scalar
 from ..stored.draft import StoredDraft
 from ..stored.parts import INPUT_SCALES, INVERSE_INPUT_SCALE
-from .companions import stored_scalar
 from .dequantized import QUANTIZED_ONLY, WORKERS, row_blocks
 from .headers import index_faults, metadata_faults
 from .kept import compare_kept, hash_tensor

@@ -65,7 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--confidence", type=share, metavar="SHARE", help="instead of the policy's")
     parser.add_argument(
-        "--min-prompts", type=int, metavar="PROMPTS", help="instead of the policy's"
+        "--min-prompts",
+        type=int,
+        metavar="PROMPTS",
+        help="effective sample size, instead of the policy's (release: 30, which takes 35 to 60"
+        " prompts)",
     )
     parser.add_argument(
         "--every-category-passes",

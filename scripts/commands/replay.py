@@ -102,6 +102,7 @@ def _mapping(replay: "DraftReplay") -> dict[str, object]:
             "prompt_sha256": p.prompt_sha256,
             "num_steps": p.counts.num_steps,
             "histogram": list(p.counts.histogram),
+            **({"cluster": p.cluster} if p.cluster else {}),
         }
         for p in replay.prompts
     ]

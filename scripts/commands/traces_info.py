@@ -69,8 +69,11 @@ def _lines(info: "TraceInfo") -> Iterator[str]:
         yield f"too long for the target: {left} prompts left out, {cut} cut to their last tokens"
     yield (
         f"{info.num_independent} prompts that are independent: {info.num_copies} copies,"
-        f" {info.num_later_turns} later turns, {info.num_near_duplicates} near duplicates"
+        f" {info.num_later_turns} later turns, {info.num_near_duplicates} near duplicates,"
+        f" {info.num_clusters} declared clusters"
     )
+    if info.suggested_clusters:
+        yield info.suggested_clusters
     yield _tables(manifest)
     yield f"the target's argmax is known at {info.known_top1:.0%} of the prompts' positions"
     if info.head_agreement is not None:
@@ -111,7 +114,7 @@ def _tables(manifest: "TraceManifest") -> str:
 def _mapping(info: "TraceInfo") -> dict[str, Any]:
     manifest = info.traces.manifest
     kept = ("nbytes", "num_copies", "num_later_turns", "num_near_duplicates", "num_independent",
-            "known_top1", "head_agreement")  # fmt: skip
+            "num_clusters", "suggested_clusters", "known_top1", "head_agreement")  # fmt: skip
     return {
         "sha256": info.traces.sha256,
         "num_prompts": len(info.traces),

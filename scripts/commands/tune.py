@@ -111,6 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`; 1 if no mixture is as wanted."""
     from ...calibration.plot_file import check_plot_path
+    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.seen import seen_prompts
     from ...validate.tuning.mixture import options_of, units_of
     from ...validate.tuning.plot import draw_path
     from ...validate.tuning.tune import tune_draft
@@ -139,6 +141,8 @@ def run(options: argparse.Namespace) -> int:
     chosen = report.chosen
     recipe = candidates.recipe(chosen.mixture, options.out.stem) if chosen else None
     if recipe is not None:
+        seen = seen_prompts(TraceFolder.open(options.traces))
+        recipe = dataclasses.replace(recipe, chosen_on=seen)
         write_text(options.out, recipe_document(recipe, draft, report))
     if options.plot:
         draw_path(report, options.plot, f"{candidates.reference.name}: {candidates.serving}")

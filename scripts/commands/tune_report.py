@@ -27,7 +27,7 @@ def recipe_document(recipe: Recipe, draft: Draft, report: "TuneReport") -> str:
         f"Found by 'draftquant tune' for {draft.checkpoint.folder.name} ({draft.family.name}):",
         f"{_change(point)} by {report.num_prompts} prompts, {megabytes(point.nbytes)} instead of"
         f" {megabytes(report.unquantized_bytes)}.",
-        "Other prompts have to judge it: draftquant gate.",
+        "Other prompts have to judge it: draftquant gate refuses those of 'chosen_on'.",
     )
     body = yaml.safe_dump(to_mapping(recipe), sort_keys=False, width=100)
     return "".join(f"# {line}\n" for line in said) + body

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..clusters import cluster_of
 from ..draft_counts import PromptCounts
 from ..errors import CompareError
 
@@ -27,7 +28,7 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedDrafts:
-    """D drafts on N distinct prompts; copies of a prompt are summed.
+    """D drafts on N distinct prompts; prompts of a cluster are summed.
 
     Attributes:
         names: each once. sha256: None = not known.
@@ -69,8 +70,8 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
     categories: list[str] = []
     for prompt, *others in zip(*(each.prompts for each in contestants), strict=True):
         told = all(one.counts.num_steps for one in (prompt, *others))
-        if told and prompt.prompt_sha256 not in places:
-            places[prompt.prompt_sha256] = len(places)
+        if told and cluster_of(prompt) not in places:
+            places[cluster_of(prompt)] = len(places)
             categories.append(prompt.category)
     if len(places) < 2:
         raise CompareError(
@@ -81,7 +82,7 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
     tokens, steps = (np.zeros((len(contestants), len(places))) for _ in range(2))
     for row, each in enumerate(contestants):
         for prompt in each.prompts:
-            column = places.get(prompt.prompt_sha256)
+            column = places.get(cluster_of(prompt))
             if column is not None:
                 tokens[row, column] += prompt.counts.num_emitted_tokens
                 steps[row, column] += prompt.counts.num_steps

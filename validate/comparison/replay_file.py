@@ -21,6 +21,7 @@ class ReplayedPrompt:
     prompt_sha256: str
     num_steps: float
     histogram: tuple[float, ...]
+    cluster: str = ""
 
     @property
     def counts(self) -> AcceptanceCounts:

@@ -46,6 +46,7 @@ class _Prompt:
     category: str
     prompt_sha256: str
     counts: AcceptanceCounts
+    cluster: str
 
 
 def of_replays(replays: Sequence[DraftReplay], digests: Sequence[str]) -> Counted:
@@ -215,6 +216,7 @@ def _prompts(prompts: Sequence[PromptFigures], *, of_candidate: bool) -> tuple[_
             counts=AcceptanceCounts(
                 histogram=prompt.candidate if of_candidate else prompt.baseline
             ),
+            cluster=prompt.cluster,
         )
         for prompt in prompts
     )
@@ -259,6 +261,7 @@ def _contestant(measurement: Measurement, num_draft_tokens: int) -> Contestant:
             category=record.category,
             prompt_sha256=record.prompt_sha256,
             counts=whole_counts(record, num_draft_tokens),
+            cluster=record.cluster or "",
         )
         for record in measurement.records
     )

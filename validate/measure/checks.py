@@ -87,7 +87,8 @@ def record_problem(record: RequestRecord, setup: Setup) -> str | None:
 
 
 def _prompt_problem(record: RequestRecord) -> str | None:
-    for key, name in (("id", record.id), ("category", record.category)):
+    names = (("id", record.id), ("category", record.category), ("cluster", record.cluster or "-"))
+    for key, name in names:
         if not is_printable_name(name):
             return f"{key}: expected 1 to 200 printable characters, got {short(name)}"
     if not _SHA256.fullmatch(record.prompt_sha256):

@@ -113,6 +113,7 @@ class RequestRecord:
 
     Attributes:
         id, category: of the prompt. prompt_sha256: of its token ids, see `prompt_trace`.
+        cluster: that the prompt file declares; None = none.
         token_ids: of the output. ended: by the end-of-text token, or by the length asked for.
         histogram: [K + 1] rounds by number of accepted draft tokens; None without speculation. A
             round may have accepted tokens beyond the end of the output, which are counted.
@@ -145,6 +146,7 @@ class RequestRecord:
     time_to_first_token: float | None
     latency: float
     num_attempts: int = 1
+    cluster: str | None = None
 
     @property
     def counts(self) -> AcceptanceCounts | None:

@@ -221,6 +221,7 @@ def _record(prompt: Prompt, completion: Completion, began: float) -> RequestReco
         time_to_first_token=completion.time_to_first_token,
         latency=completion.latency,
         num_attempts=completion.num_attempts,
+        cluster=prompt.cluster,
     )
 
 

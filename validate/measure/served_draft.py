@@ -52,11 +52,13 @@ def identified(
     Raises:
         MeasureError: the server tells of another one.
     """
-    named = speculation.draft
-    if named in (server.model, *map(server.arguments.get, _NAMES_OF_THE_TARGET)):
-        named = None  # an MTP layer is a part of the target, which is what is named
-    told_by = _told_by(named, draft)
-    _check_quantization(speculation, draft)
+    named = speculation.draft or None
+    of_the_target = (server.model, *map(server.arguments.get, _NAMES_OF_THE_TARGET))
+    in_the_target = named is not None and named in of_the_target
+    # An MTP layer is a part of the target, whose name and quantization are what is told.
+    told_by = _told_by(None if in_the_target else named, draft)
+    if not in_the_target:
+        _check_quantization(speculation, draft)
     return replace(
         speculation,
         draft=draft.draft,

@@ -29,6 +29,7 @@ _INCOMPARABLE = ": no comparison is possible."
 _FOLLOWING = (
     "verdict", "looser_than_release", "estimand", "num_prompts", "num_copies", "num_short_prompts",
     "baseline", "candidate", "change", "required_num_prompts", "categories", "prompts",
+    "num_clusters",
 )  # fmt: skip
 """Keys of a comparison that its counts and limits decide."""
 _OF_BOTH = ("verdict", "quantization_change", "training_change", "quantization_and_training_change")
@@ -71,6 +72,7 @@ class _Prompt:
     category: str
     prompt_sha256: str
     counts: AcceptanceCounts
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +177,7 @@ def _prompt(prompt: PromptFigures, *, of_candidate: bool) -> _Prompt:
         category=prompt.category,
         prompt_sha256=prompt.prompt_sha256,
         counts=AcceptanceCounts(histogram=prompt.candidate if of_candidate else prompt.baseline),
+        cluster=prompt.cluster,
     )
 
 

@@ -94,6 +94,7 @@ class Comparison:
     categories: tuple[CategoryFigures, ...]
     served: ServedFigures | None
     prompts: tuple[PromptFigures, ...]
+    num_clusters: int | None = None
     exit_code: int
     relative_change: float | None
 

@@ -95,9 +95,14 @@ def draft_sha256(measurement: Measurement) -> str | None:
 
 def said_the_same(one: Measurement, other: Measurement) -> bool:
     """Whether two runs got the same outputs by the same verify steps; times may differ."""
-    timeless = {"began": 0.0, "time_to_first_token": None, "latency": 0.0, "num_attempts": 1}
     records = [
-        [dataclasses.replace(record, **timeless) for record in run.records] for run in (one, other)
+        [
+            dataclasses.replace(
+                record, began=0.0, time_to_first_token=None, latency=0.0, num_attempts=1
+            )
+            for record in run.records
+        ]
+        for run in (one, other)
     ]
     return records[0] == records[1]
 

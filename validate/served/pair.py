@@ -33,6 +33,7 @@ class ServedPrompt:
     category: str
     prompt_sha256: str
     counts: AcceptanceCounts
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +268,7 @@ def _prompt(prompt: RequestRecord | ServedPrompt, counts: AcceptanceCounts) -> S
         category=prompt.category,
         prompt_sha256=prompt.prompt_sha256,
         counts=counts,
+        cluster=prompt.cluster or "",
     )
 
 

@@ -1,0 +1,122 @@
+"""Shingles and sketches: a fixed hash, and how much of a prompt is in another."""
+
+import numpy as np
+import pytest
+from draftquant.calibration.traces.shingles import (
+    Overlaps,
+    Shingled,
+    Templates,
+    largest_known,
+    parsed_sketch,
+    shingles,
+    sketch_text,
+)
+from draftquant.recipes.decode import encode
+from draftquant.recipes.seen_prompts import SeenPrompts, Sketches
+from draftquant.recipes.strict_json import JsonProblem, decode
+
+WHOLE = 2**64
+
+
+def by_hand(tokens: list[int]) -> int:
+    """One shingle as the module describes it, in whole numbers of Python."""
+    h = 0
+    for token in tokens:
+        h = (h * 0x9E3779B97F4A7C15 + token + 1) % WHOLE
+    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 % WHOLE
+    h = (h ^ h >> 27) * 0x94D049BB133111EB % WHOLE
+    return (h ^ h >> 31) >> 32
+
+
+def test_the_hash_is_fixed() -> None:
+    """Records keep it: another hash needs another `Sketches.method`."""
+    tokens = [5, 0, 151_643, *range(100, 117)]
+    assert shingles(tokens).tolist() == sorted(by_hand(tokens[i : i + 16]) for i in range(5))
+    assert shingles([1, 2, 3]).tolist() == [by_hand([1, 2, 3])] == [565070331]
+
+
+def test_a_sketch_is_the_64_smallest() -> None:
+    values = shingles(range(1000))
+    sketch = parsed_sketch(sketch_text(values))
+    assert sketch.tolist() == values[:64].tolist()
+    assert largest_known(sketch) == int(values[63])
+    few = shingles(range(40))
+    assert parsed_sketch(sketch_text(few)).tolist() == few.tolist()
+    assert largest_known(few) is None
+
+
+def test_overlap_is_of_the_shorter() -> None:
+    """25 shingles against 25 others, all of 185, and none of 25."""
+    overlaps = Overlaps([shingles(p) for p in (range(30, 70), range(200), range(500, 540))])
+    assert overlaps.with_sketch(shingles(range(40)), largest=None).tolist() == [0.0, 1.0, 0.0]
+    found = overlaps.with_sketch(shingles(range(40, 80)), largest=None)
+    assert found.tolist() == [15 / 25, 1.0, 0.0]
+
+
+def test_an_overlap_is_estimated_by_a_sample() -> None:
+    """1,000 shingles, of which three quarters are in the other prompt: a sample of 64 shows it."""
+    sketch = shingles(range(1015))[:64]
+    other = shingles([*range(765), *range(5000, 5250)])
+    (found,) = Overlaps([other]).with_sketch(sketch, largest=largest_known(sketch))
+    assert found == pytest.approx(0.75, abs=0.15)
+
+
+def test_a_few_values_of_a_sample_are_no_estimate() -> None:
+    """Seven of a sketch of 64 remain beside a template."""
+    values = shingles(range(1015))
+    overlaps = Overlaps([values])
+    assert overlaps.with_sketch(values[:7], largest=int(values[63])).tolist() == [0.0]
+    assert overlaps.with_sketch(values[:8], largest=int(values[63])).tolist() == [1.0]
+    assert overlaps.with_sketch(values[:7], largest=None).tolist() == [1.0]
+
+
+def prompts(count: int, document: str = "") -> list[Shingled]:
+    return [
+        Shingled(
+            category="a",
+            document=document or str(number),
+            values=shingles([*range(100), *range(1000 * number + 1000, 1000 * number + 1020)]),
+        )
+        for number in range(count)
+    ]
+
+
+def own_of(given: list[Shingled]) -> list[int]:
+    templates = Templates(given)
+    return [len(templates.own(one.values, one.category)) for one in given]
+
+
+def test_most_of_three_documents_make_a_template() -> None:
+    """85 shingles are the template's; turns of one conversation have none."""
+    assert own_of(prompts(3)) == [20, 20, 20]
+    assert own_of(prompts(2)) == [105, 105]
+    assert own_of(prompts(9, document="talk")) == [105] * 9
+
+
+def test_sketches_count_among_documents() -> None:
+    known = prompts(1)
+    others = {"a": [np.unique(one.values) for one in prompts(3)[1:]]}
+    assert len(Templates(known, others).own(known[0].values, "a")) == 20
+    assert len(Templates(known, {"b": others["a"]}).own(known[0].values, "b")) == 20  # of all
+    assert len(Templates(known).own(known[0].values, "a")) == 105
+
+
+def test_a_prompt_that_is_hardly_more_than_a_template_keeps_all() -> None:
+    """Near copies, of which each has another first token."""
+    copies = [
+        Shingled(category="a", document=str(i), values=shingles([900 + i, *range(60)]))
+        for i in range(9)
+    ]
+    templates = Templates(copies)
+    assert [len(templates.own(one.values, "a")) for one in copies] == [46] * 9
+    assert [len(templates.own(one.values, "a", sample=True)) for one in copies] == [1] * 9
+
+
+@pytest.mark.parametrize("bad", ["", "1234567", "0123456G", "0" * 8 * 65])
+def test_what_is_no_sketch_is_refused(bad: str) -> None:
+    good = SeenPrompts(sha256=("a" * 64,), sketches=Sketches(minima={"a": ("01234567",)}))
+    mapping = encode(good)
+    assert decode(SeenPrompts, mapping) == good
+    mapping["sketches"]["minima"]["a"] = [bad]
+    with pytest.raises(JsonProblem, match="minima"):
+        decode(SeenPrompts, mapping)

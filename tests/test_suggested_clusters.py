@@ -1,0 +1,32 @@
+"""Groups that ids or categories suggest, and names that suggest none."""
+
+import pytest
+from draftquant.calibration.traces.suggested_clusters import suggested_clusters
+
+SUGGESTING = {
+    "documents": ([(f"doc{d}-{i}", "all") for d in range(8) for i in range(5)], "8 groups (doc0, "),
+    "tasks": ([(f"task{t}/{i}", "few-shot") for t in "abc" for i in range(10)], "3 groups (taska"),
+    "categories": ([(f"p{i}", f"user {i // 4}") for i in range(40)], "10 groups (user 0, user 1"),
+}
+SILENT = {
+    "numbers": [(f"q-{i}", "all") for i in range(40)],
+    "a category each": [(f"{c}/{i}", c) for c in ("math", "code", "chat") for i in range(10)],
+    "a name each": [(f"n{i}-x", "all") for i in range(40)],
+    "two": [(f"{name}-{i}", "all") for name in "ab" for i in range(10)],
+    "one of each": [(f"doc{d}-1", "all") for d in range(20)],
+    "turns": [(f"{n}/turn-{t}", "all") for n in range(8) for t in (1, 2)],
+    "levels": [(f"p{i}", f"level {i % 2}") for i in range(40)],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("name", SUGGESTING)
+def test_names_that_suggest_groups(name: str) -> None:
+    prompts, expected = SUGGESTING[name]
+    assert expected in suggested_clusters(prompts)
+    assert 'declare it as "cluster"' in suggested_clusters(prompts)
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_names_that_suggest_nothing(name: str) -> None:
+    assert suggested_clusters(SILENT[name]) == ""
