@@ -41,7 +41,7 @@ def transformers_problem(config: Mapping[str, Any], text: str) -> Finding | None
     if model_type in _WHOLE_HEADS and hidden % heads:
         what = f"The hidden size ({hidden}) is not a multiple of the number of attention heads"
         error = _INVALID.format("architecture", f"{what} ({heads}).")
-        return Finding("config", error, "train the draft with a size that is a multiple of its heads")
+        return Finding("config", error, "train the draft with another size")
     types, layers = config.get("layer_types"), config.get("num_hidden_layers")
     if isinstance(types, list) and type(layers) is int and len(types) != layers:
         what = f"`num_hidden_layers` ({layers}) must be equal to the number of `layer_types`"
