@@ -35,9 +35,9 @@ def caveats(
     alike = evidence.baseline.text.num_near_duplicates
     if len(evidence.prompts) < num_prompts:
         yield (
-            f"the {num_prompts} distinct prompts are {len(evidence.prompts)} clusters ({alike} of"
-            " them near duplicates, the others declared in the prompt file): the counts of each are"
-            " summed, and it is judged as one prompt"
+            f"the {num_prompts} distinct prompts are {len(evidence.prompts)} clusters (near"
+            " duplicates, turns of a conversation, or declared in the prompt file): the counts of"
+            " each cluster are summed and judged as one prompt"
         )
     elif alike:
         yield (
