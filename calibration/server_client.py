@@ -20,7 +20,6 @@ from .errors import ServerError
 
 _MOST_BYTES = 64 * 2**20  # 100,000 tokens with 20 log-probabilities each have 40 MB
 _LONGEST_PAUSE = 60.0
-_LONGEST_QUOTE = 1000  # characters
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _DATA, _DONE = "data:", "[DONE]"
 _ADDRESS = "give http://HOST:PORT"
@@ -146,8 +145,7 @@ class ServerClient:
         Raises:
             ServerError: no answer after all attempts, or the server refuses.
         """
-        text, _ = await self._patiently(lambda: self._text("GET", path, None))
-        return text
+        return (await self._patiently(lambda: self._text("GET", path, None)))[0]
 
     async def get_object(self, path: str) -> Mapping[str, Any]:
         """A JSON object.
@@ -159,8 +157,7 @@ class ServerClient:
         async def attempt() -> Mapping[str, Any]:
             return self._object(await self._text("GET", path, None))
 
-        answer, _ = await self._patiently(attempt)
-        return answer
+        return (await self._patiently(attempt))[0]
 
     async def find_text(self, path: str) -> str | None:
         """A text that not every server has; None where this one has nothing there (404).
@@ -244,7 +241,6 @@ class ServerClient:
         raise ServerError(
             self.url,
             f"no answer after {patience.attempts} attempt(s): {problems[-1]}",
-            # A server that dies says why at most once: then nobody listens any more.
             details=[] if problems[0] == problems[-1] else [f"  attempt 1: {problems[0]}"],
             fix="see the server's own messages, then run the same command again: what is answered"
             " is kept",
@@ -344,9 +340,8 @@ _FIXES = {
 
 
 def _quoted(text: str) -> str:
-    """The words with which a server refuses: they say what is wrong, often at their end."""
-    half = _LONGEST_QUOTE // 2
-    return repr(text if len(text) <= _LONGEST_QUOTE else f"{text[:half]}…{text[-half:]}")
+    """What a server says, with its end: one that dies of a request tells why, often last."""
+    return repr(text if len(text) <= 1000 else f"{text[:500]}…{text[-500:]}")
 
 
 def _seconds(text: str | None) -> float | None:

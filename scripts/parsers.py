@@ -165,6 +165,8 @@ class CommandParser(argparse.ArgumentParser):
         taken = (each for each in self._actions if not each.option_strings)
         names = [str(each.metavar or each.dest) for each in taken]
         fix = f"leave it out, or see '{self._help()}'"
+        if self.examples:
+            fix = f"leave it out, as in: {self.examples[0]}"
         if len(names) > 1:
             fix = f"give {' '.join(names)} side by side, and nothing more"
         self._fail(self.prog, f"one argument too many: {short(extras[0])}", fix)

@@ -4,6 +4,7 @@ The folders are imitated by hand (`engines/kinds.py`); `kinds.json` has their he
 engines' own loaders answered.
 """
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import EngineName, Verdict
 from draftquant.quantize.engines.check import check_checkpoint
 from draftquant.quantize.engines.registry import choose
@@ -18,7 +20,7 @@ from draftquant.quantize.engines.repairs import plan_repairs
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.scripts.cli import main
-from tiny import edit_json, tiny_eagle3_llama
+from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_llama import tiny_eagle1, tiny_language_model
@@ -138,8 +140,6 @@ def test_a_repair_never_makes_a_silent_fault_of_an_error(
 def _verdict(
     checkpoint: Checkpoint, engine: EngineName, arch: str, *, config: Any = None
 ) -> Verdict | str:
-    import dataclasses
-
     asked = dataclasses.replace(checkpoint, config=config or checkpoint.config)
     try:
         return check_checkpoint(asked, engine=engine, arch=arch, has_side_file=False).verdict
@@ -150,9 +150,12 @@ def _verdict(
 def test_what_would_be_served_wrongly_is_not_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """EAGLE-1 under vLLM's name: SGLang, under its own, would add what is in memory as a bias."""
-    folder = tiny_eagle1(tmp_path / "draft")
-    edit_json(folder / "config.json", architectures=["EagleLlamaForCausalLM"])
+    """Under its own name SGLang would take the draft's tokens for those of the whole vocabulary."""
+    folder = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
+    tensors = read_tensors(folder)
+    del tensors["d2t"]
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+    edit_json(folder / "config.json", architectures=["Eagle3LlamaForCausalLM"])
     out = tmp_path / "out"
     asked = ["check", str(folder), "--engine", "sglang", "--fix", "--out", str(out)]
     assert main(asked) == 1
@@ -197,3 +200,13 @@ def test_a_declaration_that_is_not_supported_is_bad_input(tmp_path: Path) -> Non
     for command in ("dequantize", "transcode"):
         layout = ["--layout", "quark"] if command == "transcode" else []
         assert main([command, str(folder), "--out", str(tmp_path / "out"), *layout]) == 2
+    source = tiny_eagle3_llama(tmp_path / "source")
+    assert main(["verify", str(folder), "--against", str(source), "--foreign"]) == 2
+
+
+def test_a_tied_language_model_may_store_its_head(tmp_path: Path) -> None:
+    folder = tiny_language_model(tmp_path / "draft")
+    edit_json(folder / "config.json", tie_word_embeddings=True)
+    source = Checkpoint.open(folder)
+    assert read_draft(source).row("lm_head.weight") is not None
+    assert _verdict(source, "vllm", "sm90") == "LOADS"

@@ -186,6 +186,10 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     "aux-layer-ids-empty": [lambda to: llama(to, {KEY: None, SECTION: {KEY: []}})],
     "last-hidden-state": [lambda to: without_fc(llama(to, {KEY: None, SECTION: LAST_STATE}))],
     "aux-layer-zero": [lambda to: mla(to, {KEY: [1, 2, 3], SECTION: {KEY: [0, 1, 2]}})],
+    "layers-of-target": [
+        lambda to: llama(to, {"num_hidden_layers": 24}),
+        lambda to: mla(to, {"num_hidden_layers": 61}),
+    ],
     "later-layer-norm": [
         lambda to: llama(to, num_layers=2),
         lambda to: renamed(llama(to, num_layers=2), second_norm),
@@ -202,6 +206,10 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
         lambda to: llama(to, head=False, pruned_vocabulary=True),
         lambda to: mla(to, head=False),
     ],
+    "head-tied": [
+        lambda to: llama(to, {"tie_word_embeddings": True}),
+        lambda to: mla(to, {"tie_word_embeddings": True}),
+    ],
     "d2t-absolute": [
         lambda to: pruned(to, offsets(0, 2, 5)),
         lambda to: pruned(to, offsets(0, 2, 5), kept=[0, 2, 5]),
@@ -213,14 +221,6 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     "d2t-against-t2d": [
         lambda to: pruned(to, offsets(1, 1, 4), kept=[1, 2, 7]),
         lambda to: pruned(to, offsets(1, 1, 4), kept=[1, 2, 6, 9]),
-    ],
-    "head-tied": [
-        lambda to: llama(to, {"tie_word_embeddings": True}),
-        lambda to: mla(to, {"tie_word_embeddings": True}),
-    ],
-    "layers-of-target": [
-        lambda to: llama(to, {"num_hidden_layers": 24}),
-        lambda to: mla(to, {"num_hidden_layers": 61}),
     ],
     "d2t-of-full-vocabulary": [
         lambda to: set_tensors(
@@ -367,7 +367,7 @@ def test_the_page_lists_every_lint() -> None:
 FIXABLE = {
     "aux-layer-ids", "draft-vocab-size-missing", "lm-head-missing", "dflash-causal",
     "model-type", "dtype-missing", "dtype-mismatch", "aux-layer-ids-empty", "architecture-name",
-    "dspark-keys-nested", "medusa-biases",
+    "dspark-keys-nested", "medusa-biases", "layers-of-target", "head-tied",
 }  # fmt: skip
 
 

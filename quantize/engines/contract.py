@@ -156,8 +156,7 @@ class Engine:
 
     Attributes:
         version: as the engine's package calls it. evidence: how its tables came about.
-        archs: GPUs of which `check` wants one answer where none is named.
-        other_archs: those that it is known on besides; `gpus` has both.
+        archs: GPUs of which `check` wants one answer. other_archs: known besides; `gpus`: both.
         architectures: the names in config.json for which the loading was executed.
         architecture_problem: its error for a name that it does not have; None for those that it
             has, and for those of which nothing is known.

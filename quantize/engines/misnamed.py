@@ -36,11 +36,12 @@ def transformers_problem(config: Mapping[str, Any], text: str) -> Finding | None
         error = text.format(_NO_TYPE.format(model_type))
         return Finding("config", error, _OWN_TYPES[model_type])
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    sized = type(hidden) is int and type(heads) is int and heads > 0
-    if model_type in _WHOLE_HEADS and sized and hidden % heads:
+    if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
+        return None  # which is no draft
+    if model_type in _WHOLE_HEADS and hidden % heads:
         what = f"The hidden size ({hidden}) is not a multiple of the number of attention heads"
         error = _INVALID.format("architecture", f"{what} ({heads}).")
-        return Finding("config", error, "set model_type to qwen3, or train with another size")
+        return Finding("config", error, "train the draft with another size")
     types, layers = config.get("layer_types"), config.get("num_hidden_layers")
     if isinstance(types, list) and type(layers) is int and len(types) != layers:
         what = f"`num_hidden_layers` ({layers}) must be equal to the number of `layer_types`"

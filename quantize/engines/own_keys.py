@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..stored.parts import WORDS_OF_CODES
-from .contract import Finding, Module, Question
+from . import mtp
+from .contract import Finding, Module, Question, UnsureError
 from .excludes import is_regex_match
 
 Patterns = tuple[str, ...]
@@ -66,7 +67,8 @@ def auto_round_in_sglang(question: Question, module: Module, _patterns: Patterns
 
 
 def _keys(question: Question) -> Mapping[str, Any]:
-    assert question.declaration is not None
+    if question.declaration is None or question.family in (*mtp.VLLM, *mtp.SGLANG):
+        raise UnsureError(f"{question.method} of such a draft: loading was not executed")
     return question.declaration.keys
 
 

@@ -310,6 +310,10 @@ def module_problem(
         return Finding("init", "TypeError: unhashable type: 'dict'", what)
     if module.leaf == MLA_DOWN.sglang and (text := CONCATENATED.get(scheme.signature)):
         return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
+    if scheme.granularity == "block" and module.sharding != "replicated":
+        problem = block_problem(question, module, shapes)
+        if problem is not None or not _is_whole_llama(question):
+            return problem
     if question.method == "fp8" and scheme.granularity == "block" and _is_whole_llama(question):
         text = f"dropped: weight_scale_inv of {module.leaf}: `llama.py:723` renames it"
         return Finding("wrong", text, "quantize it per channel: recipe fp8-ptpc")
@@ -317,8 +321,6 @@ def module_problem(
         problem = _marlin_problem(module, sum(rows for rows, _ in shapes), columns)
         if problem is not None:
             return problem
-    if scheme.granularity == "block" and module.sharding != "replicated":
-        return block_problem(question, module, shapes)
     errors = _ROCM_SPLIT if question.arch in _ROCM else _CUDA_SPLIT
     return group_problem(module, scheme, columns, errors, _DROPPED_GROUPS)
 

@@ -25,7 +25,6 @@ from .staging import replace_text
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-    from model_signing import hashing
 
 _DOWNLOADED = ".cache/huggingface"  # what a download from the Hub notes beside the files
 _UNSIGNED = (SIGNATURE_FILE, ".gitattributes")  # the Hub makes the latter with every repository
@@ -234,7 +233,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _hashing() -> "hashing.Config":
+def _hashing() -> Any:
     """Which files are hashed; where links may lead, `_files` has seen."""
     config = _library().hashing.Config().set_allow_symlinks(True)
     return config.set_ignored_paths(paths=[SIGNATURE_FILE, _DOWNLOADED])

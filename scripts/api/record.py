@@ -140,17 +140,16 @@ def record_as(
     settings.check()
     how = _how(settings, target)
     fitted = _fitted(settings, target, prompts, watch)
-    read = fitted.prompts
-    with watch.bar("record", len(read)) as bar:
+    with watch.bar("record", len(fitted.prompts)) as bar:
 
         def records(some: "Sequence[Prompt]", folder: Path) -> "TraceFolder":
             by = _by_vllm if settings.engine == "vllm" else _by_transformers
-            some_fitted = dataclasses.replace(fitted, prompts=tuple(some))
-            return by(settings, how, target, some_fitted, folder, bar.set)
+            these = dataclasses.replace(fitted, prompts=tuple(some))
+            return by(settings, how, target, these, folder, bar.set)
 
         if settings.turns == "all":
-            return _all_turns(settings, target, read, out, records, watch)
-        return records(read, out)
+            return _all_turns(settings, target, fitted.prompts, out, records, watch)
+        return records(fitted.prompts, out)
 
 
 def server_command(
@@ -169,11 +168,10 @@ def server_command(
 
 
 def _shape(settings: RecordSettings, target: Path) -> "TargetShape":
-    """Sizes of the target before anything of its weights is read."""
+    """Sizes of the target before its weights are read; an engine may know more kinds of them."""
     from ...calibration.recording.target_model import configured_shape
     from ...calibration.recording.target_shape import TargetShape
 
-    # An engine may know targets that transformers does not.
     return TargetShape.read(target) if settings.engine == "vllm" else configured_shape(target)
 
 
@@ -184,14 +182,13 @@ def _fitted(settings: RecordSettings, target: Path, prompts: Path, watch: Watch)
     read = _read(settings, target, prompts, watch)
     shape = _shape(settings, target)
     fitted = fitted_prompts(read, shape, settings.max_new_tokens, settings.too_long)
-    if fitted.too_long is not None:
-        done = "left out" if fitted.too_long.skipped else "cut to their last tokens"
-        names = fitted.too_long.skipped or fitted.too_long.truncated
-        named = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    if long := fitted.too_long:
+        done = "left out" if long.skipped else "cut to their last tokens"
+        names = long.skipped or long.truncated
         watch.warning(
             f"{prompts}: {len(names)} of {len(read)} prompts are {done}: with"
             f" {settings.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
-            f" positions ({named})"
+            f" positions ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
         )
     return fitted
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from ...quantize.drafts import read_draft
 from ...quantize.errors import CheckpointError
+from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.files.provenance import QuantizedProvenance, read_provenance
+from ...quantize.stored.declarations import declared_scheme
 from ...quantize.verify.audit import looks_quantized
 from .opening import Reference, optional_path
 from .watch import SILENT, Watch
@@ -46,12 +48,15 @@ def verify(
 
     Raises:
         CheckpointError: the source is not an unquantized draft; the output is no checkpoint at all.
+        DeclarationError: another tool's folder declares what is not supported: that is no verdict.
     """
     from ...quantize.verify import folder
 
     source = resolve_draft(str(against), subtree)
     quantized = resolve_draft(str(output))
     _check_sides(quantized, source)
+    if foreign:
+        _check_declaration(quantized)
     with watch.bar("read headers", None) as bar:
 
         def show(done: int, total: int) -> None:
@@ -67,6 +72,16 @@ def verify(
             target=optional_path(target),
             subtree=source.subtree,
         )
+
+
+def _check_declaration(output: DraftSource) -> None:
+    """What another tool declares is understood; what else is wrong is a fault of the report.
+
+    Raises:
+        DeclarationError: it is not.
+    """
+    with suppress(CheckpointError):
+        declared_scheme(Checkpoint.open(output.folder))
 
 
 def _check_sides(output: DraftSource, source: DraftSource) -> None:

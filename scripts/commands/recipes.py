@@ -136,7 +136,9 @@ def _emulated(recipe: Recipe) -> list[str]:
     return [arch for arch in archs if arch in slow]
 
 
-def _why_none(engine: str | None, gpu: str | None, arch: str | None, family: str | None) -> str:
+def _why_none(
+    engine: EngineName | None, gpu: str | None, arch: str | None, family: str | None
+) -> str:
     """Why nothing is listed: nobody executed the engine there, or it refuses every recipe."""
     asked = [f"--engine {engine}" if engine else "", f"--arch {gpu}" if gpu else ""]
     asked += [f"--family {family}" if family else ""]

@@ -15,7 +15,8 @@ MAX_DROP = 0.01
 """As the gate's release policy, where nothing is asked."""
 
 if TYPE_CHECKING:
-    from ...validate.tuning.tune import Point, TuneReport
+    from ...validate.tuning.measured import Point
+    from ...validate.tuning.tune import TuneReport
 
 
 def recipe_document(recipe: Recipe, draft: Draft, report: "TuneReport") -> str:

@@ -23,6 +23,8 @@ def groups(declared: Mapping[str, Any]) -> tuple[Group, ...]:
             not_read("dynamic", pattern)
     bits, size, ordered = _number(declared, "bits"), _group_size(declared), declared.get("desc_act")
     symmetric = declared.get("sym")
+    if declared.get("lm_head"):
+        not_read("lm_head", declared["lm_head"])
     if type(ordered) is not bool or type(symmetric) is not bool:
         not_read("desc_act, sym", (ordered, symmetric))
     scheme = _packed("gptq", bits, size, symmetric=symmetric, ordered=ordered and size is not None)

@@ -80,7 +80,8 @@ def plan_repairs(
         stored = StoredDraft.look(named.checkpoint)
     except CheckpointError as exc:
         note = f"the tensors are not those of a draft, so nothing else is repaired: {exc.what}"
-        return _plan(source, draft, dataclasses.replace(named, notes=(*named.notes, note)))
+        unread = dataclasses.replace(named, notes=(*named.notes, note))
+        return _unspoilt(_plan(source, draft, unread), engine, version, layers)
     if draft is not None:
         _check_same_draft(source, stored, draft)
     steps = (
@@ -91,39 +92,37 @@ def plan_repairs(
         repair_index,
         partial(_repair_lints, stored=stored),
     )
-    plan = _plan(source, draft, _all(named, steps))
-    spoilt = _spoilt(plan, engine, version, layers)
-    return (
-        plan
-        if spoilt is None
-        else dataclasses.replace(
-            plan, config=source.config, files={}, repairs=(), notes=(*plan.notes, spoilt)
-        )
-    )
+    return _unspoilt(_plan(source, draft, _all(named, steps)), engine, version, layers)
 
 
-def _spoilt(
+def _unspoilt(
     plan: RepairPlan, engine: EngineName, version: str | None, layers: int | None
-) -> str | None:
-    """Why nothing is written: an error that everybody sees is better than a silent fault."""
+) -> RepairPlan:
+    """No repairs where the engine refuses the folder, and would serve what they make of it wrongly.
+
+    An error is seen, a silent fault is not.
+    """
     known = choose(engine, version)
     after = dataclasses.replace(plan.source, config=plan.config)
+    side_file = (plan.source.folder / HF_QUANT_CONFIG).is_file()
     for arch in known.archs if plan.repairs else ():
         asked = partial(
             check_checkpoint, engine=engine, version=version, arch=arch, target_layers=layers
         )
-        side_file = (plan.source.folder / HF_QUANT_CONFIG).is_file()
         try:
             before = asked(plan.source, has_side_file=side_file)
+            served = asked(after, has_side_file=side_file or HF_QUANT_CONFIG in plan.files)
         except CheckpointError:
-            continue
-        served = asked(after, has_side_file=side_file or HF_QUANT_CONFIG in plan.files)
+            continue  # of a folder that is no draft nothing is known
         if (before.verdict, served.verdict) == ("REFUSED", "LOADS BUT WRONG"):
-            return (
+            note = (
                 f"nothing is written: {engine} on {arch} refuses the folder as it is, and would"
                 f" serve the repaired one wrongly: {served.error}; {served.remedy}"
             )
-    return None
+            return dataclasses.replace(
+                plan, config=plan.source.config, files={}, repairs=(), notes=(*plan.notes, note)
+            )
+    return plan
 
 
 def _all(before: Outcome, steps: Iterable[Step]) -> Outcome:
