@@ -89,6 +89,8 @@ def own_of(given: list[Shingled]) -> list[int]:
 def test_most_of_three_documents_make_a_template() -> None:
     """85 shingles are the template's; turns of one conversation have none."""
     assert own_of(prompts(3)) == [20, 20, 20]
+    without = Shingled(category="a", document="x", values=shingles(range(9000, 9040)))
+    assert own_of([*prompts(3), without]) == [20, 20, 20, 25]
     assert own_of(prompts(2)) == [105, 105]
     assert own_of(prompts(9, document="talk")) == [105] * 9
 
