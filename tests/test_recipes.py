@@ -35,6 +35,7 @@ from draftquant.recipes import (
 from draftquant.recipes.errors import RecipeError
 from draftquant.recipes.expectations import LoadsOn
 from draftquant.recipes.schema import LayoutName, Role
+from draftquant.recipes.seen_prompts import SeenPrompts
 from tiny import tiny_eagle3_llama
 from wide import dimensions
 
@@ -133,6 +134,7 @@ CHANGES: dict[str, Any] = {
     "rules": PTPC.rules[:-1],
     "expect": Expectation(quantized_per_layer=6),
     "gate": dataclasses.replace(PTPC.gate, policy="screening"),
+    "chosen_on": SeenPrompts(sha256=("0" * 64,)),
     "schema_version": 2,
 }
 
