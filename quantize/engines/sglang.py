@@ -302,9 +302,9 @@ def module_problem(
         error = "AttributeError: 'CompressedTensorsConfig' object has no attribute 'group_size'"
         return Finding("after load", error, "quantize the head to FP8, or keep it")
     if len(shapes) > 1 and scheme.signature.endswith("int8-tensor-static"):
-        text = "IndexError: index 1 is out of bounds for dimension 0 with size 1"
+        error = "IndexError: index 1 is out of bounds for dimension 0 with size 1"
         remedy = "quantize with dynamic inputs: a fused linear takes one input scale only"
-        return Finding("load", text, remedy)  # `parameter.py:439`
+        return Finding("load", error, remedy)  # `parameter.py:439`
     if module.leaf == MLA_DOWN.sglang and scheme.first_stage:
         what = "use FP8 per channel with dynamic tokens: recipe fp8-ptpc"
         return Finding("init", "TypeError: unhashable type: 'dict'", what)
