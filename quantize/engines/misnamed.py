@@ -15,6 +15,8 @@ _INVALID = (
 )
 _WHOLE_HEADS = ("llama",)
 """model_type of which each head has hidden_size / num_attention_heads elements by default."""
+_MORE_TYPES_THAN_LAYERS = ("step3p5",)
+"""model_type whose config is the engines' own, which also lists the layers that it drafts with."""
 MEDUSA_NAME = "MedusaModel"
 MEDUSA = "serve it with vLLM 0.32, the last that has Medusa; in floats (draftquant dequantize)"
 _OWN_TYPES: Mapping[str, str] = {"dflash": "set model_type to qwen3", "medusa": MEDUSA}
@@ -43,6 +45,8 @@ def transformers_problem(config: Mapping[str, Any], text: str) -> Finding | None
         error = _INVALID.format("architecture", f"{what} ({heads}).")
         return Finding("config", error, "train the draft with another size")
     types, layers = config.get("layer_types"), config.get("num_hidden_layers")
+    if model_type in _MORE_TYPES_THAN_LAYERS:
+        return None
     if isinstance(types, list) and type(layers) is int and len(types) != layers:
         what = f"`num_hidden_layers` ({layers}) must be equal to the number of `layer_types`"
         error = _INVALID.format("layer_type", f"{what} ({len(types)})")

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
 from . import dspark, mtp
-from .biases import ATTENTION
+from .biases import ATTENTION, INPUTS
 from .contract import DFLASH_FAMILIES, Biases, Finding, Question, Stage
 from .misnamed import MEDUSA, MEDUSA_NAME, eagle1_biases, strip_root, transformers_problem
 from .outside import CACHE_SCALE, is_latent, is_tied
@@ -175,8 +175,9 @@ def biases(question: Question) -> Biases:
     if question.family == "language-model":
         qwen2 = declared_architecture(question.config).startswith("Qwen2")
         return (None if qwen2 else ATTENTION, none)
-    latent = is_latent(question) or question.family in mtp.SGLANG
-    return (None, None) if latent else (frozenset({"o_proj"}), none)
+    if is_latent(question):
+        return (None, None)
+    return (INPUTS, None) if question.family in mtp.SGLANG else (frozenset({"o_proj"}), none)
 
 
 def reads_cache_scale(question: Question, name: str) -> bool | None:

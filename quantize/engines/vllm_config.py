@@ -106,8 +106,10 @@ def biases(question: Question) -> Biases:
     name = declared_architecture(question.config)
     if question.is_dflash:
         return (ATTENTION, frozenset())
-    if question.family in mtp.VLLM or is_latent(question):
+    if is_latent(question):
         return (None, None)
+    if question.family in mtp.VLLM:
+        return (INPUTS, None)
     if question.family != "language-model":
         return (None, None) if question.normed_heads else (ATTENTION, MLP)
     if name == "LlamaForCausalLM":
