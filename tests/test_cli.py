@@ -251,7 +251,7 @@ def test_a_candidate_does_not_choose_its_own_policy(
     assert "looser" not in said
     main([*gate, "--policy", "screening"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "fewer than" not in said
+    assert "distinct prompts are fewer than" not in said
     assert "warning: looser than release: max_relative_drop 0.03 (release: 0.01), min_" in said
     assert "recipe asks" not in said
 

@@ -13,6 +13,7 @@ from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError, PlanError
@@ -169,6 +170,21 @@ def test_engines_load_it_as_any_model(kind: str, engine: Any, tmp_path: Path) ->
     assert ("draft_model" if engine == "vllm" else "STANDALONE") in (answer.launch or "")
 
 
+def test_a_tied_model_that_stores_its_head_reads_the_embedding(tmp_path: Path) -> None:
+    """As vLLM does; the stored head, which may be another table, is kept and not read."""
+    source = tiny_language_model(tmp_path / "draft")
+    edit_json(source / "config.json", tie_word_embeddings=True)
+    plan = make_plan(load_recipe("fp8-ptpc"), read_draft(Checkpoint.open(source)))
+    quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=source))
+    dequantize_draft(DraftSource(folder=tmp_path / "out"), tmp_path / "plain")
+    draft = load_draft(tmp_path / "plain")
+    assert "lm_head.weight" in Checkpoint.open(tmp_path / "plain").tensors
+    assert "lm_head.weight" not in draft.weights
+    hidden = torch.randn(2, draft.geometry.hidden_size)
+    read = draft.forward.head_input(hidden) @ draft.weights["embed_tokens.weight"].T
+    assert torch.allclose(draft.forward.logits(hidden), read)
+
+
 def test_its_tables_cannot_be_left_to_the_target(tmp_path: Path) -> None:
     recipe = load_recipe("int4-channel")
     rules = tuple(
@@ -187,7 +203,6 @@ def test_its_tables_cannot_be_left_to_the_target(tmp_path: Path) -> None:
         ("Qwen2", {"head_dim": 32}, "head_dim: expected hidden_size / num_attention_heads = 16"),
         ("Qwen2", {"use_sliding_window": True}, "use_sliding_window: expected False, got True"),
         ("Llama", {"vocab_size": 97}, r"expected shape \[97, 64\], got \[96, 64\]"),
-        ("Llama", {"tie_word_embeddings": True}, "lm_head.weight: no tensor of language-model"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(

@@ -131,7 +131,7 @@ MISTAKES = {
         Mistake("record --target target --prompts prompts.jsonl", "--out: exp", "--out FOLDER"),
         Mistake("record --target nope --prompts prompts.jsonl --out o", "no such", "target folder"),
         Mistake("record --target draft --draft draft --prompts prompts.jsonl --out o",
-                "weight(s) are missing", "a draft is given behind --draft"),
+                "it reads layer 1, the target has layers 0 to 0", "or leave --draft out"),
         Mistake("record --target target --prompts prompts.jsonl --out o", "default aux layers",
                 "record --draft"),
         Mistake("record --target target --draft draft --prompts empty.jsonl --out o",

@@ -10,6 +10,7 @@ from draftquant.quantize.errors import BackendError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import make_plan
 from draftquant.recipes import load_recipe
+from draftquant.recipes.seen_prompts import NO_PROMPTS
 from tiny import tiny_eagle3_llama
 from tiny_mla import tiny_eagle3_mla
 
@@ -21,7 +22,7 @@ def test_a_constant_scale_goes_to_every_quantized_linear(make: object, tmp_path:
     plan = make_plan(load_recipe("blackwell-fp8-mla"), draft)
     found = constant_scales(plan, 0.5)
     assert found.scales == dict.fromkeys((step.row.module for step in plan.quantized), 0.5)
-    assert (found.origin, found.prompts) == ("--input-scale", frozenset())
+    assert (found.origin, found.prompts) == ("--input-scale", NO_PROMPTS)
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(BackendError, match=r"--input-scale: expected a positive number, got"):
             constant_scales(plan, wrong)

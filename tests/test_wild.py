@@ -22,7 +22,6 @@ FAMILIES = {
 }
 """Of the kinds that are called otherwise."""
 REFUSED_FOR_A_KEY = {
-    "AngelSlim cosyvoice3-llm-eagle3": "num_hidden_layers: 24 layers, but 16 tensors in all",
     "SpecForge qwen3.5-4b-mtp": "attn_output_gate: expected True",  # its first layers
     "FasterDecoding/medusa-vicuna-13b-v1.3": "architectures: expected a list of one name, got None",
     "RedHatAI GLM-5.2 dspark": "markov_rank: missing key",  # quoted in part

@@ -33,12 +33,17 @@ class Dim(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """What a family expects of one canonical tensor name."""
+    """What a family expects of one canonical tensor name.
+
+    Attributes:
+        tied: another tensor is served in its place, whether it is stored or not.
+    """
 
     role: Role
     shape: tuple[Dim, ...]
     dtypes: tuple[str, ...] = ("BF16", "F16", "F32")
     optional: bool = False
+    tied: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

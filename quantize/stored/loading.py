@@ -102,6 +102,7 @@ def load_draft(
     draft = stored.draft
     geometry = draft.geometry if rope_theta is None else _rebased(draft.geometry, rope_theta)
     twins = like.weights if like else {}
+    specs = draft.family.tensor_specs(draft.geometry)
     weights = {
         row.canonical: read_weight(
             stored,
@@ -111,6 +112,7 @@ def load_draft(
             twin=twins.get(row.canonical),
         )
         for row in draft.rows
+        if not specs[row.canonical].tied
     }
     for name, table in _from_target(draft, shared or {}).items():
         fits = torch.promote_types(table.dtype, dtype) == dtype
@@ -184,7 +186,7 @@ def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor
     specs = draft.family.tensor_specs(draft.geometry)
     found = {}
     for name, spec in specs.items():
-        if name not in (EMBEDDING, HEAD) or draft.row(name) is not None:
+        if name not in (EMBEDDING, HEAD) or spec.tied or draft.row(name) is not None:
             continue
         shape = tuple(dim.size for dim in spec.shape)
         if name not in shared:

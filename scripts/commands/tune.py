@@ -139,10 +139,10 @@ def run(options: argparse.Namespace) -> int:
         on_progress=lambda what: note(f"tune: {what}"),
     )
     chosen = report.chosen
-    recipe = candidates.recipe(chosen.mixture, options.out.stem) if chosen else None
-    if recipe is not None:
+    recipe = None
+    if chosen is not None:
         seen = seen_prompts(TraceFolder.open(options.traces))
-        recipe = dataclasses.replace(recipe, chosen_on=seen)
+        recipe = candidates.recipe(chosen.mixture, options.out.stem, chosen_on=seen)
         write_text(options.out, recipe_document(recipe, draft, report))
     if options.plot:
         draw_path(report, options.plot, f"{candidates.reference.name}: {candidates.serving}")

@@ -24,6 +24,7 @@ from ...quantize.quantize import quantize_draft
 from ...quantize.stored.loading import LoadedDraft, load_draft
 from ...recipes.expectations import LoadsOn
 from ...recipes.schema import Recipe
+from ...recipes.seen_prompts import NO_PROMPTS, SeenPrompts
 from .mixture import Mixture, Unit, recipe_of
 
 NAME = "tuned"
@@ -96,8 +97,14 @@ class Candidates:
                 return f"{self.serving}: {one.verdict}: {one.error or one.remedy}"
         return f"{self.serving.engine} is not known on {self.serving.arch}"
 
-    def recipe(self, mixture: Mixture, name: str) -> Recipe:
-        """The mixture's recipe, with where it loads as `check` says of the result."""
+    def recipe(self, mixture: Mixture, name: str, chosen_on: SeenPrompts = NO_PROMPTS) -> Recipe:
+        """The mixture's recipe, with where it loads as `check` says of the result.
+
+        Args:
+            mixture: a format of each unit.
+            name: of the recipe.
+            chosen_on: the prompts on which the mixture was found to be good.
+        """
         plan = self.plan(mixture, name)
         archs: dict[EngineName, list[str]] = {}
         for one in self._verdicts(plan, None):
@@ -108,7 +115,7 @@ class Candidates:
             LoadsOn(engine=engine, arch=tuple(each), family=family)
             for engine, each in archs.items()
         )
-        return dataclasses.replace(plan.recipe, loads_on=tuple(loads_on))
+        return dataclasses.replace(plan.recipe, loads_on=tuple(loads_on), chosen_on=chosen_on)
 
     @contextmanager
     def loaded(self, mixture: Mixture) -> Iterator[LoadedDraft]:

@@ -65,7 +65,7 @@ class LanguageModel(Family):
             "embed_tokens.weight": TensorSpec(role="embedding", shape=(vocab, hidden)),
             "norm.weight": TensorSpec(role="norm", shape=(hidden,)),
         }
-        head = TensorSpec(role="head", shape=(vocab, hidden), optional=g.tied)
+        head = TensorSpec(role="head", shape=(vocab, hidden), optional=g.tied, tied=g.tied)
         table["lm_head.weight"] = head
         for i in range(g.num_layers):
             table |= layer_specs(g, i)
