@@ -58,6 +58,14 @@ def test_codes_come_back_as_they_were(name: str, kept: KeptRounding) -> None:
         kept.codes(20, "layers.1", weights.group_size)
 
 
+def test_codes_without_scales_are_no_linear(kept: KeptRounding) -> None:
+    parts = dict(latent(FORMATS["int4"]).parts())
+    del parts["scale"]
+    kept.save_codes(20, {"x": parts})
+    with pytest.raises(CalibrationError, match="no codes of x were learned"):
+        kept.codes(20, "x", None)
+
+
 def test_codes_of_other_steps_are_removed(kept: KeptRounding, tmp_path: Path) -> None:
     for step in (0, 10, 20):
         kept.save_codes(step, {"x": latent(FORMATS["int4"]).parts()})

@@ -1,5 +1,6 @@
 """Small language models as drafts: replayed as transformers' own models decode, round by round."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,16 @@ def test_engines_load_it_as_any_model(kind: str, engine: Any, tmp_path: Path) ->
     answer = check_draft(source, engine=engine)
     assert answer.verdict == "LOADS"
     assert ("draft_model" if engine == "vllm" else "STANDALONE") in (answer.launch or "")
+
+
+def test_what_config_json_does_not_say(tmp_path: Path) -> None:
+    """A model is not tied, and Qwen2's attention has biases of its inputs alone."""
+    source = tiny_language_model(tmp_path / "draft", kind="Qwen2", config={"attention_bias": True})
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    del config["tie_word_embeddings"]
+    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    geometry = read_draft(Checkpoint.open(source)).geometry
+    assert (geometry.tied, geometry.input_bias, geometry.output_bias) == (False, True, False)
 
 
 def test_a_tied_model_that_stores_its_head_reads_the_embedding(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import draftquant.calibration.rounding.learning as learning_module
 import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError
@@ -17,6 +18,7 @@ from draftquant.calibration.rounding.divergence import (
     backward_of_divergence,
 )
 from draftquant.calibration.rounding.kept import KeptRounding, LearnedCodes
+from draftquant.calibration.rounding.latent_weight import LatentWeight
 from draftquant.calibration.rounding.learn import first_latents, learned_codes
 from draftquant.calibration.rounding.learning import Learning
 from draftquant.calibration.rounding.sequences import (
@@ -26,7 +28,7 @@ from draftquant.calibration.rounding.sequences import (
 )
 from draftquant.calibration.rounding.settings import LearningSettings
 from draftquant.calibration.rounding.validation import LearningProgress
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.folder import TraceEntry, TraceFolder
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.quantize.algorithms import FoundCodes
 from draftquant.quantize.errors import BackendError, OutputError
@@ -119,6 +121,41 @@ def total_divergence(pair: RoundingPair, learning: Learning) -> float:
     return total
 
 
+def learning_of(
+    pair: RoundingPair,
+    plan: Plan,
+    latents: Mapping[str, LatentWeight],
+    settings: LearningSettings,
+    folder: Path,
+) -> Learning:
+    return Learning(
+        pair.loaded(),
+        latents,
+        served_rounding(plan, pair.static(plan), torch.device("cpu")),
+        pair.traces,
+        split_prompts(pair.traces, pair.num_draft_tokens, share=0.2, seed=0),
+        num_draft_tokens=pair.num_draft_tokens,
+        settings=settings,
+        kept=KeptRounding(folder),
+    )
+
+
+def test_a_row_of_a_block_takes_as_many_slots(
+    pair: RoundingPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a step of a block draft needs the memory of as many rows as a chain's."""
+    plan, asked = pair.plan(learned_recipe("int4-channel")), []
+
+    def rows(entry: TraceEntry, num_draft_tokens: int, per_row: int) -> range:
+        asked.append(per_row)
+        return validation_rows(entry, num_draft_tokens, per_row)
+
+    monkeypatch.setattr(learning_module, "validation_rows", rows)
+    learning_of(pair, plan, first_latents(plan, pair.loaded()), FEW, tmp_path).validated(0)
+    block = pair.loaded().geometry.block_size
+    assert set(asked) == {1 if block is None else 1 + pair.num_draft_tokens}
+
+
 @pytest.mark.parametrize("name", RECIPES.values(), ids=RECIPES)
 def test_the_loss_falls_and_every_linear_learns(
     name: str, pair: RoundingPair, tmp_path: Path
@@ -129,16 +166,7 @@ def test_the_loss_falls_and_every_linear_learns(
     settings = LearningSettings(
         steps=25, sequences=4, validate_every=25, warmup_steps=2, learning_rate=0.03
     )
-    learning = Learning(
-        pair.loaded(),
-        latents,
-        served_rounding(plan, pair.static(plan), torch.device("cpu")),
-        pair.traces,
-        split_prompts(pair.traces, pair.num_draft_tokens, share=0.2, seed=0),
-        num_draft_tokens=pair.num_draft_tokens,
-        settings=settings,
-        kept=KeptRounding(tmp_path),
-    )
+    learning = learning_of(pair, plan, latents, settings, tmp_path)
     before = total_divergence(pair, learning)
     learning.run((), save_seconds=0.0, on_progress=lambda _progress: None)
     assert total_divergence(pair, learning) < 0.8 * before
