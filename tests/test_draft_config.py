@@ -12,6 +12,7 @@ from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import check_reads_layers
 from draftquant.calibration.recording.target_shape import TargetShape, chosen_layers, feature_spec
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.architectures import declared_architecture
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.estimate.estimate import make_estimate
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -345,3 +346,11 @@ def test_other_commands_on_a_draft_without_fc(
     assert main(["plan", str(draft), "--recipe", "int4-channel"]) == 0
     read = read_draft(Checkpoint.open(draft))
     assert make_estimate(read, [], num_draft_tokens=3, context=8, tp=1).candidates
+
+
+@pytest.mark.parametrize(
+    ("architectures", "name"),
+    [(["A"], "A"), (["A", "B"], ""), ([], ""), ("A", ""), (None, ""), ([1], "")],
+)
+def test_only_one_name_is_the_declared_architecture(architectures: object, name: str) -> None:
+    assert declared_architecture({"architectures": architectures}) == name

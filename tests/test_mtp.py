@@ -230,6 +230,7 @@ def test_quantized_target_is_dequantized_by_its_subtree(tmp_path: Path) -> None:
         ("deepseek-mtp", {"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid'"),
         ("deepseek-mtp", {"topk_method": "greedy"}, "topk_method: expected 'noaux_tc'"),
         ("deepseek-mtp", {"topk_group": 3}, "cannot be chosen from 3 of 2 groups"),
+        ("deepseek-mtp", {"topk_group": 1, "num_experts_per_tok": 3}, "3 of 4 experts cannot be"),
         ("deepseek-mtp", {"qk_rope_head_dim": 7}, "qk_rope_head_dim: expected an even number"),
         ("glm4-moe-mtp", {"partial_rotary_factor": 1.5}, "expected at most 1, got 1.5"),
         (
