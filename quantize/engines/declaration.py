@@ -33,7 +33,6 @@ class Declaration:
             names; None where it is not understood.
         groups: which linears are stored how; none where it is not understood: `problem` says why.
         excludes: the patterns as written.
-        lists_excludes: whether it has a list of excludes at all.
         exclude_remedy: what to do about excludes where the engine reads none of them.
         spelled: the quant_method before the engine took it for another one.
     """
@@ -47,7 +46,6 @@ class Declaration:
     groups: tuple[Group, ...]
     excludes: tuple[str, ...]
     problem: str | None
-    lists_excludes: bool
     exclude_remedy: str | None = None
     spelled: str | None = None
 
@@ -80,7 +78,6 @@ def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
         )
     algorithm, producer = raw.get("quant_algo"), raw.get("producer")
     method = raw.get("quant_method") if found.has_method else None
-    lists = any(raw.get(key) for key in ("exclude", "ignore", "modules_to_not_convert"))
     said = _understood(found, method or ("modelopt" if algorithm else None))
     return Declaration(
         method=None if method is None else str(method),
@@ -92,7 +89,6 @@ def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
         groups=said.groups,
         excludes=said.excludes,
         problem=said.problem,
-        lists_excludes=lists,
     )
 
 

@@ -179,7 +179,7 @@ def _exact(question: Question, module: Module, patterns: tuple[str, ...]) -> boo
 
 def _substring(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
     _check_numbers(question, patterns)
-    if question.declaration and not question.declaration.lists_excludes:
+    if question.declaration and not question.declaration.keys.get("modules_to_not_convert"):
         patterns = _unpacked(question)
     return any(pattern in module.prefix for pattern in patterns)
 
