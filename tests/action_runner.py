@@ -104,10 +104,10 @@ def _bash(
     return subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)],
         cwd=cwd,
-        env={**os.environ, **environment, **declared},
+        env={**os.environ, "LC_ALL": "C.UTF-8", **environment, **declared},  # a runner's own
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         check=False,
     )
 
