@@ -66,7 +66,7 @@ def push(
     Example:
         >>> import pathlib
         >>> card = draftquant.card("OUT", base_model="someone/draft", license="mit")
-        >>> _ = pathlib.Path("OUT/README.md").write_text(card)
+        >>> _ = pathlib.Path("OUT/README.md").write_text(card, encoding="utf-8")
         >>> draftquant.push("OUT", "me/draft-int4", against="DRAFT", dry_run=True).verified
         True
 
