@@ -3,6 +3,7 @@
 import pytest
 from draftquant.quantize.engines.contract import Module
 from draftquant.quantize.engines.parameters import parameters
+from draftquant.quantize.engines.shapes import without_ones
 
 
 @pytest.mark.parametrize(
@@ -14,6 +15,16 @@ def test_the_padding_of_a_head_is_shared_by_its_shards(rows: int, tp: int, expec
     head = Module(name="lm_head", prefix="lm_head", parts=("lm_head",), sharding="column")
     (weight,) = parameters(head, {"lm_head": {}}, [(rows, 8)], None, tp, biased=False)
     assert weight.shape == (expected, 8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [((4, 1), (4,)), ((1, 4), (1, 4)), ((1, 1), ()), ((), ()), ((4,), (4,))]
+)
+def test_ones_behind_a_shape_do_not_count(
+    shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    """A row of four scales is no column of them."""
+    assert without_ones(shape) == expected
 
 
 def test_other_linears_are_not_filled_up() -> None:

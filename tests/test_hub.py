@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from draftquant.quantize.errors import CheckpointError
@@ -24,9 +25,11 @@ class Hub(BaseHTTPRequestHandler):
     """The routes that snapshot_download uses: revision, tree and file."""
 
     folder: Path
+    asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        self.asked.append(path)
         names = sorted(file.name for file in self.folder.iterdir())
         api = f"/api/models/{REPOSITORY}"
         if path in (f"{api}/revision/main", f"{api}/revision/v1"):
@@ -97,8 +100,11 @@ except CheckpointError as exc:
 
 @pytest.mark.parametrize("revision", ["", "@v1"])
 def test_download_pins_the_commit(revision: str, endpoint: str, tmp_path: Path) -> None:
+    Hub.asked.clear()
     run = resolved(f"{REPOSITORY}{revision}", tmp_path / "cache", HF_ENDPOINT=endpoint)
     assert run.returncode == 0, run.stderr
+    named = revision.removeprefix("@") or "main"
+    assert f"/api/models/{REPOSITORY}/revision/{named}" in Hub.asked
     folder, hub_id, commit = run.stdout.split()
     assert (hub_id, commit) == (REPOSITORY, COMMIT)
     served = {path.name: path.read_bytes() for path in (tmp_path / "served").iterdir()}

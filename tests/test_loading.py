@@ -130,5 +130,6 @@ def test_recipes_are_listed_by_engine_gpu_and_family(capsys: pytest.CaptureFixtu
     assert not mla & {"mi325x-w4a8", "mi325x-int4-awq", "int4-channel", "blackwell-nvfp4"}
     assert "hopper-w4a8" in listed("--arch", "h100")
     assert "hopper-w4a8" not in listed("--arch", "b200")
+    assert "hopper-w4a8" not in listed("--family", "eagle3-mla")
     assert main(["recipes", "list", "--family", "eagle"]) == 2
     assert "no family 'eagle'" in capsys.readouterr().err

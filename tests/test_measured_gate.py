@@ -63,7 +63,7 @@ def test_equal_texts_are_judged_as_their_replay_would_be() -> None:
     histograms = [[r.histogram for r in one.records if r.histogram] for one in served]
     replayed = judge(replay(histograms[0]), replay(histograms[1]), RELEASE)
     assert report.served is not None
-    assert report.served.identical_share == 1
+    assert report.served.identical_share == report.served.common_share == 1
     assert report.baseline.histogram == replayed.baseline.histogram
     assert report.change == replayed.change
     assert (report.verdict, report.reason) == (replayed.verdict, replayed.reason)

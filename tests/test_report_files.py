@@ -1,6 +1,7 @@
 """Report files: names that fit, all or none, and nothing replaced unless that is asked for."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,14 @@ def test_all_reports_or_none(
     assert "no report was written" in str(caught.value)
     left = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     assert left == ({"a.html": "old"} if overwrite else {})
+
+
+def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, text: write(file, text[:3]))
+    append_text(tmp_path / "summary", "verdict: PASS\n")
+    monkeypatch.undo()
+    assert (tmp_path / "summary").read_text(encoding="utf-8") == "verdict: PASS\n"
 
 
 def test_text_is_appended_to_what_others_write(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def check_output(out: Path, source: Path | None = None, *, needed_bytes: int = 0
         raise OutputError(out, f"its parent {parent} is not writable", fix="choose another place")
     if source is not None:
         inside, outside = out.absolute().parent.resolve() / out.name, source.resolve()
-        if inside.is_relative_to(outside) or outside.is_relative_to(inside):
+        if inside.is_relative_to(outside):
             raise OutputError(
                 out, f"overlaps the source {source}", fix="write it beside the source"
             )
