@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +116,9 @@ def test_the_setup_says_who_was_asked_for_what(running: VLLMServer, tmp_path: Pa
     assert (asked.temperature, asked.top_p, asked.top_k, asked.seed) == (0.5, 0.9, 4, 7)
     assert (asked.max_new_tokens, asked.concurrency, asked.num_top_logprobs) == (12, 3, 2)
     assert asked.template_sha256 == "1" * 64
+    one_at_a_time: Any = SimpleNamespace(most_in_flight=1)
+    alone = PLAN.setup(one_at_a_time, setup.server, setup.speculation).asked
+    assert (PLAN.concurrency, alone.concurrency) == (3, 1)
     told = measured(running, tmp_path / "with-draft", replace(PLAN, draft=draft)).setup.speculation
     assert told is not None
     assert (told.draft, told.draft_sha256) == ("b", "0" * 64)

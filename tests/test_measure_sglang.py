@@ -427,6 +427,7 @@ def test_an_answer_that_is_longer_than_asked(stand: SGLangStand) -> None:
         (finished(output_token_logprobs=[[-0.5, 3, None]]), "not those of output_ids"),
         (finished(output_token_logprobs=[[None, 3, None]]), "expected a number, got None"),
         (finished(output_token_logprobs=[[-0.5, 3]]), "expected [log-probability, id, text]"),
+        (finished(output_token_logprobs=[[-0.5, True, None]]), "expected [log-probability, id, te"),
         (finished(output_top_logprobs=[]), "output_top_logprobs: expected 8 lists, got []"),
         (
             finished(output_top_logprobs=[None] * 8),

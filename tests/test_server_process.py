@@ -54,7 +54,10 @@ def children_in(log: Path) -> list[int]:
     return [int(word) for word in line.split()[1:]]
 
 
-def test_a_server_runs_with_its_log_and_environment_and_ends(tmp_path: Path) -> None:
+def test_a_server_runs_with_its_log_and_environment_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A", "the shell's, which the matrix overrules")
     log = tmp_path / "server.log"
     words = [sys.executable, "-c", "import os, time; print(os.environ['A'], flush=True); "
              "time.sleep(600)"]  # fmt: skip
