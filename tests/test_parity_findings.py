@@ -1,11 +1,13 @@
 """Findings and their file."""
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.scripts.commands.parity_report import report_findings
 from draftquant.validate.errors import ParityError
 from draftquant.validate.parity.finding import Finding, worst
 from draftquant.validate.parity.finding_file import read_findings, to_mapping, write_findings
@@ -37,6 +39,17 @@ COUNT = Finding(
 def test_findings_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_findings(tmp_path / "f.json", [FOUND, COUNT])
     assert read_findings(tmp_path / "f.json") == (FOUND, COUNT)
+
+
+def test_bounds_are_printed_under_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    options = argparse.Namespace(report=None, json=False, overwrite=False)
+    assert report_findings([FOUND], options) == 0
+    printed = capsys.readouterr().out
+    names = [printed.index(name) for name in ("lower bound", "upper bound", "threshold")]
+    (row,) = [line for line in printed.splitlines() if "gsm8k" in line and "0.01" in line]
+    figures = [row.index(figure) for figure in ("-0.006", " 0.001", " 0.01 ")]
+    assert names == sorted(names)
+    assert figures == sorted(figures)
 
 
 def test_the_worst_verdict_decides() -> None:
