@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from ...recipes.formats import NUMBER_FORMATS, Precision
 from ...recipes.schema import Recipe
+from ..drafts.families.medusa.geometry import MedusaGeometry
 from ..drafts.family import Draft, Geometry, Row, most_draft_tokens, usual_draft_tokens
-from ..drafts.geometries.medusa import MedusaGeometry
 from ..errors import EstimateError
 from ..files.safetensors_header import DTYPE_BYTES
 from ..plan import Plan
