@@ -10,7 +10,7 @@ from ...quantize.files.hub import resolve_draft
 from ...recipes import Recipe, aliases, load_recipe
 from ...recipes.errors import short
 from ...recipes.schema import ALGORITHMS, BackendName
-from ...validate.estimand import DraftSampling
+from ...validate.counting.estimand import DraftSampling
 from ..api import opening
 from ..api.opening import open_draft as open_draft
 from ..api.opening import shared_tables as shared_tables
@@ -18,14 +18,14 @@ from ..api.opening import with_algorithm as with_algorithm
 from ..console import Bar, note
 
 if TYPE_CHECKING:
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.measure.served_draft import DraftIdentity
 
 
 def draft_identity(reference: str, served_as: str | None = None) -> "DraftIdentity":
     """A draft's identity, as the gate knows it, and what its server calls it."""
+    from ...validate.judging.candidate_origin import DraftFolder
     from ...validate.measure.served_draft import DraftIdentity
-    from ...validate.pairing import DraftFolder
 
     folder = DraftFolder.read(resolve_draft(reference).folder)
     quantization = "of another tool" if folder.quantized else "none"
