@@ -221,13 +221,13 @@ COMMANDS = (
         **stubs("scripts.commands.verify.print_verification"),
     }),
     Command("dequantize QUANT --out OUT", "quantize.dequantize.dequantize_draft", (
-        Row("QUANT", "a/b", "reference", "a/b", "scripts.commands.dequantize.resolve_draft"),
-        Row("--subtree", "mtp", "subtree", "mtp", "scripts.commands.dequantize.resolve_draft"),
+        Row("QUANT", "a/b", "reference", "a/b", "scripts.api.dequantize.resolve_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.dequantize.resolve_draft"),
         Row("--out", "other", "out", Path("other")),
         Row("--dtype", "float32", "dtype", "F32"),
     ), {
         "quantize.dequantize.plan_dequantization": MagicMock(bytes_after=1),
-        **stubs("scripts.commands.dequantize.resolve_draft"),
+        **stubs("scripts.api.dequantize.resolve_draft"),
     }),
     Command("unpickle DRAFT --out OUT", "quantize.files.unpickle.unpickle_draft", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.unpickle.resolve_draft"),
@@ -242,7 +242,7 @@ COMMANDS = (
             "quantize.transcoding.transcode.transcode_draft"),
     ), {
         "quantize.transcoding.transcode.plan_transcoding": MagicMock(bytes_after=1),
-        **stubs("scripts.commands.transcode.resolve_draft"),
+        **stubs("scripts.api.transcode.resolve_draft"),
     }),
     Command("check DRAFT --engine vllm", "scripts.commands.check.check", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.check.resolve_draft"),
