@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
+from .engine_traits import EngineTraits
 from .fused import FusedLinear, fused_linear
 from .rope import RopeConfig
 
@@ -156,6 +157,8 @@ class Family(ABC):
     """Attention and MLP linears of a layer, where that has fewer than a decoder layer."""
     shared_tables: tuple[Role, ...] = SHARED_ROLES
     """Tables that engines take from the target for a draft that has none."""
+    engine_traits: EngineTraits = EngineTraits()
+    """What engines are told of it."""
     relatives: Mapping[str, str] = MappingProxyType({})
     """Part of a tensor name -> the other kind of draft, not supported, whose mark it is."""
 

@@ -17,6 +17,7 @@ from ...family import Dim, Family, TensorSpec
 from ...rope import read_rope
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes, weight_names
 from ...shared.mixture.names import mlp_shapes
+from .engine_traits import ENGINE_TRAITS
 from .geometry import DFlashGeometry
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class DFlash(Family):
     """The DFlash family with all its name variants."""
 
     name = "dflash"
+    engine_traits = ENGINE_TRAITS
     architectures: tuple[str, ...] = ("DFlashDraftModel",)
     prefixes: tuple[tuple[str, str], ...] = (
         ("draft_model.", ""),

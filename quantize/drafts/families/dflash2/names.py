@@ -11,6 +11,7 @@ from ....errors import CheckpointError
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, TensorSpec
 from ..dflash.names import DFlash
+from .engine_traits import ENGINE_TRAITS
 from .geometry import DFlash2Geometry
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class DFlash2(DFlash):
     """The DFlash2 family."""
 
     name = "dflash2"
+    engine_traits = ENGINE_TRAITS
     architectures = ("DFlash2DraftModel",)
     served: Served = {  # noqa: RUF012 - a constant of the class
         key: value

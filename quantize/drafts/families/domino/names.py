@@ -12,6 +12,7 @@ from ....errors import CheckpointError
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, TensorSpec
 from ..dflash.names import DFlash
+from .engine_traits import ENGINE_TRAITS
 from .geometry import DominoGeometry
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Domino(DFlash):
     """The Domino family."""
 
     name = "domino"
+    engine_traits = ENGINE_TRAITS
     architectures = ("DominoDraftModel",)
     served: Served = {  # noqa: RUF012 - a constant of the class
         **{key: value for key, value in DFlash.served.items() if key != "shift_label"},

@@ -15,6 +15,7 @@ from ....files.entries import MASK_EMBEDDING_FILE
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, TensorSpec
 from ..dflash.names import DFlash
+from .engine_traits import ENGINE_TRAITS
 from .geometry import MARKOV_HEADS, DSparkGeometry
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class DSpark(DFlash):
     """The DSpark family with all its name variants."""
 
     name = "dspark"
+    engine_traits = ENGINE_TRAITS
     architectures = ("Qwen3DSparkModel", "DSparkDraftModel", "Qwen3OmniDSparkModel")
     prefixes = (
         *DFlash.prefixes,

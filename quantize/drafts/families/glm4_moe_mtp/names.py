@@ -16,6 +16,7 @@ from ...shared.mixture.names import read_mixture
 from ...shared.mtp.geometry import MtpGroupedGeometry
 from ...shared.mtp.names import Mtp, grouped_attention_shapes, read_mtp, rotated_part
 from ..deepseek_mtp.names import DeepseekMtp
+from .engine_traits import ENGINE_TRAITS
 
 if TYPE_CHECKING:
     from ...shared.eagle3.forward import LlamaAttention
@@ -25,6 +26,7 @@ class Glm4MoeMtp(Mtp):
     """GLM's layer, named as DeepSeek's."""
 
     name = "glm4-moe-mtp"
+    engine_traits = ENGINE_TRAITS
     architectures = ("Glm4MoeForCausalLM", "Glm4MoeForCausalLMNextN", "Glm4MoeMTPModel")
     layer = re.compile(r"model\.layers\.(\d+)\.")
     outer = DeepseekMtp.outer

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...family import Dim, Family, TensorSpec
 from ...shared.llama.geometry import LlamaGeometry
 from ...shared.llama.names import LayerKind, layer_specs, read_llama
+from .engine_traits import ENGINE_TRAITS
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ class LanguageModel(Family):
     """Small dense language models."""
 
     name = "language-model"
+    engine_traits = ENGINE_TRAITS
     architectures = tuple(_LAYERS)
     prefixes = (("model.", ""),)
     served_unquantized = ("embed_tokens", "lm_head")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import CheckpointError
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, Family, TensorSpec
+from .engine_traits import ENGINE_TRAITS
 from .geometry import MedusaGeometry
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Medusa(Family):
     """Medusa heads with all their name variants."""
 
     name = "medusa"
+    engine_traits = ENGINE_TRAITS
     architectures = ("MedusaModel",)
     prefixes = (
         ("medusa_heads.blocks.", "blocks."),

@@ -14,6 +14,7 @@ from ...config_reader import ConfigReader
 from ...shared.attention.names import Shapes
 from ...shared.mtp.geometry import MtpGroupedGeometry
 from ...shared.mtp.names import Mtp, grouped_attention_shapes, read_mtp
+from .engine_traits import ENGINE_TRAITS
 
 if TYPE_CHECKING:
     from ...shared.eagle3.forward import LlamaAttention
@@ -23,6 +24,7 @@ class MimoMtp(Mtp):
     """MiMo's layer; embedding and head are the target's."""
 
     name = "mimo-mtp"
+    engine_traits = ENGINE_TRAITS
     architectures = ("MiMoForCausalLM", "MiMoMTPModel", "MiMoMTP")
     layer = re.compile(r"model\.mtp_layers\.\d+\.")
     outer = {  # noqa: RUF012 - a constant of the class

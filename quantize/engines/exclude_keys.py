@@ -7,10 +7,10 @@ Sources: `gptq_utils.py` and `inc/config_parser.py` of vLLM 0.33.0, `quantizatio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..drafts.engine_traits import Finding
 from ..stored.parts import WORDS_OF_CODES
-from . import mtp
-from .contract import Finding, Module, Question, UnsureError
-from .excludes import is_regex_match
+from .contract import Module, Question, UnsureError
+from .name_patterns import is_regex_match
 
 Patterns = tuple[str, ...]
 _FOR_REGEX = frozenset("*+?^$()[]{}|\\")
@@ -67,7 +67,7 @@ def auto_round_in_sglang(question: Question, module: Module, _patterns: Patterns
 
 
 def _keys(question: Question) -> Mapping[str, Any]:
-    if question.declaration is None or question.family in (*mtp.VLLM, *mtp.SGLANG):
+    if question.declaration is None or question.traits.is_mtp:
         raise UnsureError(f"{question.method} of such a draft: loading was not executed")
     return question.declaration.keys
 

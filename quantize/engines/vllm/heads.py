@@ -4,10 +4,10 @@ Sources: loading executed (`tests/engines/RESULTS.md`); `llama_eagle3.py:332`, `
 and `qwen3_dflash.py:755` give ParallelLMHead a config, `deepseek_eagle3.py:225` gives it none.
 """
 
-from .contract import Finding, Module, Question
-from .dspark import MARKOV
-from .linear_scheme import LinearScheme
-from .linears import SELECTOR
+from ...drafts.engine_traits import Finding
+from ..contract import Module, Question
+from ..linear_scheme import LinearScheme
+from ..name_patterns import extra_heads
 
 OWN_HEAD = "has_own_lm_head"
 """The key of config.json by which DFlash hands its head the declaration: `qwen3_dflash.py:760`."""
@@ -17,10 +17,18 @@ _METHODS = frozenset({"modelopt", "compressed-tensors"})
 
 def plain(question: Question) -> frozenset[str]:
     """The head, where the class hands it no config or the method knows no heads."""
-    heads = set() if question.method in _METHODS else {MARKOV.leaf}
-    if not (_hands(question) and question.method in _METHODS):
-        heads.add("lm_head")
-    return frozenset({SELECTOR.leaf, *heads})
+    heads = {"lm_head", *extra_heads(question)}
+    if question.method in _METHODS:
+        heads = set() if _hands(question) else {"lm_head"}
+    others = {each.leaf for each in question.traits.extra_linears if not each.is_head}
+    return frozenset({*others, *heads})
+
+
+def plain_remedy(question: Question, leaf: str) -> str | None:
+    """The key that hands a block draft's head the declaration."""
+    if leaf == "lm_head" and question.traits.drafts_blocks:
+        return f"write {OWN_HEAD}: true into config.json"
+    return None
 
 
 def head_problem(question: Question, module: Module, scheme: LinearScheme) -> Finding | None:
@@ -31,7 +39,7 @@ def head_problem(question: Question, module: Module, scheme: LinearScheme) -> Fi
     head is never shared (`standalone_ar/speculator.py`).
     """
     packed = scheme.suffix == "weight_packed" and scheme.weight_dtype.startswith("int")
-    own = question.config.get(OWN_HEAD) or question.family == "language-model"
+    own = question.config.get(OWN_HEAD) or question.traits.whole_model
     if module.leaf != "lm_head" or not packed or own:
         return None
     return Finding(
@@ -42,9 +50,5 @@ def head_problem(question: Question, module: Module, scheme: LinearScheme) -> Fi
 
 
 def _hands(question: Question) -> bool:
-    if question.family == "dspark":
-        return False  # `qwen3_dspark.py:248`
-    if question.is_dflash:
-        return bool(question.config.get(OWN_HEAD))
-    # `llama.py`, `qwen2.py`, `qwen3.py`
-    return question.family in ("eagle3-llama", "language-model")
+    declared = question.traits.vllm.head_declared
+    return declared == "always" or (declared == "asked" and bool(question.config.get(OWN_HEAD)))

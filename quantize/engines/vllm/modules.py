@@ -11,19 +11,18 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..drafts.fused import QKV
-from . import dspark, mtp
-from .blocks import BLOCK, block_problem, group_problem
-from .contract import DFLASH_FAMILIES, ExcludeRule, Finding, Module, Question, UnsureError
-from .declaration import Declaration
-from .excludes import exact_or_regex, substring_or_wildcard
-from .layer_numbers import UNKNOWN_FIRST_LAYER
-from .linear_scheme import LinearScheme
-from .linears import SELECTOR, layer_linears
-from .outside import has_fc, has_head, is_parallel
-from .own_keys import auto_round_in_vllm, gptq_by_lists
-from .vllm_config import INVALID
-from .vllm_heads import head_problem
+from ...drafts.engine_traits import INVALID, Finding
+from ...drafts.fused import QKV
+from .. import mtp
+from ..contract import UNKNOWN_FIRST_LAYER, Module, Question, UnsureError
+from ..declaration import Declaration
+from ..engine import ExcludeRule
+from ..exclude_keys import auto_round_in_vllm, gptq_by_lists
+from ..layer_linears import layer_linears
+from ..linear_scheme import LinearScheme
+from ..name_patterns import exact_or_regex, substring_or_wildcard
+from ..whole_blocks import BLOCK, block_problem, group_problem
+from .heads import head_problem
 
 METHODS = frozenset(
     [
@@ -130,9 +129,9 @@ def modules(question: Question) -> tuple[Module, ...]:
     A language model counts its own alone, below the name that it is built under
     (`v1/worker/gpu/spec_decode/standalone_ar/speculator.py:129`).
     """
-    if question.family in mtp.VLLM:
-        return mtp.modules(question, mtp.VLLM[question.family], lambda fused: fused.vllm)
-    whole = question.family == "language-model"
+    if question.own.mtp is not None:
+        return mtp.modules(question, question.own.mtp, lambda fused: fused.vllm)
+    whole = question.traits.whole_model
     first = 0 if whole else question.first_layer or UNKNOWN_FIRST_LAYER
     root = "draft_model." if whole else ""
     layers = [
@@ -144,23 +143,30 @@ def modules(question: Question) -> tuple[Module, ...]:
         )
         for i in range(question.num_layers)
         for path, parts, sharding in layer_linears(
-            question.family, f"layers.{i}", lambda fused: fused.vllm
+            question.traits, f"layers.{i}", lambda fused: fused.vllm
         )
     ]
+    extra = [
+        Module(
+            f"model.{each.name}",
+            f"model.{each.name}" if each.is_head else each.name,
+            (each.name,),
+            "replicated",
+        )
+        for each in question.traits.extra_linears
+    ]
     head = Module("lm_head", f"{root}lm_head", ("lm_head",), "column")
-    selector = SELECTOR._replace(name=f"model.{SELECTOR.name}")
     return (
         *layers,
-        *([Module("model.fc", "model.fc", ("fc",), "replicated")] if has_fc(question) else []),
-        *([selector] if question.family == "dflash2" else []),
-        *([dspark.MARKOV] if question.family == "dspark" else []),
-        *([head] if has_head(question) else []),
+        *([Module("model.fc", "model.fc", ("fc",), "replicated")] if question.has_fc else []),
+        *extra,
+        *([head] if question.has_head else []),
     )
 
 
 def _excluded_as(question: Question, path: str) -> str:
     """`qwen3_eagle3.py` builds qkv_proj again, and forgets that it is part of self_attn."""
-    forgets = question.family == "eagle3-llama" and question.normed_heads
+    forgets = question.traits.vllm.forgets_attention and question.normed_heads
     return QKV.vllm if forgets and path.endswith(QKV.vllm) else path
 
 
@@ -185,7 +191,7 @@ def _substring(question: Question, module: Module, patterns: tuple[str, ...]) ->
 
 
 def _substring_or_wildcard(question: Question, module: Module, patterns: tuple[str, ...]) -> bool:
-    if question.is_dflash:
+    if question.traits.drafts_blocks:
         patterns = _mapped(question, patterns)
     else:
         _check_numbers(question, patterns)
@@ -314,22 +320,13 @@ def _parts_problem(module: Module, parts: list[int]) -> Finding | None:
     )
 
 
-_SERVED_BY = {
-    **dict.fromkeys(DFLASH_FAMILIES, "dflash"),
-    "dspark": "dspark",
-    "eagle1-llama": "eagle",
-    **dict.fromkeys(mtp.VLLM, "mtp"),
-    "language-model": "draft_model",
-}
-
-
 def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
     """The server's command line."""
     config = {
-        "method": _SERVED_BY.get(question.family, "eagle3"),
+        "method": question.own.served_as,
         "model": draft,
         "num_speculative_tokens": num_draft_tokens,
-        **({"parallel_drafting": True} if is_parallel(question) else {}),
+        **({"parallel_drafting": True} if question.is_parallel else {}),
     }
     return (
         f"vllm serve TARGET --tensor-parallel-size {question.tp} --speculative-config"

@@ -2,31 +2,20 @@
 
 from collections.abc import Callable
 
+from ..drafts.engine_traits import EngineTraits, Sharding
 from ..drafts.fused import GATE_UP, MLA_DOWN, QKV, FusedLinear
-from .contract import Module, Sharding
 
 Linear = tuple[str, tuple[str, ...], Sharding]
 """Path in the layer, canonical names of the parts, sharding."""
 
 
-SELECTOR = Module(
-    "candidate_selector.hidden_projection",
-    "candidate_selector.hidden_projection",
-    ("candidate_selector.hidden_projection",),
-    "replicated",
-)
-"""Of DFlash2, which no engine quantizes: vLLM 0.33 `qwen3_dflash2.py:316`, SGLang `dflash.py`."""
-_CONVOLUTIONS = ("attention_conv", "mlp_conv")
-_LATENT = ("eagle3-mla", "deepseek-mtp")
-
-
 def layer_linears(
-    family: str, layer: str, name: Callable[[FusedLinear], str], *, mlp: str = "mlp"
+    traits: EngineTraits, layer: str, name: Callable[[FusedLinear], str], *, mlp: str = "mlp"
 ) -> list[Linear]:
     """Those of one layer, in order.
 
     Args:
-        family: name of the draft's family.
+        traits: of the draft's family.
         layer: canonical name of the layer, "layers.0".
         name: what the engine calls a fused linear.
         mlp: the block with gate, up and down, of a mixture that every token sees.
@@ -45,12 +34,9 @@ def layer_linears(
         alone("self_attn", "kv_b_proj", "column"),
     ]
     return [
-        *(mla if family in _LATENT else [fused("self_attn", QKV, "column")]),
+        *(mla if traits.latent else [fused("self_attn", QKV, "column")]),
         alone("self_attn", "o_proj", "row"),
         fused(mlp, GATE_UP, "column"),
         alone(mlp, "down_proj", "row"),
-        *(
-            alone(conv, "kernel_projection", "replicated")
-            for conv in (_CONVOLUTIONS if family == "dflash2" else ())
-        ),
+        *(alone(conv, "kernel_projection", "replicated") for conv in traits.convolutions),
     ]

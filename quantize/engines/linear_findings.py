@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..drafts import Family
+from ..drafts.engine_traits import Finding
 from ..drafts.family import TensorSpec
 from ..drafts.fused import MLA_DOWN
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS, FLOAT_DTYPES
-from .biases import built_biases
-from .contract import Engine, Finding, Layer, Module, Question, Scheme, UnsureError
-from .folder import (
+from .contract import Layer, Module, Question, Scheme, UnsureError
+from .engine import Engine
+from .folder_findings import (
     SHARED,
     Stored,
     dropped_scales,
@@ -25,11 +26,18 @@ from .folder import (
     not_executed,
     strangers,
 )
-from .global_scales import one_global_scale
 from .linear_scheme import LinearScheme
-from .parameters import parameters
-from .shapes import holds, never_fits, other_shape, refused_shape, without_ones
-from .targets import NAMED_HEADS, scheme_of
+from .name_patterns import NAMED_HEADS, scheme_of
+from .parameters import (
+    built_biases,
+    holds,
+    never_fits,
+    one_global_scale,
+    other_shape,
+    parameters,
+    refused_shape,
+    without_ones,
+)
 
 _REQUANTIZE = "quantize the draft again"
 
@@ -64,7 +72,7 @@ class Walk:
         )
         rows = self._rows(findings)
         built: list[Scheme] = []
-        for module in self.engine.modules(self.question):
+        for module in self.engine.linears.modules(self.question):
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
                 findings += self._absent(module)
@@ -113,7 +121,7 @@ class Walk:
         found: dict[str, Scheme] = {}
         declared = self.question.declaration
         for group in declared.groups if declared else ():
-            row = self.engine.row(group.scheme.signature, self.question.arch)
+            row = self.engine.declaration.row(group.scheme.signature, self.question.arch)
             if row is None:
                 findings.append(not_executed(group.scheme.signature))
             else:
@@ -122,12 +130,14 @@ class Walk:
 
     def _scheme(self, module: Module, findings: list[Finding]) -> LinearScheme | None:
         """As what the engine builds a module; None = as floats."""
-        if self.question.declaration is None or module.leaf in self.engine.plain(self.question):
+        if self.question.declaration is None or module.leaf in self.engine.linears.plain(
+            self.question
+        ):
             return None
         scheme = None
         try:
-            excluded = self.engine.is_excluded(self.question, module)
-            scheme = scheme_of(self.engine, self.question, module)
+            excluded = self.engine.declaration.is_excluded(self.question, module)
+            scheme = scheme_of(self.question, module)
         except UnsureError as exc:
             findings.append(Finding("unknown", str(exc), "write excludes without layer numbers"))
             return self.question.declaration.groups[0].scheme
@@ -142,12 +152,12 @@ class Walk:
 
     @property
     def _no_target(self) -> str | None:
-        return self.engine.no_target.get(self.question.method or "")
+        return self.engine.declaration.no_target.get(self.question.method or "")
 
     def _absent(self, module: Module) -> Iterator[Finding]:
         """A head that is the target's, and whose scales are looked for before it is."""
-        scheme = self._scheme(module, []) if self.engine.absent_head else None
-        if scheme is not None and (text := self.engine.absent_head.get(scheme.signature)):
+        scheme = self._scheme(module, []) if self.engine.tensors.absent_head else None
+        if scheme is not None and (text := self.engine.tensors.absent_head.get(scheme.signature)):
             yield Finding("after load", text, f"exclude {module.leaf}")
 
     def _plain(
@@ -173,14 +183,14 @@ class Walk:
         shape: tuple[int, int],
     ) -> Finding:
         remedy = f"declare {module.leaf} as quantized: {_why_plain(self, module)}"
-        if weight is not None and weight.shape != shape and self.engine.checks_shapes:
+        if weight is not None and weight.shape != shape and self.engine.tensors.checks_shapes:
             return refused_shape(weight, shape, remedy)
         name = companions[0] if companions else f"{module.name}.weight"
-        family = self.question.family
-        if companions and family in self.engine.refuses_unknown:
+        own = self.question.own
+        if companions and own.unknown_tensors == "refused":
             return no_such_name(name, remedy)
-        casts = self.engine.casts | self.engine.refuses_casts  # which refuses the other direction
-        if family in casts and family in self.engine.drops_unknown:
+        casts = own.floats_into_fp8 != "unknown"  # a refusal is one of the other direction
+        if casts and own.unknown_tensors == "dropped":
             what = f"dropped: {name}" if companions else f"cast to floats: {name}"
             return Finding("wrong", f"{what}, for {module.name} is not quantized", remedy)
         return Finding("unknown", f"codes in {name}, which is served as floats", remedy)
@@ -205,7 +215,7 @@ class Walk:
             else:
                 yield from self._parts(module, scheme, tensors, shape, row.not_read)
         shards = [self._shard(module, part) for part in parts]
-        problem = self.engine.module_problem(self.question, module, scheme, shards)
+        problem = self.engine.linears.problem(self.question, module, scheme, shards)
         if problem is not None:
             yield problem
         if len(parts) > 1 and scheme.weight_dtype == "nvfp4":
@@ -231,7 +241,9 @@ class Walk:
             elif not holds(tensor, part.dtypes) or without_ones(tensor.shape) != without_ones(
                 part.shape
             ):
-                wrong_shape = self.engine.checks_shapes and never_fits(tensor.shape, part.shape)
+                wrong_shape = self.engine.tensors.checks_shapes and never_fits(
+                    tensor.shape, part.shape
+                )
                 yield (
                     refused_shape(tensor, part.shape, _REQUANTIZE)
                     if wrong_shape
@@ -245,10 +257,10 @@ class Walk:
 
     def _other_axes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
         """Scales [out] where the layout has [out, 1], or the other way round."""
-        if not self.engine.scale_shape:
+        if not self.engine.tensors.scale_shape:
             return other_shape(tensor, shape)
         remedy = f"store {tensor.name} as {list(shape)}, not {list(tensor.shape)}"
-        return Finding("load", self.engine.scale_shape, remedy)
+        return Finding("load", self.engine.tensors.scale_shape, remedy)
 
     def _floats_into_codes(
         self,
@@ -259,7 +271,7 @@ class Walk:
         mixed: bool,
     ) -> Finding:
         """A stored float weight where the engine expects codes: an exclude does not match."""
-        family = self.question.family
+        own = self.question.own
         unread = self.question.declaration and self.question.declaration.exclude_remedy
         remedy = unread or (
             f"exclude {module.leaf} so that {self.engine.name} matches it as {module.prefix!r}"
@@ -268,7 +280,7 @@ class Walk:
         )
         codes = scheme.parts(*shape).get("weight")
         if scheme.weight_dtype in ("fp8_e4m3", "mxfp8", "int8") and codes is not None:
-            if family in self.engine.casts:
+            if own.floats_into_fp8 == "cast":
                 what = f"cast: {weight.name}: {weight.dtype} -> {codes.dtypes[0]}"
                 return Finding("wrong", f"{what}; its scale is never written", remedy)
             if mixed and module.leaf in MLA_DOWN.names:
@@ -278,22 +290,24 @@ class Walk:
                     " promote BFloat16 and Float8_e4m3fn",
                     remedy,
                 )
-            if family in self.engine.refuses_casts:
+            if own.floats_into_fp8 == "refused":
                 text = "ValueError: Downcasting not allowed: target.dtype=torch.float8_e4m3fn,"
                 return Finding("load", f"{text} loaded_weight.dtype=torch.bfloat16", remedy)
         elif scheme.suffix != "weight":
-            if family in self.engine.refuses_unknown:
+            if own.unknown_tensors == "refused":
                 return no_such_name(weight.name, remedy)
-            if family in self.engine.drops_unknown:
+            if own.unknown_tensors == "dropped":
                 return Finding("wrong", f"dropped: {weight.name}; codes are never written", remedy)
-        elif module.leaf == "lm_head" and family in self.engine.drops_unknown:  # FP4, in bytes
+        elif module.leaf == "lm_head" and own.unknown_tensors == "dropped":  # FP4, in bytes
             packed, columns = weight.shape[1] // 2, weight.shape[1]
             text = f"RuntimeError: The size of tensor a ({packed}) must match the size of tensor b"
             return Finding("load", f"{text} ({columns}) at non-singleton dimension 1", remedy)
-        elif scheme.weight_dtype == "int4" and family in self.engine.refuses_unknown:
+        elif scheme.weight_dtype == "int4" and own.unknown_tensors == "refused":
             text = f"AssertionError: Tried to load weights of size torch.Size({list(weight.shape)})"
             return Finding("load", text, remedy)
-        elif codes is not None and codes.shape != weight.shape and self.engine.checks_shapes:
+        elif (
+            codes is not None and codes.shape != weight.shape and self.engine.tensors.checks_shapes
+        ):
             return refused_shape(weight, codes.shape, remedy)
         return Finding("unknown", f"{weight.name} is stored as {weight.dtype}", remedy)
 
@@ -325,9 +339,9 @@ class Walk:
 def _why_plain(walk: Walk, module: Module) -> str:
     if walk.question.declaration is None:
         return "there is no quantization_config that is read"
-    if module.leaf in walk.engine.plain(walk.question):
+    if module.leaf in walk.engine.linears.plain(walk.question):
         never = f"{walk.engine.name} never quantizes it, so keep it in BF16"
-        return walk.engine.plain_remedies.get((walk.question.family, module.leaf), never)
+        return walk.engine.linears.plain_remedy(walk.question, module.leaf) or never
     if module.leaf == "lm_head" and walk.question.method in NAMED_HEADS:
         return "no target names it, such as 're:.*lm_head$'"
     return f"an exclude matches {module.prefix!r}"

@@ -6,7 +6,8 @@ texts these are.
 
 from collections.abc import Mapping
 
-from .contract import Finding, Scheme
+from ...drafts.engine_traits import Finding
+from ..contract import Scheme
 
 _USE = "use FP8 per channel with dynamic tokens: recipe fp8-ptpc, or mi325x-fp8"
 _NO_QUARK = Finding("init", "NotImplementedError: No quark compatible scheme was found.", _USE)

@@ -6,7 +6,8 @@ these are.
 
 from collections.abc import Mapping
 
-from .contract import Finding, Scheme
+from ...drafts.engine_traits import Finding
+from ..contract import Scheme
 
 _USE_QUARK = "use FP8 per channel with dynamic tokens: recipe mi325x-fp8, or fp8-ptpc"
 _USE_CT = "use int4 without activations (recipe int4-channel), or FP8 (fp8-ptpc)"

@@ -1,27 +1,36 @@
-"""What vLLM 0.33.0 and SGLang 0.5.23 make of a DSpark draft's config.json and Markov head.
+"""DSpark in engines: a Markov head, which vLLM builds as a head, and the keys that each reads.
 
 Sources: loading executed (`tests/engines/RESULTS.md`), whose error texts these are;
-`qwen3_dspark.py` and `config/speculative.py:1535` of vLLM, `models/dspark.py` and
-`dspark_config.py` of SGLang.
+`qwen3_dspark.py` and `config/speculative.py:1535` of vLLM 0.33.0, `models/dspark.py` and
+`dspark_config.py` of SGLang 0.5.23.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
-from ..drafts.architectures import declared_architecture
-from .contract import Finding, Module, Question
-
-ARCHITECTURES = frozenset({"Qwen3DSparkModel", "DSparkDraftModel"})
-"""Names under which both load it."""
-FLAT = ("confidence_proj.", "gate_proj.", "joint_proj.", "markov_w1.", "markov_w2.")
-"""How ModelOpt's exports begin the names of the heads, in the order in which vLLM meets them."""
-MARKOV = Module(
-    "model.markov_head.markov_w2",
-    "model.markov_head.markov_w2",
-    ("markov_head.markov_w2",),
-    "replicated",
+from ...architectures import declared_architecture
+from ...engine_traits import (
+    ExtraLinear,
+    Finding,
+    ServedDraft,
+    Speculators,
+    dropped_roots,
+    refused_roots,
 )
-"""A ParallelLMHead in vLLM, `qwen3_dspark.py:70`, which lm_head's kin quantize; plain in SGLang."""
+from ..dflash import engine_traits as dflash
 
+_ARCHITECTURES = frozenset({"Qwen3DSparkModel", "DSparkDraftModel"})
+_FLAT = ("confidence_proj.", "gate_proj.", "joint_proj.", "markov_w1.", "markov_w2.")
+"""How ModelOpt's exports begin the names of the heads, in the order in which vLLM meets them."""
+_SPECULATORS_KEYS = (
+    "mask_token_id",
+    "markov_rank",
+    "markov_head_type",
+    "block_size",
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+)
 _NO_NAME = "ValueError: There is no module or parameter named '{}' in {}."
 _RENAME = "name the heads as SpecForge does: markov_head.markov_w1, confidence_head.proj"
 _TOP = "write markov_rank, markov_head_type and the keys of the confidence head at the top level"
@@ -29,10 +38,10 @@ _GATES = {"gated": "gate_up_proj", "rnn": "joint_proj"}
 """Kind of a Markov head -> its linear, as vLLM's loader spells it."""
 
 
-def vllm_problem(question: Question) -> Finding | None:
+def _in_vllm(draft: ServedDraft) -> Finding | None:
     """Rules of `SpeculativeConfig`, `Qwen3DSparkModel` and its loader."""
-    config = question.config
-    name, flat = declared_architecture(config), _flat(question.tensor_names)
+    config = draft.config
+    name, flat = declared_architecture(config), _flat(draft.tensor_names)
     if flat:
         where = "DFlashQwen3Model" if name == "DFlashDraftModel" else "Qwen3DSparkModel"
         return Finding("load", _NO_NAME.format(flat.rstrip("."), where), _RENAME)
@@ -48,13 +57,13 @@ def vllm_problem(question: Question) -> Finding | None:
     if (kind := config.get("markov_head_type")) in tuple(_GATES):  # of any JSON type
         gate = f"markov_head.{_GATES[kind]}"
         return Finding("load", _NO_NAME.format(gate, "Qwen3DSparkModel"), "serve it with SGLang")
-    return _other_confidence(question)
+    return _other_confidence(draft)
 
 
-def _other_confidence(question: Question) -> Finding | None:
+def _other_confidence(draft: ServedDraft) -> Finding | None:
     """Without a key the confidence head reads no Markov embedding, which trainers let it do."""
-    config = question.config
-    stored = "confidence_head.proj.weight" in question.tensor_names
+    config = draft.config
+    stored = "confidence_head.proj.weight" in draft.tensor_names
     if not (stored and config.get("enable_confidence_head")):
         return None
     if config.get("confidence_head_with_markov") is not None:
@@ -67,10 +76,10 @@ def _other_confidence(question: Question) -> Finding | None:
     return Finding("load", text, "write confidence_head_with_markov: true")
 
 
-def sglang_problem(question: Question) -> Finding | None:
+def _in_sglang(draft: ServedDraft) -> Finding | None:
     """Rules of `parse_dspark_draft_config`, `build_markov_head` and the loader."""
-    config = question.config
-    flat = _flat(question.tensor_names)
+    config = draft.config
+    flat = _flat(draft.tensor_names)
     if declared_architecture(config) == "DFlashDraftModel" or flat:
         what = f"dropped: {flat or 'markov_head.'}*, without which the draft is another one"
         remedy = _RENAME if flat else "set architectures to Qwen3DSparkModel"
@@ -100,4 +109,59 @@ def sglang_problem(question: Question) -> Finding | None:
 def _flat(names: Iterable[str]) -> str:
     """The first beginning of ModelOpt's that one of the names has; "" = none."""
     own = tuple(names)
-    return next((flat for flat in FLAT if any(name.startswith(flat) for name in own)), "")
+    return next((flat for flat in _FLAT if any(name.startswith(flat) for name in own)), "")
+
+
+def _of_speculators(
+    config: Mapping[str, Any], _layers: Mapping[str, Any]
+) -> dict[str, Any] | Finding:
+    ids = dflash.block_ids(config, "aux_hidden_state_layer_ids")
+    if isinstance(ids, Finding):
+        return ids
+    kept = {key: config[key] for key in _SPECULATORS_KEYS if config.get(key) is not None}
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        "target_layer_ids": ids,
+        "eagle_aux_hidden_state_layer_ids": [i + 1 for i in ids],
+        "sample_from_anchor": config.get("sample_from_anchor", False),
+        **kept,
+    }
+
+
+_DFLASH = dflash.ENGINE_TRAITS
+ENGINE_TRAITS = replace(
+    _DFLASH,
+    extra_linears=(
+        # A ParallelLMHead in vLLM, `qwen3_dspark.py:70`; plain in SGLang, `dspark.py:179`.
+        ExtraLinear("markov_head.markov_w2", is_head=True),
+    ),
+    module_names=(
+        "markov_head",
+        "confidence_head",
+        r"markov_w\d",
+        "gate_proj",
+        "joint_proj",
+        "confidence_proj",
+    ),
+    vllm=replace(
+        _DFLASH.vllm,
+        architectures=_ARCHITECTURES,
+        served_as="dspark",
+        problem=_in_vllm,
+        roots=refused_roots(
+            "Qwen3DSparkModel", "draft_model", "dflash_module", "model", "logit_head"
+        ),
+        head_declared="never",  # `qwen3_dspark.py:248`
+        not_in_v1=_ARCHITECTURES,
+        speculators={"dspark": Speculators(_of_speculators, qwen3=True)},
+    ),
+    sglang=replace(
+        _DFLASH.sglang,
+        architectures=_ARCHITECTURES | {"LingDSparkModel"},
+        served_as="DSPARK",
+        problem_as_draft=_in_sglang,
+        roots=dropped_roots("draft_model.", "dflash_module.", "logit_head."),
+        counts_anchor=True,  # `dspark_config.py:49`
+    ),
+    tensorrt_llm=replace(_DFLASH.tensorrt_llm, architectures=frozenset()),
+)

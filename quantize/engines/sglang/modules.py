@@ -4,28 +4,28 @@ Sources, all of 0.5.23: loading executed with its own classes on faked sm90, sm1
 (`tests/engines/RESULTS.md`), whose error texts these are; rules read in `sglang/srt` of 0.5.23.
 """
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ..drafts.architectures import declared_architecture
-from ..drafts.fused import GATE_UP, MLA_DOWN, QKV
-from . import dspark, mtp
-from .blocks import block_problem, group_problem
-from .contract import DFLASH_FAMILIES, ExcludeRule, Finding, Module, Question
-from .declaration import Declaration
-from .excludes import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
-from .linear_scheme import LinearScheme
-from .linears import SELECTOR, layer_linears
-from .outside import has_fc, has_head, is_parallel, is_tied
-from .own_keys import auto_round_in_sglang, gptq_by_rules
-from .sglang_config import (
-    domino_problem,
-    eagle1_problem,
+from ...drafts.architectures import declared_architecture
+from ...drafts.engine_traits import Finding
+from ...drafts.fused import GATE_UP, MLA_DOWN, QKV
+from .. import mtp
+from ..contract import Module, Question
+from ..declaration import Declaration
+from ..engine import ExcludeRule
+from ..exclude_keys import auto_round_in_sglang, gptq_by_rules
+from ..layer_linears import layer_linears
+from ..linear_scheme import LinearScheme
+from ..name_patterns import dotted_path, exact_or_regex, star_on_parts, suffix_or_regex
+from ..whole_blocks import block_problem, group_problem
+from .config import (
     is_ordinary,
     ordinary_model_problem,
     tied_head,
 )
-from .sglang_schemes import CONCATENATED, algorithm_problem, not_on_rocm
+from .schemes import CONCATENATED, algorithm_problem, not_on_rocm
 
 _NAMES = """
     fp8 mxfp8 minimax_m3_nvfp4 blockwise_int8 modelopt modelopt_fp8 modelopt_fp4 nvfp4_online
@@ -101,56 +101,44 @@ def modules(question: Question) -> tuple[Module, ...]:
     Of a draft that is loaded as a whole model only EAGLE-1's linears are known: they are the
     model's, without fc.
     """
+    traits, own = question.traits, question.traits.sglang
     ordinary = is_ordinary(question)
-    if ordinary and question.family != "eagle1-llama":
+    if ordinary and not own.whole_models:
         return ()
-    if question.family in mtp.SGLANG:
-        return mtp.modules(question, mtp.SGLANG[question.family], lambda fused: fused.sglang)
+    if own.mtp is not None:
+        return mtp.modules(question, own.mtp, lambda fused: fused.sglang)
     found = []
     for i in range(question.num_layers):
-        linears = layer_linears(question.family, f"layers.{i}", lambda fused: fused.sglang)
+        linears = layer_linears(traits, f"layers.{i}", lambda fused: fused.sglang)
         for path, parts, sharding in linears:
-            name, prefix = _names(question.family, i, path)
+            leaf = path.rpartition(".")[2]
+            said = {"n": i, "path": path, "leaf": leaf, "inner": path if leaf == "o_proj" else leaf}
+            name, prefix = own.layer_name.format(**said), own.layer_prefix.format(**said)
             found.append(Module(name, prefix, parts, sharding))
-    root = "" if question.is_dflash else "model."
-    sharding = "column" if question.family == "eagle3-mla" else "replicated"
+    root = "" if traits.drafts_blocks else "model."
     # It builds fc for a draft without one as well, and does not use it: `llama_eagle3.py`, forward.
-    if has_fc(question) and not ordinary:
-        found.append(Module(f"{root}fc", f"{root}fc", ("fc",), sharding))
-    if question.family == "dflash2":
-        found.append(SELECTOR)
-    if question.family == "dspark":
-        name = dspark.MARKOV.parts[0]
-        found.append(dspark.MARKOV._replace(name=name, prefix=name))
+    if question.has_fc and not ordinary:
+        found.append(Module(f"{root}fc", f"{root}fc", ("fc",), own.fc_sharding))
+    found += [
+        Module(each.name, each.name, (each.name,), "replicated") for each in traits.extra_linears
+    ]
     # The head of a block draft is the target's: `dflash_worker_v2.py:138`.
-    if has_head(question) and not question.is_dflash and not is_tied(question):
+    if question.has_head and not traits.drafts_blocks and not question.is_tied:
         found.append(Module("lm_head", "lm_head", ("lm_head",), "column"))
     return tuple(found)
-
-
-def _names(family: str, layer: int, path: str) -> tuple[str, str]:
-    """Name and prefix of one linear of a layer."""
-    leaf = path.rpartition(".")[2]
-    if family == "eagle3-mla":
-        return f"model.midlayer.{path}", f"model.{path}"
-    if family in DFLASH_FAMILIES:
-        return f"layers.{layer}.{path}", leaf
-    if family in ("eagle1-llama", "language-model"):  # which pass the whole name on
-        return f"model.layers.{layer}.{path}", f"model.layers.{layer}.{path}"
-    inner = path if leaf == "o_proj" else leaf
-    return f"model.layers.{layer}.{path}", f"model.{inner}"
 
 
 def plain(question: Question) -> frozenset[str]:
     """Plain torch: fc of the Llama draft (`llama_eagle3.py:163`) and of DFlash (`dflash.py:772`).
 
-    And the head where nothing hands it the config; that of DFlash is the target's.
+    Convolutions, what stands in no layer (`dflash.py:564,1184`), and the head where nothing hands
+    it the config; that of a block draft is the target's.
     """
-    head_too = not question.is_dflash and question.method in _QUANTIZED_HEADS
-    leaves = set() if head_too else {"lm_head"}
-    leaves |= {"kernel_projection", SELECTOR.leaf}  # `dflash.py:564,1184`
-    leaves.add(dspark.MARKOV.leaf)  # `dspark.py:179`
-    return frozenset(leaves if question.family == "eagle3-mla" else leaves | {"fc"})
+    traits = question.traits
+    head_too = not traits.drafts_blocks and question.method in _QUANTIZED_HEADS
+    leaves = {"kernel_projection", *(each.leaf for each in traits.extra_linears)}
+    leaves |= set() if head_too else {"lm_head"}
+    return frozenset(leaves | {"fc"} if traits.sglang.plain_fc else leaves)
 
 
 # One rule per layout; some ask for the parts of a fused linear.
@@ -243,8 +231,8 @@ def _is_marlin(question: Question) -> bool:
 
 def config_problem(question: Question) -> Finding | None:
     """Rules for config.json."""
-    config = question.config
-    if question.family == "eagle1-llama" and (problem := eagle1_problem(question)) is not None:
+    config, own = question.config, question.traits.sglang
+    if (problem := own.problem(question)) is not None:
         return problem
     if is_float16_only(question):
         dtype = config.get("torch_dtype", config.get("dtype"))
@@ -255,32 +243,28 @@ def config_problem(question: Question) -> Finding | None:
                 f" {question.method}. Supported dtypes: [torch.float16]",
                 "set torch_dtype to float16, or serve with --dtype float16",
             )
-    experts = mtp.sglang_problem(question)
-    if experts is not None:
-        return experts
-    ordinary = ordinary_model_problem(question)
-    if ordinary is not None:
-        return ordinary
-    if question.family == "eagle3-mla" and question.num_layers > 1:
+    if own.mtp is not None and (problem := mtp.sglang_problem(question, own.mtp)) is not None:
+        return problem
+    if (problem := ordinary_model_problem(question)) is not None:
+        return problem
+    if own.most_layers is not None and question.num_layers > own.most_layers:
         return Finding(
             "init",
             "ValueError: EAGLE3 currently only supports 1 layer",
             "serve it with vLLM, or train a draft of one layer",
         )
-    if question.family == "dspark":
-        return dspark.sglang_problem(question)
-    if question.family == "domino" and (problem := domino_problem(question)) is not None:
+    if (problem := own.problem_as_draft(question)) is not None:
         return problem
     # A null key is there: the head is then the target's.
-    if question.family == "eagle3-llama" and "draft_vocab_size" not in config:
+    if own.needs_draft_vocab_size and "draft_vocab_size" not in config:
         return Finding(
             "init",
             "AttributeError: 'LlamaConfig' object has no attribute 'draft_vocab_size'",
             "add draft_vocab_size to config.json",
         )
-    if (tied := tied_head(question)) is not None:
-        return tied
-    if is_parallel(question):
+    if (problem := tied_head(question)) is not None:
+        return problem
+    if question.is_parallel:
         text = "dropped: mask_hidden, for SGLang drafts no tokens of EAGLE-3 in parallel"
         return Finding("wrong", text, "serve it with vLLM")
     return None
@@ -312,9 +296,9 @@ def module_problem(
         return Finding("load", text, "use FP8 per channel with dynamic tokens: recipe fp8-ptpc")
     if scheme.granularity == "block" and module.sharding != "replicated":
         problem = block_problem(question, module, shapes)
-        if problem is not None or not _is_whole_llama(question):
+        if problem is not None or not _renames_scales(question):
             return problem
-    if question.method == "fp8" and scheme.granularity == "block" and _is_whole_llama(question):
+    if question.method == "fp8" and scheme.granularity == "block" and _renames_scales(question):
         text = f"dropped: weight_scale_inv of {module.leaf}: `llama.py:723` renames it"
         return Finding("wrong", text, "quantize it per channel: recipe fp8-ptpc")
     if _is_marlin(question):
@@ -325,9 +309,9 @@ def module_problem(
     return group_problem(module, scheme, columns, errors, _DROPPED_GROUPS)
 
 
-def _is_whole_llama(question: Question) -> bool:
+def _renames_scales(question: Question) -> bool:
     name = declared_architecture(question.config)
-    return question.family == "language-model" and name == "LlamaForCausalLM"
+    return name in question.traits.sglang.renames_block_scales
 
 
 def _marlin_problem(module: Module, rows: int, columns: int) -> Finding | None:
@@ -338,3 +322,27 @@ def _marlin_problem(module: Module, rows: int, columns: int) -> Finding | None:
     else:
         return None
     return Finding("init", f"ValueError: Weight {text}", f"use fewer shards, or keep {module.leaf}")
+
+
+def launch(question: Question, num_draft_tokens: int, draft: str) -> str:
+    """The server's command line. "unquant" keeps the draft from inheriting the target's method.
+
+    What the draft itself declares then decides (`_verify_quantization`): the target's would take
+    its place where both are called compatible, and would quantize a BF16 draft while loading.
+    """
+    algorithm = question.own.served_as
+    parts = [
+        f"python -m sglang.launch_server --model-path TARGET --tp-size {question.tp}",
+        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(draft)}",
+    ]
+    if not question.traits.drafts_blocks:
+        parts.append(
+            f"--speculative-num-steps {num_draft_tokens} --speculative-eagle-topk 1"
+            f" --speculative-num-draft-tokens {num_draft_tokens + 1}"
+        )
+    if question.traits.sglang.counts_anchor:
+        parts.append(f"--speculative-num-draft-tokens {num_draft_tokens + 1}")
+    parts.append("--speculative-draft-model-quantization unquant")
+    if is_float16_only(question):
+        parts.append("--dtype float16")
+    return " ".join(parts)

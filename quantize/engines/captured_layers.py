@@ -33,13 +33,13 @@ Captures = tuple[Capture, ...]
 REMEDY = "'draftquant check --fix' writes the layers in each place as it is read there"
 
 
-def vllm_captures(config: Mapping[str, Any]) -> Captures:
+def vllm_captures(config: Mapping[str, Any], *, runs_v1: bool = True) -> Captures:
     """V2 runs by default; V1 where it is chosen, and where V2 cannot run, as on CPUs."""
     top = _ids(config.get(KEY))
     block = _plus_one(_ids(_section(config, _DFLASH_SECTION).get(_DFLASH_KEY)))
     listed = [_ids(_section(config, name).get("layer_ids")) for name in (_DFLASH_SECTION, SECTION)]
     second = [top, block, _plus_one(_ids(config.get(_DFLASH_KEY))), *listed]
-    if any("DSpark" in str(name) for name in config.get("architectures") or ()):  # V1 has none
+    if not runs_v1:
         return (Capture("vLLM", next((ids for ids in second if ids), None)),)
     nested = _section(config, SECTION)
     first = top or (_ids(nested.get(KEY)) if nested else block)  # eagle_config hides dflash_config

@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
-from . import dspark, mtp
-from .biases import ATTENTION, INPUTS
-from .contract import DFLASH_FAMILIES, Biases, Finding, Question, Stage
-from .misnamed import MEDUSA, MEDUSA_NAME, eagle1_biases, strip_root, transformers_problem
-from .outside import CACHE_SCALE, is_latent, is_tied
+from ...drafts.architectures import OTHER_NAMES, declared_architecture
+from ...drafts.engine_traits import Biases, Finding, Stage
+from ..config_rules import transformers_problem
+from ..contract import Question
+from ..engine import TRAITS
+from ..folder_findings import CACHE_SCALE
 
 _ORDINARY = frozenset(
     {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
@@ -21,27 +21,13 @@ _ORDINARY = frozenset(
 """Names of whole models, as which it loads a draft that has them; vLLM reads them as drafts."""
 _CONFIGS = {"kimi_k2": "_KimiK2ConfigAlias", "deepseek_v3": "DeepseekV3Config"}
 """model_type -> the class of its config."""
-ARCHITECTURES = frozenset(
-    {
-        "LlamaForCausalLMEagle3",
-        "Eagle3DeepseekV2ForCausalLM",
-        "DFlashDraftModel",
-        "DFlash2DraftModel",
-        *dspark.ARCHITECTURES,
-        "LingDSparkModel",
-        "LlamaForCausalLMEagle",
-        "Qwen2ForCausalLMEagle",
-        "Qwen2ForCausalLM",
-        *_ORDINARY,
-        *mtp.architectures(mtp.SGLANG),
-    }
+ARCHITECTURES = frozenset().union(*(traits.sglang.architectures for traits in TRAITS)) | _ORDINARY
+_OF_MTP = frozenset().union(
+    *(traits.sglang.architectures for traits in TRAITS if traits.sglang.mtp is not None)
 )
-_EAGLE1 = {
-    "LlamaForCausalLM": "LlamaForCausalLMEagle",
-    "EagleLlamaForCausalLM": "LlamaForCausalLMEagle",
-    "Qwen2ForCausalLM": "Qwen2ForCausalLMEagle",
+_REFUSED_NAMES = {
+    name: remedy for traits in TRAITS for name, remedy in traits.sglang.refused_names.items()
 }
-"""Names of EAGLE-1 heads, most of them those of whole models -> under which it loads them."""
 _NOT_EXECUTED = frozenset(
     {
         "DFlashLagunaForCausalLM",
@@ -61,22 +47,6 @@ _OF_DRAFTS = re.compile(
 """Names that only drafts have; another one may be a model of Transformers."""
 
 
-def _dropped(*roots: str) -> dict[str, Finding]:
-    text = "dropped: every tensor whose name begins with {!r}"
-    return {root: Finding("wrong", text.format(root), strip_root(root)) for root in roots}
-
-
-ROOTED: Mapping[str, Mapping[str, Finding | None]] = {
-    "eagle3-llama": {"model.": None, **_dropped("draft_model.", "eagle_module.")},
-    "eagle3-mla": _dropped("model."),
-    **dict.fromkeys(DFLASH_FAMILIES, _dropped("draft_model.", "dflash_module.")),
-    "dspark": _dropped("draft_model.", "dflash_module.", "logit_head."),
-    "eagle1-llama": _dropped("model."),
-    "language-model": {"model.": None},
-}
-"""Of the Llama draft `load_weights` tries a name as it is first."""
-
-
 def plain_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     """Every config.json needs a model_type; the layout of speculators is none that it knows."""
     model_type = config.get("model_type")
@@ -93,17 +63,19 @@ def architecture_problem(name: str) -> Finding | None:
     """The error for a name that is not registered, if it is one of drafts."""
     if name in ARCHITECTURES or name in _NOT_EXECUTED or not _OF_DRAFTS.match(name):
         return None
-    elsewhere = "serve it with vLLM, if that has the architecture: SGLang has none for it"
-    wanted = "DFlashDraftModel" if name == DOMINO else _EAGLE1.get(name) or OTHER_NAMES.get(name)
+    wanted = OTHER_NAMES.get(name)
+    usual = (
+        f"set architectures to {wanted}"
+        if wanted in ARCHITECTURES
+        else "serve it with vLLM, if that has the architecture: SGLang has none for it"
+    )
     return Finding(
         "config",
         f"ValueError: Cannot find model module. {name!r} is not a registered"
         " model in the Transformers library (only relevant if the model is meant to be in"
         " Transformers) and 'AutoModel' is not present in the model config's 'auto_map'"
         " (relevant if the model is custom).",
-        f"set architectures to {wanted}"
-        if wanted in ARCHITECTURES
-        else (MEDUSA if name == MEDUSA_NAME else elsewhere),
+        _REFUSED_NAMES.get(name, usual),
     )
 
 
@@ -112,27 +84,12 @@ def is_ordinary(question: Question) -> bool:
 
     One with num_nextn_predict_layers it takes for an MTP layer: `model_config.py:1036`.
     """
-    if question.family == "language-model":
+    if question.traits.whole_model:
         return False
     name = declared_architecture(question.config)
-    if name in mtp.architectures(mtp.SGLANG) and question.config.get("num_nextn_predict_layers"):
+    if name in _OF_MTP and question.config.get("num_nextn_predict_layers"):
         return False
-    return name in _ORDINARY or (question.family == "eagle1-llama" and name in _EAGLE1)
-
-
-def eagle1_problem(question: Question) -> Finding | None:
-    """Rules of `llama_eagle.py`, whose fc has a bias, and which reads no head."""
-    name = declared_architecture(question.config)
-    if name in _EAGLE1:
-        what = f"dropped: fc.weight, for SGLang loads the draft as a whole model, {name}"
-        return Finding("wrong", what, f"set architectures to {_EAGLE1[name]}")
-    if not any(tensor.endswith("fc.bias") for tensor in question.tensor_names):
-        text = "never written: model.fc.bias: what random numbers are in it is added (`:91`)"
-        return Finding("wrong", text, "store fc.bias, all zero, or serve it with vLLM")
-    if any(tensor.endswith("lm_head.weight") for tensor in question.tensor_names):
-        text = "dropped: lm_head.weight, for the target's head is served"
-        return Finding("wrong", text, "leave the head out, if it is the target's")
-    return eagle1_biases(question)
+    return name in _ORDINARY or name in question.traits.sglang.whole_models
 
 
 def ordinary_model_problem(question: Question) -> Finding | None:
@@ -159,35 +116,29 @@ def ordinary_model_problem(question: Question) -> Finding | None:
 def tied_head(question: Question) -> Finding | None:
     """`llama_eagle3.py:303` and `llama.py` put the embedding in the place of the head."""
     stored = any("lm_head." in name for name in question.tensor_names)
-    if question.is_dflash or not (is_tied(question) and stored):
+    if question.traits.drafts_blocks or not (question.is_tied and stored):
         return None
-    whole = question.family == "language-model"
+    whole = question.traits.whole_model
     text = "dropped: lm_head.weight, for tie_word_embeddings makes the embedding the head"
     remedy = "remove lm_head if it equals the embedding" if whole else "set tie_word_embeddings"
     return Finding("wrong", text, remedy if whole else f"{remedy} to false")
 
 
 def biases(question: Question) -> Biases:
-    """No MLP has any; of EAGLE-3 o_proj alone: `llama_eagle3.py` builds the others anew."""
-    none: frozenset[str] = frozenset()
-    if question.is_dflash:
-        return (ATTENTION, none)
-    if question.family == "language-model":
-        qwen2 = declared_architecture(question.config).startswith("Qwen2")
-        return (None if qwen2 else ATTENTION, none)
-    if is_latent(question):
-        return (None, None)
-    return (INPUTS, None) if question.family in mtp.SGLANG else (frozenset({"o_proj"}), none)
+    """Those of the family's class; of latent attention nothing is known."""
+    ordinary = question.traits.drafts_blocks or question.traits.whole_model
+    latent = question.is_latent and not ordinary
+    return (None, None) if latent else question.own.biases(question)
 
 
 def reads_cache_scale(question: Question, name: str) -> bool | None:
     """`maybe_remap_kv_scale_name` of whole models; drafts take the runtime's own name alone."""
     found, method = CACHE_SCALE.search(name), question.method
-    if method is None and question.family not in mtp.SGLANG:
+    if method is None and question.own.mtp is None:
         return False
-    if found is None or is_latent(question) or question.family in mtp.SGLANG:
+    if found is None or question.is_latent or question.own.mtp is not None:
         return None
-    if question.family != "language-model":
+    if not question.traits.whole_model:
         return (method == "fp8" or None) if found["attn"] else False
     if found["attn"]:
         return False if method == "fp8" else None
@@ -199,22 +150,10 @@ def reads_cache_scale(question: Question, name: str) -> bool | None:
 def unshared_head(question: Question) -> Finding | None:
     """`init_lm_head` of `eagle_worker_v2.py:357` asks `load_lm_head_from_target`: a null key."""
     config = question.config
-    if question.is_dflash or config.get("tie_word_embeddings"):
+    if question.traits.drafts_blocks or config.get("tie_word_embeddings"):
         return None
     if config.get("draft_vocab_size") is None:
         return None
     text = "never written: lm_head, for it is not stored, and draft_vocab_size is not null"
     remedy = "write draft_vocab_size: null, which makes SGLang take the target's head"
     return Finding("wrong", text, remedy)
-
-
-def domino_problem(question: Question) -> Finding | None:
-    """`parse_dflash_draft_config`, `dflash_utils.py:779`; no trainer writes the key at the top."""
-    length = (question.config.get("dflash_config") or {}).get("pure_draft_prefix_len")
-    if length == 1:
-        return None
-    return Finding(
-        "init",
-        f"ValueError: DFLASH Domino currently requires pure_draft_prefix_len=1, got {length!r}.",
-        "train the draft with pure_draft_prefix_len 1",
-    )

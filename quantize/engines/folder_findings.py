@@ -4,25 +4,24 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ..drafts.engine_traits import Finding
 from ..drafts.family import TensorSpec
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.parts import COMPANIONS
-from . import mtp
-from .biases import bias_findings, built_biases
-from .contract import Engine, Finding, Module, Question
+from .contract import Module, Question
+from .engine import TRAITS, Engine
+from .parameters import bias_findings, built_biases
 
+_OF_FAMILIES = "".join(f"|{name}" for traits in TRAITS for name in traits.module_names)
 _SPELLINGS = re.compile(
-    r"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens"
-    r"|candidate_selector|prefix_gru|embed_proj"
-    r"|markov_head|confidence_head|markov_w\d|gate_proj|joint_proj|confidence_proj"
+    rf"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens{_OF_FAMILIES}"
     r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$|mask_hidden$"
 )
 """Names on disk with which loading was executed; other spellings of the families were not."""
-_SPELLINGS_OF = {
-    family: re.compile(r"model\.(mtp_layers|layers)\.\d+\.|model\.embed_tokens\.|lm_head\.|mtp\.")
-    for family in {**mtp.VLLM, **mtp.SGLANG}
-}
+_SPELLINGS_OF_MTP = re.compile(
+    r"model\.(mtp_layers|layers)\.\d+\.|model\.embed_tokens\.|lm_head\.|mtp\."
+)
 """Of MTP layers, under the names of their targets."""
 _OF_THE_CACHE = (".k_scale", ".v_scale", ".kv_scale")
 _TAKEN_ELSEWHERE = (".q_scale", ".inv_freq")
@@ -30,6 +29,8 @@ _TAKEN_ELSEWHERE = (".q_scale", ".inv_freq")
 _BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point", "g_idx"}
 _CODES = ("F8_E4M3", "I8", "U8")
 SHARED = ("embed_tokens", "lm_head")
+CACHE_SCALE = re.compile(r"\.self_attn\.(?P<attn>attn\.)?(?:[kv]_proj\.)?(?:[kv]|kv)_scale$")
+"""Names of scales of the KV cache, as exporters spell them."""
 
 Stored = Mapping[str, Mapping[str, TensorInfo]]
 """Canonical module -> suffix -> tensor."""
@@ -44,12 +45,12 @@ def folder_findings(
     stored: Stored,
 ) -> Iterator[Finding]:
     """Tensors that are not the family's, and those of its that are absent or split badly."""
-    linears = {part for built in engine.modules(question) for part in built.parts}
-    roots = engine.rooted.get(question.family, {})
+    linears = {part for built in engine.linears.modules(question) for part in built.parts}
+    roots = question.own.roots
     for root, finding in roots.items():
         if finding is not None and any(name.startswith(root) for name in checkpoint.tensors):
             yield finding
-    spellings = _SPELLINGS_OF.get(question.family, _SPELLINGS)
+    spellings = _SPELLINGS_OF_MTP if question.traits.is_mtp else _SPELLINGS
     unusual = {name for name in checkpoint.tensors if not spellings.match(_inner(name, roots))}
     for name in sorted(unusual):
         text = f"{name}: loading of such a name was not executed"
@@ -58,7 +59,7 @@ def folder_findings(
         for suffix, tensor in tensors.items():
             plain = f"{module}.{suffix}".lstrip(".") in specs
             companion = suffix in _BESIDE_CODES and (module in linears or not linears)
-            old = tensor.name.startswith("aux_norm_") and question.family not in engine.old_norms
+            old = tensor.name.startswith("aux_norm_") and not question.own.old_norms
             known = companion and f"{module}.weight" in specs
             if old or not (plain or known or tensor.name in unusual):
                 yield from strangers(engine, question, tensor.name)
@@ -71,8 +72,8 @@ def folder_findings(
     for name, spec in specs.items():
         module, _, suffix = name.rpartition(".")
         if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
-            yield _absent_norm(engine, question, name)
-    if question.family in engine.shares:
+            yield _absent_norm(question, name)
+    if question.own.shares_tables:
         pruned = "d2t" in stored.get("", {})
         if pruned:
             text = "dropped: d2t and lm_head: tokens of the whole vocabulary are proposed"
@@ -84,9 +85,9 @@ def folder_findings(
             elif module in stored and not pruned:
                 text = f"{module}: the target's is served, not the draft's own"
                 yield Finding("unknown", text, f"compare {module} with the target's")
-    if "lm_head" not in stored and (unshared := engine.unshared_head(question)) is not None:
+    if "lm_head" not in stored and (unshared := engine.tensors.unshared_head(question)) is not None:
         yield unshared
-    yield from _uneven_shards(engine, question)
+    yield from _uneven_shards(question)
 
 
 def _inner(name: str, roots: Iterable[str]) -> str:
@@ -94,11 +95,11 @@ def _inner(name: str, roots: Iterable[str]) -> str:
     return next((name.removeprefix(root) for root in roots if name.startswith(root)), name)
 
 
-def _uneven_shards(engine: Engine, question: Question) -> Iterator[Finding]:
+def _uneven_shards(question: Question) -> Iterator[Finding]:
     """Heads and inner widths that the shards cannot share."""
     tp, heads = question.tp, question.config.get("num_attention_heads", 0)
-    if heads % tp and question.family in engine.uneven_heads:
-        text = engine.uneven_heads[question.family].format(heads=heads, tp=tp)
+    if heads % tp and question.own.uneven_heads:
+        text = question.own.uneven_heads.format(heads=heads, tp=tp)
         yield Finding("init", text, f"serve the draft with a number of shards that divides {heads}")
         return
     for key in ("num_attention_heads", "intermediate_size"):
@@ -113,11 +114,11 @@ def _other_vocabulary(
     vocab, own = geometry.vocab_size, geometry.draft_vocab_size
     embedding = stored.get("embed_tokens", {}).get("weight")
     rows = embedding.shape[0] if embedding is not None and embedding.shape else vocab
-    served = question.family not in engine.shares
-    if rows != vocab and served and engine.embedding_rows:
-        text = engine.embedding_rows.format(rows=rows, vocab=vocab)
+    served = not question.own.shares_tables
+    if rows != vocab and served and engine.tensors.embedding_rows:
+        text = engine.tensors.embedding_rows.format(rows=rows, vocab=vocab)
         yield Finding("load", text, f"export the draft with its {vocab} embeddings")
-    if not question.is_dflash and own != vocab and "d2t" not in stored.get("", {}):
+    if not question.traits.drafts_blocks and own != vocab and "d2t" not in stored.get("", {}):
         yield Finding(
             "wrong",
             f"never written: the map d2t of the {own} tokens of the head: what it proposes is"
@@ -128,8 +129,8 @@ def _other_vocabulary(
 
 def _later_norms(engine: Engine, question: Question, stored: Stored) -> Iterator[Finding]:
     """EAGLE-3's layers after the first: engines use one of two norms, and build both."""
-    wanted = engine.later_norm
-    if not question.family.startswith("eagle3-") or not wanted:
+    wanted = engine.tensors.later_norm
+    if not question.traits.two_layer_norms or not wanted:
         return
     for i in range(1, question.num_layers):
         norm = stored.get(f"layers.{i}.input_layernorm", {}).get("weight")
@@ -148,7 +149,7 @@ def strangers(engine: Engine, question: Question, name: str) -> Iterator[Finding
     if name.endswith(".bias") and name.split(".")[-2] in built_biases(engine, question):
         return
     if name.endswith(_OF_THE_CACHE):
-        read = engine.reads_cache_scale(question, name)
+        read = engine.tensors.reads_cache_scale(question, name)
         if read is None:
             text = f"{name}: loading of such a tensor was not executed"
             yield Finding("unknown", text, remedy)
@@ -158,16 +159,16 @@ def strangers(engine: Engine, question: Question, name: str) -> Iterator[Finding
     elif name.endswith(_TAKEN_ELSEWHERE):
         yield Finding("unknown", f"{name}: loading of such a tensor was not executed", remedy)
         return
-    dropped = name.startswith(engine.dropped.get(question.family, ()))
-    dropped = dropped or question.family in engine.drops_unknown
+    dropped = name.startswith(question.own.dropped)
+    dropped = dropped or question.own.unknown_tensors == "dropped"
     if name.endswith((".bias", ".input_zero_point")) or dropped:
         yield Finding("wrong", f"dropped: {name}", remedy)
     else:
         yield no_such_name(name, remedy)
 
 
-def _absent_norm(engine: Engine, question: Question, name: str) -> Finding:
-    if question.family in engine.refuses_unwritten:
+def _absent_norm(question: Question, name: str) -> Finding:
+    if question.own.refuses_absent_norm:
         text = f"ValueError: Following weights were not initialized from checkpoint: {name!r}"
         return Finding("load", text, "export the draft again")
     return Finding("wrong", f"never written: {name}", "export the draft again")

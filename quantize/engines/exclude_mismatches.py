@@ -10,13 +10,14 @@ from typing import NamedTuple
 from ..drafts import read_config
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import with_text_config
+from ..drafts.engine_traits import Finding
 from ..files.checkpoint import Checkpoint
 from ..stored.declarations import HF_QUANT_CONFIG
-from .contract import Engine, Finding, Module, Question, UnsureError
+from .contract import Module, Question, UnsureError, shown
 from .declaration import read_declaration
-from .layer_numbers import shown
+from .engine import Engine
+from .name_patterns import scheme_of
 from .registry import newest_engines
-from .targets import scheme_of
 
 
 class Misread(NamedTuple):
@@ -53,24 +54,29 @@ def misread_excludes(
         found
         for engine in newest_engines()
         if (question := _question(engine, checkpoint, target_layers)) is not None
-        for module in engine.modules(question)
+        for module in engine.linears.modules(question)
         for found in _misread(engine, question, module, quantized)
     )
 
 
 def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None) -> Question | None:
     """None where the engine refuses config.json or the declaration, or reads none."""
-    config = engine.plain_config(checkpoint.config)
-    if isinstance(config, Finding) or engine.architecture_problem(declared_architecture(config)):
+    config = engine.config.plain(checkpoint.config)
+    if isinstance(config, Finding) or engine.config.architecture_problem(
+        declared_architecture(config)
+    ):
         return None
-    checkpoint = replace(checkpoint, config=engine.as_read(config))
+    checkpoint = replace(checkpoint, config=engine.declaration.as_read(config))
     declaration = read_declaration(checkpoint)
-    taken = engine.taken(declaration, engine.archs[0]) if declaration is not None else None
+    taken = (
+        engine.declaration.taken(declaration, engine.archs[0]) if declaration is not None else None
+    )
     if taken is None or isinstance(taken, Finding) or not taken.groups:
         return None
     family, geometry = read_config(checkpoint)
     return Question(
-        family=family.name,
+        traits=family.engine_traits,
+        own=engine.own(family.engine_traits),
         config=with_text_config(checkpoint.config),
         tensor_names=frozenset(checkpoint.tensors),
         declaration=taken,
@@ -89,11 +95,11 @@ def _misread(
     engine: Engine, question: Question, module: Module, quantized: Collection[str]
 ) -> Iterator[Misread]:
     kinds = {part in quantized for part in module.parts}
-    if len(kinds) > 1 or module.leaf in engine.plain(question):
+    if len(kinds) > 1 or module.leaf in engine.linears.plain(question):
         return
     try:
-        excluded = engine.is_excluded(question, module)
-        if not excluded and scheme_of(engine, question, module) is None:
+        excluded = engine.declaration.is_excluded(question, module)
+        if not excluded and scheme_of(question, module) is None:
             return  # no target means it: whatever is excluded
     except UnsureError:
         yield Misread(engine.name, module.name, None)

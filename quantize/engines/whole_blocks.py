@@ -7,7 +7,8 @@ whole groups.
 
 from collections.abc import Collection, Mapping
 
-from .contract import Finding, Module, Question
+from ..drafts.engine_traits import Finding
+from .contract import Module, Question
 from .linear_scheme import LinearScheme
 
 BLOCK = 128
