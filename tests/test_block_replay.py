@@ -35,6 +35,7 @@ from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash import DFlash
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -163,7 +164,10 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
         measured = measure_input_scales(original, traces, num_draft_tokens=K)
         scales = {name: found.scale for name, found in measured.items()}
     quantize_draft(
-        plan, tmp_path / "out", source=DraftSource(folder=folder / "draft"), input_scales=scales
+        plan,
+        tmp_path / "out",
+        source=DraftSource(folder=folder / "draft"),
+        measured=Measured(input_scales=scales),
     )
 
     def statically(name: str, x: Tensor) -> Tensor:
