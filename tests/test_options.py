@@ -230,9 +230,9 @@ COMMANDS = (
         **stubs("scripts.api.dequantize.resolve_draft"),
     }),
     Command("unpickle DRAFT --out OUT", "quantize.files.unpickle.unpickle_draft", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.unpickle.resolve_draft"),
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.unpickle.resolve_draft"),
         Row("--out", "other", "out", Path("other")),
-    ), stubs("scripts.commands.unpickle.resolve_draft")),
+    ), stubs("scripts.api.unpickle.resolve_draft")),
     Command("transcode QUANT --out OUT", "quantize.transcoding.transcode.plan_transcoding", (
         Row("QUANT", "a/b", "source.given", "a/b"),
         Row("--layout", "quark", "layout", "quark"),
@@ -264,10 +264,10 @@ COMMANDS = (
         **stubs("scripts.commands.check.resolve_draft", f"{FIX}.plan_repairs",
                 "scripts.commands.check.print_fix", "scripts.commands.check._print"),
     }),
-    Command("clean FOLDER", "scripts.commands.clean._why_left", (
-        Row("FOLDER", ".", "parent", Path(), "scripts.commands.clean.find_staging"),
+    Command("clean FOLDER", "quantize.files.stale.clean_folder", (
+        Row("FOLDER", ".", "parent", Path()),
         Row("--older-than", "5", "older_than", 5),
-    ), {"scripts.commands.clean.find_staging": [ANY]}),
+    )),
     Command("record --target M --prompts P --out OUT", "scripts.commands.record.record_as", (
         Row("--target", "other", "target", Path("other")),
         Row("--prompts", "other", "prompts", Path("other")),
