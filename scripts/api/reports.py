@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...quantize.dequantize import DequantizeReport as DequantizeReport
+    from ...quantize.quantize import QuantizeReport as QuantizeReport
     from ...quantize.transcoding.transcode import TranscodeReport as TranscodeReport
 
 _HOMES = {
     "DequantizeReport": "quantize.dequantize",
+    "QuantizeReport": "quantize.quantize",
     "TranscodeReport": "quantize.transcoding.transcode",
 }
 """Name -> the module that has it, below draftquant."""
