@@ -7,11 +7,13 @@ if TYPE_CHECKING:
     from ...quantize.dequantize import DequantizeReport as DequantizeReport
     from ...quantize.files.stale import CleanReport as CleanReport
     from ...quantize.files.unpickle import Unpickled as Unpickled
+    from ...quantize.quantize import QuantizeReport as QuantizeReport
     from ...quantize.transcoding.transcode import TranscodeReport as TranscodeReport
 
 _HOMES = {
     "CleanReport": "quantize.files.stale",
     "DequantizeReport": "quantize.dequantize",
+    "QuantizeReport": "quantize.quantize",
     "TranscodeReport": "quantize.transcoding.transcode",
     "Unpickled": "quantize.files.unpickle",
 }
