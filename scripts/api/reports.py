@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ...quantize.dequantize import DequantizeReport as DequantizeReport
     from ...quantize.transcoding.transcode import TranscodeReport as TranscodeReport
+    from ...validate.report.document import Document as Document
 
 _HOMES = {
     "DequantizeReport": "quantize.dequantize",
     "TranscodeReport": "quantize.transcoding.transcode",
+    "Document": "validate.report.document",
 }
 """Name -> the module that has it, below draftquant."""
 __all__ = [*_HOMES]
