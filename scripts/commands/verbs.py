@@ -4,6 +4,7 @@ import argparse
 import importlib
 from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 from ..examples import EXAMPLES
 from ..parsers import CommandParser, sentence
@@ -14,7 +15,7 @@ Verbs = Mapping[str, tuple[str, str]]
 
 def add_verbs(parser: argparse.ArgumentParser, verbs: Verbs) -> None:
     """A parser for each verb, with the arguments of its module."""
-    parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    parsers: Any = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, (module, summary) in verbs.items():
         examples = EXAMPLES.get(f"{parser.prog.partition(' ')[2]} {verb}", ())
         sub = parsers.add_parser(
