@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from ...quantize.files.unpickle import Unpickled as Unpickled
     from ...quantize.quantize import QuantizeReport as QuantizeReport
     from ...quantize.transcoding.transcode import TranscodeReport as TranscodeReport
+    from ...validate.report.document import Document as Document
 
 _HOMES = {
     "CleanReport": "quantize.files.stale",
     "DequantizeReport": "quantize.dequantize",
+    "Document": "validate.report.document",
     "QuantizeReport": "quantize.quantize",
     "TranscodeReport": "quantize.transcoding.transcode",
     "Unpickled": "quantize.files.unpickle",
