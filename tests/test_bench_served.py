@@ -1,4 +1,4 @@
-"""`scripts/bench_served.sh`: what it would run is what the command line and the matrix take.
+"""`scripts/dev/bench_served.sh`: what it would run is what the command line and the matrix take.
 
 And it does run to its end, with all of draftquant on a shipped pair; the Hub and the engine are
 stubs.
