@@ -20,7 +20,7 @@ from draftquant.scripts import cli
 from draftquant.validate.launch.matrix import Matrix, load_matrix
 from test_server_process import free_port
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "bench_served.sh"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "dev" / "bench_served.sh"
 PAIR = SCRIPT.parents[1] / "tests" / "pairs" / "eagle3-llama"
 LAUNCHED = Path(__file__).parent / "launched_vllm.py"
 DRAFTS = (
