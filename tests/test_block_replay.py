@@ -34,7 +34,7 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.dflash import DFlash
+from draftquant.quantize.drafts.families.dflash.names import DFlash
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan

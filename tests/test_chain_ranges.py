@@ -18,7 +18,7 @@ from draftquant.calibration.passes.draft_pass import whole_rows
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.traces.folder import TraceFolder
-from draftquant.quantize.drafts.forwards.base import ChainForward
+from draftquant.quantize.drafts.forward import ChainForward
 from draftquant.quantize.stored.loading import load_draft
 from tied_pair import prompt_tokens, save_draft, save_target
 from torch import Tensor

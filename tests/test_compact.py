@@ -9,9 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from draftquant.calibration.passes.chain import chain_passes
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.forwards import base as forward
-from draftquant.quantize.drafts.forwards.base import linear, softmax_attention
+from draftquant.quantize.drafts import forward, read_draft
+from draftquant.quantize.drafts.forward import linear, softmax_attention
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource

@@ -11,7 +11,7 @@ from draftquant.calibration.rounding.divergence import (
     passes_of,
 )
 from draftquant.calibration.rounding.sequences import LearningSequence, read_sequence
-from draftquant.quantize.drafts.forwards.base import DraftForward
+from draftquant.quantize.drafts.forward import DraftForward
 from rounding_pairs import K, RoundingPair, make_pair
 from torch import Tensor
 

@@ -8,9 +8,9 @@ import pytest
 from draftquant.calibration.passes.predictions import num_draft_tokens_fault
 from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.dspark import DSpark
+from draftquant.quantize.drafts.families.dspark.geometry import MARKOV_HEADS
+from draftquant.quantize.drafts.families.dspark.names import DSpark
 from draftquant.quantize.drafts.family import most_draft_tokens
-from draftquant.quantize.drafts.geometries.dspark import MARKOV_HEADS
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError, PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.passes.block import BlockAttention, block_passes
-from draftquant.quantize.drafts.families.dspark import DSpark
-from draftquant.quantize.drafts.forwards.base import BlockForward
-from draftquant.quantize.drafts.geometries.dspark import MARKOV_HEADS, DSparkGeometry
+from draftquant.quantize.drafts.families.dspark.geometry import MARKOV_HEADS, DSparkGeometry
+from draftquant.quantize.drafts.families.dspark.names import DSpark
+from draftquant.quantize.drafts.forward import BlockForward
 from dspark_case import CONFIG, K, features, geometry_of, tokens, weights_of
 from reference_dspark import ReferenceDSpark
 from torch import Tensor

@@ -25,7 +25,7 @@ from draftquant.calibration.dumps.files import load_safetensors, load_tensors
 from draftquant.calibration.errors import PromptError
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.traces.folder import TraceFolder
-from draftquant.quantize.drafts.mask_embedding import read_mask_embedding
+from draftquant.quantize.drafts.families.dflash.mask_embedding import read_mask_embedding
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.safetensors_header import MAX_HEADER_BYTES, read_header
 from draftquant.recipes import load_recipe

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from draftquant.quantize import lints
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.aux_layers import KEY, SECTION
 from draftquant.quantize.drafts.config_keys import near_key
+from draftquant.quantize.drafts.shared.aux_layers import KEY, SECTION
 from draftquant.quantize.drafts.speculators import plain_config
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint

@@ -26,7 +26,7 @@ from draftquant.calibration.recording.record import record_traces
 from draftquant.calibration.rounding import settings as settings_module
 from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.forwards.base import DraftForward
+from draftquant.quantize.drafts.forward import DraftForward
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan

@@ -14,8 +14,8 @@ import pytest
 import torch
 from draftquant.calibration.passes.predictions import draft_passes
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.forwards.mixture import routed
-from draftquant.quantize.drafts.mixture import Mixture
+from draftquant.quantize.drafts.shared.mixture.forward import routed
+from draftquant.quantize.drafts.shared.mixture.names import Mixture
 from draftquant.quantize.engines.check import check_draft
 from draftquant.quantize.errors import CheckpointError, EstimateError, PlanError
 from draftquant.quantize.estimate.estimate import make_estimate

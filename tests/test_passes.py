@@ -20,10 +20,10 @@ from draftquant.calibration.passes import block, chain
 from draftquant.calibration.passes.draft_pass import whole_rows
 from draftquant.calibration.passes.predictions import draft_passes, draft_predictions
 from draftquant.quantize.drafts import Family
-from draftquant.quantize.drafts.families.dflash import DFlash
-from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
-from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
-from draftquant.quantize.drafts.forwards.base import DraftForward
+from draftquant.quantize.drafts.families.dflash.names import DFlash
+from draftquant.quantize.drafts.families.eagle3_llama.names import Eagle3Llama
+from draftquant.quantize.drafts.families.eagle3_mla.names import Eagle3Mla
+from draftquant.quantize.drafts.forward import DraftForward
 from draftquant.quantize.stored.activations import STATIC, InputRounding, kernel_scale
 from reference_dflash import ReferenceDFlash
 from reference_draft import ReferenceDraft, random_weights

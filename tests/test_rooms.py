@@ -11,7 +11,7 @@ from test_packaging import MODULES, imported_names, imports, parsed
 
 QUANTIZE = (
     ("errors", "plugins"),
-    ("files",),
+    ("files", "gpus"),
     ("drafts", "numerics"),
     ("stored", "layouts"),
     ("lints",),

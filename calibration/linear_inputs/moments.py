@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...quantize.algorithms import InputMoments
-from ...quantize.drafts.forwards.base import BlockForward, OnInput
+from ...quantize.drafts.forward import BlockForward, OnInput
 from ...quantize.drafts.fused import fused_group
-from ...quantize.drafts.mixture import is_expert
+from ...quantize.drafts.shared.mixture.names import is_expert
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
 from ..traces.folder import TraceFolder

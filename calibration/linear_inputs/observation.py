@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from ...quantize.drafts.forwards.base import DraftForward
+from ...quantize.drafts.forward import DraftForward
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
 from ..passes.draft_inputs import check_trace_fits, first_hidden

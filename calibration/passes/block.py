@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.forwards.base import BlockForward
+from ...quantize.drafts.forward import BlockForward
 from .draft_pass import BLOCK_ROWS, MAX_SCORES, DraftPass, finite, positions
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.forwards.base import ChainForward
+from ...quantize.drafts.forward import ChainForward
 from .draft_pass import BLOCK_ROWS, MAX_SCORES, DraftPass, finite, positions
 
 Keys = tuple[Tensor, Tensor]

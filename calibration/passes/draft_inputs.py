@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.forwards.base import DraftForward
+from ...quantize.drafts.forward import DraftForward
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
 from ..traces.folder import TraceFolder

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from ...quantize.drafts.forwards.base import HeadsForward
+from ...quantize.drafts.forward import HeadsForward
 from .draft_pass import BLOCK_ROWS, DraftPass, finite
 
 

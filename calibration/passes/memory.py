@@ -12,7 +12,7 @@ import torch
 
 from ...quantize.drafts import Row
 from ...quantize.drafts.family import usual_draft_tokens
-from ...quantize.drafts.forwards.base import MAX_WIDENED
+from ...quantize.drafts.forward import MAX_WIDENED
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.stored.decode import read_rows
 from ...quantize.stored.draft import StoredDraft

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...quantize.drafts.family import Geometry, most_draft_tokens
-from ...quantize.drafts.forwards.base import (
+from ...quantize.drafts.forward import (
     BlockForward,
     ChainForward,
     DraftForward,

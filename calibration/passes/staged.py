@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.forwards.base import StagedForward
+from ...quantize.drafts.forward import StagedForward
 from .chain import ChainAttention
 from .draft_pass import BLOCK_ROWS, DraftPass, finite, positions
 

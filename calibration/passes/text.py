@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.forwards.base import TextForward
+from ...quantize.drafts.forward import TextForward
 from .chain import chain_passes
 from .draft_pass import BLOCK_ROWS, DraftPass
 

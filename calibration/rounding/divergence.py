@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from ...quantize.drafts.forwards.base import DraftForward
+from ...quantize.drafts.forward import DraftForward
 from ..passes.draft_pass import DraftPass, positions
 from ..passes.predictions import MAX_LOGITS, draft_ids_of, draft_passes
 from .sequences import LearningSequence

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.forwards.base import DraftForward, OnInput
+from ...quantize.drafts.forward import DraftForward, OnInput
 from ...quantize.stored.loading import LoadedDraft
 from ..traces.folder import TraceFolder
 from ..traces.manifest import TraceEntry

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...quantize.drafts.forwards.base import OnInput
+from ...quantize.drafts.forward import OnInput
 from ...quantize.files.provenance import LearnedRounding, package_version
 from ...quantize.files.resumable import resumable_folder
 from ...quantize.stored.loading import LoadedDraft

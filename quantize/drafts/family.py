@@ -21,7 +21,7 @@ from .rope import RopeConfig
 if TYPE_CHECKING:
     import torch
 
-    from .forwards.base import DraftForward, OnInput
+    from .forward import DraftForward, OnInput
 
 
 class Dim(NamedTuple):

@@ -21,10 +21,10 @@ from .speculators import LAYER_CONFIG, plain_config
 
 
 def discover(package: ModuleType) -> tuple[Family, ...]:
-    """The `FAMILY` of every module of a package, by module name."""
+    """The `FAMILY` of `names` in every folder of a package, by the name of the folder."""
     modules = (
-        importlib.import_module(f"{package.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(package.__path__)
+        importlib.import_module(f"{package.__name__}.{folder.name}.names")
+        for folder in pkgutil.iter_modules(package.__path__)
     )
     return tuple(module.FAMILY for module in modules)
 

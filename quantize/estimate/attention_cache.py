@@ -4,11 +4,11 @@ In BF16. MLA keeps one latent row per position, which all heads share and attent
 engines fold kv_b_proj into queries and outputs.
 """
 
+from ..drafts.families.dflash.geometry import DFlashGeometry
 from ..drafts.family import Geometry
-from ..drafts.geometries.dflash import DFlashGeometry
-from ..drafts.geometries.eagle3 import Eagle3LlamaGeometry, Eagle3MlaGeometry
-from ..drafts.geometries.llama import LlamaGeometry
-from ..drafts.geometries.mtp import MtpGroupedGeometry, MtpLatentGeometry
+from ..drafts.shared.eagle3.geometry import Eagle3LlamaGeometry, Eagle3MlaGeometry
+from ..drafts.shared.llama.geometry import LlamaGeometry
+from ..drafts.shared.mtp.geometry import MtpGroupedGeometry, MtpLatentGeometry
 from ..errors import EstimateError
 from .work import ELEMENT_BYTES, Work
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from ..drafts import Draft
-from ..drafts.geometries.dflash2 import DFlash2Geometry
-from ..drafts.geometries.domino import DominoGeometry
+from ..drafts.families.dflash2.geometry import DFlash2Geometry
+from ..drafts.families.domino.geometry import DominoGeometry
 from .lint import Lint
 from .marks import in_speculators_layout, layer_config
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from ..drafts import Draft
-from ..drafts.aux_layers import (
+from ..drafts.registry import layers_of_one
+from ..drafts.shared.aux_layers import (
     DEEPSEEK_TYPES,
     KEY,
     SECTION,
@@ -11,7 +12,6 @@ from ..drafts.aux_layers import (
     Spelling,
     read_aux_layer_ids,
 )
-from ..drafts.registry import layers_of_one
 from ..files.checkpoint import CONFIG_FILE
 from .lint import Lint
 from .marks import eagle3, in_speculators_layout, is_mla, layer_config

@@ -5,10 +5,10 @@ from typing import Any
 
 from ..drafts import Draft
 from ..drafts.config_reader import with_text_config
-from ..drafts.geometries.eagle3 import Eagle3Geometry
-from ..drafts.geometries.llama import LlamaGeometry
-from ..drafts.geometries.medusa import MedusaGeometry
-from ..drafts.geometries.mtp import MtpGeometry
+from ..drafts.families.medusa.geometry import MedusaGeometry
+from ..drafts.shared.eagle3.geometry import Eagle3Geometry
+from ..drafts.shared.llama.geometry import LlamaGeometry
+from ..drafts.shared.mtp.geometry import MtpGeometry
 from ..drafts.speculators import LAYER_CONFIG, is_speculators
 
 _MODELOPT_KEYS = ("next_layer_regular", "parallel_draft_step", "parallel_draft_heads_num_layers")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from ...quantize.drafts import Draft
 from ...quantize.engines.contract import EngineName
-from ...quantize.engines.hardware import architecture
 from ...quantize.errors import LayoutError
 from ...quantize.files.hub import DraftSource
 from ...quantize.files.staging import check_output, write_text
+from ...quantize.gpus import architecture
 from ...quantize.layouts import check_layout
 from ...quantize.plan import make_plan
 from ...recipes import Recipe, built_in_recipes

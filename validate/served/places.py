@@ -16,7 +16,7 @@ from ...calibration.passes.draft_pass import BLOCK_ROWS, whole_rows
 from ...calibration.passes.predictions import draft_passes
 from ...calibration.traces.folder import TraceFolder
 from ...calibration.traces.prompt_trace import PromptTrace
-from ...quantize.drafts.forwards.base import DraftForward
+from ...quantize.drafts.forward import DraftForward
 from ...quantize.stored.loading import LoadedDraft
 from ..rounds import accepted_by_row
 

@@ -23,7 +23,7 @@ from ....calibration.passes.draft_pass import DraftPass, whole_rows
 from ....calibration.passes.predictions import draft_passes, draft_predictions
 from ....quantize.drafts import Family
 from ....quantize.drafts.family import Geometry
-from ....quantize.drafts.forwards.base import DraftForward
+from ....quantize.drafts.forward import DraftForward
 from .optimisation import Schedule, minimise
 from .target import (
     INITIALIZER_RANGE,
