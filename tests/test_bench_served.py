@@ -21,7 +21,7 @@ from draftquant.validate.launch.matrix import Matrix, load_matrix
 from test_server_process import free_port
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "dev" / "bench_served.sh"
-PAIR = SCRIPT.parents[1] / "tests" / "pairs" / "eagle3-llama"
+PAIR = SCRIPT.parents[2] / "tests" / "pairs" / "eagle3-llama"
 LAUNCHED = Path(__file__).parent / "launched_vllm.py"
 DRAFTS = (
     "kimi-k2.5-eagle3",
