@@ -22,7 +22,7 @@ from draftquant.scripts.dev.bench_gate import (
 from draftquant.scripts.dev.command_lines import Figures
 from draftquant.scripts.dev.simulated_bounds import dependent, losses
 from draftquant.scripts.dev.simulated_replays import record, replays
-from draftquant.validate.looks import Spending
+from draftquant.validate.judging.interim_analysis import Spending
 
 RUNS = 60
 

@@ -12,8 +12,8 @@ from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_h
 from draftquant.calibration.passes.draft_pass import whole_rows
 from draftquant.calibration.passes.predictions import draft_passes
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource

@@ -16,8 +16,8 @@ from draftquant.calibration.passes.chain import chain_passes
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.passes.draft_pass import whole_rows
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.forward import ChainForward
 from draftquant.quantize.stored.loading import load_draft
 from tied_pair import prompt_tokens, save_draft, save_target

@@ -10,7 +10,7 @@ from ..errors import CalibrationError
 from ..passes.draft_inputs import check_trace_fits, first_hidden
 from ..passes.draft_pass import DraftPass, whole_rows
 from ..passes.predictions import draft_passes, num_draft_tokens_fault
-from ..traces.folder import TraceFolder
+from ..traces.trace_folder import TraceFolder
 
 
 def run_over_traces(

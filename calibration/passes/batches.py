@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from ...quantize.stored.loading import LoadedDraft
-from ..traces.folder import TraceFolder
 from ..traces.manifest import TraceEntry
 from ..traces.prompt_trace import PromptTrace
+from ..traces.trace_folder import TraceFolder
 from .draft_inputs import filled_up, first_hidden_of_batch
 from .draft_pass import BLOCK_ROWS, whole_rows
 from .predictions import Proposals, batch_proposals

@@ -13,7 +13,7 @@ from ...quantize.estimate.target import Target
 from ...quantize.estimate.work import Machine, Part, Pass, Round
 from ...quantize.gpus import Gpu
 from ...quantize.plan import Plan
-from ...validate.policy import resolve_policy
+from ...validate.judging.policy import resolve_policy
 
 PARTS: tuple[Part, ...] = get_args(Part)
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...validate.estimand import DraftSampling
+from ...validate.counting.estimand import DraftSampling
 from ..console import print_table, stderr, table
 from .command_lines import add_pairs, benchmark_parser, run_benchmark
 from .measured_process import BenchError
@@ -126,11 +126,11 @@ class Bench:
         self, out: Path, traces: Path, sampling: DraftSampling
     ) -> tuple[Change, float, float]:
         """The change, the agreement of first proposals and the acceptance length."""
-        from ...calibration.traces.folder import TraceFolder
+        from ...calibration.traces.trace_folder import TraceFolder
         from ...quantize.stored.loading import load_draft
-        from ...validate.gate import judge
-        from ...validate.policy import POLICIES
-        from ...validate.replay import chosen_num_draft_tokens, replay_drafts
+        from ...validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
+        from ...validate.judging.judgement import judge
+        from ...validate.judging.policy import POLICIES
 
         opened = TraceFolder.open(traces)
         drafts = [load_draft(f, shared=opened.tables(None)) for f in (self.draft, out)]

@@ -41,8 +41,8 @@ from ...recipes.schema import recipe_sha256
 from ..errors import CardError
 from ..measure.measurement_file import read_measurement
 from ..report.document import Document
-from .acceptance import acceptance_section, judges_drawn_text, read_gate
-from .served import Served, served_section
+from .acceptance_section import acceptance_section, judges_drawn_text, read_gate
+from .served_section import Served, served_section
 
 HERE = "PATH_OF_THIS_FOLDER"
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}")

@@ -20,11 +20,11 @@ from ...calibration.passes.predictions import (
     draft_passes,
     num_draft_tokens_fault,
 )
-from ...calibration.traces.folder import TraceFolder
 from ...calibration.traces.prompt_trace import PromptTrace
+from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.stored.loading import LoadedDraft
+from ..counting.expectation import acceptance_probabilities
 from ..errors import ParityError
-from ..expectation import acceptance_probabilities
 
 Quantity = Literal[
     "rows",
