@@ -11,7 +11,6 @@ import torch
 from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
 from draftquant.calibration.linear_inputs.static_scales import StaticScales
-from draftquant.calibration.passes.draft_pass import whole_rows
 from draftquant.calibration.rounding.divergence import (
     DepthWeights,
     agreement,
@@ -31,6 +30,7 @@ from draftquant.calibration.rounding.validation import LearningProgress
 from draftquant.calibration.traces.folder import TraceEntry, TraceFolder
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.quantize.algorithms import FoundCodes
+from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.errors import BackendError, OutputError
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance

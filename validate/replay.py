@@ -27,7 +27,7 @@ from ..calibration.traces.near_duplicates import (
     prompt_text,
 )
 from ..calibration.traces.prompt_trace import PromptTrace
-from ..quantize.drafts.family import usual_draft_tokens
+from ..quantize.drafts.geometry import usual_draft_tokens
 from ..quantize.stored.loading import LoadedDraft
 from .draft_replay import (
     DraftReplay,
