@@ -12,7 +12,14 @@ from typing import Any, Literal
 
 from .decode import encode
 from .expectations import Expectation, GateChoice, LoadsOn
-from .formats import CARRIED, NUMBER_FORMATS, SECOND_STAGE, Granularity, WeightDtype
+from .formats import (
+    CARRIED,
+    NUMBER_FORMATS,
+    SECOND_STAGE,
+    ActivationDtype,
+    Granularity,
+    WeightDtype,
+)
 from .seen_prompts import SeenPrompts
 
 Role = Literal[
@@ -118,7 +125,7 @@ class ActivationFormat:
     with blocks of the weight) inputs of a token.
     """
 
-    dtype: Literal["fp8_e4m3", "nvfp4", "mxfp4"]
+    dtype: ActivationDtype
     granularity: Literal["token", "tensor", "group"]
     dynamic: bool
 

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from scipy import stats
 
-from ..validate.categories import Outcome
-from ..validate.gate import GateReport, judge
-from ..validate.looks import Look, Spending
-from ..validate.paired import paired_change
-from ..validate.policy import POLICIES
-from ..validate.statistics import AcceptanceCounts
+from ..validate.counting.acceptance_counts import AcceptanceCounts
+from ..validate.counting.paired_change import paired_change
+from ..validate.judging.categories import Outcome
+from ..validate.judging.interim_analysis import Look, Spending
+from ..validate.judging.judgement import GateReport, judge
+from ..validate.judging.policy import POLICIES
 from .simulated_bounds import dependent, losses
 from .simulated_replays import Recorded, record, replays
 from .simulation import Figures, simulate

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..validate.gate import GateReport
-from ..validate.paired import PairedChange, required_prompts
-from ..validate.policy import POLICIES
-from ..validate.served.judged import judge_measured
+from ..validate.counting.paired_change import PairedChange, required_prompts
+from ..validate.judging.judgement import GateReport
+from ..validate.judging.policy import POLICIES
+from ..validate.served.served_gate import judge_measured
 from .simulated_servers import Parting, measure
 from .simulation import Figures, simulate
 

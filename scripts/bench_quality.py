@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..recipes.errors import DraftQuantError
-from ..validate.estimand import DraftSampling
+from ..validate.counting.estimand import DraftSampling
 from .checkout import check_checkout
 from .console import print_error, print_json, print_table, stderr, table
 from .measured_process import BenchError
@@ -130,11 +130,11 @@ class Bench:
         self, out: Path, traces: Path, sampling: DraftSampling
     ) -> tuple[Change, float, float]:
         """The change, the agreement of first proposals and the acceptance length."""
-        from ..calibration.traces.folder import TraceFolder
+        from ..calibration.traces.trace_folder import TraceFolder
         from ..quantize.stored.loading import load_draft
-        from ..validate.gate import judge
-        from ..validate.policy import POLICIES
-        from ..validate.replay import chosen_num_draft_tokens, replay_drafts
+        from ..validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
+        from ..validate.judging.judgement import judge
+        from ..validate.judging.policy import POLICIES
 
         opened = TraceFolder.open(traces)
         drafts = [load_draft(f, shared=opened.tables(None)) for f in (self.draft, out)]

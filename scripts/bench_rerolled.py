@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..recipes.errors import DraftQuantError
-from ..validate.replay import chosen_num_draft_tokens
+from ..validate.counting.trace_replay import chosen_num_draft_tokens
 from .checkout import check_checkout
 from .console import print_error, print_json, print_table, stderr, table
 from .quality_traces import Calibration, PairTraces
 
 if TYPE_CHECKING:
     from ..quantize.plan import Plan
-    from ..validate.draft_replay import DraftReplay
+    from ..validate.counting.draft_replay import DraftReplay
 
 PAIRS = ("eagle3-llama", "eagle3-mla", "dflash")
 NARROWEST = 0.96
@@ -65,7 +65,7 @@ class Variants:
     """Drafts of one pair, rounded anew each time, and what each one accepts."""
 
     def __init__(self, pair: Path, work: Path) -> None:
-        from ..calibration.traces.folder import TraceFolder
+        from ..calibration.traces.trace_folder import TraceFolder
 
         traces = PairTraces(pair, work / pair.name, 0)
         self._name, self._draft = pair.name, pair / "draft"
@@ -82,8 +82,8 @@ class Variants:
         return self._judged(INT4, map(self._clipped, range(count)))
 
     def _judged(self, recipe: str, replays: "Iterator[DraftReplay]") -> Rerolled:
-        from ..validate.categories import change_of
-        from ..validate.clusters import distinct_prompts, recorded_pairs
+        from ..validate.counting.clusters import distinct_prompts, recorded_pairs
+        from ..validate.judging.categories import change_of
 
         changes, widths = [], []
         for replay in replays:
@@ -143,7 +143,7 @@ class Variants:
 
     def _replayed(self, folder: Path) -> "DraftReplay":
         from ..quantize.stored.loading import load_draft
-        from ..validate.replay import replay_drafts
+        from ..validate.counting.trace_replay import replay_drafts
 
         draft = load_draft(folder, shared=self._gate.tables(None))
         count = chosen_num_draft_tokens(None, [draft])

@@ -138,11 +138,11 @@ def _step_seconds(
     from ..calibration.rounding.learn import learned_codes
     from ..calibration.rounding.settings import LearningSettings
     from ..calibration.rounding.validation import LearningProgress
-    from ..calibration.traces.folder import TraceFolder
+    from ..calibration.traces.trace_folder import TraceFolder
     from ..quantize.plan import make_plan
     from ..quantize.stored.loading import load_draft
     from ..recipes import load_recipe
-    from ..validate.replay import chosen_num_draft_tokens
+    from ..validate.counting.trace_replay import chosen_num_draft_tokens
     from .commands.common import open_draft, with_algorithm
 
     _, headers = open_draft(draft)

@@ -151,7 +151,7 @@ def quiet(log: Path) -> Callable[[], None]:
 def _import_all() -> None:
     from transformers import LlamaForCausalLM  # noqa: F401 - loads torch and itself
 
-    from ..calibration.recording import record  # noqa: F401
+    from ..calibration.recording import record_traces  # noqa: F401
     from ..quantize import dequantize, quantize  # noqa: F401
     from .commands import check  # noqa: F401
 

@@ -21,8 +21,8 @@ def _replay(
 
     from ..calibration.passes.devices import peak_bytes
     from ..calibration.passes.memory import estimate_replay
-    from ..calibration.traces.folder import TraceFolder
-    from ..validate.replay import replay_drafts
+    from ..calibration.traces.trace_folder import TraceFolder
+    from ..validate.counting.trace_replay import replay_drafts
     from .commands.replaying import load_for_replay
 
     options = argparse.Namespace(
@@ -65,7 +65,7 @@ def _record(
 
     from ..calibration.passes.devices import peak_bytes, resolve_device
     from ..calibration.prompts.prompt_file import Prompt
-    from ..calibration.recording.record import record_traces
+    from ..calibration.recording.record_traces import record_traces
     from ..calibration.recording.target_model import Placement
 
     placement = Placement(device=resolve_device(device))

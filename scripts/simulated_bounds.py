@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..validate.paired import jackknife_bounds
-from ..validate.policy import POLICIES
+from ..validate.counting.paired_change import jackknife_bounds
+from ..validate.judging.policy import POLICIES
 from .simulated_replays import USUAL_LENGTH_SPREAD, Loss, record
 from .simulation import Figures
 

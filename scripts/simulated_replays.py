@@ -24,8 +24,13 @@ from scipy.special import expit, logit
 
 from ..calibration.traces.feature_evidence import FeatureEvidence
 from ..calibration.traces.manifest import TargetIdentity
-from ..validate.draft_replay import DraftReplay, FirstStepAgreement, PromptReplay, TraceFigures
-from ..validate.statistics import AcceptanceCounts
+from ..validate.counting.acceptance_counts import AcceptanceCounts
+from ..validate.counting.draft_replay import (
+    DraftReplay,
+    FirstStepAgreement,
+    PromptReplay,
+    TraceFigures,
+)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..validate.measure.checks import prompts_sha256
 from ..validate.measure.measurement import (
     Asked,
     Measurement,
@@ -27,6 +26,7 @@ from ..validate.measure.measurement import (
     Setup,
     Speculation,
 )
+from ..validate.measure.measurement_checks import prompts_sha256
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

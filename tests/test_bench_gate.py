@@ -22,7 +22,7 @@ from draftquant.scripts.bench_gate import (
 from draftquant.scripts.simulated_bounds import dependent, losses
 from draftquant.scripts.simulated_replays import record, replays
 from draftquant.scripts.simulation import Figures
-from draftquant.validate.looks import Spending
+from draftquant.validate.judging.interim_analysis import Spending
 
 RUNS = 60
 

@@ -10,8 +10,8 @@ import pytest
 from draftquant.scripts import bench_measured, simulated_servers
 from draftquant.scripts.bench_measured import PARTINGS, TABLES, main
 from draftquant.scripts.simulated_servers import Parting, measure
-from draftquant.validate.measure.checks import record_problem
-from draftquant.validate.served.pair import pair_measurements
+from draftquant.validate.measure.measurement_checks import record_problem
+from draftquant.validate.served.measurement_pair import pair_measurements
 
 
 @pytest.fixture(autouse=True)

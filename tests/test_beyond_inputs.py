@@ -10,8 +10,8 @@ from draftquant.calibration.linear_inputs.moments import MomentsAlongTraces
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.files.checkpoint import Checkpoint

@@ -29,8 +29,8 @@ from draftquant.calibration.linear_inputs.input_scales import measure_input_scal
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dflash.names import DFlash
 from draftquant.quantize.drafts.forward import whole_rows
@@ -42,10 +42,10 @@ from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
+from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
+from draftquant.validate.counting.rounds import accepted_by_row, rounds
+from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.errors import ReplayError
-from draftquant.validate.replay import replay_drafts
-from draftquant.validate.rounds import accepted_by_row, rounds
-from draftquant.validate.statistics import AcceptanceCounts
 from reference_dflash import ReferenceDFlash, random_weights, round_inputs
 from reference_dflash_kin import ReferenceDFlash2, ReferenceDomino
 from reference_draft import transformers_in_float64

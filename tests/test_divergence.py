@@ -3,8 +3,8 @@
 import pytest
 import torch
 from draftquant.calibration.passes.predictions import draft_predictions
-from draftquant.calibration.rounding import divergence
-from draftquant.calibration.rounding.divergence import (
+from draftquant.calibration.rounding import proposal_divergence as divergence
+from draftquant.calibration.rounding.proposal_divergence import (
     DepthWeights,
     agreement,
     backward_of_divergence,

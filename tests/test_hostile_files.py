@@ -21,10 +21,10 @@ from types import FrameType
 
 import pytest
 import torch
-from draftquant.calibration.dumps.files import load_safetensors, load_tensors
+from draftquant.calibration.dumps.dump_files import load_safetensors, load_tensors
 from draftquant.calibration.errors import PromptError
 from draftquant.calibration.prompts.prompt_file import read_prompts
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.families.dflash.mask_embedding import read_mask_embedding
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.safetensors_header import MAX_HEADER_BYTES, read_header

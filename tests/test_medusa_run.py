@@ -20,9 +20,9 @@ from draftquant.calibration.passes.predictions import (
     num_draft_tokens_fault,
 )
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.rounding import settings as settings_module
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -33,7 +33,7 @@ from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.scripts.cli import main
-from draftquant.validate.replay import chosen_num_draft_tokens, replay_drafts
+from draftquant.validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
 from reference_draft import transformers_in_float64
 from safetensors.torch import load_file, save_file
 from test_learn_command import FEW

@@ -11,18 +11,18 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.errors import ForwardError
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.scripts.cli import main
+from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.errors import ParityError
 from draftquant.validate.parity import draft_agreement as module
-from draftquant.validate.parity.draft import DraftLimits, check_limits, draft_findings
 from draftquant.validate.parity.draft_agreement import PromptAgreement, Quantity, draft_agreement
+from draftquant.validate.parity.draft_findings import DraftLimits, check_limits, draft_findings
 from draftquant.validate.parity.finding import Finding
-from draftquant.validate.replay import replay_drafts
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -27,7 +27,7 @@ from ...quantize.drafts.kinds.block import BlockForward
 from ...quantize.drafts.shared.mixture.names import is_expert
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
-from ..traces.folder import TraceFolder
+from ..traces.trace_folder import TraceFolder
 from .observation import never_run, run_over_traces
 
 _ROWS = 4096  # inputs multiplied at a time

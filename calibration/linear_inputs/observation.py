@@ -9,7 +9,7 @@ from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
 from ..passes.draft_inputs import check_trace_fits, first_hidden
 from ..passes.predictions import num_draft_tokens_fault
-from ..traces.folder import TraceFolder
+from ..traces.trace_folder import TraceFolder
 
 
 def run_over_traces(

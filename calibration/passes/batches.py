@@ -6,9 +6,9 @@ import torch
 
 from ...quantize.drafts.forward import BLOCK_ROWS, whole_rows
 from ...quantize.stored.loading import LoadedDraft
-from ..traces.folder import TraceFolder
 from ..traces.manifest import TraceEntry
 from ..traces.prompt_trace import PromptTrace
+from ..traces.trace_folder import TraceFolder
 from .draft_inputs import filled_up, first_hidden_of_batch
 from .predictions import Proposals, batch_proposals
 

@@ -13,9 +13,9 @@ from ...quantize.drafts.forward import DraftForward
 from ...quantize.drafts.geometry import Geometry
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
-from ..traces.folder import TraceFolder
 from ..traces.prompt_trace import PromptTrace
 from ..traces.target_tables import EMBEDDING
+from ..traces.trace_folder import TraceFolder
 
 
 def default_aux_layer_ids(num_layers: int) -> tuple[int, ...]:

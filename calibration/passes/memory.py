@@ -19,8 +19,8 @@ from ...quantize.stored.decode import read_rows
 from ...quantize.stored.draft import StoredDraft
 from ...quantize.stored.weights import BLOCK_BYTES, held_dtype
 from ..errors import DeviceError
-from ..traces.folder import TraceFolder
 from ..traces.prompt_trace import FEATURE_DTYPES
+from ..traces.trace_folder import TraceFolder
 from .batches import MAX_TOKENS, batches_of
 from .devices import available_bytes
 from .predictions import MAX_LOGITS

@@ -12,9 +12,9 @@ from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import short, visible
 from ..errors import TraceError
 from ..passes.draft_inputs import default_aux_layer_ids
-from ..traces.folder import file_sha256
 from ..traces.manifest import FeatureDtype, FeatureSpec, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES
+from ..traces.trace_folder import file_sha256
 
 _TEXT_SECTIONS = ("text_config", "llm_config")  # of multimodal targets
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ...quantize.drafts.maths import linear
-from .folder import TraceFolder
 from .target_tables import FINAL_NORM, HEAD, SharedTables
+from .trace_folder import TraceFolder
 
 MIN_AGREEMENT = 0.98
 MAX_ROWS = 256  # of a vocabulary of 163,840 and a width of 7,168: 0.6 TFLOP

@@ -47,7 +47,7 @@ def check_draft(
         folder: config.json and safetensors files.
         engine: "vllm", "sglang" or "tensorrt-llm".
         version: of the engine; None = the newest that is known. One that is not is UNKNOWN.
-        arch: "gfx942", "sm90", ... (see `hardware`); None = whatever all of them agree on.
+        arch: "gfx942", "sm90", ... (see `gpus`); None = whatever all of them agree on.
         tp: number of tensor-parallel shards, at least 1.
         target_layers: decoder layers of the target, after which vLLM numbers the draft's; None = as
             config.json says in num_target_layers, if it does.

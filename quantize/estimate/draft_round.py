@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ...recipes.formats import NUMBER_FORMATS, Precision
 from ...recipes.schema import Recipe
 from ..drafts.family import Draft, Row
 from ..drafts.geometry import Geometry, HeadsGeometry, usual_draft_tokens
@@ -16,7 +17,6 @@ from ..errors import EstimateError
 from ..files.safetensors_header import DTYPE_BYTES
 from ..plan import Plan
 from .attention_cache import cache_works, key_value_shards
-from .hardware import Precision
 from .work import ELEMENT_BYTES, Part, Pass, Round, Work
 
 USUAL_CONTEXT = 4096
@@ -38,8 +38,7 @@ _PARTS: dict[str, Part] = {
     "norm": "norm",
     "vocabulary_map": "other",
 }
-_INPUTS: dict[str, Precision] = {"fp8_e4m3": "fp8", "nvfp4": "nvfp4", "mxfp4": "mxfp4"}
-_FP4: tuple[Precision, ...] = ("nvfp4", "mxfp4")
+_FP4 = {number.unit for number in NUMBER_FORMATS.values() if number.is_fp4}
 
 
 class Weight(NamedTuple):
@@ -81,7 +80,7 @@ def multiplied_as(recipe: Recipe) -> Precision:
 
     Weights alone in fewer bits are widened on the way into a 16-bit multiplication.
     """
-    return _INPUTS[recipe.activations.dtype] if recipe.activations else "bf16"
+    return NUMBER_FORMATS[recipe.activations.dtype].unit if recipe.activations else "bf16"
 
 
 def has_plain_head(weights: Iterable[Weight]) -> bool:

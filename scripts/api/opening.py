@@ -15,8 +15,8 @@ from ...recipes.schema import BackendName
 if TYPE_CHECKING:
     import torch
 
-    from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.target_tables import SharedTables
+    from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
 
 Reference = str | Path
@@ -114,7 +114,7 @@ def draft_on_traces(
     """Load a draft with the tables that it shares, onto a device."""
     from ...calibration.passes.devices import resolve_device
     from ...quantize.stored.loading import load_draft
-    from ...validate.replay import chosen_num_draft_tokens
+    from ...validate.counting.trace_replay import chosen_num_draft_tokens
 
     where = resolve_device(device)
     shared = shared_tables(traces, target, where)

@@ -195,7 +195,7 @@ class _Inputs:
         )
         from ...calibration.linear_inputs.static_scales import constant_scales
         from ...calibration.traces.feature_evidence import feature_evidence
-        from ...calibration.traces.folder import TraceFolder
+        from ...calibration.traces.trace_folder import TraceFolder
 
         plan, watch, said = self.plan, self.watch, self.said
         constant = None if input_scale is None else constant_scales(plan, input_scale)

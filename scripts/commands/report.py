@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`; without a file it prints Markdown."""
     from ...validate.report.document import read_report
-    from ...validate.report.markdown import markdown
+    from ...validate.report.markdown_report import markdown
 
     check_pages(options)
     document = read_report(options.gate)

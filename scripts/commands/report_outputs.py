@@ -94,9 +94,9 @@ def write_pages(
     Returns:
         What was written.
     """
-    from ...validate.report.junit import junit
-    from ...validate.report.markdown import markdown
-    from ...validate.report.page import page
+    from ...validate.report.html_report import page
+    from ...validate.report.junit_report import junit
+    from ...validate.report.markdown_report import markdown
 
     asked = _asked(options, _OF_PAGES)
     writers: Mapping[str, Callable[[Document], str]]

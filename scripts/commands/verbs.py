@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from ..examples import EXAMPLES
-from ..parsers import sentence
+from ..parsers import CommandParser, sentence
 
 Verbs = Mapping[str, tuple[str, str]]
 """Verb -> its module, and what it does."""
@@ -20,7 +20,15 @@ def add_verbs(parser: argparse.ArgumentParser, verbs: Verbs) -> None:
         sub = parsers.add_parser(
             verb, help=summary, description=sentence(summary), examples=examples
         )
-        _module(module).add_arguments(sub)
+        add_arguments(sub, _module(module))
+
+
+def add_arguments(parser: CommandParser, module: ModuleType) -> None:
+    """What a command takes: the settings of its verb, or the verbs that stand below it."""
+    if hasattr(module, "VERB"):
+        parser.takes(module.VERB.settings)
+    else:
+        module.add_arguments(parser)
 
 
 def run_verb(options: argparse.Namespace, verbs: Verbs) -> int:

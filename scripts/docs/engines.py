@@ -3,8 +3,8 @@
 from collections.abc import Collection
 
 from ...quantize.engines.contract import Engine
-from ...quantize.engines.hardware import GPUS
 from ...quantize.engines.registry import ENGINES
+from ...quantize.gpus import GPUS
 from .markdown import code, page, table, text
 
 
@@ -18,7 +18,9 @@ def engines_page() -> str:
         table(["engine", "version", "GPUs", "how it is known"], map(_version, known)),
         "GPUs behind a + are judged where `--arch` names them.",
         "## GPUs",
-        table(["name", "architecture"], ([code(name), code(arch)] for name, arch in GPUS.items())),
+        table(
+            ["name", "architecture"], ([code(name), code(gpu.arch)] for name, gpu in GPUS.items())
+        ),
         *(part for engine in known for part in _names(engine)),
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
-from ...calibration.traces import folder, manifest
+from ...calibration.traces import manifest, trace_folder
 from .markdown import code, page, table, text
 
 _PARTS = (
@@ -27,7 +27,7 @@ _JSON_TYPES = {str: "text", int: "whole number", float: "number", NoneType: "nul
 
 def traces_page() -> str:
     """Files of a trace folder, and every key of trace.json."""
-    layout = inspect.cleandoc(folder.__doc__ or "")
+    layout = inspect.cleandoc(trace_folder.__doc__ or "")
     return page(
         "Trace format",
         "A trace folder is what `draftquant record` and `draftquant traces import` write. It is"

@@ -18,12 +18,12 @@ from ...calibration.passes.predictions import (
     draft_ids_of,
     num_draft_tokens_fault,
 )
-from ...calibration.traces.folder import TraceFolder
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...quantize.drafts.forward import DraftPass, finite, positions, whole_rows
+from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.stored.loading import LoadedDraft
+from ..counting.expectation import acceptance_probabilities
 from ..errors import ParityError
-from ..expectation import acceptance_probabilities
 
 Quantity = Literal[
     "rows",
