@@ -14,10 +14,10 @@ from draftquant.calibration.linear_inputs.chain_ranges import (
 )
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.quantize.drafts.forward import whole_rows
-from draftquant.quantize.drafts.kinds.chain import ChainForward
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.drafts.forward import whole_rows
+from draftquant.quantize.drafts.kinds.chain import ChainForward
 from draftquant.quantize.stored.loading import load_draft
 from tied_pair import prompt_tokens, save_draft, save_target
 from torch import Tensor

@@ -11,7 +11,6 @@ import torch
 from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
 from draftquant.calibration.linear_inputs.static_scales import StaticScales
-from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.calibration.rounding.latent_weight import LatentWeight
 from draftquant.calibration.rounding.learn import first_latents, learned_codes
 from draftquant.calibration.rounding.learned_state import KeptRounding, LearnedCodes

@@ -11,10 +11,10 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
-from draftquant.quantize.drafts.forward import whole_rows
-from draftquant.quantize.errors import ForwardError
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.drafts.forward import whole_rows
+from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts

@@ -19,8 +19,8 @@ from ...calibration.passes.predictions import (
     num_draft_tokens_fault,
 )
 from ...calibration.traces.prompt_trace import PromptTrace
-from ...quantize.drafts.forward import DraftPass, finite, positions, whole_rows
 from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.drafts.forward import DraftPass, finite, positions, whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ..counting.expectation import acceptance_probabilities
 from ..errors import ParityError

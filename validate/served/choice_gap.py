@@ -9,8 +9,8 @@ from torch import Tensor
 from ...calibration.traces.head_agreement import normalized
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.target_tables import FINAL_NORM, HEAD, SharedTables
-from ...quantize.drafts.maths import linear
 from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.drafts.maths import linear
 from ..measure.measurement import RequestRecord
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...calibration.passes.draft_inputs import filled_up, first_hidden_of_batch
-from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, whole_rows
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward, whole_rows
 from ...quantize.stored.loading import LoadedDraft
 from ..counting.rounds import accepted_by_row
 
