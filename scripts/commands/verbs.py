@@ -21,6 +21,7 @@ def add_verbs(parser: CommandParser, verbs: Verbs) -> None:
         sub = parsers.add_parser(
             verb, help=summary, description=sentence(summary), examples=examples
         )
+        assert isinstance(sub, CommandParser)  # argparse makes it of its parent's class
         add_arguments(sub, _module(module))
 
 
