@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ..recipes.schema import QUANTIZABLE, SHARED_ROLES, Recipe, Role, Rule
 from .drafts.family import Draft, Row
-from .drafts.mixture import is_expert
+from .drafts.shared.mixture.names import is_expert
 from .errors import PlanError
 from .stored.target import EMBEDDING, HEAD
 

@@ -14,7 +14,7 @@ from .claims import claims
 from .drafts import runtime_names
 from .drafts.family import Draft, Row
 from .drafts.fused import fused_names
-from .drafts.mixture import without_expert
+from .drafts.shared.mixture.names import without_expert
 from .errors import PlanError
 from .files.safetensors_header import DTYPE_BYTES, StoredTensor
 from .layouts import OwnFormat, check_head, check_layout, get_layout, last_part, named_heads

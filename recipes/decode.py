@@ -1,9 +1,10 @@
 """Strict decoding: a document and the annotations of frozen dataclasses, walked together.
 
-The walker sees a document as a `Tree`, YAML nodes (`recipe_file.py`) or JSON values
-(`strict_json.py`), which say in their own words what a value should have been. It knows a schema
-only through its annotations: scalars, Literal, X | None, tuple[X, ...], Mapping[str, X],
-dataclasses, and unions of dataclasses that the Literal in their first field tells apart.
+The walker sees a document as a `Tree`, YAML nodes (`recipe_file.py`), JSON values
+(`strict_json.py`), a command line or the arguments of a Python call, which say in their own words
+what a value should have been. It knows a schema only through its annotations: scalars, Literal,
+X | None, tuple[X, ...] and Sequence[X], Mapping[str, X], dataclasses, unions of dataclasses that
+the Literal in their first field tells apart, and unions of scalars, which the tree tells apart.
 
 A key may be left out where its field has a default, unless it is a constant (a Literal of one
 value): a format and its version always stand there.
@@ -124,12 +125,14 @@ class _Walker(Generic[TreeT]):
             kinds = [kind for kind in arguments if kind is not type(None)]
             if len(kinds) < len(arguments) and tree.is_null():
                 return None
+            if len(kinds) > 1 and not all(map(dataclasses.is_dataclass, kinds)):
+                return tree.scalar(Union[tuple(kinds)])  # noqa: UP007 (of what is known at run time)
             if len(kinds) > 1:
                 return self._told_apart(kinds, tree, key)
             return self._value(kinds[0], tree, key)
         if origin is Literal:
             return tree.choice(arguments)
-        if origin is tuple:
+        if origin in (tuple, collections.abc.Sequence):
             if (known := tree.all_of(arguments[0])) is not None:  # lists of tokens are long
                 return known
             items = enumerate(tree.items())

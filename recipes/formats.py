@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 WeightDtype = Literal["int4", "fp8_e4m3", "nvfp4", "mxfp4"]
+ActivationDtype = Literal["fp8_e4m3", "nvfp4", "mxfp4"]
+"""Formats that the input of a linear may be rounded to."""
+Precision = Literal["bf16", "fp8", "nvfp4", "mxfp4"]
+"""What a matrix multiplication of a GPU takes in; bf16 stands for both 16-bit formats."""
 Granularity = Literal["channel", "tensor", "group", "block"]
 
 
@@ -27,6 +31,10 @@ class NumberFormat:
         scale_dtype: safetensors dtype of its scales; "U8" holds an exponent (E8M0), None means the
             dtype of the weight or the one that a recipe says.
         global_scale: whether one scale of the whole matrix lies over those of the groups.
+        unit: as what GPUs with a unit for it multiply it; "bf16" = it is always widened.
+        carried: granularities whose codes may be stored in a wider format, each exactly: -8 .. 7
+            are exact in FP8 E4M3.
+        second_stage: granularities whose codes may be taken of a weight rounded to FP8 first.
     """
 
     bits: int
@@ -37,11 +45,19 @@ class NumberFormat:
     codes_per_element: int
     scale_dtype: str | None
     global_scale: bool = False
+    unit: Precision = "bf16"
+    carried: tuple[Granularity, ...] = ()
+    second_stage: tuple[Granularity, ...] = ()
 
     @property
     def only_groups(self) -> bool:
         """True if it is defined by its groups, as FP4 is."""
         return set(self.sizes) == {"group"}
+
+    @property
+    def is_fp4(self) -> bool:
+        """True of floating-point numbers of 4 bits."""
+        return self.kind == "float" and self.bits == 4
 
 
 NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
@@ -53,6 +69,8 @@ NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
         stored_dtype="I32",
         codes_per_element=8,
         scale_dtype=None,
+        carried=("channel",),
+        second_stage=("channel",),
     ),
     "fp8_e4m3": NumberFormat(
         bits=8,
@@ -62,6 +80,7 @@ NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
         stored_dtype="F8_E4M3",
         codes_per_element=1,
         scale_dtype="F32",
+        unit="fp8",
     ),
     "nvfp4": NumberFormat(
         bits=4,
@@ -72,6 +91,7 @@ NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
         codes_per_element=2,
         scale_dtype="F8_E4M3",
         global_scale=True,
+        unit="nvfp4",
     ),
     "mxfp4": NumberFormat(
         bits=4,
@@ -81,9 +101,6 @@ NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
         stored_dtype="U8",
         codes_per_element=2,
         scale_dtype="U8",
+        unit="mxfp4",
     ),
 }
-CARRIED: tuple[WeightDtype, Granularity] = ("int4", "channel")
-"""The only format whose codes may be stored in a wider one: -8 .. 7 are exact in FP8 E4M3."""
-SECOND_STAGE: tuple[WeightDtype, Granularity] = ("int4", "channel")
-"""The only format whose codes may be taken of a weight rounded to FP8 first."""

@@ -5,6 +5,7 @@ ANOMALOUS.
 """
 
 import argparse
+import dataclasses
 import errno
 import importlib
 import platform
@@ -12,12 +13,24 @@ import signal
 import sys
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 from ..quantize.errors import DeclarationError, VerifyError
+from ..quantize.files.command_line import command_line
 from ..quantize.files.provenance import package_version
 from ..recipes.errors import DraftQuantError, visible
-from .console import RESULTS, StdoutError, detail, open_streams, print_error, speak, stderr
+from .commands.verbs import add_arguments
+from .console import (
+    RESULTS,
+    OnTerminal,
+    StdoutError,
+    detail,
+    open_streams,
+    print_error,
+    speak,
+    stderr,
+)
 from .examples import EXAMPLES
 from .parsers import COMMON, CommandParser, UsageError, add_common_options, sentence
 
@@ -104,7 +117,10 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
         detail(f"{versions}, Python {platform.python_version()}")
     # Names of files may be no Unicode; what is recorded in draftquant.json is.
     options.argv = ["draftquant", *map(visible, arguments)]
-    with _unwinding_signals():
+    if hasattr(options, "settings"):
+        options.settings = dataclasses.replace(options.settings, watch=OnTerminal())
+        options.settings.check()
+    with _unwinding_signals(), command_line(options.argv):
         command = importlib.import_module(f".commands.{options.command}", __package__)
         return int(command.run(options))
 
@@ -123,8 +139,9 @@ def _told(
 
 def _unprinted(exc: StdoutError, options: argparse.Namespace) -> DraftQuantError:
     """The error of a run that failed only in printing; results are printed last of all."""
-    named = (getattr(options, name, None) for name in ("out", "report"))
-    done = [f"  {path} is complete and stays" for path in named if path and path.exists()]
+    given = getattr(options, "settings", options)
+    named = (getattr(given, name, None) for name in ("out", "report"))
+    done = [f"  {path} is complete and stays" for path in named if path and Path(path).exists()]
     fix = "redirect it to a file or to /dev/null, with space on the disk"
     return DraftQuantError("stdout", f"cannot be written: {exc}", details=done, fix=fix)
 
@@ -149,8 +166,7 @@ def _parser(arguments: Container[str]) -> CommandParser:
             name, help=summary, description=sentence(summary), examples=EXAMPLES.get(name, ())
         )
         if name in arguments:  # the arguments of the other commands are not needed
-            module = importlib.import_module(f".commands.{name}", __package__)
-            module.add_arguments(sub)
+            add_arguments(sub, importlib.import_module(f".commands.{name}", __package__))
     add_common_options(parser, version)
     return parser
 

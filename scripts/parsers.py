@@ -4,14 +4,22 @@ They know arguments, not what commands do.
 """
 
 import argparse
+import collections.abc
+import dataclasses
 import difflib
+import os
 import re
 import shutil
 import textwrap
+import types
+import typing
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 from ..recipes.errors import DraftQuantError, short
+from .api.option import Argument, Option, spelling
+from .api.settings import Settings, WordsError, options_of
 from .option_groups import GROUPS, MANY, NEEDED, heading
 
 _KINDS: dict[object, tuple[str, str]] = {
@@ -65,6 +73,7 @@ class CommandParser(argparse.ArgumentParser):
     Attributes:
         examples: command lines that work, shown below `--help` and as the fix of what is missing.
         commands: name -> parser of what stands below it; none for a leaf.
+        settings: of the verb, which parsing makes of the words, as `settings` of the namespace.
     """
 
     def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
@@ -72,6 +81,22 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(add_help=False, **kwargs)
         self.examples = tuple(examples)
         self.commands: dict[str, CommandParser] = {}
+        self.settings: type[Settings] | None = None
+
+    def takes(self, settings: type[Settings]) -> None:
+        """Take the fields of a verb's settings as arguments."""
+        self.settings = settings
+        alone = {
+            name: group
+            for names in settings.exclusive
+            for group in (self.add_mutually_exclusive_group(),)
+            for name in names
+        }
+        hints = typing.get_type_hints(settings)
+        fields = {each.name: each for each in dataclasses.fields(settings)}
+        for name, option in options_of(settings).items():
+            needed = fields[name].default is fields[name].default_factory is dataclasses.MISSING
+            _add(alone.get(name, self), name, option, hints[name], needed=needed)
 
     def format_help(self) -> str:
         """As argparse's, with the examples before the epilog."""
@@ -120,7 +145,18 @@ class CommandParser(argparse.ArgumentParser):
         found, extras = super().parse_known_args(args, namespace)
         if extras:
             self._refuse_extras(extras)
+        if self.settings is not None:
+            found.settings = self._decoded(self.settings, found)
         return found, extras
+
+    def _decoded(self, settings: type[Settings], found: argparse.Namespace) -> Settings:
+        """The settings that the words say."""
+        words = {n: getattr(found, n) for n in options_of(settings) if hasattr(found, n)}
+        given = {n: (word,) if isinstance(word, str) else word for n, word in words.items()}
+        try:
+            return settings.from_words(given)
+        except WordsError as exc:
+            self._fail(exc.where, exc.what, exc.fix or f"see '{self._help()}'")
 
     def error(self, message: str) -> NoReturn:
         """What argparse found."""
@@ -192,6 +228,42 @@ class CommandParser(argparse.ArgumentParser):
             what = f"expected {kind}, got {short(arg_string)}" if kind else exc.message
             fix = f"for example {_named(action)} {example}" if kind else f"see '{self._help()}'"
             self._fail(_named(action), what, fix)
+
+
+def _add(
+    parser: argparse._ActionsContainer, name: str, option: Option, hint: Any, *, needed: bool
+) -> None:
+    """One field of settings as an argument, whose words are kept as they are."""
+    kinds = [kind for kind in _kinds(hint) if kind is not type(None)]
+    origin = typing.get_origin(kinds[0]) or kinds[0]
+    metavar: str | tuple[str, ...] | None = option.metavar
+    if origin is Literal and metavar is None:
+        metavar = f"{{{','.join(map(str, typing.get_args(kinds[0])))}}}"
+    given: dict[str, Any] = {"help": option.help, "default": argparse.SUPPRESS}
+    if kinds == [bool]:
+        given["action"] = "store_true"
+    elif origin in (tuple, collections.abc.Sequence, collections.abc.Mapping):
+        if option.several == "repeated":
+            given["action"] = "append"
+        elif option.several == "words":
+            given["nargs"] = option.count
+            if isinstance(option.count, int) and metavar is not None:
+                metavar = tuple(str(metavar).split())
+    elif isinstance(option, Argument) and not needed:
+        given["nargs"] = "?"
+    if kinds != [bool]:
+        given["metavar"] = metavar
+    if isinstance(option, Argument):
+        action = parser.add_argument(name, **given)
+    else:
+        names = [spelling(name, option), *([option.short] if option.short else [])]
+        action = parser.add_argument(*names, dest=name, required=needed, **given)
+    action.is_path = bool({Path, os.PathLike[str]} & set(kinds))  # type: ignore[attr-defined]
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (hint,)
 
 
 def sentence(summary: str) -> str:

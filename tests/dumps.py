@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM

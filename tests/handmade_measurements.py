@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
-from draftquant.validate.measure.checks import prompts_sha256
 from draftquant.validate.measure.measurement import (
     Asked,
     Measurement,
@@ -15,6 +14,7 @@ from draftquant.validate.measure.measurement import (
     Setup,
     Speculation,
 )
+from draftquant.validate.measure.measurement_checks import prompts_sha256
 
 _SECONDS = itertools.count(1)  # no two runs take the same time
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from draftquant.calibration.traces.feature_evidence import FeatureEvidence
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
-from draftquant.validate.draft_replay import (
+from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
+from draftquant.validate.counting.draft_replay import (
     DraftReplay,
     FirstStepAgreement,
     PromptReplay,
     TraceFigures,
 )
-from draftquant.validate.policy import POLICIES
-from draftquant.validate.statistics import AcceptanceCounts
+from draftquant.validate.judging.policy import POLICIES
 from test_traces import TARGET
 
 RELEASE = POLICIES["release"]

@@ -3,10 +3,11 @@
 import dataclasses
 from typing import Any
 
-from draftquant.validate.doubts import Background
-from draftquant.validate.gate import GateReport, judge
+from draftquant.validate.judging.anomalies import Background
+from draftquant.validate.judging.judgement import GateReport, judge
+from draftquant.validate.judging.policy import resolve_policy
+from draftquant.validate.judging.retuned_gate import RetunedReport, judge_retuned
 from draftquant.validate.parity.finding import Finding
-from draftquant.validate.policy import resolve_policy
 from draftquant.validate.report.document import (
     Document,
     Judged,
@@ -21,10 +22,9 @@ from draftquant.validate.report.facts import (
     QuantizationFacts,
     RuleFacts,
 )
-from draftquant.validate.retuned import RetunedReport, judge_retuned
-from draftquant.validate.served.joint import JointReport
-from draftquant.validate.served.judged import judge_measured
-from draftquant.validate.served.noise import server_noise
+from draftquant.validate.served.joint_report import JointReport
+from draftquant.validate.served.served_gate import judge_measured
+from draftquant.validate.served.server_noise import server_noise
 from handmade_measurements import alternating, measurement
 from handmade_replays import BASELINE, RELEASE, noisy, replay, spread
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
-from draftquant.validate.measure.checks import prompts_sha256
 from draftquant.validate.measure.measurement import (
     Asked,
     Measurement,
@@ -14,6 +13,7 @@ from draftquant.validate.measure.measurement import (
     Setup,
     Speculation,
 )
+from draftquant.validate.measure.measurement_checks import prompts_sha256
 
 SPECULATION = Speculation(num_draft_tokens=3, method="eagle3")
 

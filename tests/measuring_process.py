@@ -12,10 +12,10 @@ from pathlib import Path
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.server_client import Patience
-from draftquant.validate.measure.plan import Plan, ServerAddress
+from draftquant.validate.measure.measure_plan import Plan, ServerAddress
+from draftquant.validate.measure.measuring import measure
 from draftquant.validate.measure.protocols.protocol import Ask
 from draftquant.validate.measure.protocols.vllm import VLLMProtocol
-from draftquant.validate.measure.run import measure
 
 PROMPTS = tuple(
     Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=(i, 3, i % 7)) for i in range(60)

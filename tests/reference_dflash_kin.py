@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from draftquant.quantize.drafts.geometries.dflash2 import DFlash2Geometry
-from draftquant.quantize.drafts.geometries.domino import DominoGeometry
+from draftquant.quantize.drafts.families.dflash2.geometry import DFlash2Geometry
+from draftquant.quantize.drafts.families.domino.geometry import DominoGeometry
 from reference_dflash import ReferenceDFlash
 from torch import Tensor, nn
 

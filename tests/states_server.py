@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draftquant.calibration.vllm.pages import Pages, write_states
+from draftquant.calibration.vllm.state_pages import Pages, write_states
 from draftquant.calibration.vllm.states_file import STATES_KEY, StatesHead
 from local_http import listening
 from torch import Tensor

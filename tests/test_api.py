@@ -19,8 +19,8 @@ from draftquant.quantize.verify.folder import VerifyReport
 from draftquant.scripts.api.replay import replay
 from draftquant.scripts.api.watch import SILENT, Watch
 from draftquant.scripts.cli import main
-from draftquant.validate.draft_replay import DraftReplay
-from draftquant.validate.gate import GateReport
+from draftquant.validate.counting.draft_replay import DraftReplay
+from draftquant.validate.judging.judgement import GateReport
 from test_packaging import ROOT, project
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"

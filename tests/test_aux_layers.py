@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.aux_layers import KEY, SECTION, read_aux_layer_ids
+from draftquant.quantize.drafts.shared.aux_layers import KEY, SECTION, read_aux_layer_ids
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from tiny import edit_json, tiny_eagle3_llama

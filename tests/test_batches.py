@@ -13,11 +13,11 @@ from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.passes.predictions import draft_proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import TraceEntry
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.validate.replay import chosen_num_draft_tokens, replay_drafts
+from draftquant.validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
 
 PAIRS = Path(__file__).parent / "pairs"
 LAYERS = {"eagle3-llama": (0, 1, 2), "eagle3-mla": (1, 2, 3), "dflash": (0, 1, 2)}
@@ -155,7 +155,7 @@ def test_one_scale_for_a_call_is_not_shared_by_prompts(
         sizes.append(len(arguments[2]))
         return original(*arguments, **options)
 
-    monkeypatch.setattr("draftquant.validate.replay.proposals_of_batch", noted)
+    monkeypatch.setattr("draftquant.validate.counting.trace_replay.proposals_of_batch", noted)
     replay_drafts([draft, whole], traces, num_draft_tokens=3)
     assert sizes == [1] * 2 * NUM_PROMPTS
 

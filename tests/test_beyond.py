@@ -25,7 +25,7 @@ from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit
 from draftquant.recipes import Recipe, Rule, load_recipe
 from draftquant.validate.errors import TuneError
-from draftquant.validate.tuning.mixture import KEPT, Option, Unit, recipe_of
+from draftquant.validate.tuning.draft_mixture import KEPT, Option, Unit, recipe_of
 from heads import BEYOND, FUSION, HEAD, beyond
 from mixes import FP8, INT4, NVFP4
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
@@ -420,7 +420,7 @@ def test_gptq_of_a_head_comes_closer_in_outputs(source: Path, tmp_path: Path) ->
 
 def test_of_a_foreign_head_the_gate_asks_where_it_points(source: Path, tmp_path: Path) -> None:
     from draftquant.validate.errors import GateError
-    from draftquant.validate.pairing import DraftFolder, check_loaded
+    from draftquant.validate.judging.candidate_origin import DraftFolder, check_loaded
 
     out = tmp_path / "out"
     quantized(source, BEYOND["fp8-head"], out)

@@ -12,12 +12,12 @@ from draftquant.calibration.linear_inputs.input_range import InputRange
 from draftquant.calibration.linear_inputs.range_plot import draw_ranges
 from draftquant.calibration.linear_inputs.static_error import static_errors
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
-from draftquant.validate.alignment import ScaleComparison, compare_scales
-from draftquant.validate.replay import replay_drafts
+from draftquant.validate.counting.activation_scales import ScaleComparison, compare_scales
+from draftquant.validate.counting.trace_replay import replay_drafts
 from tied_pair import prompt_tokens, save_draft, save_target
 
 MODULE = "layers.0.mlp.down_proj"

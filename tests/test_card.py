@@ -28,9 +28,9 @@ from draftquant.quantize.files.staging import replace_text
 from draftquant.quantize.verify.folder import verify
 from draftquant.recipes.errors import visible
 from draftquant.scripts.cli import main
-from draftquant.validate.card.acceptance import acceptance_section, read_gate
+from draftquant.validate.card.acceptance_section import acceptance_section, read_gate
 from draftquant.validate.card.model_card import CardRequest, model_card
-from draftquant.validate.card.served import Served, served_section
+from draftquant.validate.card.served_section import Served, served_section
 from draftquant.validate.errors import CardError, GateError, MeasureError
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.report.document import Header

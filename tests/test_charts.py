@@ -5,8 +5,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from draftquant.validate.charts.acceptance_charts import Dot, histogram, positions, scatter
 from draftquant.validate.charts.bars import Bar, bars
-from draftquant.validate.charts.counted import Dot, histogram, positions, scatter
 from draftquant.validate.charts.forest import Interval, forest
 from draftquant.validate.charts.look import standalone, style_sheet
 from draftquant.validate.charts.scale import Scale, percent, ticks

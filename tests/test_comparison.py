@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from draftquant.scripts.commands.replay import _mapping as replay_mapping
 from draftquant.validate.comparison import simultaneous as simultaneous_module
-from draftquant.validate.comparison.compare import compare
-from draftquant.validate.comparison.counted import Contestant, CountedDrafts, count_drafts
-from draftquant.validate.comparison.samples import ALL_PROMPTS, TRAFFIC, samples_of
+from draftquant.validate.comparison.counted_drafts import Contestant, CountedDrafts, count_drafts
+from draftquant.validate.comparison.draft_comparison import compare
+from draftquant.validate.comparison.prompt_samples import ALL_PROMPTS, TRAFFIC, samples_of
 from draftquant.validate.comparison.simultaneous import (
     MOST_CORRELATED,
     Estimate,
@@ -22,13 +22,13 @@ from draftquant.validate.comparison.simultaneous import (
     simultaneous,
 )
 from draftquant.validate.comparison.sources import Counted, of_files, of_replays
-from draftquant.validate.draft_replay import DraftReplay
+from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
+from draftquant.validate.counting.draft_replay import DraftReplay
+from draftquant.validate.counting.paired_change import paired_change
 from draftquant.validate.errors import CompareError, GateError
-from draftquant.validate.gate import judge
+from draftquant.validate.judging.judgement import judge
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import line_of
-from draftquant.validate.paired import paired_change
-from draftquant.validate.statistics import AcceptanceCounts
 from handmade_measurements import alternating, measurement
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import HASHES, joint, retuned, served, text_of

@@ -13,15 +13,15 @@ import pytest
 from draftquant.calibration.errors import PromptError
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.conversations import record_conversations
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.near_duplicates import num_near_duplicates, prompt_text
-from draftquant.calibration.traces.seen import recorded_prompts
+from draftquant.calibration.traces.recorded_prompts import recorded_prompts
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
-from draftquant.validate.clusters import distinct_prompts
-from draftquant.validate.replay import replay_drafts
+from draftquant.validate.counting.clusters import distinct_prompts
+from draftquant.validate.counting.trace_replay import replay_drafts
 from test_dumps import PAIR, TARGET
 from transformers import AutoTokenizer
 

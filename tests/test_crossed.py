@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from draftquant.validate.launch.crossed import Estimate, Factor, estimate
+from draftquant.validate.launch.crossed_intervals import Estimate, Factor, estimate
 from scipy import stats
 
 

@@ -8,7 +8,7 @@ import torch
 from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding, TokenChooser, processed_logprobs
-from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.recording.record_traces import record_traces
 from tied_pair import prompt_tokens, save_target
 from transformers import (
     TemperatureLogitsWarper,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.families.dflash import DFlash
-from draftquant.quantize.drafts.geometries.dflash import DFlashGeometry
+from draftquant.quantize.drafts.families.dflash.geometry import DFlashGeometry
+from draftquant.quantize.drafts.families.dflash.names import DFlash
 from draftquant.quantize.drafts.rope import RopeConfig
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.geometries.dflash import DFlashGeometry
+from draftquant.quantize.drafts.families.dflash.geometry import DFlashGeometry
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from tiny import edit_json

@@ -3,15 +3,15 @@
 import pytest
 import torch
 from draftquant.calibration.passes.predictions import draft_predictions
-from draftquant.calibration.rounding import divergence
-from draftquant.calibration.rounding.divergence import (
+from draftquant.calibration.rounding import proposal_divergence as divergence
+from draftquant.calibration.rounding.proposal_divergence import (
     DepthWeights,
     agreement,
     backward_of_divergence,
     passes_of,
 )
 from draftquant.calibration.rounding.sequences import LearningSequence, read_sequence
-from draftquant.quantize.drafts.forwards.base import DraftForward
+from draftquant.quantize.drafts.forward import DraftForward
 from rounding_pairs import K, RoundingPair, make_pair
 from torch import Tensor
 

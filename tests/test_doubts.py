@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 from draftquant.calibration.traces.feature_evidence import FeatureEvidence
-from draftquant.validate.doubts import Background, min_baseline_length
 from draftquant.validate.errors import GateError
-from draftquant.validate.gate import GateReport, judge
+from draftquant.validate.judging.anomalies import Background, min_baseline_length
+from draftquant.validate.judging.judgement import GateReport, judge
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay
 
 ZERO = FeatureEvidence(repeats=9000, constant=True, share={0: 0.0})

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.drafts.geometries.eagle3 import Eagle3LlamaGeometry
 from draftquant.quantize.drafts.registry import FAMILIES
 from draftquant.quantize.drafts.rope import RopeConfig
+from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors

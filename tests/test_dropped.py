@@ -27,7 +27,7 @@ from draftquant.quantize.verify.dropped import prove_dropped
 from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
 from draftquant.recipes.schema import Role
 from draftquant.scripts.cli import main
-from draftquant.validate.pairing import DraftFolder, check_folders
+from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_mla import tiny_eagle3_mla
 from verify_cases import edit, faults_of, flip_bit, reseal

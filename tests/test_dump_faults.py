@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from draftquant.calibration.dumps.dump_conventions import Declared
 from draftquant.calibration.dumps.import_dump import import_dump
 from draftquant.calibration.dumps.readers import READERS
-from draftquant.calibration.dumps.settle import Declared
 from draftquant.calibration.errors import PromptError, TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.files.torch_file import TorchFileProblem, load_plain
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
@@ -60,7 +60,7 @@ def draft() -> LoadedDraft:
 
 @pytest.fixture
 def not_run(monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("draftquant.calibration.dumps.target.RUNNABLE_SHARE", 0.0)
+    monkeypatch.setattr("draftquant.calibration.dumps.dump_target.RUNNABLE_SHARE", 0.0)
     return TARGET
 
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.dumps.answers import Answers
+from draftquant.calibration.dumps.dump_answers import Answers
+from draftquant.calibration.dumps.dump_conventions import Declared
 from draftquant.calibration.dumps.import_dump import import_dump
 from draftquant.calibration.dumps.sample import Sample
-from draftquant.calibration.dumps.settle import Declared
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import FeatureDtype
 from draftquant.calibration.traces.target_tables import EMBEDDING, HEAD, TargetTables
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.validate.replay import replay_drafts
+from draftquant.validate.counting.trace_replay import replay_drafts
 from dumps import (
     BUILDERS,
     Text,
@@ -81,7 +81,7 @@ def config_alone(tmp_path: Path) -> Path:
 @pytest.fixture
 def not_run(monkeypatch: pytest.MonkeyPatch) -> Path:
     """A target with its head that is too large to run here."""
-    monkeypatch.setattr("draftquant.calibration.dumps.target.RUNNABLE_SHARE", 0.0)
+    monkeypatch.setattr("draftquant.calibration.dumps.dump_target.RUNNABLE_SHARE", 0.0)
     return TARGET
 
 

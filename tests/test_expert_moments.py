@@ -12,10 +12,10 @@ from draftquant.calibration.linear_inputs import moments
 from draftquant.calibration.linear_inputs.moments import LEAST_PER_COLUMN, MomentsAlongTraces
 from draftquant.calibration.linear_inputs.observation import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.mixture import is_expert
+from draftquant.quantize.drafts.shared.mixture.names import is_expert
 from draftquant.quantize.errors import PlanError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import make_plan

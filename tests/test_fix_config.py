@@ -8,7 +8,7 @@ from typing import Any
 
 import draftquant
 import pytest
-from draftquant.quantize.drafts.aux_layers import KEY, SECTION
+from draftquant.quantize.drafts.shared.aux_layers import KEY, SECTION
 from draftquant.quantize.lints import fixed_config
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main

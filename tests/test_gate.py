@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from draftquant.recipes.expectations import PolicyName
-from draftquant.validate.categories import outcome
-from draftquant.validate.doubts import Background
-from draftquant.validate.draft_replay import FirstStepAgreement
+from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
+from draftquant.validate.counting.draft_replay import FirstStepAgreement
+from draftquant.validate.counting.paired_change import RequiredPrompts, paired_change
 from draftquant.validate.errors import GateError
-from draftquant.validate.gate import GateReport, judge
-from draftquant.validate.paired import RequiredPrompts, paired_change
-from draftquant.validate.policy import POLICIES, Policy, resolve_policy
-from draftquant.validate.statistics import AcceptanceCounts
+from draftquant.validate.judging.anomalies import Background
+from draftquant.validate.judging.categories import outcome
+from draftquant.validate.judging.judgement import GateReport, judge
+from draftquant.validate.judging.policy import POLICIES, Policy, resolve_policy
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 
 

@@ -8,10 +8,10 @@ import pytest
 from draftquant.recipes import load_recipe
 from draftquant.scripts.api.gate import algorithm_to_try, other_policy_warnings
 from draftquant.scripts.commands.gate_report import print_gate
-from draftquant.validate.doubts import Background
-from draftquant.validate.gate import judge
-from draftquant.validate.looks import Look
-from draftquant.validate.policy import resolve_policy
+from draftquant.validate.judging.anomalies import Background
+from draftquant.validate.judging.interim_analysis import Look
+from draftquant.validate.judging.judgement import judge
+from draftquant.validate.judging.policy import resolve_policy
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
 
 

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from draftquant.validate.clusters import distinct_prompts
+from draftquant.validate.counting.clusters import distinct_prompts
 from draftquant.validate.errors import GateError
-from draftquant.validate.gate import judge
+from draftquant.validate.judging.judgement import judge
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 
 

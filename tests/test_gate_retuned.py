@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from draftquant.scripts.commands.gate_report import print_judged
-from draftquant.validate.doubts import Background
-from draftquant.validate.gate import judge
-from draftquant.validate.looks import Look
-from draftquant.validate.retuned import MARK, RetunedReport, judge_retuned
+from draftquant.validate.judging.anomalies import Background
+from draftquant.validate.judging.interim_analysis import Look
+from draftquant.validate.judging.judgement import judge
+from draftquant.validate.judging.retuned_gate import MARK, RetunedReport, judge_retuned
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
 from test_doubts import ZERO
 

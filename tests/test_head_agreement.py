@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.head_agreement import head_agreement
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.target_tables import FINAL_NORM, HEAD, SharedTables, TargetTables
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from tied_pair import NUM_LAYERS, prompt_tokens, save_target
 from torch import Tensor
 

@@ -12,8 +12,8 @@ from draftquant.calibration.linear_inputs.input_scales import InputScale, measur
 from draftquant.calibration.linear_inputs.observation import run_over_traces
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import make_plan

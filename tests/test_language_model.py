@@ -12,8 +12,8 @@ from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.dequantize import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
@@ -26,8 +26,8 @@ from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
-from draftquant.validate.replay import replay_drafts
-from draftquant.validate.rounds import accepted_by_row, rounds
+from draftquant.validate.counting.rounds import accepted_by_row, rounds
+from draftquant.validate.counting.trace_replay import replay_drafts
 from reference_draft import transformers_in_float64
 from tied_pair import VOCAB, prompt_tokens, save_target
 from tiny import edit_json

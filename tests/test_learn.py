@@ -5,22 +5,21 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import draftquant.calibration.rounding.learning as learning_module
+import draftquant.calibration.rounding.learning_loop as learning_module
 import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.linear_inputs.plan_inputs import served_rounding
 from draftquant.calibration.linear_inputs.static_scales import StaticScales
-from draftquant.calibration.passes.draft_pass import whole_rows
-from draftquant.calibration.rounding.divergence import (
+from draftquant.calibration.rounding.latent_weight import LatentWeight
+from draftquant.calibration.rounding.learn import first_latents, learned_codes
+from draftquant.calibration.rounding.learned_state import KeptRounding, LearnedCodes
+from draftquant.calibration.rounding.learning_loop import Learning
+from draftquant.calibration.rounding.proposal_divergence import (
     DepthWeights,
     agreement,
     backward_of_divergence,
 )
-from draftquant.calibration.rounding.kept import KeptRounding, LearnedCodes
-from draftquant.calibration.rounding.latent_weight import LatentWeight
-from draftquant.calibration.rounding.learn import first_latents, learned_codes
-from draftquant.calibration.rounding.learning import Learning
 from draftquant.calibration.rounding.sequences import (
     read_sequence,
     split_prompts,
@@ -28,9 +27,10 @@ from draftquant.calibration.rounding.sequences import (
 )
 from draftquant.calibration.rounding.settings import LearningSettings
 from draftquant.calibration.rounding.validation import LearningProgress
-from draftquant.calibration.traces.folder import TraceEntry, TraceFolder
 from draftquant.calibration.traces.sets import copy_traces
+from draftquant.calibration.traces.trace_folder import TraceEntry, TraceFolder
 from draftquant.quantize.algorithms import FoundCodes
+from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.errors import BackendError, OutputError
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.hub import resolve_draft

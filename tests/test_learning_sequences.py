@@ -15,8 +15,8 @@ from draftquant.calibration.rounding.sequences import (
     training_rows,
     validation_rows,
 )
-from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.manifest import TraceEntry
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from test_trace_sets import body, make_trace, plain, write
 
 K = 3

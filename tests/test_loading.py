@@ -11,13 +11,13 @@ from data_free import data_free
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.engines.contract import EngineName
-from draftquant.quantize.engines.hardware import GPUS, architecture
 from draftquant.quantize.engines.preview import planned_verdicts
 from draftquant.quantize.engines.registry import choose
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.gpus import GPUS, architecture
 from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.recipes import built_in_recipes, load_recipe

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 from draftquant.validate.errors import GateError
-from draftquant.validate.gate import judge
-from draftquant.validate.looks import (
+from draftquant.validate.judging.interim_analysis import (
     MAX_LOOKS,
     Look,
     Spending,
@@ -14,6 +13,7 @@ from draftquant.validate.looks import (
     crossing_probability,
     parse_look,
 )
+from draftquant.validate.judging.judgement import judge
 from handmade_replays import BASELINE, RELEASE, noisy, replay
 from scipy import stats
 

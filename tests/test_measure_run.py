@@ -15,12 +15,12 @@ from draftquant.calibration.server_client import Patience
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
 from draftquant.quantize.errors import OutputError
 from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure.measure_plan import Plan, ServerAddress
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import read_measurement
-from draftquant.validate.measure.plan import Plan, ServerAddress
+from draftquant.validate.measure.measuring import Progress, measure
 from draftquant.validate.measure.protocols.protocol import Ask
 from draftquant.validate.measure.protocols.vllm import VLLMProtocol
-from draftquant.validate.measure.run import Progress, measure
 from draftquant.validate.measure.served_draft import DraftIdentity
 from vllm_server import END, GAP, MODEL, VLLMServer, continued, rounds_of, served
 

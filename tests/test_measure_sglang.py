@@ -12,14 +12,14 @@ from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.server_client import Event, Reply
 from draftquant.validate.errors import MeasureError
+from draftquant.validate.measure.measure_plan import Plan, ServerAddress
 from draftquant.validate.measure.measurement_file import read_measurement
-from draftquant.validate.measure.plan import Plan, ServerAddress
+from draftquant.validate.measure.measuring import measure
 from draftquant.validate.measure.protocols import get_protocol
-from draftquant.validate.measure.protocols.fields import AnswerProblem
+from draftquant.validate.measure.protocols.answer_fields import AnswerProblem
 from draftquant.validate.measure.protocols.protocol import Completion
 from draftquant.validate.measure.protocols.sglang import SGLangProtocol
 from draftquant.validate.measure.protocols.sglang_answer import read_answer
-from draftquant.validate.measure.run import measure
 from stand.asking import (
     IMPATIENT,
     NUM_TOKENS,

@@ -11,15 +11,15 @@ from draftquant.calibration.errors import ServerError
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.server_client import Event, Reply
 from draftquant.validate.errors import MeasureError
-from draftquant.validate.measure.checks import record_problem
+from draftquant.validate.measure.measure_plan import Plan, ServerAddress
+from draftquant.validate.measure.measurement_checks import record_problem
 from draftquant.validate.measure.measurement_file import read_measurement
-from draftquant.validate.measure.plan import Plan, ServerAddress
+from draftquant.validate.measure.measuring import measure
 from draftquant.validate.measure.protocols import get_protocol
-from draftquant.validate.measure.protocols.fields import AnswerProblem
+from draftquant.validate.measure.protocols.answer_fields import AnswerProblem
 from draftquant.validate.measure.protocols.protocol import Completion
 from draftquant.validate.measure.protocols.tensorrt_llm import TensorRTLLMProtocol
 from draftquant.validate.measure.protocols.tensorrt_llm_answer import read_answer
-from draftquant.validate.measure.run import measure
 from stand.asking import (
     IMPATIENT,
     NUM_TOKENS,

@@ -11,7 +11,7 @@ from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.server_client import Patience, ServerClient
 from draftquant.validate.errors import MeasureError
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
-from draftquant.validate.measure.protocols import counted
+from draftquant.validate.measure.protocols import counter_rounds as counted
 from draftquant.validate.measure.protocols.counters import Counters
 from draftquant.validate.measure.protocols.protocol import Ask, Completion
 from draftquant.validate.measure.protocols.vllm import VLLMProtocol

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.passes import memory
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
-from draftquant.validate.measure.checks import prompts_sha256
+from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.measure.measurement import Measurement
+from draftquant.validate.measure.measurement_checks import prompts_sha256
 from draftquant.validate.measure.measurement_file import line_of, read_measurement
-from draftquant.validate.pairing import DraftFolder
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.parity.finding_file import write_findings
-from draftquant.validate.served import reconciled
-from draftquant.validate.served.places import places, places_of_batch
+from draftquant.validate.served import reconciliation as reconciled
+from draftquant.validate.served.every_position import places, places_of_batch
 from handmade_measurements import alternating, measurement, record, setup
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from draftquant.validate.errors import MeasureError
 from draftquant.validate.measure import measurement_file
-from draftquant.validate.measure.checks import prompts_sha256
 from draftquant.validate.measure.measurement import (
     Asked,
     Measurement,
@@ -18,6 +17,7 @@ from draftquant.validate.measure.measurement import (
     Setup,
     Speculation,
 )
+from draftquant.validate.measure.measurement_checks import prompts_sha256
 from draftquant.validate.measure.measurement_file import line_of, read_measurement
 
 RECORDS = tuple(

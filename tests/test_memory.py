@@ -9,9 +9,9 @@ import torch
 from draftquant.calibration.errors import DeviceError
 from draftquant.calibration.passes import batches, memory
 from draftquant.calibration.passes.memory import MemoryEstimate, estimate_replay
-from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.stored.loading import load_draft

@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.passes.predictions import draft_predictions
-from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
-from draftquant.quantize.drafts.forwards.base import ChainForward, softmax_attention
-from draftquant.quantize.drafts.forwards.mla import MlaAttention, served_rope, softmax_mscale
-from draftquant.quantize.drafts.geometries.eagle3 import Eagle3MlaGeometry
+from draftquant.quantize.drafts.families.eagle3_mla.names import Eagle3Mla
+from draftquant.quantize.drafts.kinds.chain import ChainForward
+from draftquant.quantize.drafts.maths import softmax_attention
 from draftquant.quantize.drafts.rope import rope_frequencies
+from draftquant.quantize.drafts.shared.attention.forward import (
+    MlaAttention,
+    served_rope,
+    softmax_mscale,
+)
+from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3MlaGeometry
 from reference_draft import random_weights
 from reference_mla import ReferenceMlaDraft
 from torch import Tensor

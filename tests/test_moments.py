@@ -11,9 +11,9 @@ from draftquant.calibration.errors import CalibrationError
 from draftquant.calibration.linear_inputs.moments import BLOCK_ROW_STRIDE, MomentsAlongTraces
 from draftquant.calibration.linear_inputs.observation import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
-from draftquant.quantize.drafts.forwards.base import BlockForward
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.drafts.kinds.block import BlockForward
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from reference_draft import transformers_in_float64
 from torch import Tensor

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.forwards.mtp import Gated
+from draftquant.quantize.drafts.shared.mtp.forward import Gated
 from draftquant.quantize.engines.check import check_draft
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.errors import CheckpointError, PlanError

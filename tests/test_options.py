@@ -16,12 +16,12 @@ ANY = MagicMock()
 TWO, THREE = (ANY, ANY), (ANY, ANY, 3)
 FINDING = MagicMock(verdict="PASS", details=[{"first": 1, "second": 1, "items": 1}])
 
-OPEN = "calibration.traces.folder.TraceFolder.open"
+OPEN = "calibration.traces.trace_folder.TraceFolder.open"
 ON_TRACES = "scripts.api.opening.draft_on_traces"
 MEASURED = "validate.measure.measurement_file.read_measurement"
 PROMPTS = "calibration.prompts.prompt_file.read_prompts"
 DEVICE = "calibration.passes.devices.resolve_device"
-PAGES = "scripts.commands.report_outputs.write_reports"
+PAGES = "scripts.api.pages.write_reports"
 FINDINGS = "validate.parity.finding_file.write_findings"
 DRAFTS = "scripts.api.replay.load_for_replay"
 COMPARED = "scripts.commands.compare"
@@ -50,7 +50,7 @@ def replayed(at: str, spy: str = "") -> tuple[Row, ...]:
 
 
 def pages() -> tuple[Row, ...]:
-    """Of `add_page_arguments`."""
+    """Of `Pages`."""
     return (
         Row("--html", "r.html", "documents.*", (Path("r.html"),), PAGES),
         Row("--markdown", "r.md", "documents.*", (Path("r.md"),), PAGES),
@@ -60,10 +60,10 @@ def pages() -> tuple[Row, ...]:
             "skipped",
             "inconclusive",
             "skipped",
-            "validate.report.junit.junit",
+            "validate.report.junit_report.junit",
             "--junit r.xml",
         ),
-        Row("--github", "", "path", Path("summary"), "scripts.commands.report_outputs.append_text"),
+        Row("--github", "", "path", Path("summary"), "scripts.api.pages.append_text"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
     )
 
@@ -77,9 +77,11 @@ def findings() -> tuple[Row, ...]:
 
 
 WRITERS = stubs(
-    "validate.report.page.page", "validate.report.markdown.markdown", "validate.report.junit.junit"
+    "validate.report.html_report.page",
+    "validate.report.markdown_report.markdown",
+    "validate.report.junit_report.junit",
 )
-SERVED = {"spy": "validate.served.judged.judge_measured", "beside": "--measured A B",
+SERVED = {"spy": "validate.served.served_gate.judge_measured", "beside": "--measured A B",
           "without": ("BF16", "QUANT", "--traces")}  # fmt: skip
 FIX = "scripts.commands.check_fix"
 RECORDED_BY = "--engine vllm --shared FOLDER"
@@ -131,7 +133,8 @@ COMMANDS = (
                 "scripts.commands.estimate.make_estimate", "scripts.commands.estimate.make_plan",
                 "scripts.commands.estimate._configs", "scripts.commands.estimate.print_report"),
     }),
-    Command("calibrate DRAFT --traces TRACES", "validate.alignment.compare_scales", (
+    Command("calibrate DRAFT --traces TRACES",
+            "validate.counting.activation_scales.compare_scales", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.calibrate.resolve_draft"),
         *on_traces(),
         Row("--compare", "", ""),
@@ -148,7 +151,7 @@ COMMANDS = (
     }),
     Command("tune DRAFT --traces TRACES --engine vllm --arch h200 --out tuned.yaml"
             " --recipe int4-channel",
-            "validate.tuning.tune.tune_draft", (
+            "validate.tuning.tune_draft.tune_draft", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.tune.open_draft"),
         *on_traces(),
         Row("--engine", "sglang", "candidates.serving.engine", "sglang"),
@@ -162,35 +165,36 @@ COMMANDS = (
         Row("--allow-zero-rows", "", "candidates.allow_zero_rows"),
         Row("--fix-config", "", "candidates.fix_config"),
         Row("--out", "other.yaml", "path", Path("other.yaml"), "scripts.commands.tune.write_text"),
-        Row("--plot", "p.svg", "path", Path("p.svg"), "validate.tuning.plot.draw_path"),
+        Row("--plot", "p.svg", "path", Path("p.svg"), "validate.tuning.path_plot.draw_path"),
     ), {
         "scripts.commands.tune.open_draft": TWO,
         ON_TRACES: THREE,
-        **stubs(OPEN, "scripts.commands.tune.make_plan", "validate.tuning.mixture.units_of",
-                "calibration.rounding.sequences.split_prompts", "validate.tuning.tune.tune_draft",
+        **stubs(OPEN, "scripts.commands.tune.make_plan", "validate.tuning.draft_mixture.units_of",
+                "calibration.rounding.sequences.split_prompts",
+                "validate.tuning.tune_draft.tune_draft",
                 "validate.tuning.candidates.Candidates.recipe",
                 "scripts.commands.tune.recipe_document", "scripts.commands.tune.write_text",
                 "scripts.commands.tune.print_report", "scripts.commands.tune.print_choice"),
     }),
     Command("quantize DRAFT --recipe int4-channel --out OUT",
-            "scripts.commands.quantize.quantize", (
-        Row("DRAFT", "a/b", "draft", "a/b"),
-        Row("--subtree", "mtp", "subtree", "mtp"),
-        Row("--recipe", "fp8-ptpc", "recipe.name", "fp8-ptpc"),
-        Row("--backend", "quark", "backend", "quark"),
-        Row("--algorithm", "gptq", "algorithm", "gptq"),
-        Row("--target-layers", "61", "target_layers", 61),
-        Row("--out", "other", "out", Path("other")),
-        Row("--traces", "T", "traces", Path("T")),
-        Row("--input-scale", "0.5", "input_scale", 0.5),
-        Row("--num-draft-tokens", "5", "num_draft_tokens", 5),
-        Row("--device", "cuda:1", "device", "cuda:1"),
-        Row("--target", "M", "target", Path("M")),
-        Row("--allow-zero-rows", "", "allow_zero_rows"),
-        Row("--fix-config", "", "fix_config"),
+            "scripts.commands.quantize.quantize.run", (
+        Row("DRAFT", "a/b", "settings.draft", "a/b"),
+        Row("--subtree", "mtp", "settings.subtree", "mtp"),
+        Row("--recipe", "fp8-ptpc", "settings.recipe", "fp8-ptpc"),
+        Row("--backend", "quark", "settings.backend", "quark"),
+        Row("--algorithm", "gptq", "settings.algorithm", "gptq"),
+        Row("--target-layers", "61", "settings.target_layers", 61),
+        Row("--out", "other", "settings.out", Path("other")),
+        Row("--traces", "T", "settings.traces", Path("T")),
+        Row("--input-scale", "0.5", "settings.input_scale", 0.5),
+        Row("--num-draft-tokens", "5", "settings.num_draft_tokens", 5),
+        Row("--device", "cuda:1", "settings.device", "cuda:1"),
+        Row("--target", "M", "settings.target", Path("M")),
+        Row("--allow-zero-rows", "", "settings.allow_zero_rows"),
+        Row("--fix-config", "", "settings.fix_config"),
     )),
     Command("retune DRAFT --recipe int4-channel --traces TRACES --out OUT --baseline BASE",
-            "calibration.rounding.retune.retune_draft", (
+            "calibration.rounding.retune_draft.retune_draft", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.retune.open_draft"),
         *on_traces(),
         Row("--recipe", "fp8-ptpc", "recipe.name", "fp8-ptpc", "scripts.commands.retune.make_plan"),
@@ -217,18 +221,18 @@ COMMANDS = (
         **stubs("scripts.commands.verify.print_verification"),
     }),
     Command("dequantize QUANT --out OUT", "quantize.dequantize.dequantize_draft", (
-        Row("QUANT", "a/b", "reference", "a/b", "scripts.commands.dequantize.resolve_draft"),
-        Row("--subtree", "mtp", "subtree", "mtp", "scripts.commands.dequantize.resolve_draft"),
+        Row("QUANT", "a/b", "reference", "a/b", "scripts.api.dequantize.resolve_draft"),
+        Row("--subtree", "mtp", "subtree", "mtp", "scripts.api.dequantize.resolve_draft"),
         Row("--out", "other", "out", Path("other")),
         Row("--dtype", "float32", "dtype", "F32"),
     ), {
         "quantize.dequantize.plan_dequantization": MagicMock(bytes_after=1),
-        **stubs("scripts.commands.dequantize.resolve_draft"),
+        **stubs("scripts.api.dequantize.resolve_draft"),
     }),
     Command("unpickle DRAFT --out OUT", "quantize.files.unpickle.unpickle_draft", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.unpickle.resolve_draft"),
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.unpickle.resolve_draft"),
         Row("--out", "other", "out", Path("other")),
-    ), stubs("scripts.commands.unpickle.resolve_draft")),
+    ), stubs("scripts.api.unpickle.resolve_draft")),
     Command("transcode QUANT --out OUT", "quantize.transcoding.transcode.plan_transcoding", (
         Row("QUANT", "a/b", "source.given", "a/b"),
         Row("--layout", "quark", "layout", "quark"),
@@ -238,7 +242,7 @@ COMMANDS = (
             "quantize.transcoding.transcode.transcode_draft"),
     ), {
         "quantize.transcoding.transcode.plan_transcoding": MagicMock(bytes_after=1),
-        **stubs("scripts.commands.transcode.resolve_draft"),
+        **stubs("scripts.api.transcode.resolve_draft"),
     }),
     Command("check DRAFT --engine vllm", "scripts.commands.check.check", (
         Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.check.resolve_draft"),
@@ -260,10 +264,10 @@ COMMANDS = (
         **stubs("scripts.commands.check.resolve_draft", f"{FIX}.plan_repairs",
                 "scripts.commands.check.print_fix", "scripts.commands.check._print"),
     }),
-    Command("clean FOLDER", "scripts.commands.clean._why_left", (
-        Row("FOLDER", ".", "parent", Path(), "scripts.commands.clean.find_staging"),
+    Command("clean FOLDER", "quantize.files.stale.clean_folder", (
+        Row("FOLDER", ".", "parent", Path()),
         Row("--older-than", "5", "older_than", 5),
-    ), {"scripts.commands.clean.find_staging": [ANY]}),
+    )),
     Command("record --target M --prompts P --out OUT", "scripts.commands.record.record_as", (
         Row("--target", "other", "target", Path("other")),
         Row("--prompts", "other", "prompts", Path("other")),
@@ -331,7 +335,7 @@ COMMANDS = (
         Row("--rope-theta", "5e5", "rope_theta", 5e5),
     )),
     Command("measure --server http://h --engine vllm --prompts P --out r.jsonl",
-            "validate.measure.run.measure", (
+            "validate.measure.measuring.measure", (
         Row("--launch", "M.yaml", "path", Path("M.yaml"), "validate.launch.matrix.load_matrix",
             without=("--server", "--engine", "--prompts")),
         Row("--plot", "p.svg", "path", Path("p.svg"), "validate.launch.speed_plot.draw_speed",
@@ -361,7 +365,7 @@ COMMANDS = (
         Row("--attempts", "2", "server.patience.attempts", 2),
     ), {
         **stubs(PROMPTS, "calibration.prompts.prompt_file.PromptEncoder",
-                "validate.measure.run.measure", "scripts.commands.measure._print",
+                "validate.measure.measuring.measure", "scripts.commands.measure._print",
                 "validate.measure.protocols.get_protocol",
                 "scripts.commands.measure.draft_identity", "validate.launch.matrix.load_matrix",
                 "scripts.commands.measure_launch.CellMeasurer",
@@ -369,7 +373,8 @@ COMMANDS = (
                 "scripts.commands.measure_launch._runs",
                 "scripts.commands.measure_launch.print_speed"),
     }),
-    Command("reconcile TRACES MEASUREMENT --draft DRAFT", "validate.served.reconciled.reconcile", (
+    Command("reconcile TRACES MEASUREMENT --draft DRAFT",
+            "validate.served.reconciliation.reconcile", (
         Row("TRACES", "other", "traces.given", Path("other")),
         Row("MEASUREMENT", "other", "measurement.given", Path("other")),
         Row("--draft", "a/b", "reference", "a/b", "scripts.commands.reconcile.resolve_draft"),
@@ -382,10 +387,11 @@ COMMANDS = (
         Row("--overwrite", "", "overwrite", True, "scripts.commands.reconcile.write_reports",
             "--report r.json"),
     ), {
-        "validate.served.reconciled.reconcile": MagicMock(**{"to_mapping.return_value": {}}),
-        **stubs(MEASURED, OPEN, DEVICE, "validate.served.reconciled.check_reconcilable",
+        "validate.served.reconciliation.reconcile": MagicMock(**{"to_mapping.return_value": {}}),
+        **stubs(MEASURED, OPEN, DEVICE, "validate.served.reconciliation.check_reconcilable",
                 "scripts.commands.reconcile._kept",
-                "validate.pairing.DraftFolder.read", "scripts.commands.reconcile.resolve_draft",
+                "validate.judging.candidate_origin.DraftFolder.read",
+                "scripts.commands.reconcile.resolve_draft",
                 "scripts.commands.reconcile.shared_tables",
                 "scripts.commands.reconcile._in_both_dtypes",
                 "scripts.commands.reconcile.print_reconciliation"),
@@ -415,7 +421,7 @@ COMMANDS = (
         Row("--unrelated", "", "background.unrelated", **SERVED),
         Row("--expect-baseline", "2.5", "background.expected_baseline", 2.5, **SERVED),
         Row("--baseline-again", "C", "again.given", Path("C"),
-            **SERVED | {"spy": "validate.served.noise.server_noise"}),
+            **SERVED | {"spy": "validate.served.server_noise.server_noise"}),
         Row("--parity", "F", "path", Path("F"), "validate.parity.finding_file.read_findings"),
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
         *pages(),
@@ -423,11 +429,12 @@ COMMANDS = (
         "scripts.commands.gate.judged_drafts": TWO,
         **WRITERS,
         **stubs(MEASURED, "scripts.commands.gate.judge_on_traces",
-                "validate.served.judged.judge_measured", "validate.report.document.document_of",
+                "validate.served.served_gate.judge_measured",
+                "validate.report.document.document_of",
                 "validate.report.document.document_text", "validate.report.document.parse_report",
                 "scripts.commands.gate.print_replays", "scripts.commands.gate.print_judged"),
     }),
-    Command("compare DRAFT --traces TRACES", "validate.comparison.compare.compare", (
+    Command("compare DRAFT --traces TRACES", "validate.comparison.draft_comparison.compare", (
         Row("DRAFT", "P a/b", "references", ["P", "a/b"], f"{COMPARED}.load_for_replay"),
         Row("--traces", "other", "folder", Path("other"), OPEN),
         *replayed("settings.", f"{COMPARED}.load_for_replay"),
@@ -441,10 +448,12 @@ COMMANDS = (
         Row("--report", "r.json", "documents.*", (Path("r.json"),),
             f"{COMPARED}.write_reports"),
         Row("--overwrite", "", "overwrite", True, f"{COMPARED}.write_reports"),
-    ), stubs(OPEN, "validate.pairing.DraftFolder.read", f"{COMPARED}.resolve_draft",
+    ), stubs(OPEN, "validate.judging.candidate_origin.DraftFolder.read",
+             f"{COMPARED}.resolve_draft",
              f"{COMPARED}.load_for_replay", f"{COMPARED}.replay_loaded",
-             "validate.comparison.sources.of_replays", "validate.comparison.compare.compare",
-             "validate.comparison.page.page", "validate.comparison.page.plot",
+             "validate.comparison.sources.of_replays",
+             "validate.comparison.draft_comparison.compare",
+             "validate.comparison.comparison_page.page", "validate.comparison.comparison_page.plot",
              "validate.charts.look.standalone", "validate.report.document.document_text",
              f"{COMPARED}._print")),
     Command("report G.json", "validate.report.document.read_report", (
@@ -474,7 +483,8 @@ COMMANDS = (
         Row("--overwrite", "", "overwrite"),
         Row("--dry-run", "", "dry_run"),
     )),
-    Command("parity divergence PLAIN SPECULATIVE", "validate.parity.divergence.divergence_findings",
+    Command("parity divergence PLAIN SPECULATIVE",
+            "validate.parity.divergence_findings.divergence_findings",
             (
         Row("PLAIN", "other", "plain.given", Path("other")),
         Row("SPECULATIVE", "P Q", "speculative.1.given", Path("Q")),
@@ -484,10 +494,10 @@ COMMANDS = (
         Row("--min-prompts", "7", "min_prompts", 7),
         *findings(),
     ), {
-        "validate.parity.divergence.divergence_findings": [FINDING],
+        "validate.parity.divergence_findings.divergence_findings": [FINDING],
         **stubs(MEASURED, "scripts.commands.parity_report._print"),
     }),
-    Command("parity tasks A_SAMPLES B_SAMPLES", "validate.parity.tasks.task_findings", (
+    Command("parity tasks A_SAMPLES B_SAMPLES", "validate.parity.task_findings.task_findings", (
         Row("A_SAMPLES", "other", "first.given", Path("other")),
         Row("B_SAMPLES", "other", "second.given", Path("other")),
         Row("--max-score-drop", "2%", "max_score_drop", 0.02),
@@ -496,8 +506,9 @@ COMMANDS = (
         Row("--confidence", "90%", "confidence", 0.9),
         *findings(),
     ), {
-        "validate.parity.tasks.task_findings": [FINDING],
-        **stubs("validate.parity.samples.read_samples", "scripts.commands.parity_report._print"),
+        "validate.parity.task_findings.task_findings": [FINDING],
+        **stubs("validate.parity.lm_eval_samples.read_samples",
+                "scripts.commands.parity_report._print"),
     }),
     Command("parity run-tasks --server http://h --engine vllm --tasks gsm8k --out OUT",
             "validate.parity.run_tasks.run_tasks", (
@@ -521,36 +532,40 @@ COMMANDS = (
         Row("--lm-eval", "other", "command", "other"),
     )),
     Command("parity sampled PLAIN SPECULATIVE --prompts P --target M",
-            "validate.parity.sampled.sampled_finding", (
+            "validate.parity.sampled_findings.sampled_finding", (
         Row("PLAIN", "other", "plain.given", Path("other")),
         Row("SPECULATIVE", "other", "speculative.given", Path("other")),
         Row("--prompts", "other", "path", Path("other"), PROMPTS),
         Row("--tokenizer", "K", "target", Path("K"), PROMPTS),
-        Row("--target", "other", "target", Path("other"), "validate.parity.scored.score_by_target"),
+        Row("--target", "other", "target", Path("other"),
+            "validate.parity.text_scores.score_by_target"),
         Row("--score-server", "http://h", "url", "http://h",
-            "validate.parity.scored.score_by_server", "--score-engine vllm", ("--target",)),
+            "validate.parity.text_scores.score_by_server", "--score-engine vllm", ("--target",)),
         Row("--score-engine", "sglang", "engine", "sglang",
-            "validate.parity.scored.score_by_server", "--score-server http://h", ("--target",)),
-        Row("--concurrency", "3", "concurrency", 3, "validate.parity.scored.score_by_server",
+            "validate.parity.text_scores.score_by_server", "--score-server http://h",
+            ("--target",)),
+        Row("--concurrency", "3", "concurrency", 3, "validate.parity.text_scores.score_by_server",
             "--score-server http://h --score-engine vllm", ("--target",)),
         Row("--device", "cuda:1", "name", "cuda:1", DEVICE),
         Row("--dtype", "bfloat16", "dtype", torch.bfloat16,
-            "validate.parity.scored.score_by_target"),
+            "validate.parity.text_scores.score_by_target"),
         Row("--max-logprob-drop", "0.2", "max_logprob_drop.most", 0.2),
         Row("--confidence", "90%", "confidence", 0.9),
         *findings(),
     ), {
-        "validate.parity.sampled.sampled_finding": FINDING,
-        "validate.parity.sampled.texts_of": [],
-        "validate.parity.scored.score_by_target": [],
-        **stubs(MEASURED, PROMPTS, DEVICE, "validate.parity.sampled.check_sampled",
+        "validate.parity.sampled_findings.sampled_finding": FINDING,
+        "validate.parity.sampled_findings.texts_of": [],
+        "validate.parity.text_scores.score_by_target": [],
+        **stubs(MEASURED, PROMPTS, DEVICE, "validate.parity.sampled_findings.check_sampled",
                 "scripts.commands.parity_report._print"),
     }),
-    Command("parity draft BF16 QUANT --traces TRACES", "validate.parity.draft.draft_findings", (
+    Command("parity draft BF16 QUANT --traces TRACES",
+            "validate.parity.draft_findings.draft_findings", (
         Row("BF16", "a/b", "references.0", "a/b", DRAFTS),
         Row("QUANT", "a/b", "references.1", "a/b", DRAFTS),
         Row("--traces", "other", "folder", Path("other"), OPEN),
-        Row("--num-draft-tokens", "5", "asked", 5, "validate.replay.chosen_num_draft_tokens"),
+        Row("--num-draft-tokens", "5", "asked", 5,
+            "validate.counting.trace_replay.chosen_num_draft_tokens"),
         *(row for row in replayed("settings.", DRAFTS)
           if row.option not in ("--draft-sampling", "--batch-size")),
         Row("--top", "7", "top", 7),
@@ -562,8 +577,8 @@ COMMANDS = (
         *findings(),
     ), {
         DRAFTS: MagicMock(both=TWO),
-        "validate.parity.draft.draft_findings": [FINDING],
-        **stubs(OPEN, "validate.replay.chosen_num_draft_tokens",
+        "validate.parity.draft_findings.draft_findings": [FINDING],
+        **stubs(OPEN, "validate.counting.trace_replay.chosen_num_draft_tokens",
                 "validate.parity.draft_agreement.draft_agreement",
                 "scripts.commands.parity_draft._print_parts",
                 "scripts.commands.parity_report._print"),

@@ -5,13 +5,13 @@ import math
 
 import numpy as np
 import pytest
-from draftquant.validate.paired import (
+from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
+from draftquant.validate.counting.paired_change import (
     PairedChange,
     RequiredPrompts,
     paired_change,
     required_prompts,
 )
-from draftquant.validate.statistics import AcceptanceCounts
 from scipy import stats
 
 

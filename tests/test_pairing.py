@@ -10,7 +10,7 @@ from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import GateError
-from draftquant.validate.pairing import DraftFolder, check_folders, check_loaded
+from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
 from tiny import (
     Stored,
     bf16_bits,

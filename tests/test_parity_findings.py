@@ -11,7 +11,7 @@ from draftquant.scripts.commands.parity_report import report_findings
 from draftquant.validate.errors import ParityError
 from draftquant.validate.parity.finding import Finding, worst
 from draftquant.validate.parity.finding_file import read_findings, to_mapping, write_findings
-from draftquant.validate.parity.samples import read_samples
+from draftquant.validate.parity.lm_eval_samples import read_samples
 from test_hostile_files import bounded, endless, fifo, gigabyte
 
 FOUND = Finding(

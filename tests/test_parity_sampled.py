@@ -18,11 +18,11 @@ from draftquant.validate.errors import ParityError
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.measure.protocols.vllm import VLLMProtocol
-from draftquant.validate.parity import scored
+from draftquant.validate.parity import text_scores as scored
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.parity.limits import limits
-from draftquant.validate.parity.sampled import check_sampled, sampled_finding, texts_of
-from draftquant.validate.parity.scored import Text, score_by_server, score_by_target
+from draftquant.validate.parity.sampled_findings import check_sampled, sampled_finding, texts_of
+from draftquant.validate.parity.text_scores import Text, score_by_server, score_by_target
 from handmade_runs import SPECULATION, record, run
 from local_http import listening
 from scipy import stats

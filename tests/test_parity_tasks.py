@@ -10,8 +10,8 @@ import pytest
 from draftquant.scripts.cli import main
 from draftquant.validate.errors import ParityError
 from draftquant.validate.parity.finding import Finding
-from draftquant.validate.parity.samples import read_samples
-from draftquant.validate.parity.tasks import task_findings
+from draftquant.validate.parity.lm_eval_samples import read_samples
+from draftquant.validate.parity.task_findings import task_findings
 from scipy import stats
 
 DATE = "2026-11-22T12-01-02.345678"

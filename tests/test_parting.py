@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.traces.target_tables import FINAL_NORM, HEAD, SharedTables
-from draftquant.validate.served.parting import choice_gap
+from draftquant.validate.served.choice_gap import choice_gap
 from handmade_measurements import record
 from test_reconcile import trace
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.geometries.eagle3 import Eagle3LlamaGeometry
+from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
 from draftquant.quantize.engines import check_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.files.checkpoint import Checkpoint

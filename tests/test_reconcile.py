@@ -7,8 +7,8 @@ import pytest
 import torch
 from draftquant.calibration.traces.prompt_trace import PromptTrace, prompt_sha256
 from draftquant.validate.measure.measurement import RequestRecord
-from draftquant.validate.served.places import Places
-from draftquant.validate.served.reconcile import ReconciledPrompt, reconcile_prompt
+from draftquant.validate.served.every_position import Places
+from draftquant.validate.served.reconciled_prompt import ReconciledPrompt, reconcile_prompt
 from handmade_measurements import record
 
 K, NEAR, MAX_GAP = 2, 0.5, 0.5

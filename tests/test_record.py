@@ -12,12 +12,12 @@ from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, default_aux_layer_ids
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.sets import merge_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.errors import OutputError
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.validate.replay import replay_drafts
+from draftquant.validate.counting.trace_replay import replay_drafts
 from safetensors.torch import load_file, save_file
 from tied_pair import AUX_LAYER_IDS, HIDDEN, VOCAB, prompt_tokens, save_draft, save_target
 from tiny import edit_json, read_tensors, write_tensors
@@ -143,7 +143,7 @@ def test_bfloat16_is_computed_and_stored(target: Path, tmp_path: Path) -> None:
 def test_long_prompts_are_read_in_pieces(
     target: Path, tmp_path: Path, traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftquant.calibration.recording.record._MAX_LOGITS", 2 * VOCAB * 3)
+    monkeypatch.setattr("draftquant.calibration.recording.record_traces._MAX_LOGITS", 2 * VOCAB * 3)
     pieces = record_traces(
         target, PROMPTS, tmp_path / "pieces", max_new_tokens=12, dtype="float64", batch_size=2
     )

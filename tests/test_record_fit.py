@@ -13,9 +13,9 @@ from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.prompt_fit import fitted_prompts
 from draftquant.calibration.recording.target_shape import TargetShape
-from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.sets import merge_traces, split_traces
 from draftquant.calibration.traces.too_long import TooLongPrompts
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.scripts.cli import main
 from tied_pair import VOCAB, save_draft, save_target
 from tiny import edit_json

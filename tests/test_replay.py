@@ -12,20 +12,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.errors import CalibrationError, TraceError
+from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import check_trace_fits
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.backends import get_backend
+from draftquant.quantize.errors import ForwardError
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import WeightFormat
+from draftquant.validate.counting.rounds import accepted_by_row, rounds
+from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.errors import ReplayError
-from draftquant.validate.gate import judge
-from draftquant.validate.policy import POLICIES
-from draftquant.validate.replay import replay_drafts
-from draftquant.validate.rounds import accepted_by_row, rounds
+from draftquant.validate.judging.judgement import judge
+from draftquant.validate.judging.policy import POLICIES
 from engine_loop import greedy_decode
 from reference_draft import transformers_in_float64
 from replay_proof import RoundInput, assert_replay_is_the_engine, fp8_per_token, unrounded
@@ -321,7 +322,7 @@ def test_what_cannot_be_replayed(folder: Path, tmp_path: Path) -> None:
         replay_drafts([draft, shifted], traces, num_draft_tokens=3)
     weights = dict(draft.weights)
     weights["layers.0.mlp.down_proj.weight"] = weights["layers.0.mlp.down_proj.weight"] * torch.inf
-    with pytest.raises(CalibrationError, match="draft step 1: hidden states are NaN"):
+    with pytest.raises(ForwardError, match="draft step 1: hidden states are NaN"):
         replay_drafts([with_weights(draft, weights, unrounded)], traces, num_draft_tokens=3)
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
 from draftquant.calibration.prompts.prompt_file import read_prompts
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint

@@ -14,8 +14,8 @@ import pytest
 import torch
 from draftquant.calibration.linear_inputs.input_scales import measure_input_scales
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.errors import CheckpointError
 from draftquant.quantize.execute import Measured
@@ -26,7 +26,7 @@ from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
-from draftquant.validate.replay import replay_drafts
+from draftquant.validate.counting.trace_replay import replay_drafts
 from reference_draft import ReferenceDraft, transformers_in_float64
 from reference_mla import ReferenceMlaDraft
 from replay_proof import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from draftquant.validate.errors import GateError
-from draftquant.validate.gate import judge
+from draftquant.validate.judging.judgement import judge
 from draftquant.validate.parity.finding_file import to_mapping
 from draftquant.validate.report import document as document_module
 from draftquant.validate.report.document import (

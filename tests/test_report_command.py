@@ -8,14 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 from draftquant.quantize.files.command_line import recorded_argv
+from draftquant.scripts.api.pages import annotation
 from draftquant.scripts.cli import main
-from draftquant.scripts.commands.report_outputs import annotation
+from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.measure.measurement_file import line_of
-from draftquant.validate.pairing import DraftFolder
 from draftquant.validate.report.document import Comparison, read_report
 from draftquant.validate.report.facts import folder_facts
-from draftquant.validate.report.markdown import markdown
-from draftquant.validate.report.page import page
+from draftquant.validate.report.html_report import page
+from draftquant.validate.report.markdown_report import markdown
 from handmade_measurements import alternating, measurement
 from handmade_reports import EVIL, comparison, text_of
 

@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 import pytest
 from draftquant.recipes.errors import visible
 from draftquant.validate.errors import GateError
-from draftquant.validate.gate import GateReport, judge
+from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.report.document import Judged
-from draftquant.validate.report.junit import junit
-from draftquant.validate.report.markdown import MOST_ROWS, code, escaped, markdown
-from draftquant.validate.report.page import page
-from draftquant.validate.report.pictures import bytes_by_recipe, changes_by_recipe
-from draftquant.validate.served.judged import judge_measured
+from draftquant.validate.report.html_report import page
+from draftquant.validate.report.junit_report import junit
+from draftquant.validate.report.markdown_report import MOST_ROWS, code, escaped, markdown
+from draftquant.validate.report.recipe_pictures import bytes_by_recipe, changes_by_recipe
+from draftquant.validate.served.served_gate import judge_measured
 from handmade_measurements import alternating, measurement
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import (

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError, TraceError
-from draftquant.calibration.rounding import retune as retuning
-from draftquant.calibration.rounding import run, validation
-from draftquant.calibration.rounding.learning import Learning
-from draftquant.calibration.rounding.retune import RetuneReport, Side, retune_draft
+from draftquant.calibration.rounding import learning_run, validation
+from draftquant.calibration.rounding import retune_draft as retuning
+from draftquant.calibration.rounding.learning_loop import Learning
+from draftquant.calibration.rounding.retune_draft import RetuneReport, Side, retune_draft
 from draftquant.calibration.rounding.settings import LearningSettings, Teaching
 from draftquant.calibration.rounding.validation import LearningProgress
 from draftquant.calibration.traces.sets import copy_traces
@@ -286,7 +286,7 @@ def test_what_a_run_left_that_was_killed_behind_the_baseline_is_removed(
         raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "shutil", SimpleNamespace(rmtree=lambda *_a, **_k: None))
+        patch.setattr(learning_run, "shutil", SimpleNamespace(rmtree=lambda *_a, **_k: None))
         patch.setattr(retuning, "_checked_baseline", killed)
         with pytest.raises(Interrupted):
             retune(llama, tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tied_pair
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.rounding import settings as settings_module
 from draftquant.calibration.rounding.settings import RETUNING, Teaching
 from draftquant.scripts.cli import main

@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.scripts.cli import main
-from draftquant.validate.served.places import Places, noise
+from draftquant.validate.served.every_position import Places, noise
 from served import cpu, results
 from served.drafts import SERVED_PAIRS, UNQUANTIZED
 from served.rounds import Rounds, compare

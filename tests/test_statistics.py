@@ -1,7 +1,11 @@
 """Acceptance figures of one draft, worked by hand."""
 
 import pytest
-from draftquant.validate.statistics import AcceptanceCounts, pooled, repeated_ngram_share
+from draftquant.validate.counting.acceptance_counts import (
+    AcceptanceCounts,
+    pooled,
+    repeated_ngram_share,
+)
 
 
 def counts(*histogram: int) -> AcceptanceCounts:

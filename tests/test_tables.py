@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.calibration.errors import CalibrationError, TraceError
+from draftquant.calibration.errors import TraceError
 from draftquant.calibration.passes.draft_inputs import check_trace_fits, first_hidden
 from draftquant.calibration.passes.predictions import draft_predictions
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.manifest import TargetIdentity
 from draftquant.calibration.traces.target_tables import EMBEDDING, HEAD, TargetTables
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.drafts import read_config
-from draftquant.quantize.errors import CheckpointError, OutputError
+from draftquant.quantize.errors import CheckpointError, ForwardError, OutputError
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
+from draftquant.validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
 from draftquant.validate.errors import ReplayError
-from draftquant.validate.replay import chosen_num_draft_tokens, replay_drafts
 from safetensors.torch import load_file, save_file
 from test_traces import AUX, TARGET, TRACES
 from tied_pair import HIDDEN, VOCAB, prompt_tokens, save_draft, save_target
@@ -389,7 +389,7 @@ def test_a_token_that_is_not_carried_stops_the_draft(
     assert "--target M" in str(caught.value)
     trace = next(t for t in other if not absent.isdisjoint(t.token_ids[1:-2].tolist()))
     borrowed = load_draft(bare, shared=TargetTables.find(target).shared())
-    with pytest.raises(CalibrationError, match="NaN or infinite"):  # the chain has its own check
+    with pytest.raises(ForwardError, match="NaN or infinite"):  # the chain has its own check
         draft_predictions(
             draft.forward,
             first_hidden(borrowed, other, trace),

@@ -10,14 +10,14 @@ import torch
 from draftquant.calibration.errors import TraceError
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording import target_model
-from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.recording.target_model import (
     ON_CPU,
     Placement,
     input_device,
     loaded_target,
 )
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.scripts.cli import main
 from tied_pair import save_target

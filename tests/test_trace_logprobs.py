@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.errors import TraceError
-from draftquant.calibration.traces.folder import TraceFolder
 from draftquant.calibration.traces.manifest import LogprobSpec, Sampling
 from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from test_traces import AUX, TARGET, make_trace, rewrite
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import read_prompts
-from draftquant.calibration.recording.record import record_traces
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.recording.record_traces import record_traces
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.scripts.cli import main
 from dumps import Text, make_texts, modelopt, modelopt_vllm
 from test_dumps import PAIR, TARGET

@@ -7,9 +7,9 @@ import pytest
 from draftquant.quantize.files.provenance import QuantizedProvenance, read_provenance
 from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
+from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.errors import GateError
-from draftquant.validate.held_out import check_held_out
-from draftquant.validate.replay import replay_drafts
+from draftquant.validate.judging.held_out import check_held_out
 from rounding_pairs import RoundingPair, make_pair
 
 pytestmark = pytest.mark.usefixtures("one_thread")

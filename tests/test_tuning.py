@@ -12,10 +12,9 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.plan import make_plan
 from draftquant.recipes import Recipe, load_recipe, to_mapping
+from draftquant.validate.counting.paired_change import PairedChange
 from draftquant.validate.errors import TuneError
-from draftquant.validate.paired import PairedChange
-from draftquant.validate.tuning.measured import Measured, Point, marked
-from draftquant.validate.tuning.mixture import (
+from draftquant.validate.tuning.draft_mixture import (
     KEPT,
     Mixture,
     Option,
@@ -25,6 +24,7 @@ from draftquant.validate.tuning.mixture import (
     recipe_of,
     units_of,
 )
+from draftquant.validate.tuning.measured_mixtures import Measured, Point, marked
 from draftquant.validate.tuning.search import (
     Costs,
     UnitCost,
@@ -32,9 +32,9 @@ from draftquant.validate.tuning.search import (
     narrowed_mixtures,
     uniform_mixtures,
 )
-from draftquant.validate.tuning.tune import Wanted
-from draftquant.validate.tuning.tune import _doubt as doubt
-from draftquant.validate.tuning.tune import _narrowed as narrowed
+from draftquant.validate.tuning.tune_draft import Wanted
+from draftquant.validate.tuning.tune_draft import _doubt as doubt
+from draftquant.validate.tuning.tune_draft import _narrowed as narrowed
 from handmade_replays import replay
 
 PAIRS = Path(__file__).parent / "pairs"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.vllm import pages
-from draftquant.calibration.vllm.pages import Pages, write_states
+from draftquant.calibration.vllm import state_pages as pages
+from draftquant.calibration.vllm.state_pages import Pages, write_states
 from draftquant.calibration.vllm.states_file import (
     ExpectedStates,
     StatesHead,

@@ -16,10 +16,10 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding, prompt_seed
 from draftquant.calibration.recording.target_shape import TargetShape
 from draftquant.calibration.server_client import Patience
-from draftquant.calibration.traces.folder import TraceFolder
-from draftquant.calibration.vllm import kept, server
-from draftquant.calibration.vllm.plan import RecordingPlan
-from draftquant.calibration.vllm.record import Served, record_with_vllm
+from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.calibration.vllm import recording_folder, server
+from draftquant.calibration.vllm.recording_plan import RecordingPlan
+from draftquant.calibration.vllm.vllm_recording import Served, record_with_vllm
 from draftquant.quantize.errors import OutputError
 from states_server import (
     END,
@@ -41,7 +41,7 @@ LAYERS = (0, 2)
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_PATIENCE", Patience(attempts=5, first_pause=0.01))
-    monkeypatch.setattr(kept, "_WAIT", 0.2)
+    monkeypatch.setattr(recording_folder, "_WAIT", 0.2)
 
 
 @pytest.fixture
@@ -231,7 +231,9 @@ def test_what_is_complete_needs_no_server(
 ) -> None:
     """A run that was ended while it wrote the trace folder."""
     with monkeypatch.context() as patch:
-        patch.setattr("draftquant.calibration.vllm.record.trace_output", lambda *_, **__: 1 / 0)
+        patch.setattr(
+            "draftquant.calibration.vllm.vllm_recording.trace_output", lambda *_, **__: 1 / 0
+        )
         with pytest.raises(ZeroDivisionError):
             record(running, tmp_path / "out", plan(target))
     running.status = lambda _number: 0
@@ -278,9 +280,9 @@ def test_another_number_of_requests_at_a_time_is_the_same_recording(
 def test_two_processes_cannot_record_the_same(tmp_path: Path) -> None:
     asked = {"max_new_tokens": 6}
     with (
-        kept.kept_recording(tmp_path / "out", asked),
+        recording_folder.kept_recording(tmp_path / "out", asked),
         pytest.raises(OutputError, match="another process is recording there"),
-        kept.kept_recording(tmp_path / "out", asked),
+        recording_folder.kept_recording(tmp_path / "out", asked),
     ):
         pass
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids, reads_layers
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.family import Draft
@@ -31,7 +31,7 @@ from draftquant.quantize.plan import make_plan
 from draftquant.quantize.quantize import quantize_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import DraftQuantError, load_recipe
-from draftquant.validate.replay import replay_drafts
+from draftquant.validate.counting.trace_replay import replay_drafts
 from wild_drafts import DRAFTS_FILE, WildDraft, wild_drafts
 
 TABLE_FILE = DRAFTS_FILE.parent / "README.md"
@@ -155,7 +155,7 @@ def _replay(folder: Path, traces: Path) -> Answer:
 
 def _write_traces(draft: LoadedDraft, out: Path) -> None:
     """One prompt of random text and features, as `record` makes them for the draft."""
-    g, fuses = draft.geometry, reads_layers(draft)
+    g, fuses = draft.geometry, draft.geometry.reads_layers
     ids = g.aux_layer_ids or default_aux_layer_ids(_NUM_TARGET_LAYERS)
     width = g.num_aux_layers * g.target_hidden_size
     identity = TargetIdentity(

@@ -12,7 +12,7 @@ tools/generate_dflash_data.py.
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files import find_files, load_tensors, pending, stored_sample
+from .dump_files import find_files, load_tensors, pending, stored_sample
 from .sample import Pending, Sample
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import TraceError
 from ..passes.predictions import draft_predictions
-from .answers import Answer
+from .dump_answers import Answer
 
 MIN_ACCEPTED = 0.55
 """Published drafts accept 0.7 and more; with layers one off 0.50 was seen."""

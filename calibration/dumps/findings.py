@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..traces.folder import TraceFolder
+from ..traces.trace_folder import TraceFolder
 from .draft_steps import DraftFinding
 from .head import HeadFinding
 from .recomputed import RecomputedFinding

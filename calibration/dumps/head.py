@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import TraceError
 from ..traces.head_agreement import MIN_AGREEMENT, normalized
 from ..traces.target_tables import FINAL_NORM, HEAD, SharedTables
-from .answers import Answer
+from .dump_answers import Answer
 
 SHIFTS = (-1, 0, 1)
 """Row i holds the state after token i + shift."""

@@ -10,19 +10,19 @@ from ...quantize.files.staging import check_output
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..traces.feature_evidence import FeatureTally
-from ..traces.folder import TraceFolder
 from ..traces.head_agreement import MIN_AGREEMENT
 from ..traces.manifest import FeatureSpec
 from ..traces.prompt_trace import PromptTrace, prompt_sha256
 from ..traces.target_tables import TargetTables
+from ..traces.trace_folder import TraceFolder
 from ..traces.writer import trace_output
-from .answers import Answer, Answers
+from .dump_answers import Answer, Answers
+from .dump_conventions import Declared, check_sample, feature_dtype, last_states, settle, split_last
+from .dump_formats import DumpFormat
+from .dump_target import TargetFacts, read_target
 from .findings import ImportReport, Layout
-from .formats import DumpFormat
 from .head import TargetHead
 from .readers import READERS
-from .settle import Declared, check_sample, feature_dtype, last_states, settle, split_last
-from .target import TargetFacts, read_target
 
 
 def import_dump(

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from . import angelslim, modelopt, specforge, speculators, torchspec, vllm
-from .formats import DumpFormat
+from .dump_formats import DumpFormat
 from .sample import Pending
 
 READERS: Mapping[DumpFormat, Callable[[Path], Sequence[Pending]]] = MappingProxyType(

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
-from ..recording.record import record_traces
+from ..recording.record_traces import record_traces
 from ..traces.manifest import FeatureDtype, TargetIdentity
 from ..traces.prompt_trace import PromptTrace
-from .answers import Answer
+from .dump_answers import Answer
 from .head import SHIFTS
 
 MAX_TEXTS, MAX_TOKENS = 4, 160

@@ -15,7 +15,7 @@ specforge/algorithms/*/providers.py.
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files import find_files, load_tensors, pending, stored_sample
+from .dump_files import find_files, load_tensors, pending, stored_sample
 from .sample import Pending, Sample
 
 

@@ -21,7 +21,7 @@ from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_object
 from ..errors import TraceError
 from ..prompts.parquet import import_pyarrow
-from .files import find_files, load_safetensors, pending, sample_name
+from .dump_files import find_files, load_safetensors, pending, sample_name
 from .sample import Pending, Sample, make_sample
 from .vllm import NAMES
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import TraceError
-from .files import find_files, load_tensors, pending, stored_sample
+from .dump_files import find_files, load_tensors, pending, stored_sample
 from .sample import Pending, Sample
 
 

@@ -13,7 +13,7 @@ Source: vLLM 0.32, distributed/kv_transfer/kv_connector/v1/example_hidden_states
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files import find_files, load_safetensors, pending, sample_name
+from .dump_files import find_files, load_safetensors, pending, sample_name
 from .sample import Pending, Sample, make_sample
 
 NAMES = ("token_ids", "hidden_states")

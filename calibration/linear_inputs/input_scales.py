@@ -18,7 +18,7 @@ from ...quantize.numerics.fp8 import fp8_scale
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes import ActivationFormat
 from ..errors import CalibrationError
-from ..traces.folder import TraceFolder
+from ..traces.trace_folder import TraceFolder
 from .observation import never_run, run_over_traces
 
 

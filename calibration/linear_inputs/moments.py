@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...quantize.algorithms import InputMoments
-from ...quantize.drafts.forwards.base import BlockForward, OnInput
+from ...quantize.drafts.forward import OnInput
 from ...quantize.drafts.fused import fused_group
-from ...quantize.drafts.mixture import is_expert
+from ...quantize.drafts.kinds.block import BlockForward
+from ...quantize.drafts.shared.mixture.names import is_expert
 from ...quantize.stored.loading import LoadedDraft
 from ..errors import CalibrationError
-from ..traces.folder import TraceFolder
+from ..traces.trace_folder import TraceFolder
 from .observation import never_run, run_over_traces
 
 _ROWS = 4096  # inputs multiplied at a time
@@ -73,8 +74,8 @@ class MomentsAlongTraces:
 
         Raises:
             TraceError: the traces do not fit the draft.
-            CalibrationError: the draft cannot propose K tokens, no trace is long enough, or the
-                draft computes NaN or infinity.
+            CalibrationError: the draft cannot propose K tokens, or no trace is long enough.
+            ForwardError: the draft computes NaN or infinity.
         """
         self._leaders = _leaders(self._draft, modules)
         self._groups = _groups(self._draft, frozenset(self._leaders.values()))

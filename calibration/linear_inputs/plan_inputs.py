@@ -18,8 +18,8 @@ from ...quantize.stored.activations import InputRounding, kernel_scale
 from ...quantize.stored.formats import declared_activations
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.seen_prompts import NO_PROMPTS, SeenPrompts
-from ..traces.folder import TraceFolder
-from ..traces.seen import seen_prompts
+from ..traces.recorded_prompts import seen_prompts
+from ..traces.trace_folder import TraceFolder
 from .moments import MomentsAlongTraces
 from .static_scales import StaticScales, balanced_draft, calibrated_scales
 

@@ -11,8 +11,8 @@ from ...quantize.quantize import balanced_norms
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes import ActivationFormat, Recipe
 from ...recipes.seen_prompts import NO_PROMPTS, SeenPrompts
-from ..traces.folder import TraceFolder
-from ..traces.seen import seen_prompts
+from ..traces.recorded_prompts import seen_prompts
+from ..traces.trace_folder import TraceFolder
 from .input_scales import measure_input_scales, stored_scale
 
 

@@ -19,9 +19,9 @@ from ...quantize.files.staging import check_output
 from ...quantize.files.stale import remove_stale, staging_name
 from ..errors import LineProblem, PromptError
 from ..prompts.prompt_file import Prompt, PromptEncoder
-from ..traces.folder import TraceFolder
 from ..traces.prompt_trace import PromptTrace
 from ..traces.sets import copy_traces
+from ..traces.trace_folder import TraceFolder
 
 Record = Callable[[Sequence[Prompt], Path], TraceFolder]
 """Records prompts into a new folder, greedily or sampled, with whatever engine."""

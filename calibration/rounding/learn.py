@@ -17,10 +17,10 @@ from ...recipes.schema import Algorithm, Recipe, recipe_sha256
 from ..errors import CalibrationError
 from ..linear_inputs.plan_inputs import served_rounding
 from ..linear_inputs.static_scales import StaticScales, balanced_draft
-from ..traces.folder import TraceFolder
-from .kept import LearnedCodes
+from ..traces.trace_folder import TraceFolder
 from .latent_weight import LatentWeight
-from .run import SAVE_SECONDS, LearningTask, Start, learned_beside
+from .learned_state import LearnedCodes
+from .learning_run import SAVE_SECONDS, LearningTask, Start, learned_beside
 from .settings import LearningSettings
 from .validation import LearningProgress
 

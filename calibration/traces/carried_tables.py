@@ -9,8 +9,8 @@ from torch import Tensor
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import StoredTensor
 from ..errors import TraceError
-from .folder import TraceFolder, file_sha256
 from .manifest import TablesFile
+from .trace_folder import TraceFolder, file_sha256
 
 
 class CarriedTables:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.forwards.base import linear
-from .folder import TraceFolder
+from ...quantize.drafts.maths import linear
 from .target_tables import FINAL_NORM, HEAD, SharedTables
+from .trace_folder import TraceFolder
 
 MIN_AGREEMENT = 0.98
 MAX_ROWS = 256  # of a vocabulary of 163,840 and a width of 7,168: 0.6 TFLOP

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .feature_evidence import FeatureEvidence, FeatureTally
-from .folder import TraceFolder
 from .head_agreement import head_agreement
 from .near_duplicates import independent_groups, num_near_duplicates, prompt_text
 from .suggested_clusters import suggested_clusters
+from .trace_folder import TraceFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

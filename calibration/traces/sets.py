@@ -15,11 +15,11 @@ from ...recipes.decode import encode
 from ...recipes.errors import short
 from ..errors import TraceError
 from .carried_tables import CarriedTables
-from .folder import TraceFolder
 from .manifest import Sampling, TraceManifest, is_printable_name
 from .near_duplicates import independent_groups, prompt_text
 from .prompt_trace import PromptTrace
 from .too_long import TooLongPrompts
+from .trace_folder import TraceFolder
 from .writer import TraceWriter, trace_output
 
 

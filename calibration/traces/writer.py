@@ -17,7 +17,6 @@ from ...quantize.files.safetensors_header import StoredTensor
 from ...quantize.files.staging import UNVERIFIED, check_output, staged_output, write_text
 from ..errors import TraceError
 from .carried_tables import CarriedTables
-from .folder import file_sha256
 from .manifest import (
     MANIFEST_FILE,
     TABLES_FILE,
@@ -34,9 +33,10 @@ from .manifest import (
     manifest_text,
 )
 from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace
-from .tables import write_tables
 from .target_tables import TargetTables
 from .too_long import TooLongPrompts
+from .trace_folder import file_sha256
+from .trace_tables import write_tables
 
 SHARD_BYTES = 512 * 2**20
 

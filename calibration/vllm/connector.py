@@ -29,7 +29,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
 from vllm.v1.request import RequestStatus
 
-from .pages import Pages, write_states
+from .state_pages import Pages, write_states
 from .states_file import FAILED, FOLDER_KEY, SESSION, STATES_KEY, StatesHead
 
 _WRITERS = 2  # threads; pages of as many requests are read at a time

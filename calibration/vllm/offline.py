@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import Decoding, prompt_seed
-from .answers import Answer, most_likely
+from .server_answers import Answer, most_likely
 from .states_file import STATES_KEY
 
 _ENVIRONMENT = {

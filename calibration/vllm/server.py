@@ -14,7 +14,7 @@ from ..errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import Decoding, prompt_seed
 from ..server_client import KEY_VARIABLE, Patience, ServerClient
-from .answers import Answer, most_likely
+from .server_answers import Answer, most_likely
 from .states_file import STATES_KEY
 
 _PATIENCE = Patience(seconds=3600)

@@ -15,16 +15,17 @@ from ..files.safetensors_header import TensorInfo
 from ..files.subtree import mtp_layers
 from . import families
 from .architectures import declared_architecture, with_family_name
-from .family import Draft, Family, Geometry, Row, TensorSpec
-from .other_kinds import kind_of, nested_eagle_keys, old_medusa_keys
+from .family import Draft, Family, Row, TensorSpec
+from .geometry import Geometry
 from .speculators import LAYER_CONFIG, plain_config
+from .unsupported import kind_of, nested_eagle_keys, old_medusa_keys
 
 
 def discover(package: ModuleType) -> tuple[Family, ...]:
-    """The `FAMILY` of every module of a package, by module name."""
+    """The `FAMILY` of `names` in every folder of a package, by the name of the folder."""
     modules = (
-        importlib.import_module(f"{package.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(package.__path__)
+        importlib.import_module(f"{package.__name__}.{folder.name}.names")
+        for folder in pkgutil.iter_modules(package.__path__)
     )
     return tuple(module.FAMILY for module in modules)
 

@@ -11,7 +11,7 @@ eagle3_utils.py` (V2); SGLang 0.5.23 `spec_aux_hidden_state.py`, `deepseek_v2.py
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..drafts.aux_layers import DEEPSEEK_TYPES, KEY, SECTION
+from ..drafts.shared.aux_layers import DEEPSEEK_TYPES, KEY, SECTION
 
 _DFLASH_SECTION, _DFLASH_KEY = "dflash_config", "target_layer_ids"
 

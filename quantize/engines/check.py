@@ -8,7 +8,7 @@ from typing import Any
 from ..drafts import Family, read_config
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import with_text_config
-from ..drafts.family import usual_draft_tokens
+from ..drafts.geometry import usual_draft_tokens
 from ..drafts.runtime_names import known_target_layers
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
@@ -47,7 +47,7 @@ def check_draft(
         folder: config.json and safetensors files.
         engine: "vllm", "sglang" or "tensorrt-llm".
         version: of the engine; None = the newest that is known. One that is not is UNKNOWN.
-        arch: "gfx942", "sm90", ... (see `hardware`); None = whatever all of them agree on.
+        arch: "gfx942", "sm90", ... (see `gpus`); None = whatever all of them agree on.
         tp: number of tensor-parallel shards, at least 1.
         target_layers: decoder layers of the target, after which vLLM numbers the draft's; None = as
             config.json says in num_target_layers, if it does.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ..drafts.architectures import declared_architecture
 from ..drafts.fused import FusedLinear
-from ..drafts.geometries.mtp import around_layer
-from ..drafts.mixture import is_expert
+from ..drafts.shared.mixture.names import is_expert
+from ..drafts.shared.mtp.geometry import around_layer
 from ..stored.parts import COMPANIONS
 from .contract import Finding, Module, Question
 from .linears import layer_linears

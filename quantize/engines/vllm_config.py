@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from ..drafts.architectures import DOMINO, OTHER_NAMES, declared_architecture
-from ..drafts.families.eagle3_llama import MASK_KEYS
+from ..drafts.families.eagle3_llama.names import MASK_KEYS
 from . import dspark, mtp
 from .biases import ATTENTION, INPUTS, MLP
 from .contract import Biases, Finding, Question

@@ -6,7 +6,8 @@ Knows numbers only, neither drafts nor recipes.
 from dataclasses import dataclass
 from typing import Literal
 
-from .hardware import Gpu, Precision
+from ...recipes.formats import Precision
+from ..gpus import Gpu
 
 Part = Literal["attention", "mlp", "fusion", "head", "embedding", "norm", "kv_cache", "other"]
 ELEMENT_BYTES = 2

@@ -4,7 +4,9 @@ So equal runs in different folders give equal records, and none says how a user'
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from .hub import is_hub_id
@@ -19,6 +21,24 @@ _LEFT_OUT = {
 }
 """Options that are left out with their value -> the shortest spelling that argparse takes."""
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
+
+
+_RUNNING: ContextVar[tuple[str, ...]] = ContextVar("command line", default=())
+
+
+@contextmanager
+def command_line(argv: Sequence[str]) -> Iterator[None]:
+    """Inside, everything that is made was asked for by this command line."""
+    token = _RUNNING.set(tuple(argv))
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
+
+
+def running_argv() -> tuple[str, ...]:
+    """The command line that runs; nothing where Python called."""
+    return _RUNNING.get()
 
 
 def recorded_argv(argv: Iterable[str]) -> tuple[str, ...]:

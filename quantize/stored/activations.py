@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...recipes.formats import NUMBER_FORMATS
-from ..drafts.forwards.base import OnInput
+from ..drafts.forward import OnInput
 from .layouts.scheme import Activations
 
 FP8_MAX = NUMBER_FORMATS["fp8_e4m3"].largest

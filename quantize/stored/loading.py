@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...recipes.schema import LAYER_ROLES
 from ..drafts import Draft, Family, Row
-from ..drafts.forwards.base import DraftForward, OnInput
+from ..drafts.forward import DraftForward, OnInput
 from ..errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from .activations import STATIC, InputRounding, kernel_scale

@@ -37,7 +37,7 @@ def check(
         CheckpointError: no draft can be read there, or there is no such engine or GPU.
     """
     from ...quantize.engines import check_draft
-    from ...quantize.engines.hardware import architecture
+    from ...quantize.gpus import architecture
 
     return check_draft(
         folder_of(draft),

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 from ...quantize.files.checkpoint import CONFIG_FILE
 from ...quantize.files.provenance import QuantizedProvenance
 from ...recipes.expectations import PolicyName
-from ...validate.estimand import DraftSampling
+from ...validate.counting.estimand import DraftSampling
 from .opening import Reference, folder_of, optional_path
 from .replay import ComputeDtype, ReplaySettings, load_for_replay, replay_loaded
 from .watch import SILENT, Watch
 
 if TYPE_CHECKING:
-    from ...calibration.traces.folder import TraceFolder
-    from ...validate.doubts import Background
-    from ...validate.draft_replay import DraftReplay
-    from ...validate.gate import GateReport
-    from ...validate.looks import Look, Spending
-    from ...validate.pairing import DraftFolder
-    from ...validate.policy import Policy
-    from ...validate.retuned import RetunedReport
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...validate.counting.draft_replay import DraftReplay
+    from ...validate.judging.anomalies import Background
+    from ...validate.judging.candidate_origin import DraftFolder
+    from ...validate.judging.interim_analysis import Look, Spending
+    from ...validate.judging.judgement import GateReport
+    from ...validate.judging.policy import Policy
+    from ...validate.judging.retuned_gate import RetunedReport
 
 
 def gate(
@@ -70,7 +70,7 @@ def gate(
         unrecorded: no record of how the candidate was quantized is asked for: another tool made it
             and none of these prompts calibrated it.
         look: "i/n": this is look i of n planned ones at a growing set of prompts.
-        spending: how looks spend the error; see `validate.looks`.
+        spending: how looks spend the error; see `validate.judging.interim_analysis`.
         unrelated: the candidate is on purpose not the baseline quantized.
         expect_baseline: acceptance length that the baseline is known to have with this K.
         num_draft_tokens: see `ReplaySettings`, as all that follow.
@@ -88,8 +88,8 @@ def gate(
         GateError: the drafts do not belong together, or a limit is none.
         DraftQuantError: see `replay`.
     """
-    from ...validate.looks import parse_look
-    from ...validate.policy import resolve_policy
+    from ...validate.judging.interim_analysis import parse_look
+    from ...validate.judging.policy import resolve_policy
 
     chosen = resolve_policy(
         policy,
@@ -160,13 +160,13 @@ def judge_on_traces(
     Raises:
         DraftQuantError: see `gate`.
     """
-    from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.head_agreement import head_agreement
-    from ...validate.doubts import Background
-    from ...validate.gate import judge
-    from ...validate.held_out import check_held_out
-    from ...validate.pairing import DraftFolder, check_folders, check_loaded
-    from ...validate.retuned import check_tuned_baseline, judge_retuned
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...validate.judging.anomalies import Background
+    from ...validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
+    from ...validate.judging.held_out import check_held_out
+    from ...validate.judging.judgement import judge
+    from ...validate.judging.retuned_gate import check_tuned_baseline, judge_retuned
 
     unrelated, references = judged.unrelated, [judged.baseline, judged.candidate]
     baseline, candidate = (DraftFolder.read(folder_of(name)) for name in references)
@@ -233,7 +233,7 @@ def _text_warnings(traces: "TraceFolder") -> tuple[str, ...]:
 
 def _target_warnings(target: Path | None, traces: "TraceFolder") -> tuple[str, ...]:
     """The tables of a target that was not recorded make another draft of both."""
-    from ...calibration.traces.folder import file_sha256
+    from ...calibration.traces.trace_folder import file_sha256
 
     recorded = traces.manifest.target
     if target is None or file_sha256(target / CONFIG_FILE) == recorded.config_sha256:

@@ -9,9 +9,9 @@ from .watch import Watch
 
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.static_scales import StaticScales
-    from ...calibration.rounding.kept import LearnedCodes
+    from ...calibration.rounding.learned_state import LearnedCodes
     from ...calibration.rounding.validation import LearningProgress
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ...calibration.recording.decoding import Decoding
     from ...calibration.recording.prompt_fit import FittedPrompts, TooLong
     from ...calibration.recording.target_shape import TargetShape
-    from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.manifest import FeatureDtype
-    from ...calibration.vllm.plan import RecordingPlan
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...calibration.vllm.recording_plan import RecordingPlan
     from ...quantize.stored.loading import LoadedDraft
 
 
@@ -267,7 +267,7 @@ def _by_transformers(
     out: Path,
     on_progress: Callable[[int, int], None],
 ) -> "TraceFolder":
-    from ...calibration.recording.record import record_traces
+    from ...calibration.recording.record_traces import record_traces
     from ...calibration.recording.target_model import Placement
 
     return record_traces(
@@ -295,7 +295,7 @@ def _by_vllm(
     out: Path,
     on_progress: Callable[[int, int], None],
 ) -> "TraceFolder":
-    from ...calibration.vllm.record import Offline, Served, record_with_vllm
+    from ...calibration.vllm.vllm_recording import Offline, Served, record_with_vllm
 
     source: Served | Offline = Offline(arguments=dict(settings.engine_args))
     if settings.server:
@@ -308,7 +308,7 @@ def _by_vllm(
 def _vllm_plan(
     settings: RecordSettings, how: _HowToRecord, target: Path, fitted: "FittedPrompts"
 ) -> "RecordingPlan":
-    from ...calibration.vllm.plan import RecordingPlan
+    from ...calibration.vllm.recording_plan import RecordingPlan
 
     return RecordingPlan(
         target=target,

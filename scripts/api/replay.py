@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ...validate.estimand import DraftSampling
+from ...validate.counting.estimand import DraftSampling
 from .opening import Reference, folder_of, optional_path, shared_tables
 from .watch import SILENT, Watch
 
 if TYPE_CHECKING:
     import torch
 
-    from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.target_tables import SharedTables
+    from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
-    from ...validate.draft_replay import DraftReplay
+    from ...validate.counting.draft_replay import DraftReplay
 
 ComputeDtype = Literal["float32", "bfloat16"]
 
@@ -85,7 +85,7 @@ def replay(
         DraftQuantError: a draft or the traces cannot be read, do not fit each other, or do not fit
             in memory.
     """
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
 
     settings = ReplaySettings(
         num_draft_tokens=num_draft_tokens,
@@ -191,7 +191,7 @@ def replay_loaded(
 ) -> "tuple[DraftReplay, ...]":
     """Replay, and then say what memory it took."""
     from ...calibration.passes.devices import peak_bytes
-    from ...validate.replay import chosen_num_draft_tokens, replay_drafts
+    from ...validate.counting.trace_replay import chosen_num_draft_tokens, replay_drafts
 
     chosen = chosen_num_draft_tokens(settings.num_draft_tokens, loaded.drafts)
     with watch.bar("replay", len(loaded.traces)) as bar:

@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
@@ -37,6 +37,9 @@ class Watch:
     The command line shows bars and lines on stderr.
     """
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @contextmanager
     def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
         """Something of `total` items or bytes begins; None = of nobody knows how many.
@@ -45,6 +48,9 @@ class Watch:
         """
         del label, total, unit
         yield _NoBar()
+
+    def stage(self, name: str) -> None:
+        """A stage of the run begins: "write", "sync", "verify"."""
 
     def line(self, text: str) -> None:
         """Something to show; what it quotes may hold any character."""
@@ -59,6 +65,16 @@ class Watch:
     def note(self, text: str) -> None:
         """What is good to know, where nothing is wrong."""
         self.line(text)
+
+
+def verifying(bar: Bar) -> Callable[[str], None]:
+    """For `on_stage` of what writes a folder: shows that it is verified now."""
+
+    def begin(stage: str) -> None:
+        if stage == "verify":
+            bar.phase("verify")
+
+    return begin
 
 
 class _NoBar:

@@ -19,9 +19,9 @@ from .common import (
 if TYPE_CHECKING:
     from ...calibration.linear_inputs.chain_ranges import Ranges
     from ...calibration.linear_inputs.static_error import StaticError
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
-    from ...validate.alignment import ScaleComparison
+    from ...validate.counting.activation_scales import ScaleComparison
 
 SHARES = (0.5, 0.99, 0.9999)
 
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     from ...calibration.linear_inputs.range_plot import draw_ranges
     from ...calibration.linear_inputs.static_error import static_errors
     from ...calibration.plot_file import check_plot_path
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
 
     if options.plot:
         check_output(options.plot)
@@ -98,7 +98,7 @@ def _compared(
     errors: "Mapping[str, StaticError]",
     num_draft_tokens: int,
 ) -> "ScaleComparison":
-    from ...validate.alignment import compare_scales
+    from ...validate.counting.activation_scales import compare_scales
 
     scales = {module: one.stored for module, one in errors.items()}
     with progress_bar("compare", len(traces)) as bar:

@@ -2,7 +2,6 @@
 
 import argparse
 import typing
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,22 +9,22 @@ from ...quantize.files.hub import resolve_draft
 from ...recipes import Recipe, aliases, load_recipe
 from ...recipes.errors import short
 from ...recipes.schema import ALGORITHMS, BackendName
-from ...validate.estimand import DraftSampling
+from ...validate.counting.estimand import DraftSampling
 from ..api import opening
 from ..api.opening import open_draft as open_draft
 from ..api.opening import shared_tables as shared_tables
 from ..api.opening import with_algorithm as with_algorithm
-from ..console import Bar, note
+from ..console import note
 
 if TYPE_CHECKING:
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.measure.served_draft import DraftIdentity
 
 
 def draft_identity(reference: str, served_as: str | None = None) -> "DraftIdentity":
     """A draft's identity, as the gate knows it, and what its server calls it."""
+    from ...validate.judging.candidate_origin import DraftFolder
     from ...validate.measure.served_draft import DraftIdentity
-    from ...validate.pairing import DraftFolder
 
     folder = DraftFolder.read(resolve_draft(reference).folder)
     quantization = "of another tool" if folder.quantized else "none"
@@ -177,16 +176,6 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         help="target folder, for drafts without embedding or head where the traces carry neither,"
         " and for recipes that drop what equals the target's",
     )
-
-
-def begin_verifying(bar: Bar) -> Callable[[str], None]:
-    """For `on_stage` of what writes a folder: shows that it is verified now."""
-
-    def begin(stage: str) -> None:
-        if stage == "verify":
-            bar.phase("verify")
-
-    return begin
 
 
 def add_allow_zero_rows(parser: argparse.ArgumentParser) -> None:

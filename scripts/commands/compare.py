@@ -13,7 +13,7 @@ from .common import share
 from .replaying import add_replay_arguments, settings_of
 
 if TYPE_CHECKING:
-    from ...validate.comparison.compare import Change, ComparisonReport
+    from ...validate.comparison.draft_comparison import Change, ComparisonReport
     from ...validate.comparison.sources import Counted
 
 
@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from ...validate.charts.look import standalone
-    from ...validate.comparison.compare import compare
-    from ...validate.comparison.page import page, plot
+    from ...validate.comparison.comparison_page import page, plot
+    from ...validate.comparison.draft_comparison import compare
     from ...validate.report.document import document_text
 
     kinds: tuple[ReportFormat, ...] = ("html", "plot", "report")
@@ -110,7 +110,7 @@ def _counted(options: argparse.Namespace) -> "Counted":
     """
     from ...validate.comparison.sources import of_files, of_replays
     from ...validate.errors import CompareError
-    from ...validate.pairing import DraftFolder
+    from ...validate.judging.candidate_origin import DraftFolder
 
     if options.traces is None:
         for name in ("num_draft_tokens", "target", "batch_size"):
@@ -121,7 +121,7 @@ def _counted(options: argparse.Namespace) -> "Counted":
                     fix="leave it out, or give drafts and --traces T",
                 )
         return of_files([Path(path) for path in options.drafts])
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
 
     traces = TraceFolder.open(options.traces)
     digests = [DraftFolder.read(resolve_draft(name).folder).sha256 for name in options.drafts]

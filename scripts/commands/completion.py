@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     for action in _arguments_of(parser):
         if action.dest == "recipe":
             action.complete = _recipes()  # type: ignore[attr-defined]
-        elif action.type is Path or action.dest in ("draft", "drafts", "output", "quantized"):
+        elif getattr(action, "is_path", action.type is Path):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     script = shtab.complete(parser, options.shell)
     if options.json:

@@ -2,49 +2,20 @@
 
 import argparse
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...quantize.files.hub import resolve_draft
-from ..console import megabytes, print_json, print_table, progress_bar, stdout, table
-from .common import add_subtree, begin_verifying
+from ..api.dequantize import dequantize
+from ..console import megabytes, print_json, print_table, stdout, table
 
 if TYPE_CHECKING:
-    from ...quantize.dequantize import DequantizeReport
-    from ...quantize.files.safetensors_header import FloatDtype
+    from ..api.reports import DequantizeReport
 
-_DTYPES: "dict[str, FloatDtype]" = {"bfloat16": "BF16", "float32": "F32"}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`dequantize O --out B [--dtype bfloat16|float32]`."""
-    parser.add_argument("quantized", metavar="QUANT", help="quantized draft folder or Hub id")
-    parser.add_argument(
-        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=tuple(_DTYPES),
-        help="of the dequantized weights, instead of that of the kept ones; float32 loses nothing",
-    )
-    add_subtree(parser)
+VERB = dequantize
 
 
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
-    from ...quantize.dequantize import dequantize_draft, plan_dequantization
-
-    source, dtype = resolve_draft(options.quantized, options.subtree), _DTYPES.get(options.dtype)
-    plan = plan_dequantization(source.checkpoint(), dtype)
-    with progress_bar("dequantize", plan.bytes_after, "bytes") as bar:
-        report = dequantize_draft(
-            source,
-            options.out,
-            dtype=dtype,
-            argv=options.argv,
-            on_progress=bar.advance,
-            on_stage=begin_verifying(bar),
-        )
+    """Dequantize, and print what rounding lost."""
+    report = dequantize.run(options.settings)
     if options.json:
         print_json(_mapping(report))
     else:

@@ -17,7 +17,6 @@ from ...quantize.estimate.estimate import (
     checked_efficiency,
     make_estimate,
 )
-from ...quantize.estimate.hardware import USUAL_GPUS, named_gpu
 from ...quantize.estimate.target import (
     Target,
     parse_step_times,
@@ -26,6 +25,7 @@ from ...quantize.estimate.target import (
 )
 from ...quantize.estimate.work import Machine
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
+from ...quantize.gpus import USUAL_GPUS, named_gpu
 from ...quantize.plan import Plan, make_plan
 from ...recipes import built_in_recipes
 from ..console import print_json

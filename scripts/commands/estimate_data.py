@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from ...quantize.engines.hardware import GPUS as ARCHITECTURES
 from ...quantize.engines.preview import planned_verdicts
 from ...quantize.estimate.estimate import BreakEven, Candidate, Estimate
-from ...quantize.estimate.hardware import Gpu
 from ...quantize.estimate.target import Target
 from ...quantize.estimate.work import Machine, Part, Pass, Round
+from ...quantize.gpus import Gpu
 from ...quantize.plan import Plan
-from ...validate.policy import resolve_policy
+from ...validate.judging.policy import resolve_policy
 
 PARTS: tuple[Part, ...] = get_args(Part)
 
@@ -46,11 +45,11 @@ class Report:
 
     def engines(self, candidate: Candidate, gpu: Gpu) -> list[str]:
         """The engines that `check` says load it there; nothing is asked of the draft as it is."""
-        plan, arch = self.plans.get(candidate.name), ARCHITECTURES.get(gpu.name)
-        if plan is None or arch is None:
+        plan = self.plans.get(candidate.name)
+        if plan is None:
             return []
         verdicts = planned_verdicts(
-            plan, arch=arch, tp=self.estimate.tp, target_layers=plan.target_layers
+            plan, arch=gpu.arch, tp=self.estimate.tp, target_layers=plan.target_layers
         )
         return [one.engine for one in verdicts if one.verdict == "LOADS"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...recipes.expectations import PolicyName
-from ...validate.looks import Spending, parse_look
+from ...validate.judging.interim_analysis import Spending, parse_look
 from ..api.gate import Judged, OnTraces, judge_on_traces
 from ..console import OnTerminal, print_json
 from .common import share
@@ -34,10 +34,10 @@ from .report_outputs import (
 )
 
 if TYPE_CHECKING:
-    from ...validate.gate import GateReport
-    from ...validate.looks import Look
-    from ...validate.policy import Policy
-    from ...validate.retuned import RetunedReport
+    from ...validate.judging.interim_analysis import Look
+    from ...validate.judging.judgement import GateReport
+    from ...validate.judging.policy import Policy
+    from ...validate.judging.retuned_gate import RetunedReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,9 +113,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...validate.policy import resolve_policy
+    from ...validate.judging.policy import resolve_policy
     from ...validate.report.document import document_of, document_text, parse_report
-    from ...validate.served.joint import JointReport
+    from ...validate.served.joint_report import JointReport
 
     check_given(options)
     check_pages(options)

@@ -21,16 +21,16 @@ from .gate_report import (
 )
 
 if TYPE_CHECKING:
-    from ...validate.doubts import Background
-    from ...validate.gate import GateReport
-    from ...validate.looks import Look
+    from ...validate.judging.anomalies import Background
+    from ...validate.judging.candidate_origin import DraftFolder
+    from ...validate.judging.interim_analysis import Look
+    from ...validate.judging.judgement import GateReport
+    from ...validate.judging.policy import Policy
+    from ...validate.judging.retuned_gate import RetunedReport
     from ...validate.measure.measurement import Measurement
-    from ...validate.pairing import DraftFolder
     from ...validate.parity.finding import Finding
-    from ...validate.policy import Policy
     from ...validate.report.facts import Drafts, EngineFacts
-    from ...validate.retuned import RetunedReport
-    from ...validate.served.joint import JointReport
+    from ...validate.served.joint_report import JointReport
 
 OF_TRACES = ("tuned_baseline", "num_draft_tokens", "target", "batch_size")
 """Options that mean nothing without traces, and have no default."""
@@ -162,10 +162,10 @@ def judge_joint(
     Raises:
         GateError: see `judge_measured` and `server_noise`.
     """
-    from ...validate.doubts import Background
-    from ...validate.served.joint import JointReport
-    from ...validate.served.judged import judge_measured
-    from ...validate.served.noise import server_noise
+    from ...validate.judging.anomalies import Background
+    from ...validate.served.joint_report import JointReport
+    from ...validate.served.served_gate import judge_measured
+    from ...validate.served.server_noise import server_noise
 
     served = noise = None
     if measured.runs is not None:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from ..console import print_table, stdout, table
 
 if TYPE_CHECKING:
-    from ...validate.gate import GateReport
-    from ...validate.paired import PairedChange
-    from ...validate.retuned import RetunedReport
+    from ...validate.counting.paired_change import PairedChange
+    from ...validate.judging.judgement import GateReport
+    from ...validate.judging.retuned_gate import RetunedReport
 
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "ANOMALOUS": "magenta"}
 BOUNDS = ("change", "lower bound", "upper bound")
@@ -16,7 +16,7 @@ BOUNDS = ("change", "lower bound", "upper bound")
 
 def print_judged(report: "GateReport | RetunedReport") -> None:
     """Print one comparison, or both of a draft that its target taught."""
-    from ...validate.retuned import MARK, RULE, RetunedReport
+    from ...validate.judging.retuned_gate import MARK, RULE, RetunedReport
 
     if not isinstance(report, RetunedReport):
         print_gate(report)

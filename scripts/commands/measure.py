@@ -15,9 +15,9 @@ from .common import add_sampling, draft_identity
 from .measure_launch import add_launch_arguments, run_launch
 
 if TYPE_CHECKING:
+    from ...validate.measure.measure_plan import Plan, ServerAddress
     from ...validate.measure.measurement import Measurement
-    from ...validate.measure.plan import Plan, ServerAddress
-    from ...validate.measure.run import Progress
+    from ...validate.measure.measuring import Progress
     from ...validate.measure.summary import Figures
 
 NEEDED = ("server", "engine", "prompts", "out")
@@ -127,8 +127,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measured(options: argparse.Namespace) -> "Measurement":
+    from ...validate.measure.measuring import measure
     from ...validate.measure.protocols import get_protocol
-    from ...validate.measure.run import measure
 
     check_output(options.out)
     server, plan = _server(options), _plan(options)
@@ -144,7 +144,7 @@ def _measured(options: argparse.Namespace) -> "Measurement":
 
 def _server(options: argparse.Namespace) -> "ServerAddress":
     from ...calibration.server_client import KEY_VARIABLE, Patience
-    from ...validate.measure.plan import ServerAddress
+    from ...validate.measure.measure_plan import ServerAddress
 
     return ServerAddress(
         url=options.server,
@@ -157,7 +157,7 @@ def _server(options: argparse.Namespace) -> "ServerAddress":
 def _plan(options: argparse.Namespace) -> "Plan":
     from ...calibration.prompts.prompt_file import PromptEncoder, read_prompts
     from ...calibration.recording.decoding import Decoding
-    from ...validate.measure.plan import Plan
+    from ...validate.measure.measure_plan import Plan
     from ...validate.measure.protocols.protocol import Ask
 
     decoding = Decoding(

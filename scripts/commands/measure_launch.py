@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...calibration.prompts.prompt_file import Prompt
-    from ...validate.launch.crossed import Estimate
+    from ...validate.launch.crossed_intervals import Estimate
     from ...validate.launch.launch import Cell, Folder
     from ...validate.launch.matrix import Matrix, Variant
     from ...validate.launch.speed import Run, SpeedFigures, SpeedReport
-    from ...validate.measure.plan import Plan, ServerAddress
-    from ...validate.measure.run import Progress
+    from ...validate.measure.measure_plan import Plan, ServerAddress
+    from ...validate.measure.measuring import Progress
 
 OF_ONE_SERVER = ("server", "engine", "prompts")
 """Options that a matrix says itself."""
@@ -83,7 +83,7 @@ class CellMeasurer:
     def __init__(self, options: argparse.Namespace, matrix: "Matrix") -> None:
         from ...calibration.prompts.prompt_file import PromptEncoder, read_prompts
         from ...calibration.traces.prompt_trace import prompt_sha256
-        from ...validate.measure.checks import prompts_sha256
+        from ...validate.measure.measurement_checks import prompts_sha256
 
         target = Path(matrix.target)
         self._encoder = PromptEncoder(target if target.is_dir() else None)
@@ -129,8 +129,8 @@ class CellMeasurer:
 
     def measure(self, cell: "Cell", out: Path) -> None:
         """Measure one cell."""
+        from ...validate.measure.measuring import measure
         from ...validate.measure.protocols import get_protocol
-        from ...validate.measure.run import measure
 
         plan = self._plan(cell.concurrency, cell.variant)
         with progress_bar(cell.name, len(self._prompts)) as bar:
@@ -142,7 +142,7 @@ class CellMeasurer:
 
     def _server(self) -> "ServerAddress":
         from ...calibration.server_client import KEY_VARIABLE, Patience
-        from ...validate.measure.plan import ServerAddress
+        from ...validate.measure.measure_plan import ServerAddress
 
         return ServerAddress(
             url=self._matrix.url,
@@ -151,7 +151,7 @@ class CellMeasurer:
         )
 
     def _plan(self, concurrency: int, variant: "Variant") -> "Plan":
-        from ...validate.measure.plan import Plan
+        from ...validate.measure.measure_plan import Plan
         from ...validate.measure.protocols.protocol import Ask
 
         return Plan(

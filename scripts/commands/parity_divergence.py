@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from ...validate.measure.measurement_file import read_measurement
-    from ...validate.parity.divergence import MIN_PROMPTS, divergence_findings
+    from ...validate.parity.divergence_findings import MIN_PROMPTS, divergence_findings
 
     check_report(options)
     again = options.plain_again

@@ -53,10 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...calibration.traces.folder import TraceFolder
-    from ...validate.parity.draft import DraftLimits, check_limits, draft_findings
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...validate.counting.trace_replay import chosen_num_draft_tokens
     from ...validate.parity.draft_agreement import draft_agreement
-    from ...validate.replay import chosen_num_draft_tokens
+    from ...validate.parity.draft_findings import DraftLimits, check_limits, draft_findings
 
     check_report(options)
     names = [option.replace("-", "_") for option in LIMITS]

@@ -51,7 +51,7 @@ def check_report(options: argparse.Namespace) -> None:
 
 def report_findings(findings: "Sequence[Finding]", options: argparse.Namespace) -> int:
     """Print findings, write them where asked, and give the exit code of the worst verdict."""
-    from ...validate.gate import EXIT_CODES
+    from ...validate.judging.judgement import EXIT_CODES
     from ...validate.parity.finding import worst
     from ...validate.parity.finding_file import to_mapping, write_findings
 

@@ -19,7 +19,7 @@ from .replaying import DTYPES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...validate.parity.scored import Scores, Text
+    from ...validate.parity.text_scores import Scores, Text
 
     Scorer = Callable[[Sequence[Text]], list[Scores]]
 
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     from ...calibration.prompts.prompt_file import read_prompts
     from ...validate.measure.measurement_file import read_measurement
     from ...validate.parity.limits import limits
-    from ...validate.parity.sampled import check_sampled, sampled_finding, texts_of
+    from ...validate.parity.sampled_findings import check_sampled, sampled_finding, texts_of
 
     check_report(options)
     allowed = limits("--max-logprob-drop", options.max_logprob_drop, least=-1, most=1)
@@ -117,7 +117,7 @@ def _scorer(options: argparse.Namespace, engine: str, bar: Bar) -> "Scorer":
     from ...calibration.passes.devices import resolve_device
     from ...calibration.server_client import KEY_VARIABLE
     from ...validate.errors import ParityError
-    from ...validate.parity.scored import ScoringEngine, score_by_server, score_by_target
+    from ...validate.parity.text_scores import ScoringEngine, score_by_server, score_by_target
 
     if options.target is not None:
         device, dtype = resolve_device(options.device), getattr(torch, options.dtype)

@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...validate.parity.directions import Directions
-    from ...validate.parity.samples import read_samples
-    from ...validate.parity.tasks import task_findings
+    from ...validate.parity.lm_eval_samples import read_samples
+    from ...validate.parity.metric_directions import Directions
+    from ...validate.parity.task_findings import task_findings
 
     check_report(options)
     findings = task_findings(

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from ...quantize.drafts.mixture import of_any_expert
+from ...quantize.drafts.shared.mixture.names import of_any_expert
 from ...quantize.plan import Plan, Step, make_plan
 from ..api.loading import nothing_loads, to_mapping, verdict_lines, verdicts_of
 from ..console import OnTerminal, print_json, print_table, stdout, table

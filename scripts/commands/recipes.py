@@ -9,10 +9,8 @@ import yaml
 
 from ...quantize.drafts import FAMILIES
 from ...quantize.engines.contract import EngineName
-from ...quantize.engines.hardware import GPUS as ARCHITECTURES
-from ...quantize.engines.hardware import architecture, gpus_of
 from ...quantize.engines.registry import choose
-from ...quantize.estimate.hardware import GPUS
+from ...quantize.gpus import GPUS, architecture, gpus_of
 from ...recipes import (
     Recipe,
     aliases,
@@ -24,6 +22,7 @@ from ...recipes import (
 from ...recipes.decode import nearest
 from ...recipes.errors import RecipeError
 from ...recipes.expectations import LoadsOn
+from ...recipes.formats import NUMBER_FORMATS
 from ..console import print_document, print_json, print_table, stderr, stdout, table
 from ..examples import EXAMPLES
 from ..parsers import sentence
@@ -130,9 +129,9 @@ def _places(recipe: Recipe) -> str:
 
 def _emulated(recipe: Recipe) -> list[str]:
     """GPUs where it loads that neither multiply nor widen its 4-bit floats: docs/estimate.md."""
-    dtypes = {form.weights.dtype for form in recipe.formats}
+    numbers = [NUMBER_FORMATS[form.weights.dtype] for form in recipe.formats]
     archs = dict.fromkeys(arch for place in recipe.loads_on for arch in place.arch)
-    slow = {ARCHITECTURES[gpu.name] for gpu in GPUS.values() if any(map(gpu.emulates, dtypes))}
+    slow = {gpu.arch for gpu in GPUS.values() if any(map(gpu.emulates, numbers))}
     return [arch for arch in archs if arch in slow]
 
 

@@ -18,11 +18,11 @@ from .report_outputs import add_overwrite, check_report_file
 if TYPE_CHECKING:
     import torch
 
-    from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.target_tables import SharedTables
+    from ...calibration.traces.trace_folder import TraceFolder
     from ...quantize.stored.loading import LoadedDraft
-    from ...validate.served.kept_places import KeptPlaces
-    from ...validate.served.reconciled import Reconciliation
+    from ...validate.served.reconciliation import Reconciliation
+    from ...validate.served.reconciling_folder import KeptPlaces
 
 SHOWN = 20
 """Differences that are printed; the report has all."""
@@ -67,12 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`; 0 = all is explained, 1 = something is not, 3 = not known of some."""
     from ...calibration.passes.devices import resolve_device
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.errors import MeasureError
+    from ...validate.judging.candidate_origin import DraftFolder
     from ...validate.measure.measurement_file import read_measurement
-    from ...validate.pairing import DraftFolder
-    from ...validate.parity.divergence import LARGEST_NOISE
-    from ...validate.served.reconciled import check_reconcilable, reconcile
+    from ...validate.parity.divergence_findings import LARGEST_NOISE
+    from ...validate.served.reconciliation import check_reconcilable, reconcile
 
     check_report_file(options)
     max_gap = LARGEST_NOISE if options.max_gap is None else options.max_gap
@@ -126,9 +126,9 @@ def _kept(
     Raises:
         OutputError: those of another reconciliation are there, or another process is at it.
     """
-    from ...calibration.traces.folder import file_sha256
+    from ...calibration.traces.trace_folder import file_sha256
     from ...quantize.files.resumable import resumable_folder
-    from ...validate.served.kept_places import RECONCILING, KeptPlaces
+    from ...validate.served.reconciling_folder import RECONCILING, KeptPlaces
 
     if report is None:
         yield None

@@ -13,7 +13,7 @@ from .record_engine import add_engine_arguments
 from .traces_written import print_written, written
 
 if TYPE_CHECKING:
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from ..console import OnTerminal, print_json, print_table, stdout, table
 from .replaying import add_replay_arguments
 
 if TYPE_CHECKING:
-    from ...validate.draft_replay import DraftReplay
+    from ...validate.counting.draft_replay import DraftReplay
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 def print_replays(replays: "Sequence[DraftReplay]") -> None:
     """Print one row per draft."""
-    from ...validate.gate import draft_figures
+    from ...validate.judging.judgement import draft_figures
 
     first = draft_figures(replays[0])
     num_draft_tokens = replays[0].num_draft_tokens
@@ -92,8 +92,8 @@ def _number(steps: float) -> str:
 
 
 def _mapping(replay: "DraftReplay") -> dict[str, object]:
-    from ...validate.estimand import estimand
-    from ...validate.gate import draft_figures
+    from ...validate.counting.estimand import estimand
+    from ...validate.judging.judgement import draft_figures
 
     prompts = [
         {

@@ -11,7 +11,7 @@ from ..console import OnTerminal
 from .common import add_device, add_draft_sampling, add_num_draft_tokens, add_target
 
 if TYPE_CHECKING:
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
 
 DTYPES = typing.get_args(api.ComputeDtype)
 

@@ -20,7 +20,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ...calibration.rounding.retune import RetuneReport, Side
+    from ...calibration.rounding.retune_draft import RetuneReport, Side
     from ...calibration.rounding.validation import LearningProgress
     from ...quantize.files.provenance import LearnedRounding
 
@@ -60,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from ...calibration.passes.devices import peak_bytes
     from ...calibration.rounding import settings as learning
-    from ...calibration.rounding.retune import retune_draft
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.rounding.retune_draft import retune_draft
+    from ...calibration.traces.trace_folder import TraceFolder
 
     source, draft = open_draft(options.draft)
     recipe = retuned_recipe(options.recipe)

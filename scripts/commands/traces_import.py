@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`traces import --from F DUMP --target M --out T`."""
-    from ...calibration.dumps.formats import DumpFormat
+    from ...calibration.dumps.dump_formats import DumpFormat
 
     parser.add_argument("dump", type=Path, metavar="DUMP", help="folder of the dump")
     parser.add_argument(
@@ -83,8 +83,8 @@ def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from transformers.utils import logging
 
+    from ...calibration.dumps.dump_conventions import Declared
     from ...calibration.dumps.import_dump import import_dump
-    from ...calibration.dumps.settle import Declared
     from ...calibration.errors import TraceError
     from ...calibration.passes.draft_inputs import mask_token_ids
     from ...calibration.prompts.prompt_file import read_prompts

@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.info import trace_info
+    from ...calibration.traces.trace_folder import TraceFolder
 
     info = trace_info(TraceFolder.open(options.traces))
     if options.json:

@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
-    from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.sets import merge_traces
+    from ...calibration.traces.trace_folder import TraceFolder
 
     report = merge_traces([TraceFolder.open(folder) for folder in options.traces], options.out)
     if options.json:

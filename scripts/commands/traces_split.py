@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`."""
     from ...calibration.errors import TraceError
-    from ...calibration.traces.folder import TraceFolder
     from ...calibration.traces.sets import split_traces
+    from ...calibration.traces.trace_folder import TraceFolder
 
     traces = TraceFolder.open(options.traces)
     if options.fraction is not None and not 0 < options.fraction < 1:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from ..console import stdout
 
 if TYPE_CHECKING:
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
 
 
 def print_written(traces: "TraceFolder", of: str = "") -> None:

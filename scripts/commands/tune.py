@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from ...quantize.drafts import Draft
 from ...quantize.engines.contract import EngineName
-from ...quantize.engines.hardware import architecture
 from ...quantize.errors import LayoutError
 from ...quantize.files.hub import DraftSource
 from ...quantize.files.staging import check_output, write_text
+from ...quantize.gpus import architecture
 from ...quantize.layouts import check_layout
 from ...quantize.plan import make_plan
 from ...recipes import Recipe, built_in_recipes
@@ -34,9 +34,9 @@ from .common import (
 from .tune_report import MAX_DROP, print_choice, print_report, recipe_document
 
 if TYPE_CHECKING:
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.tuning.candidates import Candidates
-    from ...validate.tuning.tune import Wanted
+    from ...validate.tuning.tune_draft import Wanted
 
 CALIBRATION_SHARE = 0.5
 """Of the prompts, where scales or codes are found by them: the others judge."""
@@ -111,11 +111,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """See `add_arguments`; 1 if no mixture is as wanted."""
     from ...calibration.plot_file import check_plot_path
-    from ...calibration.traces.folder import TraceFolder
-    from ...calibration.traces.seen import seen_prompts
-    from ...validate.tuning.mixture import options_of, units_of
-    from ...validate.tuning.plot import draw_path
-    from ...validate.tuning.tune import tune_draft
+    from ...calibration.traces.recorded_prompts import seen_prompts
+    from ...calibration.traces.trace_folder import TraceFolder
+    from ...validate.tuning.draft_mixture import options_of, units_of
+    from ...validate.tuning.path_plot import draw_path
+    from ...validate.tuning.tune_draft import tune_draft
 
     check_output(options.out)
     if options.out.suffix not in (".yaml", ".yml"):
@@ -157,7 +157,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _wanted(options: argparse.Namespace) -> "Wanted":
     from ...validate.errors import TuneError
-    from ...validate.tuning.tune import Wanted
+    from ...validate.tuning.tune_draft import Wanted
 
     if options.budget is not None:
         if not 1 <= options.budget < float("inf"):
@@ -206,7 +206,7 @@ def _candidates(
 ) -> "tuple[Candidates, TraceFolder]":
     """What makes the drafts, and the traces that judge them."""
     from ...calibration.rounding.sequences import split_prompts
-    from ...calibration.traces.folder import TraceFolder
+    from ...calibration.traces.trace_folder import TraceFolder
     from ...validate.tuning.candidates import Candidates, Serving
 
     traces = TraceFolder.open(options.traces)

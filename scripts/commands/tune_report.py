@@ -15,8 +15,8 @@ MAX_DROP = 0.01
 """As the gate's release policy, where nothing is asked."""
 
 if TYPE_CHECKING:
-    from ...validate.tuning.measured import Point
-    from ...validate.tuning.tune import TuneReport
+    from ...validate.tuning.measured_mixtures import Point
+    from ...validate.tuning.tune_draft import TuneReport
 
 
 def recipe_document(recipe: Recipe, draft: Draft, report: "TuneReport") -> str:
@@ -121,7 +121,7 @@ def _four_bits(point: "Point") -> bool:
 
 
 def _formats(point: "Point") -> str:
-    from ...validate.tuning.mixture import described
+    from ...validate.tuning.draft_mixture import described
 
     return described(point.mixture)
 

@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 
 import yaml
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes import built_in_recipes, load_recipe, to_mapping
 from draftquant.scripts.cli import main as draftquant
 from mixes import DOWN, FP8, INT4_CHANNEL, mixed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from draftquant.calibration.traces.feature_evidence import feature_evidence
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.scripts.cli import main as draftquant
 
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
 from draftquant.calibration.recording.decoding import Decoding, processed_logprobs  # noqa: E402
-from draftquant.calibration.traces.folder import TraceFolder  # noqa: E402
+from draftquant.calibration.traces.trace_folder import TraceFolder  # noqa: E402
 from served.drafts import ENGINE_ARGUMENTS, SERVED_PAIRS, Pair  # noqa: E402
 from served.recorded import Compared, compare, compared_row, document  # noqa: E402
 from served.serve import ENVIRONMENT  # noqa: E402

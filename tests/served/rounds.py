@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.validate.rounds import rounds
-from draftquant.validate.served.estimator import common_length
-from draftquant.validate.served.places import Places
-from draftquant.validate.served.reconcile import compare_rounds
+from draftquant.validate.counting.rounds import rounds
+from draftquant.validate.served.common_rounds import common_length
+from draftquant.validate.served.every_position import Places
+from draftquant.validate.served.reconciled_prompt import compare_rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

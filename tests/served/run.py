@@ -20,9 +20,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
-from draftquant.calibration.traces.folder import TraceFolder  # noqa: E402
+from draftquant.calibration.traces.trace_folder import TraceFolder  # noqa: E402
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft  # noqa: E402
-from draftquant.validate.served.places import NEAR, noise, places  # noqa: E402
+from draftquant.validate.served.every_position import NEAR, noise, places  # noqa: E402
 from served.cpu import NOTE, has_int4_product, needs_it  # noqa: E402
 from served.drafts import (  # noqa: E402
     MAX_NEW_TOKENS,

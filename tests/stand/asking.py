@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
-from draftquant.calibration.recording.record import record_traces
+from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.server_client import Event, Patience, ServerClient
-from draftquant.calibration.traces.folder import TraceFolder
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.protocols.protocol import Ask, Completion, EngineProtocol
 from replay_proof import replayed_steps

@@ -11,7 +11,6 @@ from pathlib import Path
 from ...quantize.card import CardFacts
 from ...quantize.engines.check import check_checkpoint
 from ...quantize.engines.contract import EngineCheck
-from ...quantize.engines.hardware import GPUS
 from ...quantize.engines.registry import newest_engines
 from ...quantize.errors import CheckpointError
 from ...quantize.files.card import (
@@ -33,6 +32,7 @@ from ...quantize.files.provenance import (
     read_provenance,
 )
 from ...quantize.files.retuning import tensors_sha256
+from ...quantize.gpus import gpus_of
 from ...quantize.stored.declarations import HF_QUANT_CONFIG
 from ...quantize.stored.draft import StoredDraft
 from ...quantize.verify.kept import hash_tensor
@@ -41,8 +41,8 @@ from ...recipes.schema import recipe_sha256
 from ..errors import CardError
 from ..measure.measurement_file import read_measurement
 from ..report.document import Document
-from .acceptance import acceptance_section, judges_drawn_text, read_gate
-from .served import Served, served_section
+from .acceptance_section import acceptance_section, judges_drawn_text, read_gate
+from .served_section import Served, served_section
 
 HERE = "PATH_OF_THIS_FOLDER"
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}")
@@ -234,8 +234,8 @@ def _why(answer: EngineCheck) -> str:
 
 
 def _gpus(arch: str | None) -> str:
-    names = [name.upper() for name, each in GPUS.items() if each == arch]
-    return f"{', '.join(names)} ({arch})" if names else str(arch)
+    names = gpus_of(arch or "")
+    return f"{names} ({arch})" if names not in ("", arch) else str(arch)
 
 
 def _making(record: QuantizedProvenance) -> list[str]:

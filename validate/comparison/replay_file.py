@@ -5,11 +5,11 @@ from pathlib import Path
 
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_json
+from ..counting.acceptance_counts import AcceptanceCounts
+from ..counting.estimand import DraftSampling
 from ..errors import CompareError
-from ..estimand import DraftSampling
-from ..report.checks import MOST_DRAFT_TOKENS, is_histogram
+from ..report.contradictions import MOST_DRAFT_TOKENS, is_histogram
 from ..report.judgements import RecordedText
-from ..statistics import AcceptanceCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from .counted import Floats
+from .counted_drafts import Floats
 
 NUM_DRAWS = 40_000  # the level is off by 0.001
 MOST_CORRELATED = 400

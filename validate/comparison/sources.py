@@ -6,17 +6,17 @@ from pathlib import Path
 
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
-from ..draft_replay import DraftReplay
+from ..counting.acceptance_counts import AcceptanceCounts
+from ..counting.draft_replay import DraftReplay
+from ..counting.estimand import estimand
 from ..errors import CompareError
-from ..estimand import estimand
-from ..gate import PromptFigures
+from ..judging.judgement import PromptFigures
 from ..measure.measurement import Measurement, differences
 from ..measure.measurement_file import read_measurement
 from ..report.document import Document, read_report
 from ..report.judgements import Comparison, Joint, Retuned
-from ..served.estimator import whole_counts
-from ..statistics import AcceptanceCounts
-from .counted import Contestant, CountedDrafts, count_drafts
+from ..served.common_rounds import whole_counts
+from .counted_drafts import Contestant, CountedDrafts, count_drafts
 from .replay_file import ReplayedDraft, read_replays
 
 _MEASUREMENT = "draftquant measurement"

@@ -17,7 +17,7 @@ import numpy as np
 from ...recipes.errors import short
 from ..errors import MeasureError
 from ..measure.measurement import Measurement, RequestRecord, differences
-from .crossed import Estimate, Factor, Floats, estimate
+from .crossed_intervals import Estimate, Factor, Floats, estimate
 
 PROMPTS_PER_REQUEST_IN_FLIGHT = 4
 """Below that much of a run is its end."""

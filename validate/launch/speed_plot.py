@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...calibration.plot_file import headless_pyplot, save_figure
-from .crossed import Estimate
+from .crossed_intervals import Estimate
 from .speed import SpeedFigures, SpeedReport
 
 _PANEL = (5.5, 4.5)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ..statistics import AcceptanceCounts
+from ..counting.acceptance_counts import AcceptanceCounts
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 ToldBy = Literal["path", "tensors", "name", "user"]

@@ -14,8 +14,8 @@ from ...recipes.errors import reason
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import MeasureError
-from .checks import prompts_sha256, record_problem, setup_problem
 from .measurement import Measurement, RequestRecord, Setup
+from .measurement_checks import prompts_sha256, record_problem, setup_problem
 
 _LONGEST_LINE = 64 * 2**20  # bytes; 100,000 tokens with log-probabilities have 6 MB
 _MOST_BYTES = 2 * 2**30  # 10,000 prompts of 2,000 tokens with log-probabilities have 1.2 GB

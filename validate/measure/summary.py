@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..statistics import pooled
+from ..counting.acceptance_counts import pooled
 from .measurement import Measurement, RequestRecord
 
 ALL = "all requests"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..decision import Verdict
+from ..judging.decision import Verdict
 
 CheckName = Literal["divergence", "task", "sampled", "draft"]
 

@@ -9,10 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..decision import Verdict
+from ..counting.pooled_mean import Bounded
 from ..errors import ParityError
+from ..judging.decision import Verdict
 from .finding import CheckName, Finding
-from .pooled import Bounded
 
 MIN_PROMPTS = 30
 """Distinct ones, as `release` asks for; fewer, and a few odd ones make bounds too narrow."""

@@ -26,7 +26,7 @@ from ...recipes.strict_json import parse_object
 from ..errors import ParityError
 from ..measure.measurement import EngineName
 from ..measure.protocols import get_protocol
-from .samples import TaskSamples, missing_samples, read_samples
+from .lm_eval_samples import TaskSamples, missing_samples, read_samples
 
 DEFAULT_COMMAND = "lm_eval"
 _CACHE, _FOUND = "answers", "found"

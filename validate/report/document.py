@@ -17,7 +17,7 @@ from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import GateError
 from ..parity.finding import Finding
-from ..served.noise import ServerNoise
+from ..served.server_noise import ServerNoise
 from .facts import Drafts, EngineFacts, environment
 from .judged_again import judged_again
 from .judgements import Comparison, Joint, Judgement, Retuned

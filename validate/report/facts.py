@@ -17,8 +17,8 @@ from ...quantize.files.provenance import QuantizedProvenance, package_version
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.stored.draft import StoredDraft
 from ...recipes.schema import Rule
+from ..judging.candidate_origin import DraftFolder
 from ..measure.measurement import Measurement
-from ..pairing import DraftFolder
 
 PACKAGES = ("torch", "numpy", "scipy", "safetensors", "transformers")
 """That figures of a replay depend on."""

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...recipes.errors import short
-from ..categories import change_of
-from ..clusters import distinct_prompts, recorded_pairs
-from ..draft_counts import REPLAYED, TextFigures
+from ..counting.acceptance_counts import AcceptanceCounts, pooled
+from ..counting.clusters import distinct_prompts, recorded_pairs
+from ..counting.draft_counts import REPLAYED, TextFigures
+from ..counting.estimand import estimand
 from ..errors import GateError
-from ..estimand import estimand
-from ..gate import DraftFigures, GateReport, PromptFigures, judge_counts
-from ..retuned import MARK, RULE, RetunedReport, retuned_report
-from ..served.joint import JointReport
-from ..served.judged import SERVED
-from ..served.noise import DRIFT_CONFIDENCE, ServerNoise, judged_noise
-from ..statistics import AcceptanceCounts, pooled
+from ..judging.categories import change_of
+from ..judging.judgement import DraftFigures, GateReport, PromptFigures, judge_counts
+from ..judging.retuned_gate import MARK, RULE, RetunedReport, retuned_report
+from ..served.joint_report import JointReport
+from ..served.served_gate import SERVED
+from ..served.server_noise import DRIFT_CONFIDENCE, ServerNoise, judged_noise
 from .judgements import Comparison, Joint, Judgement, Retuned
 
 _INCOMPARABLE = ": no comparison is possible."

@@ -11,19 +11,19 @@ from typing import Literal
 
 from ...calibration.traces.feature_evidence import FeatureEvidence
 from ...calibration.traces.manifest import Sampling, TargetIdentity
-from ..categories import CategoryFigures
-from ..decision import Verdict
-from ..doubts import Background
-from ..draft_replay import FirstStepAgreement
-from ..estimand import DraftSampling
-from ..gate import DraftFigures, PromptFigures
-from ..looks import Look
-from ..paired import PairedChange, RequiredPrompts
+from ..counting.draft_replay import FirstStepAgreement
+from ..counting.estimand import DraftSampling
+from ..counting.paired_change import PairedChange, RequiredPrompts
+from ..judging.anomalies import Background
+from ..judging.categories import CategoryFigures
+from ..judging.decision import Verdict
+from ..judging.interim_analysis import Look
+from ..judging.judgement import DraftFigures, PromptFigures
+from ..judging.policy import Policy
+from ..judging.served_figures import ServedFigures
 from ..parity.finding import Finding
-from ..policy import Policy
-from ..served.noise import ServerNoise
-from ..served_figures import ServedFigures
-from .checks import comparison_problem, exit_code_problem
+from ..served.server_noise import ServerNoise
+from .contradictions import comparison_problem, exit_code_problem
 
 _SHIFT = re.compile(r"0|-?[1-9][0-9]?")
 

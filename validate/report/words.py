@@ -2,7 +2,7 @@
 
 import math
 
-from ..paired import PairedChange
+from ..counting.paired_change import PairedChange
 
 NONE = "\u2013"
 """A dash, where there is no figure."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ...calibration.linear_inputs.plan_inputs import PlanInputs, measured_inputs, need_of
-from ...calibration.traces.folder import TraceFolder
+from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts import Draft, Row
 from ...quantize.engines.contract import EngineCheck, EngineName
 from ...quantize.engines.preview import planned_verdicts
@@ -25,7 +25,7 @@ from ...quantize.stored.loading import LoadedDraft, load_draft
 from ...recipes.expectations import LoadsOn
 from ...recipes.schema import Recipe
 from ...recipes.seen_prompts import NO_PROMPTS, SeenPrompts
-from .mixture import Mixture, Unit, recipe_of
+from .draft_mixture import Mixture, Unit, recipe_of
 
 NAME = "tuned"
 

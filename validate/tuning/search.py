@@ -9,7 +9,7 @@ costs alone. The mixtures themselves are measured afterwards, whole, with nothin
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .mixture import Mixture, Option, Unit
+from .draft_mixture import Mixture, Option, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from ....calibration.server_client import ServerClient
 from ....recipes.errors import short
 from ...errors import MeasureError
 from ..measurement import ServerIdentity, Speculation
-from .fields import AnswerProblem, Fields, checked_draft_tokens, number, text, told, whole
+from .answer_fields import AnswerProblem, Fields, checked_draft_tokens, number, text, told, whole
 from .protocol import Ask, Completion
 from .sglang_answer import OLDEST, read_answer
 

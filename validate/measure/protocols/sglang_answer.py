@@ -27,7 +27,7 @@ from typing import Literal
 from ....calibration.server_client import Event, Reply
 from ....recipes.errors import short
 from ...errors import MeasureError
-from .fields import AnswerProblem, Fields, gap, number, object_, whole, wholes
+from .answer_fields import AnswerProblem, Fields, gap, number, object_, whole, wholes
 from .protocol import Ask, Completion
 
 OLDEST = "0.5.9"

@@ -34,8 +34,8 @@ from ....recipes.errors import short
 from ....recipes.strict_json import JsonProblem, parse_json
 from ...errors import MeasureError
 from ..measurement import ServerIdentity, Speculation
+from .answer_fields import AnswerProblem, Fields, checked_draft_tokens, objects, text, whole
 from .counters import Counters
-from .fields import AnswerProblem, Fields, checked_draft_tokens, objects, text, whole
 from .protocol import Ask, Completion
 from .tensorrt_llm_answer import Steps, read_answer
 

@@ -25,7 +25,7 @@ from typing import Literal, Self
 from ....calibration.server_client import Event, Reply
 from ....recipes.errors import short
 from ...errors import MeasureError
-from .fields import (
+from .answer_fields import (
     AnswerProblem,
     Fields,
     gap,

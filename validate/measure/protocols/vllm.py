@@ -14,7 +14,7 @@ from ....calibration.server_client import ServerClient
 from ....recipes.errors import short
 from ...errors import MeasureError
 from ..measurement import ServerIdentity, Speculation
-from .counted import counted_rounds, read_counters
+from .counter_rounds import counted_rounds, read_counters
 from .protocol import Ask, Completion
 from .vllm_stream import Streamed, read_stream
 

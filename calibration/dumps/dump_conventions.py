@@ -1,0 +1,313 @@
+"""Settling how a dump is to be read, by looking at a few of its texts. Nothing is believed."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from ...quantize.stored.loading import LoadedDraft
+from ..errors import TraceError
+from ..passes.draft_inputs import check_reads_layers, default_aux_layer_ids
+from ..traces.manifest import FeatureDtype
+from ..traces.prompt_trace import FEATURE_DTYPES
+from .draft_steps import DraftFinding, DraftSteps
+from .dump_answers import Answer, Answers
+from .dump_target import TargetFacts
+from .findings import Layout
+from .head import HeadFinding, TargetHead
+from .recomputed import MIN_OWN, RecomputedFinding, recompute
+from .sample import Pending, Sample
+
+MAX_LOOKED_AT = 8  # texts, in memory together
+MAX_DRAFTED = 40  # texts, one by one
+MAX_ROWS = 2048  # of each, unless its prompt is longer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What the user says of a dump.
+
+    Attributes:
+        layer_ids: of the aux features; None = those of the draft, else whatever is found.
+        draft: that reads these features; None = none given.
+        greedy: the answers are the target's own at temperature 0, where that cannot be measured.
+    """
+
+    layer_ids: tuple[int, ...] | None = None
+    draft: LoadedDraft | None = None
+    greedy: bool = False
+
+    def expected_layers(self, target: TargetFacts) -> tuple[int, ...] | None:
+        """The layers that the dump should hold, ascending; None = nobody says it.
+
+        Raises:
+            TraceError: the draft reads no layers.
+        """
+        if self.layer_ids is not None or self.draft is None:
+            return self.layer_ids
+        check_reads_layers(self.draft)
+        ids = self.draft.geometry.aux_layer_ids
+        return tuple(ids or default_aux_layer_ids(target.identity.num_layers))
+
+
+def feature_dtype(sample: Sample) -> FeatureDtype:
+    """What the manifest calls the dtype of a sample's features."""
+    return next(name for name, (dtype, _) in FEATURE_DTYPES.items() if dtype == sample.aux.dtype)
+
+
+def settle(
+    dump: Path, pendings: Sequence[Pending], target: TargetFacts, said: Declared, find: Answers
+) -> Layout:
+    """Find layers, shift and norm of a dump.
+
+    Args:
+        dump: its folder, for errors.
+        pendings: its samples, at least one.
+        target: that was dumped.
+        said: what the user says.
+        find: finds answers; its own, names do not matter here.
+
+    Raises:
+        TraceError: the dump is not of this target, contradicts what is said of it, or nothing at
+            hand can settle it; the error says what would.
+    """
+    looked = list(_look(_spread(pendings, MAX_LOOKED_AT), find))
+    if not looked:
+        raise TraceError(dump, "no answer in any of the texts looked at: its loss masks are 0",
+                         fix="dump conversations with answers of the target")  # fmt: skip
+    for answer in looked:
+        check_sample(answer.sample, target, looked[0].sample)
+    expected = said.expected_layers(target)
+    slots = looked[0].sample.aux.shape[1] // target.width
+    stacked = looked[0].sample.last is None and expected is not None
+    last_in_aux = stacked and expected is not None and slots == len(expected) + 1
+    if last_in_aux:
+        looked = [replace(a, sample=split_last(a.sample, target.width)) for a in looked]
+        slots -= 1
+    if expected is not None and slots != len(expected):
+        raise TraceError(
+            dump,
+            f"its aux features are {slots} layers wide, expected {len(expected)}: {list(expected)}",
+            fix="give the draft and the layers that the dump was made for",
+        )
+    recomputed, not_run = _recomputed(target, looked)
+    steps = None
+    if recomputed is None:
+        drafted = _drafted(pendings, find, target if last_in_aux else None)
+        steps = _draft_steps(dump, drafted, said, expected, str(not_run))
+    layer_ids = _layers(dump, recomputed, expected)
+    shift = recomputed.shift if recomputed else steps.shift if steps else 0
+    layout = Layout(
+        layer_ids=layer_ids,
+        shift=shift,
+        last_in_aux=last_in_aux,
+        recomputed=recomputed,
+        draft=steps,
+        not_recomputed=not_run,
+        head=None,
+    )
+    lasts = [last_states(layout, answer.sample, target) for answer in looked]
+    layout = replace(layout, head=_head(dump, looked, lasts, target, said, recomputed))
+    _check_shift(dump, layout)
+    return layout
+
+
+def last_states(layout: Layout, sample: Sample, target: TargetFacts) -> Tensor | None:
+    """[N, W], what the head or the norm before it reads; None where the dump has no such thing."""
+    if sample.last is not None:
+        return sample.last
+    if layout.layer_ids[-1] == target.identity.num_layers - 1:
+        return sample.aux[:, -target.width :]
+    return None
+
+
+def split_last(sample: Sample, width: int) -> Sample:
+    """A stack of layers whose last slot is the last state."""
+    return replace(sample, aux=sample.aux[:, :-width], last=sample.aux[:, -width:])
+
+
+def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
+    """Check a sample against the target, and against another of the same dump.
+
+    Raises:
+        TraceError: other widths, another dtype, or tokens that the target does not have.
+    """
+    vocab_size, width = target.identity.vocab_size, target.width
+    low, high = int(sample.token_ids.min()), int(sample.token_ids.max())
+    if low < 0 or high >= vocab_size:
+        raise TraceError(
+            sample.file,
+            f"token ids from {low} to {high}, the target's vocabulary has {vocab_size}: tokens of"
+            " another tokenizer",
+            fix="give the target that was dumped",
+        )
+    wide = sample.aux.shape[1]
+    if wide % width or (sample.last is not None and sample.last.shape[1] != width):
+        last = "" if sample.last is None else f", last states {sample.last.shape[1]}"
+        raise TraceError(
+            sample.file,
+            f"aux features are {wide} wide{last}, the target's hidden states {width}",
+            fix="give the target that was dumped",
+        )
+    shape = (wide, sample.aux.dtype, sample.last is None)
+    expected = (first.aux.shape[1], first.aux.dtype, first.last is None)
+    if shape != expected:
+        raise TraceError(
+            sample.file,
+            f"aux features {_said(*shape)}, those of {first.file.name} {_said(*expected)}",
+            fix="import dumps of different runs one by one",
+        )
+
+
+def _said(width: int, dtype: object, without_last: bool) -> str:
+    beside = "without" if without_last else "with"
+    return f"are {width} wide in {str(dtype).removeprefix('torch.')} {beside} last states"
+
+
+def _spread(pendings: Sequence[Pending], most: int) -> Sequence[Pending]:
+    return pendings[:: -(-len(pendings) // most)]
+
+
+def _look(pendings: Sequence[Pending], find: Answers) -> Iterator[Answer]:
+    """The beginning of the first answer of each."""
+    for pending in pendings:
+        for answer in list(find.of(pending.read()))[:1]:
+            yield _beginning(answer)
+
+
+def _drafted(
+    pendings: Sequence[Pending], find: Answers, stacked: TargetFacts | None
+) -> Iterator[Answer]:
+    """Answers for a draft, which needs more of them than the target; one in memory at a time."""
+    for answer in _look(_spread(pendings, MAX_DRAFTED), find):
+        if stacked:
+            yield replace(answer, sample=split_last(answer.sample, stacked.width))
+        else:
+            yield answer
+
+
+def _beginning(answer: Answer) -> Answer:
+    """The answer without the rows that need not be looked at, in memory of its own."""
+    rows = min(answer.stop, max(MAX_ROWS, answer.start + MAX_ROWS // 8))
+    sample = answer.sample
+    cut = replace(
+        sample,
+        token_ids=sample.token_ids[:rows].clone(),
+        aux=sample.aux[:rows].clone(),
+        last=None if sample.last is None else sample.last[:rows].clone(),
+    )
+    return replace(answer, sample=cut, stop=rows)
+
+
+def _recomputed(
+    target: TargetFacts, looked: Sequence[Answer]
+) -> tuple[RecomputedFinding | None, str | None]:
+    """What the target says, or why it says nothing."""
+    if target.not_run:
+        return None, target.not_run
+    try:
+        found = recompute(
+            target.folder,
+            looked,
+            num_layers=target.identity.num_layers,
+            width=target.width,
+            dtype=feature_dtype(looked[0].sample),
+        )
+    except TraceError as exc:
+        if exc.where != str(target.folder):
+            raise
+        return None, exc.what
+    return found, None
+
+
+def _draft_steps(
+    dump: Path,
+    drafted: Iterable[Answer],
+    said: Declared,
+    expected: tuple[int, ...] | None,
+    not_run: str,
+) -> DraftFinding:
+    if said.draft is None or expected is None:
+        raise TraceError(
+            dump,
+            f"which layers it holds cannot be settled: the target cannot be run here ({not_run}),"
+            " and no draft is given",
+            fix="give the target's whole folder, or the draft that reads these features: --draft D",
+        )
+    steps = DraftSteps(said.draft, expected)
+    for answer in drafted:
+        steps.add(answer)
+    return steps.finding(dump)
+
+
+def _layers(
+    dump: Path, recomputed: RecomputedFinding | None, expected: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    found = recomputed.layer_ids if recomputed else expected
+    assert found is not None
+    if list(found) != sorted(set(found)):
+        raise TraceError(
+            dump,
+            f"layers stand in the order {list(found)}, expected them ascending",
+            fix="dump the layers in ascending order, as engines hand them to drafts",
+        )
+    if expected is not None and found != tuple(expected):
+        raise TraceError(
+            dump,
+            f"it holds the outputs of layers {list(found)}, expected {list(expected)} (counted"
+            " after the layer; an id that counts before it is one larger)",
+            fix="dump the layers that the draft reads, or name those that it holds: --aux-layers",
+        )
+    return found
+
+
+def _head(
+    dump: Path,
+    looked: Sequence[Answer],
+    lasts: Sequence[Tensor | None],
+    target: TargetFacts,
+    said: Declared,
+    recomputed: RecomputedFinding | None,
+) -> HeadFinding | None:
+    with_last = [(a, last) for a, last in zip(looked, lasts, strict=True) if last is not None]
+    if with_last and target.has_head:
+        assert target.tables is not None
+        return TargetHead(target.tables.shared()).settle(with_last)
+    if recomputed and recomputed.own is not None and recomputed.own < MIN_OWN:
+        raise TraceError(
+            dump,
+            f"{recomputed.own:.0%} of the tokens looked at are the target's argmax, expected"
+            f" {MIN_OWN:.0%}: it did not write these answers, or not greedily",
+            fix="dump the target's own greedy answers",
+        )
+    if not said.greedy:
+        lack = (
+            "the dump has no last states"
+            if not with_last
+            else f"head and last norm are not at hand ({target.without_tables or 'no norm.weight'})"
+        )
+        raise TraceError(
+            dump,
+            f"whether its answers are the target's own cannot be measured: {lack}",
+            fix="dump last hidden states too and give the target's head, or say that the answers"
+            " are its own at temperature 0: --greedy",
+        )
+    return None
+
+
+def _check_shift(dump: Path, layout: Layout) -> None:
+    shifts = {layout.shift, layout.head.shift if layout.head else layout.shift}
+    if len(shifts) > 1:
+        raise TraceError(
+            dump,
+            f"aux features are {layout.shift:+d} from their tokens, last states"
+            f" {layout.head.shift if layout.head else 0:+d}",
+            fix="dump both of the same positions",
+        )
+    if layout.shift > 0:
+        raise TraceError(
+            dump,
+            "rows stand one before their tokens: the first token has no features",
+            fix="dump the first position too",
+        )

@@ -1,0 +1,248 @@
+"""Traces: what a target did on prompts, all that a draft ever sees of it.
+
+A trace folder, format version 1:
+
+    trace.json                 `manifest.TraceManifest`: target, features, prompts, shards
+    traces-00001.safetensors   for every prompt ID with N tokens, P of them its prompt:
+                                 "ID.token_ids"    I32 [N], prompt, then the continuation
+                                 "ID.features"     [N - 1, width], of positions 0 .. N - 2
+                                 "ID.target_top1"  I32 [N - 1], argmax after positions 0 .. N - 2,
+                                                   -1 where it is not known
+                               and where trace.json says `logprobs`, of tokens P .. N - 1:
+                                 "ID.token_logprob"  F32 [N - P]
+                                 "ID.top_token_ids"  I32 [N - P, num_top], "ID.top_logprobs" F32,
+                                                     if num_top is above 0
+    traces-00002.safetensors   …
+    tables.safetensors         only if asked for: see `tables`
+
+Where recording was greedy, target_top1[P - 1:] equals token_ids[P:]. The last token was never fed
+to the target, so it has no feature. Reading treats the folder as hostile input and loads one prompt
+at a time.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ...quantize.errors import CheckpointError
+from ...quantize.files.safetensors_header import read_header
+from ...quantize.stored.loading import CPU
+from ...recipes.errors import reason
+from ...recipes.regular_file import open_stream, read_text
+from ..errors import TraceError
+from .manifest import (
+    MANIFEST_FILE,
+    Shard,
+    TablesFile,
+    TraceEntry,
+    TraceManifest,
+    manifest_text,
+    parse_manifest,
+)
+from .prompt_trace import FEATURE_DTYPES, PromptTrace, check_trace
+from .target_tables import SharedTables
+from .trace_tables import TensorTable, expected_tensors, shared_tables
+
+_RECORDED = "give a folder written by 'draftquant record' or 'traces import'"
+
+
+class TraceFolder:
+    """An opened trace folder: manifest and headers are checked, tensors are read on demand.
+
+    Attributes:
+        folder: where it lies.
+        manifest: trace.json, checked.
+        sha256: hash of trace.json, which holds the hash of every shard: the identity of the traces.
+            Tables are left out: the same traces with and without them are the same.
+    """
+
+    def __init__(self, folder: Path, manifest: TraceManifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        traces_only = manifest_text(dataclasses.replace(manifest, tables=None))
+        self.sha256 = hashlib.sha256(traces_only.encode()).hexdigest()
+        self._opened: dict[str, Any] = {}
+
+    @classmethod
+    def open(cls, folder: Path) -> "TraceFolder":
+        """Read and check trace.json and the headers of all files; reads no tensor.
+
+        Raises:
+            TraceError: the folder is not a complete, consistent trace folder of version 1.
+        """
+        where = folder / MANIFEST_FILE
+        try:
+            manifest = parse_manifest(read_text(where), where)
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            raise _no_traces(folder) from exc
+        except OSError as exc:
+            raise TraceError(where, f"cannot be read: {reason(exc)}", fix=_RECORDED) from exc
+        for shard in manifest.shards:
+            _check_header(folder, shard, _shard_tensors(manifest, shard.file))
+        if manifest.tables:
+            expected = expected_tensors(manifest.tables, manifest.target.vocab_size)
+            _check_header(folder, manifest.tables, expected)
+        return cls(folder, manifest)
+
+    def only(self, entries: Collection[TraceEntry]) -> "TraceFolder":
+        """Some of its prompts, in its order, as a folder that holds no others would have them."""
+        prompts = tuple(entry for entry in self.manifest.prompts if entry in entries)
+        manifest = dataclasses.replace(self.manifest, prompts=prompts)
+        return TraceFolder(self.folder, manifest)
+
+    def __len__(self) -> int:
+        return len(self.manifest.prompts)
+
+    def __iter__(self) -> Iterator[PromptTrace]:
+        return (self.load(entry) for entry in self.manifest.prompts)
+
+    def prompt_token_ids(self) -> Iterator[tuple[TraceEntry, list[int]]]:
+        """Every prompt without its continuation; reads token ids only.
+
+        Raises:
+            TraceError: the shard's bytes changed since recording.
+        """
+        for entry in self.manifest.prompts:
+            token_ids = self._tensors(entry, "token_ids")["token_ids"]
+            yield entry, token_ids[: entry.prompt_length].tolist()
+
+    def load(self, entry: TraceEntry) -> PromptTrace:
+        """Read one prompt.
+
+        Raises:
+            TraceError: the shard's bytes changed since recording, or the trace contradicts itself.
+        """
+        names = _tensors_of(self.manifest, entry)
+        stored = self._tensors(entry, *names)
+        tensors = {
+            name: tensor.to(torch.int64) if names[name][0] == "I32" else tensor
+            for name, tensor in stored.items()
+        }
+        trace = PromptTrace(
+            id=entry.id,
+            category=entry.category,
+            prompt_length=entry.prompt_length,
+            conversation_sha256=entry.conversation_sha256,
+            cluster=entry.cluster,
+            **tensors,
+        )
+        check_trace(trace, self.manifest, self.folder / entry.file)
+        return trace
+
+    def _tensors(self, entry: TraceEntry, *names: str) -> dict[str, Tensor]:
+        shard = self._open(next(s for s in self.manifest.shards if s.file == entry.file))
+        try:
+            return {name: shard.get_tensor(f"{entry.id}.{name}") for name in names}
+        except SafetensorError as exc:
+            raise TraceError(self.folder / entry.file, f"{entry.id}: {exc}",
+                             fix="record the traces again") from exc  # fmt: skip
+
+    def tables(
+        self, dtype: torch.dtype | None = torch.float32, device: torch.device = CPU
+    ) -> SharedTables:
+        """The target's tables that the folder carries, for `load_draft`; empty if it carries none.
+
+        Nothing is read before a draft asks. An embedding row that is not carried is NaN.
+
+        Args:
+            dtype: of the tables; None = as the target stores them.
+            device: of the tables.
+        """
+        tables = self.manifest.tables
+        if tables is None:
+            return SharedTables({})
+        vocab_size, where = self.manifest.target.vocab_size, self.folder / tables.file
+        return shared_tables(
+            lambda: self._open(tables), tables, vocab_size, where, dtype=dtype, device=device
+        )
+
+    def stored_tables(self) -> dict[str, Tensor]:
+        """The tensors of its tables file as they are stored; empty if it carries none."""
+        if self.manifest.tables is None:
+            return {}
+        opened = self._open(self.manifest.tables)
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+
+    def _open(self, listed: Shard | TablesFile) -> Any:
+        """Open a file; its hash is checked the first time, before any of its bytes is used."""
+        if listed.file not in self._opened:
+            path = self.folder / listed.file
+            if file_sha256(path) != listed.sha256:
+                raise TraceError(path, f"sha256 differs from the one in {MANIFEST_FILE}",
+                                 fix="copy the folder again, or record again")  # fmt: skip
+            self._opened[listed.file] = safe_open(path, framework="pt")
+        return self._opened[listed.file]
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a file's bytes, hex."""
+    with open_stream(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _no_traces(folder: Path) -> TraceError:
+    """What was given instead of a trace folder."""
+    if folder.is_file():
+        prompts = f"draftquant record --prompts {folder}"
+        fix = f"record first what the target does on prompts: {prompts} --target M --out T"
+        return TraceError(folder, "is a file, not a trace folder", fix=fix)
+    if not folder.exists():
+        return TraceError(folder, "no such folder", fix=_RECORDED)
+    what = "is a model's folder" if (folder / "config.json").exists() else "has no trace.json"
+    return TraceError(folder, f"{what}: these are no traces", fix=_RECORDED)
+
+
+def _shard_tensors(manifest: TraceManifest, file: str) -> TensorTable:
+    return {
+        f"{entry.id}.{name}": tensor
+        for entry in manifest.prompts
+        if entry.file == file
+        for name, tensor in _tensors_of(manifest, entry).items()
+    }
+
+
+def _tensors_of(manifest: TraceManifest, entry: TraceEntry) -> TensorTable:
+    """What a shard holds of one prompt."""
+    rows, continued = entry.num_tokens - 1, entry.num_tokens - entry.prompt_length
+    features = FEATURE_DTYPES[manifest.features.dtype][1]
+    tensors: TensorTable = {
+        "token_ids": ("I32", (entry.num_tokens,)),
+        "features": (features, (rows, manifest.features.width)),
+        "target_top1": ("I32", (rows,)),
+    }
+    if manifest.logprobs is not None:
+        tensors["token_logprob"] = ("F32", (continued,))
+        if manifest.logprobs.num_top:
+            tensors["top_token_ids"] = ("I32", (continued, manifest.logprobs.num_top))
+            tensors["top_logprobs"] = ("F32", (continued, manifest.logprobs.num_top))
+    return tensors
+
+
+def _check_header(folder: Path, listed: Shard | TablesFile, expected: TensorTable) -> None:
+    path = folder / listed.file
+    if path.is_file() and path.stat().st_size != listed.nbytes:
+        raise TraceError(path, f"expected {listed.nbytes} bytes, got {path.stat().st_size}",
+                         fix="copy the folder again, or record again")  # fmt: skip
+    try:
+        header = read_header(folder, listed.file)
+    except CheckpointError as exc:
+        raise TraceError(exc.where, exc.what, fix="record the traces again") from exc
+    found = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise TraceError(
+                path,
+                f"{name}: expected {_described(expected.get(name))}, got"
+                f" {_described(found.get(name))}",
+                fix="record the traces again",
+            )
+
+
+def _described(tensor: tuple[str, tuple[int, ...]] | None) -> str:
+    return f"{tensor[0]} {list(tensor[1])}" if tensor else "no such tensor"

@@ -1,0 +1,261 @@
+"""Recording from vLLM: the same trace folder that transformers gives, of any target on any GPUs.
+
+An engine answers prompts and writes hidden states; what is done is kept (`kept`), so that a second
+call of the same command goes on; at the end it becomes a trace folder.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...quantize.files.staging import check_output
+from ..errors import TraceError
+from ..passes.draft_inputs import fused_features
+from ..recording.last_norm import Written, shown_norm
+from ..recording.target_shape import target_identity
+from ..traces.prompt_trace import PromptTrace
+from ..traces.target_tables import TargetTables
+from ..traces.trace_folder import TraceFolder
+from ..traces.writer import trace_output
+from .offline import offline_engine
+from .recording_folder import KeptRecording, kept_recording
+from .recording_plan import RecordingPlan
+from .server import server_engine
+from .server_answers import LEAST_LOGPROB, Answer, Engine, answers
+from .states_file import read_features
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offline:
+    """An engine of our own, on this machine's devices or a cluster's.
+
+    Attributes:
+        arguments: the user's own of `vllm.LLM`, by name.
+    """
+
+    arguments: Mapping[str, object]
+
+    def shared(self, own: Path) -> Path:
+        """Where the engine writes: in the folder of the recording."""
+        return own
+
+    def opened(
+        self, plan: RecordingPlan, shared: Path, session: str
+    ) -> AbstractContextManager[Engine]:
+        """The running engine."""
+        return offline_engine(
+            plan.setup(shared, self.arguments).arguments(),
+            plan.decoding,
+            session=session,
+            max_new_tokens=plan.max_new_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A server that runs.
+
+    Attributes:
+        url: its address. folder: that it writes into, as this machine sees it.
+    """
+
+    url: str
+    folder: Path
+
+    def shared(self, _own: Path) -> Path:
+        """Where the server writes."""
+        if not self.folder.is_dir():
+            raise TraceError("--shared", f"{self.folder} is no folder",
+                             fix="give the folder that the server writes into")  # fmt: skip
+        return self.folder
+
+    def opened(
+        self, plan: RecordingPlan, _shared: Path, session: str
+    ) -> AbstractContextManager[Engine]:
+        """The connection."""
+        return server_engine(
+            self.url,
+            plan.decoding,
+            session=session,
+            max_new_tokens=plan.max_new_tokens,
+            max_model_len=plan.max_model_len,
+            most_in_flight=plan.most_in_flight,
+        )
+
+
+def record_with_vllm(
+    plan: RecordingPlan,
+    source: Offline | Served,
+    out: Path,
+    *,
+    table_ids: Collection[int] | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> TraceFolder:
+    """Let vLLM continue every prompt, and write the trace folder `out`.
+
+    What is recorded is kept in `out` + ".recording" until the folder is complete: a second call
+    with the same plan goes on after whatever ended the first. While the folder is written both are
+    on the disk.
+
+    Args:
+        plan: what is recorded.
+        source: the engine.
+        out: folder to create; other machines that run the engine must see its parent.
+        table_ids: as of `record_traces`.
+        on_progress: called with (prompts done, prompts).
+
+    Returns:
+        The written folder, opened.
+
+    Raises:
+        TraceError: the engine does not start, fails, or gives what was not asked for.
+        CheckpointError: the target's tables are asked for and not found.
+        OutputError: `out` exists already, or another recording was begun there.
+    """
+    check_output(out)
+    tables = None if table_ids is None else TargetTables.find(plan.target)
+    if isinstance(source, Offline):
+        plan.setup(out, source.arguments).arguments()  # refused before the weights are read
+    identity = target_identity(plan.target, plan.shape)
+    asked = plan.as_json(identity)
+    with kept_recording(out, asked) as folder:
+        kept = KeptRecording(
+            folder,
+            plan.prompts,
+            plan.states,
+            max_new_tokens=plan.max_new_tokens,
+            vocab_size=identity.vocab_size,
+            logprobs=plan.decoding.logprob_spec,
+        )
+        session = hashlib.sha256(f"{out.absolute()}\0{asked}".encode()).hexdigest()[:16]
+        _answer(plan, source, kept, session, on_progress)
+        engines = {kept.answer(i)[1] for i in range(len(plan.prompts))}
+        if len(engines) > 1:
+            raise TraceError(folder, f"was recorded by {' and '.join(sorted(engines))}",
+                             fix=f"record with one of them: rm -r {folder}")  # fmt: skip
+        with trace_output(
+            out,
+            identity,
+            plan.features,
+            temperature=plan.decoding.temperature,
+            sampling=plan.decoding.sampling,
+            ignore_eos=plan.decoding.ignore_eos,
+            logprobs=plan.decoding.logprob_spec,
+            recorded_by=engines.pop(),
+            tables=tables,
+            table_ids=table_ids or (),
+            too_long=plan.too_long,
+        ) as writer:
+            read = _reading(plan, kept)
+            for i in range(len(plan.prompts)):
+                writer.add(_trace(plan, i, kept.answer(i)[0], kept.states(i), read), position=i)
+        shutil.rmtree(folder, ignore_errors=True)
+    return TraceFolder.open(out)
+
+
+def _answer(
+    plan: RecordingPlan,
+    source: Offline | Served,
+    kept: KeptRecording,
+    session: str,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Let the engine answer what it has not; it does not start where nothing is missing."""
+    missing = kept.missing()
+    count, done = len(plan.prompts), len(plan.prompts) - len(missing)
+    on_progress(done, count)
+    if not missing:
+        return
+    shared = source.shared(kept.states_folder)
+    with _without_leftovers(shared, session), source.opened(plan, shared, session) as engine:
+        for position, answer in answers(
+            engine,
+            [(i, plan.prompts[i]) for i in missing],
+            most_in_flight=plan.most_in_flight,
+            bytes_per_token=plan.states.bytes_per_token,
+            max_new_tokens=plan.max_new_tokens,
+        ):
+            kept.take(position, answer, shared)
+            done += 1
+            on_progress(done, count)
+
+
+@contextmanager
+def _without_leftovers(shared: Path, session: str) -> Iterator[None]:
+    """Remove what a recorder that died, or this one at its end, has asked for and not fetched."""
+    _remove(shared, session)
+    try:
+        yield
+    finally:
+        _remove(shared, session)
+
+
+def _remove(shared: Path, session: str) -> None:
+    for path in shared.glob(f"{session}-*"):
+        path.unlink(missing_ok=True)
+
+
+def _reading(plan: RecordingPlan, kept: KeptRecording) -> Callable[[Tensor], Tensor]:
+    """What the draft reads of what the engine hands out: all of it, or what it makes of it."""
+    draft = plan.fuse_with
+    if draft is None:
+        return lambda states: states
+    if not plan.reads_last_state:
+        return partial(fused_features, draft)
+
+    def written() -> Iterator[Written]:
+        for i, prompt in enumerate(plan.prompts):
+            answer = kept.answer(i)[0]
+            yield Written(
+                states=read_features(kept.states(i))[len(prompt.token_ids) - 1 :],
+                token_ids=torch.tensor(answer.token_ids),
+                logprob=torch.tensor(answer.token_logprob),
+            )
+
+    norm = shown_norm(plan.target, written(), plan.decoding)
+    return lambda states: fused_features(draft, norm(states))
+
+
+def _trace(
+    plan: RecordingPlan,
+    position: int,
+    answer: Answer,
+    states: Path,
+    read: Callable[[Tensor], Tensor],
+) -> PromptTrace:
+    prompt, spec = plan.prompts[position], plan.decoding.logprob_spec
+    token_ids = torch.tensor([*prompt.token_ids, *answer.token_ids])
+    ids, logprobs = _top(answer) if spec and spec.num_top else (None, None)
+    # Of the prompt, engines do not say what the target would have written.
+    top1 = torch.full((len(token_ids) - 1,), -1)
+    if not plan.decoding.sampled:
+        top1[len(prompt.token_ids) - 1 :] = token_ids[len(prompt.token_ids) :]
+    elif ids is not None:
+        top1[len(prompt.token_ids) - 1 :] = ids[:, 0]
+    return PromptTrace(
+        id=prompt.id,
+        category=prompt.category,
+        prompt_length=len(prompt.token_ids),
+        token_ids=token_ids,
+        features=read(read_features(states)),
+        target_top1=top1,
+        cluster=prompt.cluster,
+        token_logprob=torch.tensor(answer.token_logprob) if spec else None,
+        top_token_ids=ids,
+        top_logprobs=logprobs,
+    )
+
+
+def _top(answer: Answer) -> tuple[Tensor, Tensor]:
+    """[N - P, num_top] int64 and float32; what is as unlikely as can be said is impossible."""
+    top = answer.top or ()
+    ids = torch.tensor([[token for token, _ in place] for place in top])
+    logprobs = torch.tensor([[value for _, value in place] for place in top])
+    return ids, logprobs.masked_fill(logprobs <= LEAST_LOGPROB, -torch.inf)

@@ -1,0 +1,1 @@
+"""The MTP layer of DeepSeek-V3."""

@@ -1,0 +1,140 @@
+"""Forward maths of DFlash, as engines serve it.
+
+Sources: vLLM 0.33 `qwen3_dflash.py`, SGLang 0.5.23 `dflash.py`, z-lab `dflash/model.py`.
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from ...forward import Attend, OnInput
+from ...kinds.block import BlockForward
+from ...maths import embedding, linear, rms_norm, rotate, target_ids
+from ...rope import check_replayed
+from .geometry import DFlashGeometry
+
+
+class DFlashForward(BlockForward):
+    """One DFlash draft over weights given by canonical name.
+
+    A block is [anchor, mask x K] at positions n .. n + K, without its last mask where the anchor's
+    slot proposes the first token; the context are the positions before n.
+    Every layer projects the same fused rows to its context keys and values, without its
+    input_layernorm, with the very linears that project the block: quantized ones read both.
+    """
+
+    def __init__(
+        self, geometry: DFlashGeometry, weights: Mapping[str, Tensor], on_input: OnInput
+    ) -> None:
+        self.geometry = geometry
+        self.rope = check_replayed(geometry.rope)
+        self.weights = weights
+        self.on_input = on_input
+        self.target_ids = target_ids(weights.get("d2t"))
+
+    @property
+    def num_logits(self) -> int:
+        """See `DraftForward.num_logits`."""
+        return self.geometry.draft_vocab_size
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """c_t = hidden_norm(fc(features))."""
+        return self._norm("hidden_norm", self._linear("fc", features))
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        """See `DraftForward.to_target`."""
+        return draft_ids if self.target_ids is None else self.target_ids[draft_ids]
+
+    def context(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """See `BlockForward.context`."""
+        return self._keys_values(f"layers.{layer}.self_attn.", rows, positions)
+
+    def block(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `BlockForward.block`."""
+        given = token_ids[:, int(self.geometry.proposes_from_anchor) :]  # of the anchor and masks
+        masks = torch.full_like(given[:, 1:], self.geometry.mask_token_id)
+        slots = positions[:, None] + torch.arange(given.shape[1], device=positions.device)
+        x = self._embed(torch.cat((token_ids[:, :1], masks), dim=1))
+        for layer in range(self.geometry.num_layers):
+            x = self._layer(layer, x, slots, attend)
+        return self.proposing(x, token_ids)
+
+    def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
+        """Of all slots of the blocks, what `logits` predicts from; others than DFlash replace it.
+
+        Args:
+            x: [A, 1 + K or K, W], hidden states before the last norm.
+            token_ids: [A, 1 + K], see `block`.
+
+        Returns:
+            [A, K, W'].
+        """
+        return x[:, 1 - token_ids.shape[1] :]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `DraftForward.logits`."""
+        return linear(self.head_input(hidden), self.weights["lm_head.weight"])
+
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """See `DraftForward.head_input`."""
+        return self.on_input("lm_head", self._norm("norm", hidden))
+
+    def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
+        """See `BlockForward.visible`; a window counts the query's own position.
+
+        Source: vLLM 0.33 `flash_attn.py`: (window - 1, 0) if causal, else (window - 1, window - 1).
+        """
+        behind = queries - keys
+        seen = behind >= 0 if self.geometry.is_causal(layer) else torch.ones_like(behind).bool()
+        if self.geometry.is_sliding(layer) and self.geometry.sliding_window is not None:
+            seen = seen & (behind.abs() < self.geometry.sliding_window)
+        return seen
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings; a trained mask embedding stands for the row of the mask token."""
+        dtype = self.weights["norm.weight"].dtype
+        embedded = embedding(token_ids, self.weights["embed_tokens.weight"], dtype)
+        if "mask_embedding" not in self.weights:
+            return embedded
+        is_mask = (token_ids == self.geometry.mask_token_id)[..., None]
+        return torch.where(is_mask, self.weights["mask_embedding"], embedded)
+
+    def _layer(self, layer: int, x: Tensor, slots: Tensor, attend: Attend) -> Tensor:
+        """With r = x + attention(norm(x)): r + mlp(norm(r))."""
+        prefix = f"layers.{layer}."
+        r = x + self._attention(layer, self._norm(prefix + "input_layernorm", x), slots, attend)
+        return r + self._mlp(layer, self._norm(prefix + "post_attention_layernorm", r))
+
+    def _attention(self, layer: int, y: Tensor, slots: Tensor, attend: Attend) -> Tensor:
+        prefix = f"layers.{layer}.self_attn."
+        q = self._normed_heads(prefix, "q", y, slots)
+        k, v = self._keys_values(prefix, y, slots)
+        mixed = attend(layer, q, k, v, self.geometry.head_dim**-0.5).transpose(1, 2).flatten(2)
+        return self._linear(prefix + "o_proj", mixed)
+
+    def _mlp(self, layer: int, z: Tensor) -> Tensor:
+        """Down(silu(gate z) * up z)."""
+        prefix = f"layers.{layer}.mlp."
+        gate, up = self._linear(prefix + "gate_proj", z), self._linear(prefix + "up_proj", z)
+        return self._linear(prefix + "down_proj", F.silu(gate) * up)
+
+    def _keys_values(self, attention: str, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T, W] -> rotate(k_norm(k_proj x)) and v_proj x, each [B, KV, T, D]."""
+        keys = self._normed_heads(attention, "k", x, positions)
+        return keys, self._heads(attention + "v_proj", x).transpose(1, 2)
+
+    def _normed_heads(self, attention: str, name: str, x: Tensor, positions: Tensor) -> Tensor:
+        heads = self._norm(f"{attention}{name}_norm", self._heads(f"{attention}{name}_proj", x))
+        return rotate(heads.transpose(1, 2), positions, self.rope)
+
+    def _heads(self, name: str, x: Tensor) -> Tensor:
+        """[B, T, W] -> [B, T, H, D]."""
+        return self._linear(name, x).view(*x.shape[:-1], -1, self.geometry.head_dim)
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weights[f"{name}.weight"], self.geometry.rms_norm_eps)
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return linear(self.on_input(name, x), self.weights[f"{name}.weight"]).to(x.dtype)

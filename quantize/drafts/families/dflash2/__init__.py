@@ -1,0 +1,1 @@
+"""DFlash2, built on DFlash."""

@@ -1,0 +1,1 @@
+"""Domino, built on DFlash."""

@@ -1,0 +1,65 @@
+"""Forward maths of DSpark: DFlash's block, whose logits the token before each slot's corrects.
+
+Sources: vLLM 0.33 `qwen3_dspark.py` and `spec_decode/dspark/speculator.py` (vanilla heads alone),
+SGLang 0.5.23 `models/dspark.py`, SpecForge `modeling/draft/dspark.py`.
+"""
+
+import torch
+from torch import Tensor
+
+from ...maths import embedding, linear
+from ..dflash.forward import DFlashForward
+from .geometry import DSparkGeometry
+
+_HEAD = "markov_head."
+
+
+class DSparkForward(DFlashForward):
+    """One DSpark draft over weights given by canonical name.
+
+    With h_j the normed hidden state of what proposes token j, and e_j the row of markov_w1 of the
+    token before it, logits_j = lm_head h_j + markov_w2 s_j, where s_j is
+
+        vanilla  e_j
+        gated    sigmoid(gate_proj [h_j; e_j]) * e_j
+        rnn      tanh(output), with (gate, candidate, output) = joint_proj [state; e_j; h_j] and the
+                 next state sigmoid(gate) * state + (1 - sigmoid(gate)) * tanh(candidate), first 0
+
+    The confidence head shortens rounds in engines that are told to; it changes no proposal.
+    """
+
+    geometry: DSparkGeometry
+
+    def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
+        """See `DFlashForward.proposing`: [h_j; s_j], [A, K, W + r]."""
+        h = self._norm("norm", super().proposing(x, token_ids))
+        e = embedding(token_ids[:, :-1], self.weights[f"{_HEAD}markov_w1.weight"], h.dtype)
+        return torch.cat((h, self._corrections(h, e)), dim=-1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `DraftForward.logits`."""
+        own = linear(self.head_input(hidden), self.weights["lm_head.weight"])
+        corrections = hidden[..., self.geometry.hidden_size :]
+        return own + linear(corrections, self.weights[f"{_HEAD}markov_w2.weight"])
+
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """See `DraftForward.head_input`; what comes is normed already."""
+        return self.on_input("lm_head", hidden[..., : self.geometry.hidden_size])
+
+    def _corrections(self, h: Tensor, e: Tensor) -> Tensor:
+        """s_j [A, K, r] of h [A, K, W] and e [A, K, r]."""
+        if self.geometry.markov_head_type == "vanilla":
+            return e
+        if self.geometry.markov_head_type == "gated":
+            return self._affine("gate_proj", torch.cat((h, e), dim=-1)).sigmoid() * e
+        state, outputs = torch.zeros_like(e[:, 0]), []
+        for h_j, e_j in zip(h.unbind(1), e.unbind(1), strict=True):
+            joint = self._affine("joint_proj", torch.cat((state, e_j, h_j), dim=-1))
+            gate, candidate, output = joint.chunk(3, dim=-1)
+            state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
+            outputs.append(output.tanh())
+        return torch.stack(outputs, dim=1)
+
+    def _affine(self, name: str, x: Tensor) -> Tensor:
+        weight, bias = (self.weights[f"{_HEAD}{name}.{part}"] for part in ("weight", "bias"))
+        return linear(x, weight).to(x.dtype) + bias.to(x.dtype)

@@ -1,0 +1,1 @@
+"""EAGLE-1, EAGLE-2 and HASS."""

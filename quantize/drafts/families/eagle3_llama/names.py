@@ -1,0 +1,126 @@
+"""EAGLE-3 with Llama layers: `LlamaForCausalLMEagle3`, the kind of kimi-k2.5-eagle3.
+
+vLLM's `Eagle3Qwen3ForCausalLM` is the same with normed queries and keys. P-EAGLE is either with a
+mask_hidden, and drafts all tokens of a round in one pass: `PEagleDraftModel` of SpecForge and
+speculators, which vLLM 0.33 loads into the class of EAGLE-3 (`registry.py:698-706`).
+"""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .....recipes.errors import short
+from ....errors import CheckpointError
+from ...architectures import declared_architecture
+from ...config_reader import ConfigReader
+from ...family import Dim, TensorSpec
+from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes
+from ...shared.eagle3.geometry import Eagle3LlamaGeometry
+from ...shared.eagle3.names import Eagle3, read_common
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...forward import OnInput
+    from ...kinds.chain import ChainForward
+    from ...shared.eagle3.forward import LlamaAttention
+
+
+_PARALLEL = ("PEagleDraftModel", "PeagleQwen3ForCausalLM")
+_NORMED_HEADS = ("Eagle3Qwen3ForCausalLM", "PeagleQwen3ForCausalLM")
+MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+"""Where vLLM 0.33 looks for the mask token, in this order: `llm_base_proposer.py:361-372`."""
+
+
+class Eagle3Llama(Eagle3):
+    """The EAGLE-3 Llama family with all its name variants."""
+
+    name = "eagle3-llama"
+    architectures = ("LlamaForCausalLMEagle3", "Eagle3Qwen3ForCausalLM", *_PARALLEL)
+    relatives: Mapping[str, str] = {
+        mark: kind for mark, kind in Eagle3.relatives.items() if mark != "mask_hidden"
+    }
+
+    def recognises(self, canonical_names: Collection[str]) -> bool:
+        """A hidden_norm in layer 0 and plain q_proj; DFlash has that norm outside the layers."""
+        return {
+            "layers.0.self_attn.q_proj.weight",
+            "layers.0.hidden_norm.weight",
+        } <= set(canonical_names)
+
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> Eagle3LlamaGeometry:
+        """See `Family.read_geometry`."""
+        keys = ConfigReader(config, where)
+        types = config.get("layer_types") or []
+        if not isinstance(types, list) or any(kind != "full_attention" for kind in types):
+            raise CheckpointError(
+                where,
+                f"layer_types: expected 'full_attention' for every layer, got {types!r}",
+                fix=f"a draft of {self.name} with another attention cannot be replayed",
+            )
+        common = read_common(config, where, self.name)
+        heads, name = common["num_attention_heads"], declared_architecture(config)
+        parallel = name in _PARALLEL
+        if parallel and not common["fuses"]:
+            raise CheckpointError(
+                where,
+                "use_aux_hidden_state: expected true of a P-EAGLE draft, got false",
+                fix="correct 'use_aux_hidden_state' of eagle_config",
+            )
+        return Eagle3LlamaGeometry(
+            **common,
+            num_key_value_heads=keys.positive("num_key_value_heads", heads),
+            head_dim=keys.positive("head_dim", common["hidden_size"] // heads),
+            qk_norm=name in _NORMED_HEADS,
+            parallel=parallel,
+            mask_token_id=_mask_token_id(keys, common["vocab_size"]) if parallel else None,
+        )
+
+    def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
+        """See `Family.tensor_specs`; P-EAGLE's mask stands in the place of target features."""
+        table = dict(super().tensor_specs(geometry))
+        if geometry.parallel:
+            features = Dim(
+                geometry.num_aux_layers * geometry.target_hidden_size,
+                "target_hidden_size x aux layer ids",
+            )
+            one = Dim(1, "one mask for all positions")
+            table["mask_hidden"] = TensorSpec(role="mask", shape=(one, one, features))
+        return table
+
+    def forward(
+        self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
+    ) -> "ChainForward":
+        """See `Family.forward`."""
+        if not geometry.parallel:
+            return super().forward(geometry, weights, on_input)
+        from .forward import PEagleForward
+
+        return PEagleForward(geometry, weights, on_input, self.attention(geometry))
+
+    def attention_shapes(self, geometry: Eagle3LlamaGeometry, width: Dim) -> Shapes:
+        """See `Eagle3.attention_shapes`."""
+        shapes = grouped_shapes(geometry, width)
+        return shapes | head_norm_shapes(geometry) if geometry.qk_norm else shapes
+
+    def attention(self, geometry: Eagle3LlamaGeometry) -> "LlamaAttention":
+        """See `Eagle3.attention`."""
+        from ...shared.eagle3.forward import LlamaAttention
+
+        g = geometry
+        return LlamaAttention(head_dim=g.head_dim, rope=g.rope, qk_norm=g.qk_norm)
+
+
+def _mask_token_id(keys: ConfigReader, vocab_size: int) -> int | None:
+    """Only replay needs it, so that its absence is no error before."""
+    key = next((key for key in MASK_KEYS if keys.config.get(key) is not None), None)
+    value = keys.config[key] if key else None
+    if value is not None and not (type(value) is int and 0 <= value < vocab_size):
+        raise CheckpointError(
+            keys.where,
+            f"{key}: expected a token of the vocabulary of {vocab_size}, got {short(value)}",
+            fix=f"correct {key!r}",
+        )
+    return value
+
+
+FAMILY = Eagle3Llama()

@@ -1,0 +1,1 @@
+"""EAGLE-3 with multi-head latent attention."""

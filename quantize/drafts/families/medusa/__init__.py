@@ -1,0 +1,1 @@
+"""Medusa heads."""

@@ -1,0 +1,1 @@
+"""The MTP modules of Step-3.5."""

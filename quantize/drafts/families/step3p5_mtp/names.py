@@ -1,0 +1,227 @@
+"""The MTP modules of Step-3.5: three of them, one for each draft step, with a head of their own.
+
+`model.layers.45` to `47` of the released folder: attention within a window, with a gate for each
+head, and a dense MLP. vLLM 0.33 serves Step3p5ForCausalLM as `Step3p5MTP`
+(`config/speculative.py:1041`), SGLang 0.5.23 likewise (`model_config.py:1097`). In both, module i
+drafts token i + 1 and reads what module i - 1 gave before its last norm, the first one what the
+target's last layer gave before the final norm (`step3p5.py`, `compute_logits`); neither zeroes the
+embedding at position 0. Norms multiply by 1 + weight (`GemmaRMSNorm`).
+
+Keys of single layers are lists over the target's layers and these, by layer number.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ....errors import CheckpointError
+from ...config_reader import ConfigReader
+from ...family import Dim, TensorSpec
+from ...shared.attention.names import Shapes
+from ...shared.mtp.geometry import MtpGeometry, MtpStepGeometry
+from ...shared.mtp.names import Mtp, grouped_attention_shapes, read_mtp
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...forward import DraftForward, OnInput
+    from ...shared.eagle3.forward import LlamaAttention
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_EPSILON = 1e-5
+"""Where config.json has no rms_norm_eps: SGLang `configs/step3p5.py`, transformers' config."""
+
+
+class Step3p5Mtp(Mtp):
+    """Step's modules; the embedding is the target's."""
+
+    name = "step3p5-mtp"
+    architectures = ("Step3p5ForCausalLM", "Step3p5MTP")
+    layer = re.compile(r"model\.layers\.(\d+)\.")
+    outer = {  # noqa: RUF012 - a constant of the class
+        "eh_proj": "fc",
+        "enorm": "embedding_norm",
+        "hnorm": "state_norm",
+        "shared_head.norm": "norm",
+        "shared_head.head": "lm_head",
+        "shared_head.output": "lm_head",
+        "transformer.shared_head.norm": "norm",  # as released
+        "transformer.shared_head.output": "lm_head",
+    }
+    mark = "self_attn.g_proj"
+    foreign = "mlp.gate"
+    shared_tables = ()  # vLLM `step3p5_mtp.py:159`, and its loader wants the embedding too
+    state_first = False
+    masks_first = False
+    feeds_back_normed = False
+    zero_centred = True
+
+    def served_name(self, module: str) -> str:
+        """See `Family.served_name`: the head, as both engines rename it when they load it."""
+        return module.replace(".transformer.", ".").replace(
+            "shared_head.output", "shared_head.head"
+        )
+
+    def read_geometry(self, config: Mapping[str, Any], where: object) -> MtpStepGeometry:
+        """See `Family.read_geometry`."""
+        keys = ConfigReader(config, where)
+        number = keys.positive("num_hidden_layers")
+        count = keys.positive("num_nextn_predict_layers", 1)
+        kind = _same_in_all(keys, _layer_types(keys), number, count, "layer_types")
+        if kind not in (_SLIDING, _FULL):
+            raise CheckpointError(
+                where,
+                f"layer_types: expected {_SLIDING!r} or {_FULL!r}, got {kind!r}",
+                fix="no engine serves other attention in these modules",
+            )
+        _refuse_others(keys, number, count)
+        part = _same_in_all(keys, config.get("partial_rotary_factors"), number, count,
+                            "partial_rotary_factors")  # fmt: skip
+        theta = config.get("rope_theta")
+        if isinstance(theta, list):
+            theta = _same_in_all(keys, theta, number, count, "rope_theta")
+        scaled = kind in (config.get("yarn_only_types") or (kind,))
+        flat = {
+            **{name: value for name, value in config.items() if name != "rope_parameters"},
+            "rope_theta": theta,
+            "rope_scaling": config.get("rope_scaling") if scaled else None,
+            "rms_norm_eps": config.get("rms_norm_eps", _EPSILON),
+            "num_attention_heads": _heads(keys, kind),
+        }
+        common = read_mtp(flat, where, self.name, several=True)
+        head_dim = keys.positive("head_dim", common["hidden_size"] // common["num_attention_heads"])
+        return MtpStepGeometry(
+            **common,
+            target_layers=number,
+            num_key_value_heads=keys.positive("num_attention_groups"),
+            head_dim=head_dim,
+            qkv_bias=keys.flag("attention_bias", False),
+            qk_norm=True,
+            rotary_dim=_rotary_dim(keys, part, head_dim),
+            window=keys.positive("sliding_window") if kind == _SLIDING else None,
+        )
+
+    def attention_shapes(self, geometry: MtpStepGeometry) -> Shapes:
+        """See `Mtp.attention_shapes`."""
+        shapes = grouped_attention_shapes(geometry)
+        heads = Dim(geometry.num_attention_heads, "num_attention_heads")
+        hidden = Dim(geometry.hidden_size, "hidden_size")
+        return shapes | {"self_attn.g_proj.weight": ("router", (heads, hidden))}
+
+    def tensor_specs(self, geometry: MtpGeometry) -> Mapping[str, TensorSpec]:
+        """See `Family.tensor_specs`; every module has its head, and the embedding is shared."""
+        found = dict(super().tensor_specs(geometry))
+        for name, spec in super().tensor_specs(geometry).items():
+            if spec.role == "head":
+                found[name] = TensorSpec(role="head", shape=spec.shape)
+            elif spec.role == "embedding" and name.startswith("modules."):
+                del found[name]
+        return found
+
+    def forward(
+        self, geometry: Any, weights: "Mapping[str, torch.Tensor]", on_input: "OnInput"
+    ) -> "DraftForward":
+        """See `Family.forward`."""
+        if geometry.num_layers == 1:
+            raise CheckpointError(
+                "num_nextn_predict_layers",
+                f"1: of {self.name} only drafts of several modules can be replayed",
+                fix="replay the modules that the target was released with",
+            )
+        return super().forward(geometry, weights, on_input)
+
+    def attention(self, geometry: MtpStepGeometry) -> "LlamaAttention":
+        """See `Mtp.attention`."""
+        from ...shared.eagle3.forward import LlamaAttention
+
+        return LlamaAttention(
+            head_dim=geometry.head_dim,
+            rope=geometry.rope,
+            qk_norm=True,
+            rotary_dim=geometry.rotary_dim,
+        )
+
+
+def _layer_types(keys: ConfigReader) -> Any:
+    """Those of the target and of the modules: one list, or two as transformers 5 writes them."""
+    types, own = keys.config.get("layer_types"), keys.config.get("mtp_layer_types")
+    return [*types, *own] if isinstance(types, list) and isinstance(own, list) else types
+
+
+def _same_in_all(keys: ConfigReader, values: Any, number: int, count: int, key: str) -> Any:
+    """The one value that all modules have in a list over layers; None where there is no list.
+
+    Raises:
+        CheckpointError: the list is too short, or the modules differ.
+    """
+    if values is None:
+        return None
+    if not isinstance(values, list) or len(values) < number + count:
+        raise CheckpointError(
+            keys.where,
+            f"{key}: expected a list over {number} layers of the target and {count} of the draft",
+            fix=f"correct {key!r}, num_hidden_layers or num_nextn_predict_layers",
+        )
+    first, *others = values[number : number + count]
+    if any(other != first or type(other) is not type(first) for other in others):
+        raise CheckpointError(
+            keys.where,
+            f"{key}: expected the same of all modules, got {values[number : number + count]}",
+            fix="modules that differ in kind are not supported",
+        )
+    return first
+
+
+def _refuse_others(keys: ConfigReader, number: int, count: int) -> None:
+    """Refuse experts, a limit of the activation, and layers without rope or gate.
+
+    Raises:
+        CheckpointError: a module is not as it was released, by which key.
+    """
+    experts = keys.config.get("moe_layers_enum") or ""
+    sparse = experts.split(",") if isinstance(experts, str) else [str(i) for i in experts]
+    own = range(number, number + count)
+    limits = keys.config.get("swiglu_limits_shared") or []
+    rope = keys.config.get("use_rope_layers") or []
+    mlp = [*(keys.config.get("mlp_layer_types") or []),
+           *(keys.config.get("mtp_mlp_layer_types") or [])]  # fmt: skip
+    refused = {
+        "moe_layers_enum": any(str(i) in {name.strip() for name in sparse} for i in own),
+        "mlp_layer_types": "sparse" in mlp[number : number + count],
+        "swiglu_limits_shared": any(limits[i] for i in own if i < len(limits)),
+        "use_rope_layers": not all(rope[i] for i in own if i < len(rope)),
+        "use_head_wise_attn_gate": keys.config.get("use_head_wise_attn_gate") is not True,
+    }
+    for key, found in refused.items():
+        if found:
+            raise CheckpointError(
+                keys.where,
+                f"{key}: asks of the layers {own.start} to {own.stop - 1} what the released"
+                " modules have not: rope, a gate of each head and a dense MLP without a limit",
+                fix="such a draft cannot be quantized or replayed: no family has these maths",
+            )
+
+
+def _heads(keys: ConfigReader, kind: str) -> int:
+    """Query heads of layers of a kind: vLLM `step3p5.py:71`."""
+    if kind == _SLIDING:
+        if keys.config.get("num_sliding_attention_heads") is not None:
+            return keys.positive("num_sliding_attention_heads")
+        other = keys.section("attention_other_setting")
+        if other.config.get("attention_type") == kind:
+            return other.positive("num_attention_heads")
+    return keys.positive("num_attention_heads")
+
+
+def _rotary_dim(keys: ConfigReader, part: Any, head_dim: int) -> int:
+    """Rotated elements of a head: all or half of them, `step3p5.py:263`."""
+    if part not in (None, 0.5, 1):
+        raise CheckpointError(
+            keys.where,
+            f"partial_rotary_factors: expected 0.5 or 1, got {part!r}",
+            fix="engines serve no other: correct 'partial_rotary_factors'",
+        )
+    return head_dim // 2 if part == 0.5 else head_dim
+
+
+FAMILY = Step3p5Mtp()

@@ -1,0 +1,131 @@
+"""What drafts of every kind compute, and the passes of a draft along recorded tokens.
+
+Row t of a trace knows the tokens up to t + 1 and the target's features up to t; at depth j
+(0-based) it predicts token t + 2 + j. Shapes: B sequences, T rows, H heads, D head width, W hidden
+width.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ForwardError
+
+OnInput = Callable[[str, Tensor], Tensor]
+"""Called with (canonical module name, input [..., in_features]) before every linear that may be
+quantized: of attention and MLP, fc, the head; what it returns, in that dtype or a wider one, is
+multiplied by the weight. Rounds activations, or observes them."""
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""Attention over whatever keys the caller keeps: (layer, q [B,H,T,D], k [B,KV,T,D], v [B,KV,T,D'],
+softmax scale) -> [B,H,T,D']."""
+
+BLOCK_ROWS = 256
+"""Rows, or slots of blocks, that are evaluated together."""
+MAX_SCORES = 2**24
+"""Elements of one attention score matrix, all heads together: 64 MB in float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DraftPass:
+    """What a draft computed at some rows and depths.
+
+    Attributes:
+        rows: R rows of the trace, evenly spaced.
+        depths: D successive draft steps.
+        hidden: [B, R, D, W], from which `DraftForward.logits` predicts the tokens of the target's
+            positions row + 2 + depth.
+    """
+
+    rows: range
+    depths: range
+    hidden: Tensor
+
+
+class DraftForward(ABC):
+    """What drafts of every kind do."""
+
+    @property
+    @abstractmethod
+    def num_logits(self) -> int:
+        """The draft vocabulary: the width of `logits`."""
+
+    @abstractmethod
+    def fuse(self, features: Tensor) -> Tensor:
+        """Target features [B, T, num_aux * W_target] -> the draft's own rows [B, T, W]."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states of drafted positions [..., W] -> logits [..., draft vocabulary]."""
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """The logits before any token is ruled out, finite everywhere: what may be learned."""
+        return self.logits(hidden)
+
+    @abstractmethod
+    def head_input(self, hidden: Tensor) -> Tensor:
+        """What the head multiplies: hidden states [..., W], normed, as `OnInput` returns them."""
+
+    @abstractmethod
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        """Draft-vocabulary ids -> target-vocabulary ids, same shape."""
+
+    @abstractmethod
+    def passes(
+        self,
+        hidden: Tensor,
+        token_ids: Tensor,
+        *,
+        rows: range,
+        num_draft_tokens: int,
+        block_rows: int = BLOCK_ROWS,
+    ) -> Iterator[DraftPass]:
+        """Draft from some rows of a trace, teacher-forced along the recorded tokens.
+
+        With gradients enabled every pass keeps its graph, and the graphs of all passes share the
+        keys of the context: add up a loss over the passes, then go backward once. Without, memory
+        is that of one pass and of the keys so far. Nothing is written in place that a gradient
+        needs.
+
+        Args:
+            hidden: [B, N - 1, W], from `fuse`, from position 0 on.
+            token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
+            rows: whose chains or blocks are drafted, evenly spaced, each with all its K predictions
+                inside the trace (`whole_rows`); other rows are context only.
+            num_draft_tokens: K, at least 1 and no more than the draft can propose.
+            block_rows: rows (of a block draft, slots) of each sequence evaluated together; changes
+                the result by rounding only.
+
+        Yields:
+            Passes that together hold every one of `rows` at every depth 0 .. K - 1 once; the next
+            one is computed when it is asked for.
+
+        Raises:
+            ForwardError: the draft computes NaN or infinity.
+        """
+
+
+def whole_rows(num_tokens: int, num_draft_tokens: int, *, first_row: int) -> range:
+    """The rows from `first_row` on whose predictions all lie inside a trace of `num_tokens`."""
+    return range(first_row, max(first_row, num_tokens - 1 - num_draft_tokens))
+
+
+def positions(steps: range, device: torch.device) -> Tensor:
+    """[len(steps)] int64."""
+    return torch.arange(steps.start, steps.stop, steps.step, device=device)
+
+
+def finite(values: Tensor, where: str, what: str = "hidden states") -> Tensor:
+    """The values, unchanged.
+
+    Raises:
+        ForwardError: one of them is NaN or infinite.
+    """
+    if not bool(torch.isfinite(values).all()):
+        raise ForwardError(
+            where, f"{what} are NaN or infinite", fix="inspect the draft's weights and scales"
+        )
+    return values

@@ -1,0 +1,1 @@
+"""What several families share, in folders of the same shape as theirs."""

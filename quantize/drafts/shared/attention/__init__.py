@@ -1,0 +1,1 @@
+"""Grouped-query attention and multi-head latent attention (MLA)."""

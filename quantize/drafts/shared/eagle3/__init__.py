@@ -1,0 +1,1 @@
+"""EAGLE-3, whatever the attention of its layers."""

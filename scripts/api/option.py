@@ -1,0 +1,86 @@
+"""`Option`: what one field of a verb's settings means, and how a command line gives it."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ...recipes.decode import MisfitError
+
+Several = Literal["words", "commas", "repeated"]
+"""How a command line gives several values: `--x A B`, `--x A,B`, or `--x A --x B`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a field of `Settings` means, and how a command line gives it: `--num-draft-tokens K`.
+
+    Attributes:
+        help: what it means, for Python and the command line alike.
+        metavar: what stands for the value in usage; None = the choices, or nothing for a flag.
+        short: one letter, such as "-k".
+        flag: the option's name, where it is not the field's.
+        several: how several values are given.
+        count: how many values of `several`, where that is fixed; "*" where there may be none.
+        reads: makes a value of a word that is written in a way of its own; raises `MisfitError`.
+        example: of a value, for errors.
+        at_least: smallest number, itself allowed.
+        at_most: largest one, itself allowed.
+        above: what the number must exceed.
+        below: what it must stay below.
+    """
+
+    help: str
+    metavar: str | None = None
+    _: dataclasses.KW_ONLY
+    short: str = ""
+    flag: str = ""
+    several: Several = "words"
+    count: int | Literal["+", "*", "?"] = "+"
+    reads: Callable[[str], object] | None = None
+    example: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def bounds(self) -> str:
+        """The range in words, "" where there is none."""
+        said = (
+            ("at least", self.at_least),
+            ("above", self.above),
+            ("at most", self.at_most),
+            ("below", self.below),
+        )
+        return " and ".join(f"{word} {bound:g}" for word, bound in said if bound is not None)
+
+    def check(self, number: float) -> None:
+        """Refuse a number outside of the range.
+
+        Raises:
+            MisfitError: it is.
+        """
+        fits = (
+            (self.at_least is None or number >= self.at_least)
+            and (self.above is None or number > self.above)
+            and (self.at_most is None or number <= self.at_most)
+            and (self.below is None or number < self.below)
+        )
+        if not fits:
+            raise MisfitError(f"expected a number {self.bounds()}, got {number:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument(Option):
+    """A field that a command line gives by its place: `DRAFT`."""
+
+
+class Hidden:
+    """A field that belongs to Python alone."""
+
+
+def spelling(name: str, option: Option) -> str:
+    """A field as a command line names it: `--num-draft-tokens`, or `DRAFT`."""
+    if isinstance(option, Argument):
+        return option.metavar or name.upper()
+    return option.flag or f"--{name.replace('_', '-')}"

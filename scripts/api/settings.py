@@ -1,0 +1,96 @@
+"""`Settings` of a verb: its fields are the arguments of a Python function and of a command.
+
+A field says once what it means: `Annotated[int | None, Option("tokens drafted per step")] = None`.
+The function's signature, its documentation, the parser and `--help` are made from that, and both
+doors are decoded by the walker that reads recipes.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Self
+
+from ...recipes.decode import Misfit, walk
+from ...recipes.errors import DraftQuantError
+from .given import of_python, of_words
+from .option import Argument, Hidden, Option
+from .watch import SILENT, Watch
+
+
+class SettingsError(DraftQuantError):
+    """An argument of a Python call is of another kind than its field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a verb is asked to do. Subclasses are frozen dataclasses with annotated fields.
+
+    Attributes:
+        watch: sees how far the run is.
+    """
+
+    watch: Annotated[Watch, Hidden()] = field(default=SILENT, kw_only=True, repr=False)
+
+    exclusive: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Fields of which a command line gives at most one."""
+
+    def check(self) -> None:
+        """Refuse settings that do not belong together; there is nothing to refuse by default.
+
+        Raises:
+            DraftQuantError: names what does not.
+        """
+
+    @classmethod
+    def from_arguments(cls, verb: str, arguments: Mapping[str, object]) -> Self:
+        """Settings of a Python call.
+
+        Args:
+            verb: whose arguments they are, for errors.
+            arguments: field -> value.
+
+        Raises:
+            SettingsError: a value is of another kind than its field.
+        """
+        settings, misfits = walk(cls, of_python(arguments, options_of(cls)))
+        for misfit in misfits:
+            where = f"{verb}({misfit.key}=)" if misfit.key else verb
+            raise SettingsError(where, misfit.what, fix=misfit.fix or "see help() of the function")
+        settings.check()
+        return typing.cast(Self, settings)
+
+    @classmethod
+    def from_words(cls, words: Mapping[str, Sequence[str] | bool]) -> Self:
+        """Settings of a command line, which `check` has not seen yet.
+
+        Args:
+            words: field -> what was given; an option that was not is missing.
+
+        Raises:
+            WordsError: a word does not say what its option asks for.
+        """
+        settings, misfits = walk(cls, of_words(words, options_of(cls)))
+        for misfit in misfits:
+            raise WordsError(misfit)
+        return typing.cast(Self, settings)
+
+
+class WordsError(Exception):
+    """A word of a command line is not what its option asks for; the parser makes a `UsageError`."""
+
+    def __init__(self, misfit: "Misfit[Any]") -> None:
+        super().__init__(str(misfit))
+        self.where = misfit.at.where
+        self.what, self.fix = misfit.what, misfit.fix
+
+
+def options_of(settings: type) -> dict[str, Option]:
+    """Field -> what it means, of all fields that a command line can give; by place ones first."""
+    hints = typing.get_type_hints(settings, include_extras=True)
+    found = {}
+    for each in dataclasses.fields(settings):
+        said = getattr(hints[each.name], "__metadata__", ())
+        if said and isinstance(said[0], Option):
+            found[each.name] = said[0]
+    return dict(sorted(found.items(), key=lambda each: not isinstance(each[1], Argument)))

@@ -1,0 +1,61 @@
+"""`transcode`: the same codes and scales in another layout or carrier, bit for bit."""
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from ...quantize.files.command_line import running_argv
+from ...quantize.files.hub import resolve_draft
+from ...recipes.schema import LayoutName
+from . import reports
+from .arguments import OutFolder, Quantized, TargetLayers
+from .option import Option
+from .settings import Settings
+from .verb import verb
+from .watch import verifying
+
+
+@dataclass(frozen=True, slots=True)
+class TranscodeSettings(Settings):
+    """Of what, into which folder, and how its codes are stored there."""
+
+    quantized: Quantized
+    out: OutFolder
+    _: KW_ONLY
+    layout: Annotated[LayoutName | None, Option("of the output; default: that of QUANT")] = None
+    carrier: Annotated[
+        Literal["fp8_e4m3", "none"] | None,
+        Option(
+            "store INT4 codes per channel as FP8 ones, which every engine loads, or back as INT4;"
+            " default: as in QUANT"
+        ),
+    ] = None
+    target_layers: TargetLayers = None
+
+
+@verb(TranscodeSettings)
+def transcode(settings: TranscodeSettings) -> "reports.TranscodeReport":
+    """Store the codes and scales of a quantized draft in another layout or carrier, bit for bit.
+
+    Returns:
+        What was written.
+
+    Raises:
+        DraftQuantError: the layout cannot hold the codes; nothing is left behind.
+    """
+    from ...quantize.transcoding.transcode import plan_transcoding, transcode_draft
+
+    plan = plan_transcoding(
+        resolve_draft(str(settings.quantized)),
+        settings.layout,
+        settings.carrier,
+        target_layers=settings.target_layers,
+    )
+    with settings.watch.bar("transcode", plan.bytes_after, "bytes") as bar:
+        return transcode_draft(
+            plan,
+            Path(settings.out),
+            argv=running_argv(),
+            on_progress=bar.advance,
+            on_stage=verifying(bar),
+        )

@@ -1,0 +1,81 @@
+"""`verb`: the Python function of a verb, made from its settings and from what it does."""
+
+import inspect
+import textwrap
+import typing
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from .settings import Settings, options_of
+
+P = ParamSpec("P")
+S = TypeVar("S", bound=Settings)
+S_co = TypeVar("S_co", bound=Settings, covariant=True)
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+
+
+class Verb(Protocol[P, S_co, R_co]):
+    """A function that takes the fields of its settings as arguments."""
+
+    __name__: str
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Decode the arguments and run."""
+
+    @property
+    def settings(self) -> type[S_co]:
+        """The settings, of which the parser of the command is made."""
+
+    @property
+    def run(self) -> "Callable[[Any], R_co]":
+        """What it does, by settings that are made already."""
+
+
+def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]]:
+    """The decorator that makes of `run(settings)` a function with the fields as arguments.
+
+    Its name, home and first words are those of `run`; signature and arguments are the settings'.
+    """
+    cls = typing.cast("type[S]", settings)
+
+    def made(run: Callable[[S], R]) -> Verb[P, S, R]:
+        signature = inspect.signature(cls)
+        name = run.__name__
+
+        def function(*args: Any, **kwargs: Any) -> R:
+            given = signature.bind(*args, **kwargs).arguments
+            return run(cls.from_arguments(name, given))
+
+        returns = run.__annotations__["return"]
+        kinds = typing.get_type_hints(cls)
+        parameters = [
+            each.replace(annotation=kinds[each.name]) for each in signature.parameters.values()
+        ]
+        parameters.sort(key=lambda each: each.name == "watch")  # stands behind what is asked for
+        function.__name__, function.__qualname__, function.__module__ = name, name, run.__module__
+        function.__doc__ = documented(run, cls)
+        function.__annotations__ = {
+            **{each.name: each.annotation for each in parameters},
+            "return": returns,
+        }
+        found: Any = function
+        found.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)
+        found.__wrapped__ = run  # in whose module the annotation of what it returns is found
+        found.settings, found.run = cls, run
+        return typing.cast("Verb[P, S, R]", found)
+
+    return made
+
+
+def documented(run: Callable[..., object], settings: type[Settings]) -> str:
+    """The documentation of `run` with that of its arguments, before what it returns."""
+    own = inspect.getdoc(run) or ""
+    lines = []
+    for name, option in options_of(settings).items():
+        bounds = f" ({option.bounds()})" if option.bounds() else ""
+        meaning = f"{name}: {option.help.replace('%%', '%')}{bounds}."
+        lines.append(textwrap.indent(textwrap.fill(meaning, 92, subsequent_indent="    "), "    "))
+    arguments = "\n".join(("Args:", *lines, "    watch: sees how far the run is."))
+    head, mark, tail = own.partition("\nReturns:")
+    return f"{head.rstrip()}\n\n{arguments}\n{mark and mark + tail}".rstrip() + "\n"

@@ -1,0 +1,56 @@
+"""The comparison as a page, and its plot as a drawing of its own."""
+
+from jinja2 import PackageLoader
+from markupsafe import Markup
+
+from ..charts.forest import Interval, forest
+from ..report.html_report import render
+from ..report.words import confidence
+from .draft_comparison import ComparisonReport, Scope
+
+MOST_DRAWN = 60
+"""Scopes; the table has all."""
+
+
+def page(report: ComparisonReport) -> str:
+    """The whole page."""
+    return render(
+        "comparison.html.j2",
+        PackageLoader(__package__, ""),
+        report=report,
+        compared=[scope for scope in report.scopes if scope.changes],
+        small=[scope for scope in report.scopes if not scope.changes],
+        plot=Markup(plot(report)),
+    )
+
+
+def plot(report: ComparisonReport) -> str:
+    """Changes against the first draft with simultaneous intervals, as the element `svg`.
+
+    Of all that were compared; categories of too few prompts are left out.
+    """
+    first, *others = report.names
+    compared = [scope for scope in report.scopes if scope.changes][:MOST_DRAWN]
+    rows = [row for scope in compared for row in _rows(scope, report.names)]
+    return forest(
+        "comparison",
+        rows,
+        title=f"Change of the acceptance length against {first}",
+        bounds=f"simultaneous {confidence(report.confidence)} intervals",
+        series=others,
+    )
+
+
+def _rows(scope: Scope, names: tuple[str, ...]) -> list[Interval]:
+    """One row for every draft but the first, the scope's name beside the first of them."""
+    return [
+        Interval(
+            label="" if series else scope.name,
+            estimate=None if change is None else change.relative_change,
+            lower=None if change is None else change.lower,
+            upper=None if change is None else change.upper,
+            whole=scope.is_whole,
+            series=series,
+        )
+        for series, change in enumerate(scope.against_first(names))
+    ]

@@ -1,0 +1,256 @@
+"""Which draft for which traffic: every pair of drafts, in every category and over all.
+
+All intervals, of all pairs in all
+categories, hold together: the best of many is not the luckiest of many.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import CompareError
+from .counted_drafts import CountedDrafts
+from .prompt_samples import MIN_PROMPTS, Sample, samples_of
+from .simultaneous import bonferroni, simultaneous
+
+FORMAT, SCHEMA_VERSION = "draftquant comparison", 1
+_METHOD = "max-t over all pairs and categories, prompts as units, jackknife"
+_METHOD_OF_MANY = "Bonferroni over all pairs and categories, prompts as units, jackknife"
+_MOST_VALUES = 2**23
+"""Contributions of prompts to estimates that are held at a time, 8 bytes each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """From one draft to another, relative: candidate / baseline - 1 of the acceptance lengths.
+
+    Attributes:
+        lower, upper: simultaneous bounds.
+    """
+
+    baseline: str
+    candidate: str
+    relative_change: float
+    lower: float
+    upper: float
+
+    @property
+    def is_separable(self) -> bool:
+        """Whether zero lies outside."""
+        return self.lower > 0 or self.upper < 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """All prompts, the traffic that was asked about, or one category.
+
+    Attributes:
+        is_whole: it is no category.
+        lengths: acceptance length of every draft.
+        changes: of every pair in the order of the drafts; none where the prompts are too few.
+        best: the draft with the longest, and `alike` those that are not separable from it; None
+            where the prompts are too few.
+    """
+
+    name: str
+    is_whole: bool
+    num_prompts: int
+    lengths: tuple[float, ...]
+    changes: tuple[Change, ...]
+    best: str | None
+    alike: tuple[str, ...]
+
+    def against_first(self, names: Sequence[str]) -> tuple[Change | None, ...]:
+        """The change of every draft but the first against it."""
+        first, *others = names
+        found = {(one.baseline, one.candidate): one for one in self.changes}
+        return tuple(found.get((first, other)) for other in others)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftName:
+    """A draft by its name and the hash of its tensors; None = not known."""
+
+    name: str
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonReport:
+    """What was found.
+
+    Attributes:
+        counted_by: how acceptance was counted, in words.
+        drafts: the baseline first. traffic: share of the output tokens by category.
+        confidence: of all intervals together. confidence_of_each: of one alone.
+            bonferroni_of_each: what it would be without regard to correlations.
+        scopes: the whole first, then categories by name.
+        warnings: sentences without a full stop.
+    """
+
+    counted_by: str
+    num_draft_tokens: int
+    drafts: tuple[DraftName, ...]
+    traffic: Mapping[str, float]
+    method: str
+    confidence: float
+    confidence_of_each: float
+    bonferroni_of_each: float
+    scopes: tuple[Scope, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the drafts."""
+        return tuple(draft.name for draft in self.drafts)
+
+    @property
+    def whole(self) -> Scope:
+        """The traffic, or all prompts."""
+        return self.scopes[0]
+
+    @property
+    def answer(self) -> str:
+        """Which draft to take, one sentence."""
+        if not any(change.is_separable for scope in self.scopes for change in scope.changes):
+            return (
+                "Nothing is separable: by these prompts no draft accepts more than another,"
+                " anywhere; take the smallest, or record more prompts."
+            )
+        whole = self.whole
+        if not whole.alike:
+            return f"For {whole.name}, {whole.best} accepts most, more than every other draft."
+        return (
+            f"For {whole.name}, {whole.best} accepts most, but {_and(whole.alike)}"
+            f" {'is' if len(whole.alike) == 1 else 'are'} not separable from it."
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        head = {"format": FORMAT, "schema_version": SCHEMA_VERSION, "answer": self.answer}
+        return head | asdict(self)
+
+
+def compare(
+    drafts: CountedDrafts,
+    *,
+    num_draft_tokens: int,
+    counted_by: str,
+    traffic: Mapping[str, float] | None = None,
+    confidence: float = 0.95,
+    warnings: Sequence[str] = (),
+) -> ComparisonReport:
+    """Compare every pair of drafts.
+
+    Args:
+        drafts: the baseline first.
+        num_draft_tokens: K.
+        counted_by: in words.
+        traffic: share of the output tokens by category; None = prompts as they are, pooled.
+        confidence: of all intervals together, in (0.5, 1).
+        warnings: what a reader has to know.
+
+    Raises:
+        CompareError: the confidence is none, the traffic does not fit the prompts, or there are
+            more estimates of them than memory and patience have room for.
+    """
+    if not 0.5 < confidence < 1:
+        raise CompareError("--confidence", f"expected a share in (0.5, 1), got {confidence}",
+                           fix="write 95 % as 0.95")  # fmt: skip
+    _check_number(drafts)
+    samples = samples_of(drafts, traffic or {})
+    pairs = list(itertools.combinations(range(len(drafts.names)), 2))
+    estimates = {
+        (place, pair): sample.change(*pair)
+        for place, sample in enumerate(samples)
+        if sample.is_compared
+        for pair in pairs
+    }
+    found = simultaneous(list(estimates.values()), confidence)
+    bounds = dict(zip(estimates, found.bounds, strict=True))
+    scopes = []
+    for place, sample in enumerate(samples):
+        changes = tuple(
+            Change(
+                baseline=drafts.names[one],
+                candidate=drafts.names[other],
+                relative_change=math.expm1(estimates[place, (one, other)].value),
+                lower=_expm1(bounds[place, (one, other)][0]),
+                upper=_expm1(bounds[place, (one, other)][1]),
+            )
+            for one, other in pairs
+            if sample.is_compared
+        )
+        scopes.append(_scope(sample, drafts.names, changes))
+    number = sum(estimate.has_spread for estimate in estimates.values())
+    return ComparisonReport(
+        counted_by=counted_by,
+        num_draft_tokens=num_draft_tokens,
+        drafts=tuple(
+            DraftName(name=name, sha256=digest)
+            for name, digest in zip(drafts.names, drafts.sha256, strict=True)
+        ),
+        traffic=dict(traffic or {}),
+        method=_METHOD if found.by_correlation else _METHOD_OF_MANY,
+        confidence=confidence,
+        confidence_of_each=found.each,
+        bonferroni_of_each=bonferroni(max(1, number), confidence),
+        scopes=tuple(scopes),
+        warnings=(*warnings, *_warnings(samples)),
+    )
+
+
+def _check_number(drafts: CountedDrafts) -> None:
+    number, prompts, scopes = len(drafts.names), len(drafts.categories), len(set(drafts.categories))
+    each = max(number, math.comb(number, 2))
+    if (scopes + 1) * each * prompts > _MOST_VALUES:
+        raise CompareError(
+            "compare",
+            f"{number} drafts in {scopes:,} categories of {prompts:,} prompts: expected at most"
+            f" {_MOST_VALUES:,} contributions of prompts to estimates, got"
+            f" {(scopes + 1) * each * prompts:,}",
+            fix="compare fewer drafts at a time, or give prompts coarser categories",
+        )
+
+
+def _scope(sample: Sample, names: Sequence[str], changes: tuple[Change, ...]) -> Scope:
+    lengths = tuple(map(float, np.exp(sample.log_lengths)))
+    best: str | None = None
+    alike: tuple[str, ...] = ()
+    if changes:
+        best = names[int(np.argmax(sample.log_lengths))]
+        alike = tuple(
+            ({one.baseline, one.candidate} - {best}).pop()
+            for one in changes
+            if best in (one.baseline, one.candidate) and not one.is_separable
+        )
+    return Scope(
+        name=sample.name,
+        is_whole=sample.is_whole,
+        num_prompts=sample.num_prompts,
+        lengths=lengths,
+        changes=changes,
+        best=best,
+        alike=alike,
+    )
+
+
+def _warnings(samples: Sequence[Sample]) -> list[str]:
+    small = [f"{one.name} ({one.num_prompts})" for one in samples if not one.is_compared]
+    if not small:
+        return []
+    return [f"categories below {MIN_PROMPTS} prompts were not compared: {', '.join(small)}"]
+
+
+def _expm1(log_ratio: float) -> float:
+    """Relative, finite also where a bound of few prompts is beyond all bounds."""
+    return math.expm1(min(log_ratio, 20.0))
+
+
+def _and(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,112 @@
+"""What replay finds out of a draft: per prompt, over all, and of the traces themselves."""
+
+from dataclasses import dataclass
+
+from ...calibration.traces.feature_evidence import FeatureEvidence
+from ...calibration.traces.manifest import Sampling, TargetIdentity
+from .acceptance_counts import AcceptanceCounts, pooled
+from .estimand import DraftSampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReplay:
+    """One prompt under one draft.
+
+    Attributes:
+        prompt_sha256: of its token ids, so that one prompt under two ids is known as one; of a
+            later turn, that of its conversation's first.
+        cluster: that hash of the first of the prompts with which it belongs together (near
+            duplicates, prompts of a declared cluster); "" = with none of another hash.
+        counts: of the rounds of speculative decoding; no step if the continuation is too short.
+        every_position: the same as if a round started at every position: another quantity (it
+            over-weights easy text), with less noise when two drafts are compared.
+    """
+
+    id: str
+    category: str
+    prompt_sha256: str
+    counts: AcceptanceCounts
+    every_position: AcceptanceCounts
+    cluster: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStepAgreement:
+    """First draft tokens against those of the first draft replayed, over all positions.
+
+    Attributes:
+        num_rows: positions compared. num_equal: both drafts propose the same token.
+        num_only_reference_hits, num_only_this_hits: positions where exactly one of the two proposes
+            the target's token (the off-diagonal of McNemar's table).
+    """
+
+    num_rows: int
+    num_equal: int
+    num_only_reference_hits: int
+    num_only_this_hits: int
+
+    @property
+    def share(self) -> float:
+        """num_equal / num_rows, in [0, 1]."""
+        return self.num_equal / self.num_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFigures:
+    """What is known of the traces that were replayed, whatever the draft.
+
+    Attributes:
+        sha256: identity of the traces. target: that was recorded.
+        temperature, sampling: how its text was continued, 0 and None = greedily.
+        mean_token_probability: of the emitted tokens under the target; None for greedy text.
+        repeated_8gram_share: of the continuations; belongs beside every acceptance figure.
+        num_near_duplicates: prompts that hardly differ from others; see `num_near_duplicates`.
+        features: whether they belong to their tokens.
+    """
+
+    sha256: str
+    target: TargetIdentity
+    temperature: float = 0
+    sampling: Sampling | None = None
+    mean_token_probability: float | None = None
+    repeated_8gram_share: float
+    num_near_duplicates: int
+    features: FeatureEvidence
+
+    def problem(self) -> str | None:
+        """What is wrong with the features, or None."""
+        return self.features.problem()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftReplay:
+    """One draft over all prompts of a trace folder.
+
+    Attributes:
+        name: the draft. num_draft_tokens: K. draft_sampling: how it proposes.
+        traces: the same for all drafts of a call.
+        prompts: in the order of the traces.
+        first_step: against the first draft replayed; that draft agrees with itself.
+    """
+
+    name: str
+    num_draft_tokens: int
+    draft_sampling: DraftSampling = "greedy"
+    traces: TraceFigures
+    prompts: tuple[PromptReplay, ...]
+    first_step: FirstStepAgreement
+
+    @property
+    def text(self) -> TraceFigures:
+        """The traces."""
+        return self.traces
+
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """Pooled over the prompts."""
+        return pooled((p.counts for p in self.prompts), self.num_draft_tokens)
+
+    @property
+    def every_position(self) -> AcceptanceCounts:
+        """Pooled over the prompts; see `PromptReplay.every_position`."""
+        return pooled((p.every_position for p in self.prompts), self.num_draft_tokens)

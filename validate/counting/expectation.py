@@ -1,0 +1,68 @@
+"""Expected rounds of sampled speculative decoding along a recorded text.
+
+A proposal y ~ q is accepted with probability min(1, p(y) / q(y)), else the target emits from what
+is left of p. So a token x is accepted and emitted with probability min(q(x), p(x)), and emitted
+with p(x) in all: whatever was accepted before, emitted text has the law of the target, and given
+the text, token x was an accepted proposal with probability
+
+    c = min(1, q(x) / p(x)).
+
+A text that the target wrote alone therefore says how many rounds a draft would have needed for it:
+not which ones, but with which probability a round began at each row. That is an expectation, with
+no random number drawn, and only p of the emitted tokens is needed.
+"""
+
+import torch
+from torch import Tensor
+
+from .acceptance_counts import AcceptanceCounts
+
+
+def acceptance_probabilities(draft_logprobs: Tensor, target_logprobs: Tensor) -> Tensor:
+    """The c = min(1, q / p) of recorded tokens, given all before them in the round were accepted.
+
+    Args:
+        draft_logprobs: [R, K] log q of the token that row r predicts at depth j, -infinity where
+            the draft cannot propose it.
+        target_logprobs: [R, K] log p of the same tokens, finite.
+
+    Returns:
+        [R, K] float64 in [0, 1].
+    """
+    return (draft_logprobs.double() - target_logprobs.double()).clamp(max=0).exp()
+
+
+def outcome_probabilities(accepted: Tensor) -> Tensor:
+    """Probability that a round at each row accepts exactly 0, 1, .. K tokens.
+
+    Args:
+        accepted: [R, K], see `acceptance_probabilities`.
+
+    Returns:
+        [R, K + 1] float64, each row summing to 1: prod_{i<j} c_i * (1 - c_j), and prod c_i.
+    """
+    ones = accepted.new_ones((len(accepted), 1))
+    reached = torch.cat([ones, accepted.cumprod(dim=1)], dim=1)
+    return torch.cat([reached[:, :-1] * (1 - accepted), reached[:, -1:]], dim=1)
+
+
+def expected_rounds(outcomes: Tensor) -> AcceptanceCounts:
+    """Expected number of rounds by what they accept, if the first begins at row 0.
+
+    A round that begins at row r and accepts j tokens is followed by one at row r + j + 1; the
+    probability pi that a round begins at a row is found from the first row to the last.
+
+    Args:
+        outcomes: [R, K + 1], see `outcome_probabilities`.
+    """
+    begins = [1.0] + [0.0] * (len(outcomes) + outcomes.shape[1])
+    for row, probabilities in enumerate(outcomes.tolist()):
+        for accepted, probability in enumerate(probabilities):
+            begins[row + accepted + 1] += begins[row] * probability
+    begun = outcomes.new_tensor(begins[: len(outcomes)])
+    return AcceptanceCounts(histogram=tuple((begun @ outcomes).tolist()))
+
+
+def rounds_at_every_row(outcomes: Tensor) -> AcceptanceCounts:
+    """The same as if a round began at every row."""
+    return AcceptanceCounts(histogram=tuple(outcomes.sum(dim=0).tolist()))

@@ -1,0 +1,293 @@
+"""Replay: decode recorded traces speculatively with a draft, and count what the target accepts.
+
+For greedy decoding this is exact. The draft sees only committed tokens and the target's features
+of them, and a greedy target commits the recorded tokens whatever the draft proposes; so the steps
+of the online loop, one by one, are the rounds counted here. Text that was drawn at a temperature
+commits itself as well: a draft that proposes its most likely token is right where that is the
+recorded one, and of a draft that draws its proposals the rounds are expected (`expectation`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...calibration.passes.batches import MAX_TOKENS, batches_of, proposals_of_batch
+from ...calibration.passes.draft_inputs import check_trace_fits
+from ...calibration.passes.predictions import Proposals, num_draft_tokens_fault
+from ...calibration.traces.feature_evidence import FeatureTally
+from ...calibration.traces.near_duplicates import (
+    PromptText,
+    independent_groups,
+    num_near_duplicates,
+    prompt_text,
+)
+from ...calibration.traces.prompt_trace import PromptTrace
+from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.drafts.geometry import usual_draft_tokens
+from ...quantize.stored.loading import LoadedDraft
+from ..errors import ReplayError
+from .acceptance_counts import repeated_ngram_share
+from .draft_replay import (
+    DraftReplay,
+    FirstStepAgreement,
+    PromptReplay,
+    TraceFigures,
+)
+from .estimand import DraftSampling
+from .rounds import prompt_counts, recorded_tokens
+
+
+def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) -> int:
+    """K: as asked, else what all the drafts are made for.
+
+    A block draft fills its whole block; a chain has no length of its own, 3 is what is usually
+    served.
+
+    Raises:
+        ReplayError: less than 1 is asked, or nothing, and the drafts differ.
+    """
+    if asked is not None:
+        if asked < 1:
+            raise ReplayError(
+                "--num-draft-tokens",
+                f"expected at least 1, got {asked}",
+                fix="give the K that will be served, such as -k 3",
+            )
+        return asked
+    defaults = [usual_draft_tokens(draft.geometry) for draft in drafts]
+    if len(set(defaults)) > 1:
+        named = ", ".join(f"{d.name} {k}" for d, k in zip(drafts, defaults, strict=True))
+        raise ReplayError(
+            "--num-draft-tokens",
+            f"the drafts propose different numbers of tokens: {named}",
+            fix="give one number for all: -k K",
+        )
+    return defaults[0]
+
+
+def replay_drafts(
+    drafts: Sequence[LoadedDraft],
+    traces: TraceFolder,
+    *,
+    num_draft_tokens: int,
+    draft_sampling: DraftSampling = "greedy",
+    batch_size: int | None = None,
+    max_tokens: int = MAX_TOKENS,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> tuple[DraftReplay, ...]:
+    """Replay drafts over the same traces, reading each trace once.
+
+    Args:
+        drafts: the reference (BF16) first.
+        traces: greedy ones, or with a temperature.
+        num_draft_tokens: K, at least 1, below the block size of a draft that proposes blocks.
+        draft_sampling: "greedy" = the draft proposes its most likely token, whatever the target's
+            temperature (the default of vLLM and SGLang); "probabilistic" = it draws at the
+            temperature of the traces, from all its tokens (vLLM's draft_sample_method, SGLang's
+            speculative_use_rejection_sampling).
+        batch_size: prompts that go through a draft together, which changes its logits by rounding
+            only; None = as many as `max_tokens` lets. Drafts of which one rounds its inputs under
+            one scale of a whole call get one prompt at a time.
+        max_tokens: see `batches_of`.
+        on_progress: called with (prompts done, prompts) after each batch.
+
+    Returns:
+        One result per draft, in order.
+
+    Raises:
+        TraceError: the traces do not fit a draft, or are damaged.
+        ReplayError: nothing to replay: no draft, a K that one of them cannot propose, or every
+            continuation is too short; or the traces lack what drawn proposals are judged by.
+    """
+    _check_arguments(drafts, traces, num_draft_tokens)
+    temperature = _draft_temperature(traces, draft_sampling)
+    if not all(draft.rounds_alone for draft in drafts):
+        batch_size = 1
+    batches = batches_of(traces.manifest.prompts, max_tokens=max_tokens, max_prompts=batch_size)
+    tallies = [_Tally(draft) for draft in drafts]
+    probability = _TokenProbability()
+    by_position: dict[int, PromptText] = {}
+    features = FeatureTally()
+    whole = set(accumulate(map(len, batches)))  # a batch is done for all of its prompts at once
+    for position, trace, proposed in _proposed(
+        drafts, traces, batches, num_draft_tokens, temperature
+    ):
+        by_position[position] = prompt_text(trace)
+        features.add(trace)
+        probability.add(trace)
+        for tally, own in zip(tallies, proposed, strict=True):
+            tally.add(position, trace, proposed[0].token_ids, own)
+        if len(by_position) in whole:
+            on_progress(len(by_position), len(traces))
+    texts = [text for _, text in sorted(by_position.items())]
+    groups = independent_groups(texts)
+    figures = TraceFigures(
+        sha256=traces.sha256,
+        target=traces.manifest.target,
+        temperature=traces.manifest.temperature,
+        sampling=traces.manifest.sampling,
+        mean_token_probability=probability.mean if traces.manifest.sampled else None,
+        repeated_8gram_share=repeated_ngram_share(text.continuation for text in texts),
+        num_near_duplicates=num_near_duplicates(texts),
+        features=features.evidence(),
+    )
+    return tuple(
+        tally.replay(traces.folder, figures, groups, num_draft_tokens, draft_sampling)
+        for tally in tallies
+    )
+
+
+class _TokenProbability:
+    """The mean probability of emitted tokens under the target, as far as it is recorded."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def add(self, trace: PromptTrace) -> None:
+        if trace.token_logprob is not None:
+            self._sum += float(trace.token_logprob.double().exp().sum())
+            self._count += len(trace.token_logprob)
+
+    @property
+    def mean(self) -> float | None:
+        return self._sum / self._count if self._count else None
+
+
+class _Tally:
+    """What is counted of one draft while the traces go by."""
+
+    def __init__(self, draft: LoadedDraft) -> None:
+        self._name = draft.name
+        self._prompts: dict[int, PromptReplay] = {}
+        self._agreement = torch.zeros(4, dtype=torch.int64)
+
+    def add(
+        self, position: int, trace: PromptTrace, reference: Tensor, proposed: Proposals
+    ) -> None:
+        self._prompts[position] = _prompt_replay(trace, proposed)
+        self._agreement += _agreement_counts(trace, reference, proposed.token_ids)
+
+    def replay(
+        self,
+        folder: Path,
+        traces: TraceFigures,
+        groups: Sequence[Sequence[int]],
+        num_draft_tokens: int,
+        draft_sampling: DraftSampling,
+    ) -> DraftReplay:
+        prompts = _clustered([prompt for _, prompt in sorted(self._prompts.items())], groups)
+        if not any(prompt.counts.num_steps for prompt in prompts):
+            raise ReplayError(
+                folder,
+                f"no continuation is longer than num_draft_tokens = {num_draft_tokens}",
+                fix="record longer continuations",
+            )
+        rows, equal, only_reference, only_this = self._agreement.tolist()
+        return DraftReplay(
+            name=self._name,
+            num_draft_tokens=num_draft_tokens,
+            draft_sampling=draft_sampling,
+            traces=traces,
+            prompts=prompts,
+            first_step=FirstStepAgreement(
+                num_rows=rows,
+                num_equal=equal,
+                num_only_reference_hits=only_reference,
+                num_only_this_hits=only_this,
+            ),
+        )
+
+
+def _check_arguments(
+    drafts: Sequence[LoadedDraft], traces: TraceFolder, num_draft_tokens: int
+) -> None:
+    if not drafts:
+        raise ReplayError("drafts", "expected at least one", fix="name a draft folder")
+    for draft in drafts:
+        fault = num_draft_tokens_fault(draft.geometry, num_draft_tokens)
+        if fault:
+            raise ReplayError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])
+        check_trace_fits(draft, traces)
+
+
+def _draft_temperature(traces: TraceFolder, draft_sampling: DraftSampling) -> float | None:
+    """At which a draft draws its proposals; None for one that proposes its most likely tokens.
+
+    Raises:
+        ReplayError: the traces do not say with which probabilities their tokens were drawn.
+    """
+    if draft_sampling == "greedy":
+        return None
+    manifest = traces.manifest
+    if not manifest.sampled:
+        raise ReplayError(
+            traces.folder,
+            "greedy traces: where the target chooses greedily, engines let the draft do so too",
+            fix="drop --draft-sampling, or record with a --temperature",
+        )
+    if not manifest.logprobs_as_sampled:
+        raise ReplayError(
+            traces.folder,
+            "holds raw log-probabilities, of another distribution than tokens were drawn from",
+            fix="record processed ones (vLLM: logprobs_mode processed_logprobs), or drop"
+            " --draft-sampling: most likely proposals need none",
+        )
+    return manifest.temperature
+
+
+def _proposed(
+    drafts: Sequence[LoadedDraft],
+    traces: TraceFolder,
+    batches: Sequence[Sequence[int]],
+    num_draft_tokens: int,
+    temperature: float | None,
+) -> Iterator[tuple[int, PromptTrace, list[Proposals]]]:
+    """Every prompt with its position in the traces, and what each draft proposes along it."""
+    for positions in batches:
+        batch = [traces.load(traces.manifest.prompts[position]) for position in positions]
+        found = [
+            proposals_of_batch(
+                draft, traces, batch, num_draft_tokens=num_draft_tokens, temperature=temperature
+            )
+            for draft in drafts
+        ]
+        yield from zip(positions, batch, map(list, zip(*found, strict=True)), strict=True)
+
+
+def _prompt_replay(trace: PromptTrace, proposed: Proposals) -> PromptReplay:
+    counts, every_position = prompt_counts(trace, proposed)
+    return PromptReplay(
+        id=trace.id,
+        category=trace.category,
+        prompt_sha256=trace.cluster_sha256,
+        counts=counts,
+        every_position=every_position,
+    )
+
+
+def _clustered(
+    prompts: Sequence[PromptReplay], groups: Sequence[Sequence[int]]
+) -> tuple[PromptReplay, ...]:
+    """Prompts with what they belong together with: that of the first one's hash."""
+    found = list(prompts)
+    for group in groups:
+        if len({prompts[position].prompt_sha256 for position in group}) > 1:
+            first = prompts[group[0]].prompt_sha256
+            for position in group:
+                found[position] = dataclasses.replace(prompts[position], cluster=first)
+    return tuple(found)
+
+
+def _agreement_counts(trace: PromptTrace, reference: Tensor, predicted: Tensor) -> Tensor:
+    """[4] int64 in the order of the fields of FirstStepAgreement."""
+    recorded = recorded_tokens(trace, predicted)[:, 0]
+    first, this = reference[:, 0], predicted[:, 0]
+    hit_first, hit_this = first == recorded, this == recorded
+    rows = torch.tensor(len(this))
+    return torch.stack(
+        [rows, (first == this).sum(), (hit_first & ~hit_this).sum(), (hit_this & ~hit_first).sum()]
+    )

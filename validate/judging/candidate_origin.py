@@ -1,0 +1,286 @@
+"""Is the candidate the baseline, quantized? What both folders hold decides, never their names.
+
+A record (draftquant.json) is believed as far as its hashes are those of the tensors on both sides.
+Of a folder without a record, made by another tool, the weights decide: what it keeps is the
+baseline's, what it stores as codes points the same way.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ...quantize.files.checkpoint import Checkpoint
+from ...quantize.files.provenance import (
+    DequantizedProvenance,
+    Provenance,
+    QuantizedProvenance,
+    TunedProvenance,
+    check_seal,
+    read_provenance,
+)
+from ...quantize.files.retuning import tensors_sha256
+from ...quantize.stored.declarations import declared_scheme
+from ...quantize.stored.draft import StoredDraft
+from ...quantize.stored.loading import LoadedDraft
+from ...quantize.verify.kept import hash_tensor
+from ...quantize.verify.method import declared_faults
+from ..errors import GateError
+
+MIN_COSINE = 0.7
+"""Between a weight and its codes: INT3 has 0.97, other weights of the same shape have about 0."""
+
+_BLOCK = 2**24  # elements compared at a time
+_WORKERS = 2  # hashing releases the interpreter lock
+_ON_PURPOSE = "two different drafts are compared with --unrelated"
+_UNRELATED = (
+    "two different drafts are compared (--unrelated): the change is not that of quantization, and"
+    " nothing ties the candidate to the baseline"
+)
+_COPIED = ("embed_tokens.weight", "lm_head.weight", "fc.weight", "d2t", "t2d")
+"""Tensors that a candidate has from the baseline, unless it stores them as codes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFolder:
+    """A draft as it is stored.
+
+    Attributes:
+        tensor_sha256: of every tensor, by on-disk name.
+        quantized: it declares a quantization.
+        record: its draftquant.json, None where it has none.
+    """
+
+    folder: Path
+    tensor_sha256: Mapping[str, str]
+    quantized: bool
+    record: Provenance | None
+
+    @classmethod
+    def read(cls, folder: Path) -> "DraftFolder":
+        """Read a folder and hash its tensors.
+
+        Raises:
+            CheckpointError: it is no draft, or its draftquant.json is not readable or was edited.
+            VerifyError: its declaration is not understood.
+            GateError: the hashes in its draftquant.json are not those of its tensors, or its recipe
+                is not what config.json declares.
+        """
+        checkpoint = Checkpoint.open(folder)
+        record = read_provenance(folder)
+        check_seal(folder, record)
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            digests = pool.map(partial(hash_tensor, checkpoint), checkpoint.tensors.values())
+            hashes = dict(zip(checkpoint.tensors, digests, strict=True))
+        if record is not None and record.tensor_sha256 != hashes:
+            difference = _first(record.tensor_sha256, hashes)
+            raise GateError(
+                folder,
+                f"its draftquant.json was written for other tensors: {difference}",
+                fix="run `draftquant verify`, and quantize the draft again",
+            )
+        scheme = declared_scheme(checkpoint)
+        if isinstance(record, QuantizedProvenance):
+            draft = StoredDraft.look(checkpoint, scheme).draft
+            for fault in declared_faults(record.recipe, scheme, draft):
+                raise GateError(
+                    folder,
+                    f"{fault.where} does not declare what it was quantized to: expected"
+                    f" {fault.expected}, got {fault.got}",
+                    fix="run `draftquant verify`, and quantize the draft again",
+                )
+        return cls(folder=folder, tensor_sha256=hashes, quantized=scheme is not None, record=record)
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the weights: over names and hashes of all tensors."""
+        return tensors_sha256(self.tensor_sha256)
+
+    @property
+    def quantized_by(self) -> QuantizedProvenance | None:
+        """How its weights were quantized, where a record of this package says so."""
+        record = self.record
+        if isinstance(record, DequantizedProvenance):
+            record = record.quantized_by
+        return record if isinstance(record, QuantizedProvenance) else None
+
+
+def check_folders(
+    baseline: DraftFolder, candidate: DraftFolder, *, unrelated: bool = False
+) -> tuple[str, ...]:
+    """The baseline has plain weights that were never codes; the candidate was made of them.
+
+    Args:
+        baseline: the draft as released.
+        candidate: the quantized draft.
+        unrelated: two different drafts are compared on purpose: nothing is demanded.
+
+    Returns:
+        What nothing vouches for, in sentences without a full stop for the verdict.
+
+    Raises:
+        GateError: one of the two is not what its place says, or the candidate was made from another
+            draft.
+    """
+    if unrelated:
+        return (_UNRELATED,)
+    _check_baseline(baseline)
+    _check_candidate(baseline, candidate)
+    return () if candidate.quantized_by else (_unrecorded(candidate),)
+
+
+def check_loaded(
+    baseline: LoadedDraft,
+    candidate: LoadedDraft,
+    folder: DraftFolder,
+    *,
+    unrelated: bool = False,
+) -> tuple[str, ...]:
+    """What only the loaded drafts show: their configurations, and where no record says it, weights.
+
+    Args:
+        baseline: loaded in the dtype of the candidate.
+        candidate: loaded.
+        folder: of the candidate.
+        unrelated: as in `check_folders`.
+
+    Returns:
+        Differences of the configurations, in sentences without a full stop for the verdict.
+
+    Raises:
+        GateError: a candidate without a record is not the baseline quantized.
+    """
+    if unrelated:
+        return ()
+    if folder.quantized_by is None:
+        _check_weights(baseline, candidate)
+    return _config_warnings(baseline, candidate)
+
+
+def _check_baseline(baseline: DraftFolder) -> None:
+    if isinstance(baseline.record, TunedProvenance):
+        raise GateError(
+            baseline.folder,
+            "expected the draft as released as the baseline, but its target taught it (RETUNED)",
+            fix="give the BF16 draft first, and this one with --tuned-baseline",
+        )
+    if baseline.quantized or isinstance(baseline.record, DequantizedProvenance):
+        what = "stores codes" if baseline.quantized else "holds dequantized codes"
+        raise GateError(
+            baseline.folder,
+            f"expected the unquantized draft as the baseline, but it {what}",
+            fix="give the BF16 draft first, the quantized one second",
+        )
+
+
+def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
+    if not candidate.quantized and not isinstance(candidate.record, DequantizedProvenance):
+        same = candidate.tensor_sha256 == baseline.tensor_sha256
+        raise GateError(
+            candidate.folder,
+            "expected a quantized draft as the candidate, but it declares no quantization"
+            + (" and has the very tensors of the baseline" if same else ""),
+            fix=f"give what `draftquant quantize` or `dequantize` wrote; {_ON_PURPOSE}",
+        )
+    record = candidate.quantized_by
+    if record is not None and record.source.tensor_sha256 != baseline.tensor_sha256:
+        difference = _first(record.source.tensor_sha256, baseline.tensor_sha256)
+        raise GateError(
+            candidate.folder,
+            f"was not quantized from {baseline.folder}: {difference}",
+            fix=f"give the draft that it was quantized from; {_ON_PURPOSE}",
+        )
+
+
+def _check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
+    """A candidate without a record resembles the baseline as only its own codes do.
+
+    Raises:
+        GateError: a tensor that is copied differs, or a linear points elsewhere.
+    """
+    for name in sorted(baseline.weights.keys() | candidate.weights.keys()):
+        ours, theirs = baseline.weights.get(name), candidate.weights.get(name)
+        if ours is None or theirs is None or ours.shape != theirs.shape:
+            raise _other_draft(candidate, f"{name} has another shape or is not in both")
+        as_codes = name.removesuffix(".weight") in candidate.quantized
+        if name in _COPIED and not as_codes and not _equal(ours, theirs):
+            raise _other_draft(candidate, f"{name} differs")
+    for module in dict.fromkeys((*baseline.linears, *candidate.quantized)):
+        name = f"{module}.weight"
+        cosine = _cosine(baseline.weights[name], candidate.weights[name])
+        if not cosine >= MIN_COSINE:
+            raise _other_draft(
+                candidate, f"{name} has a cosine of {cosine:.2f} with the baseline's"
+            )
+
+
+def _config_warnings(baseline: LoadedDraft, candidate: LoadedDraft) -> tuple[str, ...]:
+    """What the two configurations make different beside quantization, in sentences."""
+    before, after = dataclasses.asdict(baseline.geometry), dataclasses.asdict(candidate.geometry)
+    changed = sorted(name for name in before if before[name] != after.get(name))
+    if not changed:
+        return ()
+    return (
+        "config.json of the two drafts says different things, so that the change is not that of"
+        f" quantization alone: {', '.join(changed)}; give the baseline the same (quantize"
+        " --fix-config changes the output only)",
+    )
+
+
+def _unrecorded(candidate: DraftFolder) -> str:
+    why = "it has no draftquant.json"
+    if candidate.record is not None:
+        why = "its draftquant.json does not say how it was quantized"
+    return (
+        f"the candidate's origin is not recorded ({why}): nothing says which prompts calibrated it,"
+        " and that it was quantized from the baseline is judged by its weights"
+    )
+
+
+def _other_draft(candidate: LoadedDraft, what: str) -> GateError:
+    return GateError(
+        candidate.name,
+        f"is not the baseline quantized: {what}",
+        fix=f"give the draft that it was quantized from; {_ON_PURPOSE}",
+    )
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Embedding rows that traces do not carry are NaN on both sides."""
+    if a is b:  # drafts that were loaded alike hold what is equal once
+        return True
+    return a.shape == b.shape and all(
+        torch.equal(x.nan_to_num().double(), y.nan_to_num().double()) for x, y in _blocks(a, b)
+    )
+
+
+def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    dot = square_a = square_b = 0.0
+    for x, y in _blocks(a.flatten(), b.flatten()):
+        x, y = x.double(), y.double()
+        dot += float(x @ y)
+        square_a, square_b = square_a + float(x @ x), square_b + float(y @ y)
+    return dot / math.sqrt(square_a * square_b) if square_a and square_b else math.nan
+
+
+def _blocks(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Rows of both, some at a time, so that what is made of them stays small."""
+    rows = max(1, _BLOCK * len(a) // max(1, a.numel()))
+    return zip(torch.split(a, rows), torch.split(b, rows), strict=True)
+
+
+def _first(said: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """The first tensor, by name, that only one side has, or that differs."""
+    for name in sorted(said.keys() | found.keys()):
+        if name not in found:
+            return f"{name} is recorded, but not there"
+        if name not in said:
+            return f"{name} is there, but not recorded"
+        if said[name] != found[name]:
+            return f"{name} differs"
+    return "nothing differs"

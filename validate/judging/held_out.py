@@ -1,0 +1,146 @@
+"""The held-out rule: a draft is never judged on prompts that the making of it looked at.
+
+Neither on those that its quantization was calibrated by, nor on those that its recipe was chosen
+by (`draftquant tune`). A prompt is known by its own token ids, by those of the first turn of its
+conversation, and, where it was changed a little, by its sketch.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...calibration.traces.near_duplicates import SHARED_SHARE
+from ...calibration.traces.recorded_prompts import RecordedPrompt, recorded_prompts
+from ...calibration.traces.shingles import (
+    Overlaps,
+    Templates,
+    Values,
+    largest_known,
+    parsed_sketch,
+)
+from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.files.provenance import QuantizedProvenance
+from ...recipes.seen_prompts import SeenPrompts
+from ..errors import GateError
+
+_OTHERS = "record traces of other prompts for the gate"
+
+
+def check_held_out(candidate: QuantizedProvenance | None, traces: TraceFolder) -> tuple[str, ...]:
+    """Hold the prompts of the traces, by their token ids, against those that made a draft.
+
+    Args:
+        candidate: how it was quantized; None where nothing says it.
+        traces: of the gate. Their ids and their folder do not matter.
+
+    Returns:
+        What could not be held against anything, in sentences without a full stop.
+
+    Raises:
+        GateError: a prompt, or nearly the same one, calibrated the candidate or chose its recipe;
+            or a prompt names the first turn of a conversation that it does not belong to.
+        TraceError: a trace is damaged.
+    """
+    prompts = recorded_prompts(traces)
+    _check_conversations(prompts, traces)
+    if candidate is None:
+        return ()
+    calibrated = SeenPrompts(
+        sha256=candidate.calibration_prompts, sketches=candidate.calibration_sketches
+    )
+    _check_unseen(prompts, calibrated, "calibrated the candidate", traces)
+    if candidate.recipe.chosen_on is not None:
+        _check_unseen(
+            prompts, candidate.recipe.chosen_on, "chose the candidate's recipe (tune)", traces
+        )
+    if not calibrated.sha256:
+        return _unsaid(candidate, traces)
+    if calibrated.sketches is None:
+        return (
+            "the candidate's draftquant.json, of an earlier version, has no sketches of the prompts"
+            " that calibrated it: near copies of these among the gate's would not be noticed",
+        )
+    return ()
+
+
+def _check_conversations(prompts: Sequence[RecordedPrompt], traces: TraceFolder) -> None:
+    """A prompt is not made another one by naming a conversation that it does not belong to."""
+    strange = [prompt.entry.id for prompt in prompts if not prompt.conversation_known]
+    if strange:
+        raise GateError(
+            traces.folder,
+            f"conversation_sha256 of {len(strange)} of its {len(prompts)} prompts is that of no"
+            f" first turn in the folder, and their tokens do not begin with such a turn:"
+            f" {_named(strange)}",
+            fix="merge the traces of the first turns (traces merge), or record the conversations"
+            " whole (record --turns all)",
+        )
+
+
+def _check_unseen(
+    prompts: Sequence[RecordedPrompt], seen: SeenPrompts, what: str, traces: TraceFolder
+) -> None:
+    known = set(seen.sha256)
+    ids = [prompt.entry.id for prompt in prompts if known.intersection(prompt.hashes)]
+    if ids:
+        raise GateError(
+            traces.folder, f"{len(ids)} of its {len(prompts)} prompts {what}: {_named(ids)}",
+            fix=_OTHERS,
+        )  # fmt: skip
+    if seen.sketches is None:
+        return
+    sketches = {
+        category: [parsed_sketch(text) for text in texts]
+        for category, texts in seen.sketches.minima.items()
+    }
+    shares = _overlaps(prompts, sketches)
+    near = [p.entry.id for p, share in zip(prompts, shares, strict=True) if share >= SHARED_SHARE]
+    if near:
+        raise GateError(
+            traces.folder,
+            f"{len(near)} of its {len(prompts)} prompts share {SHARED_SHARE:.0%} or more of their"
+            f" text (16-token shingles) with prompts that {what}: {_named(near)}",
+            fix=f"{_OTHERS}; where what they share is the template of a task, give the prompts of"
+            " that task a category of their own",
+        )
+
+
+def _overlaps(
+    prompts: Sequence[RecordedPrompt], sketches: Mapping[str, Sequence[Values]]
+) -> NDArray[np.float64]:
+    """[N] the largest estimated share of the shorter that a prompt and a seen one have in common.
+
+    What is a template on either side is not counted.
+    """
+    shingled = [prompt.shingled for prompt in prompts]
+    templates = Templates(shingled, sketches)
+    overlaps = Overlaps([templates.own(each.values, each.category) for each in shingled])
+    largest = np.zeros(len(prompts))
+    for category, of_category in sketches.items():
+        for sketch in of_category:
+            known = largest_known(sketch)
+            own = templates.own(sketch, category, sample=known is not None)
+            largest = np.maximum(largest, overlaps.with_sketch(own, largest=known))
+    return largest
+
+
+def _named(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:3]) + (", ..." if len(ids) > 3 else "")
+
+
+def _unsaid(candidate: QuantizedProvenance, traces: TraceFolder) -> tuple[str, ...]:
+    """Folders of earlier versions name the trace folder, not its prompts."""
+    origin = candidate.input_scale_origin
+    if origin in ("", "--input-scale"):
+        return ()
+    if origin and traces.sha256 in origin:
+        raise GateError(
+            traces.folder,
+            "the candidate's input scales were calibrated on these very traces",
+            fix=_OTHERS,
+        )
+    return (
+        "the candidate's draftquant.json does not say which prompts its input scales were measured"
+        f" on (it says {origin!r}): whether the gate's prompts are among them is not known",
+    )

@@ -1,0 +1,199 @@
+"""The gate of a draft that its target taught: two comparisons, and neither is called the other.
+
+Against the unquantized draft taught alike the change is that of quantization: the verdict is by it.
+Against the draft as released it is that of quantization and training together, so that a gain says
+nothing of quantization; but a loss must not be beyond the limit there either. PASS needs both.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...quantize.files.provenance import TunedProvenance
+from ..counting.clusters import distinct_prompts, recorded_pairs
+from ..counting.draft_replay import DraftReplay
+from ..counting.paired_change import PairedChange
+from ..errors import GateError
+from .anomalies import Background
+from .candidate_origin import DraftFolder
+from .categories import change_of
+from .decision import Verdict
+from .interim_analysis import Look
+from .judgement import EXIT_CODES, GateReport, judge
+from .policy import Policy
+
+MARK = "RETUNED"
+RULE = (
+    "PASS if the candidate passes against the BF16 draft that was taught alike, and against the"
+    " BF16 draft as released; the first comparison is that of quantization, the second has the"
+    " training in it"
+)
+_WORST_FIRST: tuple[Verdict, ...] = ("ANOMALOUS", "FAIL", "INCONCLUSIVE", "PASS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetunedReport:
+    """Both comparisons, and the verdict that they give together.
+
+    Attributes:
+        verdict: the worse one of the two; figures that are not believed are the worst.
+        reason: of both, with the figures. action: what to do about it, None for PASS.
+        against_tuned: the BF16 draft taught alike is the baseline: what quantization changed.
+        against_bf16: the draft as released is: what quantization and training changed.
+        training: what training changed without quantization, the first baseline against the second;
+            None where the replays cannot be compared.
+    """
+
+    verdict: Verdict
+    reason: str
+    action: str | None
+    against_tuned: GateReport
+    against_bf16: GateReport
+    training: PairedChange | None
+
+    @property
+    def exit_code(self) -> int:
+        """0 PASS, 1 FAIL, 3 INCONCLUSIVE or ANOMALOUS."""
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Of both, each once."""
+        both = (*self.against_tuned.warnings, *self.against_bf16.warnings)
+        return tuple(dict.fromkeys(both))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data for JSON; each comparison as `GateReport.to_mapping` has it."""
+        return {
+            "kind": "retuned",
+            "mark": MARK,
+            "rule": RULE,
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "action": self.action,
+            "exit_code": self.exit_code,
+            "quantization_change": _relative(self.against_tuned.change),
+            "training_change": _relative(self.training),
+            "quantization_and_training_change": _relative(self.against_bf16.change),
+            "against_tuned": self.against_tuned.to_mapping(),
+            "against_bf16": self.against_bf16.to_mapping(),
+        }
+
+
+def check_tuned_baseline(
+    baseline: DraftFolder,
+    candidate: DraftFolder,
+    tuned: DraftFolder | None,
+    *,
+    unrelated: bool = False,
+) -> tuple[str, ...]:
+    """A candidate that its target taught comes with the unquantized draft taught alike, no other.
+
+    Args:
+        baseline: the draft as released.
+        candidate: the quantized draft.
+        tuned: what is given as the one taught alike; None = nothing.
+        unrelated: see `check_folders`.
+
+    Returns:
+        What a reader has to know, in sentences without a full stop.
+
+    Raises:
+        GateError: it is missing, of no use, of another draft or of another retuning.
+    """
+    record = candidate.quantized_by
+    retuning = record.retuning if record is not None else None
+    if retuning is None or unrelated:
+        if tuned is not None:
+            why = "two drafts are compared on purpose" if unrelated else "the candidate is not"
+            raise GateError(
+                "--tuned-baseline",
+                f"is of use for a candidate that its target taught, and {why}",
+                fix="leave it out",
+            )
+        return () if retuning is None else (f"{MARK}: its target taught the candidate too",)
+    if tuned is None:
+        raise GateError(
+            candidate.folder,
+            f"{MARK}: its target taught it, so that what it gains is not quantization's; expected"
+            " the BF16 draft that was taught alike beside the BF16 draft, got none",
+            fix="--tuned-baseline B with the folder that 'draftquant retune --baseline B' wrote",
+        )
+    if not isinstance(tuned.record, TunedProvenance):
+        raise GateError(
+            tuned.folder,
+            "expected the BF16 draft that was taught alike, but it has no record of that",
+            fix="give the folder that 'draftquant retune --baseline B' wrote",
+        )
+    if tuned.record.source.tensor_sha256 != baseline.tensor_sha256:
+        raise GateError(
+            tuned.folder,
+            f"was not made of {baseline.folder}",
+            fix="give the draft that was taught first, and what was made of it",
+        )
+    if tuned.sha256 != retuning.baseline_sha256:
+        raise GateError(
+            tuned.folder,
+            f"is of another retuning: expected tensors {retuning.baseline_sha256}, got"
+            f" {tuned.sha256}",
+            fix=f"give the baseline that was written with {candidate.folder}",
+        )
+    return ()
+
+
+def judge_retuned(
+    replays: Sequence[DraftReplay],
+    policy: Policy,
+    *,
+    background: Background,
+    tuned_sha256: str,
+    look: Look | None = None,
+) -> RetunedReport:
+    """Compare a candidate with the draft taught alike, and with the draft as released.
+
+    Args:
+        replays: of the same traces in one call: the draft as released, the candidate, and the
+            unquantized draft taught alike.
+        policy: the limits of both comparisons.
+        background: of the comparison with the draft as released.
+        tuned_sha256: identity of the tensors of the draft taught alike.
+        look: see `judge`.
+
+    Raises:
+        GateError: as of `judge`.
+    """
+    baseline, candidate, tuned = replays
+    released = dataclasses.replace(background, taught=True)
+    against_bf16 = judge(baseline, candidate, policy, look=look, background=released)
+    # What is known of the draft as released confirms the traces of both.
+    known = None if background.expected_baseline is None else tuned.counts.mean_acceptance_length
+    alike = dataclasses.replace(background, baseline_sha256=tuned_sha256, expected_baseline=known)
+    against_tuned = judge(tuned, candidate, policy, look=look, background=alike)
+    training = None
+    if against_tuned.change is not None and against_bf16.change is not None:
+        prompts = distinct_prompts(recorded_pairs(baseline, tuned))
+        training = change_of(prompts, policy.confidence)
+    return retuned_report(against_tuned, against_bf16, training)
+
+
+def retuned_report(
+    against_tuned: GateReport, against_bf16: GateReport, training: PairedChange | None
+) -> RetunedReport:
+    """What both comparisons say together; arguments as in `RetunedReport`."""
+    verdict = min(against_tuned.verdict, against_bf16.verdict, key=_WORST_FIRST.index)
+    worse = against_tuned if against_tuned.verdict == verdict else against_bf16
+    return RetunedReport(
+        verdict=verdict,
+        reason=f"{MARK}. Against the BF16 draft taught alike (quantization):"
+        f" {against_tuned.verdict}. {against_tuned.reason} Against the BF16 draft as released"
+        f" (quantization and training): {against_bf16.verdict}. {against_bf16.reason}",
+        action=worse.action,
+        against_tuned=against_tuned,
+        against_bf16=against_bf16,
+        training=training,
+    )
+
+
+def _relative(change: PairedChange | None) -> float | None:
+    return None if change is None else change.relative_change

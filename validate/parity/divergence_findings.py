@@ -1,0 +1,230 @@
+"""Whether speculative output is plain greedy output, but for numeric noise.
+
+Greedy speculative decoding writes what the target writes alone, up to rounding: a verify step
+multiplies other shapes than a decode step does, and two tokens that are equally likely but for
+noise may change places. The target's distance between its two most likely tokens says at each
+difference which it is: a near tie, or an engine that accepts what the target would not have
+written.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+
+from scipy import stats
+
+from ..errors import ParityError
+from ..judging.decision import Verdict
+from ..measure.measurement import Measurement
+from .finding import Finding
+from .first_differences import Audit, Divergence, audit
+
+TYPICAL_NOISE, LARGEST_NOISE = 0.25, 0.5
+"""Nats. A BF16 logit in [16, 32) is rounded to steps of 0.125, one in [32, 64) to steps of 0.25:
+two of them that move by one step each change their distance by 0.25, or 0.5. The logits of small
+targets are smaller, and so is their noise: 0.03 in the shipped pair served by vLLM 0.32."""
+
+LEAST_NOISE = 0.0625
+"""Nats: one step of a BF16 logit in [8, 16). Plain runs that part at exact ties show less."""
+
+ENOUGH_NOISE = 5
+"""Divergences of two plain runs that show how large noise is; twice their largest gap is allowed,
+as a few do not show the largest."""
+
+MIN_PROMPTS = 30
+"""Distinct ones, with fewer of which there is no PASS."""
+
+CONFIDENCE = 0.95
+
+
+def divergence_findings(
+    plain: Measurement,
+    speculative: Sequence[Measurement],
+    *,
+    plain_again: Measurement | None = None,
+    max_gap: float | None = None,
+    max_hazard_ratio: float | None = None,
+    min_prompts: int = MIN_PROMPTS,
+) -> tuple[Finding, ...]:
+    """Audit speculative runs: no divergence may be left that noise does not explain.
+
+    Args:
+        plain: greedy, without speculation, with `top_gap`.
+        speculative: at least one run with speculation.
+        plain_again: the plain server at another concurrency: what noise does there.
+        max_gap: nats up to which a difference is noise; None = what `plain_again` shows (see
+            `ENOUGH_NOISE`), else `TYPICAL_NOISE`.
+        max_hazard_ratio: speculation may part from the plain run so many times as often, per token,
+            as the plain run does from itself; None = not judged.
+        min_prompts: distinct ones.
+
+    Returns:
+        Of each speculative run one, and one more where `plain_again` is given.
+
+    Raises:
+        ParityError: runs cannot be compared, an option is out of range, or a run that should
+            speculate does not (or the other way round).
+    """
+    _check_options(max_gap, max_hazard_ratio, min_prompts, plain_again)
+    _check_roles(plain, speculative, plain_again)
+    again = None if plain_again is None else audit(plain, plain_again, max_gap=LARGEST_NOISE)
+    if max_gap is None:
+        max_gap = TYPICAL_NOISE
+        if again is not None and len(again.divergences) >= ENOUGH_NOISE:
+            max_gap = min(LARGEST_NOISE, max(LEAST_NOISE, 2 * again.largest_gap))
+    findings = []
+    for measured in speculative:
+        found = audit(plain, measured, max_gap=max_gap)
+        findings.append(_judged(found, measured, again, min_prompts))
+        if again is not None:
+            findings.append(_hazard_judged(found, again, max_hazard_ratio))
+    return tuple(findings)
+
+
+def _judged(found: Audit, measured: Measurement, again: Audit | None, min_prompts: int) -> Finding:
+    unexplained = len(found.unexplained)
+    equal = found.num_prompts - len(found.divergences)
+    figures = (
+        f"{equal} of {found.num_prompts} outputs are equal, {len(found.divergences)} part,"
+        f" {unexplained} of them other than where the target's two most likely tokens are within"
+        f" {found.max_gap:g} nats"
+    )
+    lossy = measured.setup.speculation.lossy if measured.setup.speculation else ()
+    verdict: Verdict
+    if lossy:
+        verdict, reason = "ANOMALOUS", f"the server accepts lossily ({', '.join(lossy)}): {figures}"
+    elif again is not None and again.unexplained:
+        verdict = "ANOMALOUS"
+        reason = (
+            f"the plain run parts from itself ({again.name}) at a gap of more than"
+            f" {LARGEST_NOISE:g} nats: that is more than rounding does, so nothing can be said of"
+            f" speculation; {figures}"
+        )
+    elif unexplained:
+        worst = max(found.unexplained, key=lambda one: one.gap or 0.0)
+        verdict, reason = "FAIL", f"{figures}, such as {_named(worst)}"
+    elif found.num_distinct_prompts < min_prompts:
+        verdict = "INCONCLUSIVE"
+        reason = f"{figures}; expected at least {min_prompts} distinct prompts (--min-prompts)"
+    else:
+        verdict, reason = "PASS", f"{figures} (largest gap {found.largest_gap:.3f})"
+    return Finding(
+        check="divergence",
+        what=f"{found.name}: unexplained divergences",
+        estimate=unexplained,
+        threshold=0,
+        verdict=verdict,
+        reason=f"{reason}.",
+        details=tuple(_details(found, again)),
+    )
+
+
+def _hazard_judged(found: Audit, again: Audit, max_ratio: float | None) -> Finding:
+    """Two Poisson rates: given their sum, the one is binomial, with exact (Clopper-Pearson) bounds.
+
+    Acceptance that is relaxed among likely tokens parts at near ties only, but too often.
+    """
+    ours, theirs = len(found.divergences), len(again.divergences)
+    exposure = again.num_tokens / max(1, found.num_tokens)
+    lower = upper = None
+    if ours and theirs:
+        low = float(stats.beta.ppf(1 - CONFIDENCE, ours, theirs + 1))
+        high = float(stats.beta.ppf(CONFIDENCE, ours + 1, theirs))
+        lower, upper = (share / (1 - share) * exposure for share in (low, high))
+    elif ours:
+        low = float(stats.beta.ppf(1 - CONFIDENCE, ours, 1))
+        lower = low / (1 - low) * exposure
+    elif theirs:
+        high = float(stats.beta.ppf(CONFIDENCE, 1, theirs))
+        upper = high / (1 - high) * exposure
+    figures = (
+        f"{ours} divergences in {found.num_tokens:,} tokens with speculation, {theirs} in"
+        f" {again.num_tokens:,} of the plain run against itself"
+    )
+    verdict: Verdict
+    if max_ratio is None:
+        verdict, said = "INCONCLUSIVE", "no threshold: --max-hazard-ratio decides"
+    elif lower is not None and lower > max_ratio:
+        verdict, said = "FAIL", f"even the lower bound of their ratio, {lower:.2f}, is beyond"
+    elif not ours or (upper is not None and upper <= max_ratio):
+        verdict, said = "PASS", "that is no more often than allowed"
+    else:
+        verdict, said = "INCONCLUSIVE", "the limit lies between the bounds: measure more prompts"
+    both = lower is not None and upper is not None
+    return Finding(
+        check="divergence",
+        what=f"{found.name}: hazard against the plain run's own",
+        estimate=ours / theirs * exposure if theirs else None,
+        lower=lower if both else None,
+        upper=upper if both else None,
+        confidence=CONFIDENCE if both else None,
+        threshold=max_ratio,
+        verdict=verdict,
+        reason=f"{figures}: {said}.",
+        details=({"lower": lower, "upper": upper},),
+    )
+
+
+def _details(found: Audit, again: Audit | None) -> Iterator[Mapping[str, object]]:
+    yield {
+        "prompts": found.num_prompts,
+        "identity_rate": found.identity_rate,
+        "tokens": found.num_tokens,
+        "hazard": found.hazard,
+        "max_gap": found.max_gap,
+        "largest_gap": found.largest_gap,
+        "plain_again": again
+        and {
+            "name": again.name,
+            "identity_rate": again.identity_rate,
+            "hazard": again.hazard,
+            "largest_gap": again.largest_gap,
+        },
+    }
+    yield from map(asdict, found.divergences)
+
+
+def _named(one: Divergence) -> str:
+    gap = "of a gap that is not known" if one.gap is None else f"a gap of {one.gap:.3f}"
+    return f"prompt {one.id} at output token {one.position} ({gap})"
+
+
+def _check_roles(
+    plain: Measurement, speculative: Sequence[Measurement], again: Measurement | None
+) -> None:
+    for one in (plain, *([again] if again else [])):
+        if one.setup.speculation is not None:
+            raise ParityError(one.name, "expected a server without a draft, but it drafts",
+                              fix="give the plain run first, then speculative ones")  # fmt: skip
+    if again is not None and again.setup.asked.concurrency == plain.setup.asked.concurrency:
+        raise ParityError(
+            again.name,
+            f"was measured with {again.setup.asked.concurrency} requests in flight, as"
+            f" {plain.name} was: rounding is the same, and its noise is not seen",
+            fix="measure the plain server again with another --concurrency",
+        )
+    for one in speculative:
+        if one.setup.speculation is None:
+            raise ParityError(one.name, "expected a server with a draft, but it drafts nothing",
+                              fix="a second plain run is --plain-again")  # fmt: skip
+
+
+def _check_options(
+    max_gap: float | None,
+    max_hazard_ratio: float | None,
+    min_prompts: int,
+    again: Measurement | None,
+) -> None:
+    if min_prompts < 1:
+        raise ParityError("--min-prompts", f"expected at least 1, got {min_prompts}",
+                          fix=f"leave it out for {MIN_PROMPTS}")  # fmt: skip
+    if max_gap is not None and not 0 <= max_gap < float("inf"):
+        raise ParityError("--max-gap", f"expected nats, at least 0, got {max_gap}",
+                          fix=f"leave it out for {TYPICAL_NOISE:g}")  # fmt: skip
+    if max_hazard_ratio is None:
+        return
+    if not 0 < max_hazard_ratio < float("inf"):
+        raise ParityError("--max-hazard-ratio", f"expected more than 0, got {max_hazard_ratio}",
+                          fix="2 = twice as often as the plain run")  # fmt: skip
+    if again is None:
+        raise ParityError("--max-hazard-ratio", "needs a second plain run to compare with",
+                          fix="give --plain-again R, measured at another concurrency")  # fmt: skip

@@ -1,0 +1,218 @@
+"""Task scores of two servers, item by item: does the second lose more than a margin?
+
+The same items were given to both, so only those whose score changed say anything: of right and
+wrong answers McNemar's exact test and a score interval, of other scores Student's t of the
+differences.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..counting.pooled_mean import Bounded, pooled_mean
+from ..errors import ParityError
+from .finding import Finding
+from .limits import MIN_PROMPTS, Limits, judged, limits
+from .lm_eval_samples import Item, TaskSamples
+from .metric_directions import Directions
+from .proportions import Discordance, items_needed, mcnemar, score_bounds
+
+BY_NAME = Directions()
+_MORE = "compare more items"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pairs:
+    """Scores of one metric, of the same items in the same order.
+
+    Attributes:
+        sign: 1 where more is better, -1 where less is.
+    """
+
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    sign: float
+
+    @property
+    def discordance(self) -> Discordance | None:
+        """Of items that are right or wrong; None for other scores."""
+        if not set(self.first) | set(self.second) <= {0.0, 1.0}:
+            return None
+        both = list(zip(self.first, self.second, strict=True))
+        right, wrong = (1.0, 0.0) if self.sign > 0 else (0.0, 1.0)
+        return Discordance(
+            num_items=len(both),
+            only_first=both.count((right, wrong)),
+            only_second=both.count((wrong, right)),
+        )
+
+    @property
+    def gains(self) -> tuple[float, ...]:
+        """By which the second is better, item by item."""
+        return tuple(self.sign * (b - a) for a, b in zip(self.first, self.second, strict=True))
+
+
+def task_findings(
+    first: Mapping[str, TaskSamples],
+    second: Mapping[str, TaskSamples],
+    *,
+    max_score_drop: float | None,
+    confidence: float,
+    min_items: int = MIN_PROMPTS,
+    directions: Directions = BY_NAME,
+) -> tuple[Finding, ...]:
+    """Compare every metric of every filter of every task.
+
+    Args:
+        first: of the server to be matched: without a draft, or with BF16.
+        second: of the other.
+        max_score_drop: the margin, in the metric's own unit (1 % of right answers = 0.01); None =
+            not judged.
+        confidence: of each one-sided bound, in (0.5, 1).
+        min_items: distinct ones, with fewer of which there is no PASS and no FAIL.
+        directions: which way metrics are better.
+
+    Returns:
+        At least one finding.
+
+    Raises:
+        ParityError: the two are one run, or were not given the same items, an item lacks a score
+            that others have, nothing says which way a metric is better, the margin is out of range,
+            or nothing is scored with one number per item.
+    """
+    margin = limits("--max-score-drop", max_score_drop, least=-1)
+    if first.keys() != second.keys():
+        lacking = ", ".join(sorted(first.keys() ^ second.keys()))
+        raise ParityError("samples", f"tasks that only one of the two has: {lacking}",
+                          fix="run the same tasks against both servers")  # fmt: skip
+    findings = []
+    for task, ours in first.items():
+        theirs = second[task]
+        _check_two_runs(ours, theirs)
+        _check_same(ours, theirs)
+        for name in sorted(ours.items):
+            for metric in _metrics(ours, theirs, name):
+                sign = 1.0 if directions.higher_is_better(metric, ours, theirs) else -1.0
+                pairs = _pairs(ours.items[name], theirs.items[name], metric, sign)
+                label = f"{task} {metric}" + ("" if name == "none" else f", {name}")
+                findings.append(_finding(label, pairs, margin, confidence, min_items))
+    if not findings:
+        raise ParityError("samples", "no metric is one number per item",
+                          fix="compare tasks that score each item")  # fmt: skip
+    return tuple(findings)
+
+
+def _check_two_runs(first: TaskSamples, second: TaskSamples) -> None:
+    """Two servers may answer all alike: then their results, which have times, tell two runs."""
+    if first.sha256 != second.sha256:
+        return
+    if None in (first.results_sha256, second.results_sha256):
+        why = "no results_DATE.json beside both shows that there were two runs"
+    elif first.results_sha256 == second.results_sha256:
+        why = "so are the results beside them"
+    else:
+        return
+    raise ParityError(
+        f"{first.path}, {second.path}",
+        f"are equal byte for byte, and {why}: a run compared with itself shows nothing",
+        fix="give the samples of the two servers, in the folders that lm_eval wrote",
+    )
+
+
+def _check_same(first: TaskSamples, second: TaskSamples) -> None:
+    where = f"{first.path}, {second.path}"
+    if first.items.keys() != second.items.keys():
+        raise ParityError(where, "were filtered differently", fix="use one version of the task")
+    for name, ours in first.items.items():
+        theirs = second.items[name]
+        lacking = ours.keys() ^ theirs.keys()
+        if lacking:
+            raise ParityError(
+                where,
+                f"{len(lacking)} items are in one of the two only, such as doc_id {min(lacking)}",
+                fix="run both over the same documents (--limit, --samples)",
+            )
+        for number, item in ours.items():
+            if item.sha256 != theirs[number].sha256:
+                raise ParityError(
+                    where,
+                    f"doc_id {number}: another document, prompt, target or way to generate",
+                    fix="run both with one version of the task, the same few-shot examples, seeds,"
+                    " chat template and generation arguments",
+                )
+
+
+def _metrics(first: TaskSamples, second: TaskSamples, name: str) -> Sequence[str]:
+    """That items have one number of: then every item has, on both sides."""
+    sides = [(one.path, item) for one in (first, second) for item in one.items[name].values()]
+    found = sorted({metric for _, item in sides for metric in item.scores})
+    for metric in found:
+        lacking = [(path, item.number) for path, item in sides if metric not in item.scores]
+        if lacking:
+            path, number = lacking[0]
+            raise ParityError(
+                path,
+                f"doc_id {number} has no number as {metric}, which {len(sides) - len(lacking)} of"
+                f" the {len(sides)} samples of both sides have",
+                fix="look into this item (an error of the server?), and run the task again",
+            )
+    return found
+
+
+def _pairs(
+    first: Mapping[int, Item], second: Mapping[int, Item], metric: str, sign: float
+) -> _Pairs:
+    """Of items that say the same the first: copies are no further evidence."""
+    distinct = {item.sha256: number for number, item in sorted(first.items(), reverse=True)}
+    numbers = sorted(distinct.values())
+    return _Pairs(
+        first=tuple(first[number].scores[metric] for number in numbers),
+        second=tuple(second[number].scores[metric] for number in numbers),
+        sign=sign,
+    )
+
+
+def _finding(
+    label: str, pairs: _Pairs, margin: Limits, confidence: float, min_items: int
+) -> Finding:
+    count, counted = len(pairs.first), pairs.discordance
+    details: dict[str, object] = {
+        "items": count,
+        "first": sum(pairs.first) / count,
+        "second": sum(pairs.second) / count,
+    }
+    remedy = _MORE
+    if counted is None:
+        found = pooled_mean(pairs.gains, [1.0] * count, confidence=confidence)
+    else:
+        lower, upper = score_bounds(counted, confidence)
+        found = Bounded(
+            estimate=counted.difference,
+            lower=lower,
+            upper=upper,
+            confidence=confidence,
+            num_clusters=count,
+        )
+        remedy = _remedy(counted, margin, confidence)
+        details |= {
+            "only_first_right": counted.only_first,
+            "only_second_right": counted.only_second,
+            "mcnemar_p": mcnemar(counted),
+        }
+    return judged(
+        "task",
+        f"{label}, gain",
+        found,
+        margin,
+        unit="items",
+        min_clusters=min_items,
+        remedy=remedy,
+        details=[details],
+    )
+
+
+def _remedy(counted: Discordance, margin: Limits, confidence: float) -> str:
+    """How many items would settle it, at this discordance, if nothing is lost in truth."""
+    if margin.least is None or not counted.share or not margin.least:
+        return _MORE
+    needed = items_needed(counted.share, 0.0, -margin.least, confidence=confidence)
+    return f"about {needed:,} items would settle it if in truth nothing is lost"

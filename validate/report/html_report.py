@@ -1,0 +1,287 @@
+"""The report as a page: one file of HTML that loads nothing, runs nothing, and fits a phone."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ...quantize.files.provenance import package_version
+from ...recipes.errors import visible
+from ..charts.acceptance_charts import Dot, histogram, positions, scatter
+from ..charts.forest import Interval, forest
+from ..charts.look import style_sheet
+from ..counting.acceptance_counts import AcceptanceCounts
+from ..counting.paired_change import PairedChange
+from ..judging.judgement import DraftFigures, PromptFigures
+from . import words
+from .document import Document
+from .judgements import Comparison
+
+SIGNS = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?", "ANOMALOUS": "!"}
+"""Beside the words, for those who scan; colours are only a third mark."""
+NAMES = ("BF16", "quantized")
+MOST_DRAWN = 60
+"""Categories in a chart; the table has all."""
+_MOST_WORST = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLengths:
+    """One prompt in figures: acceptance lengths, their relative change, steps of the baseline."""
+
+    id: str
+    category: str
+    baseline: float
+    candidate: float
+    steps: float
+
+    @property
+    def change(self) -> float:
+        """Candidate / baseline - 1."""
+        return self.candidate / self.baseline - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One comparison as the page shows it; charts are `Markup`, "" where there is nothing.
+
+    Attributes:
+        left_out: categories that are not drawn. worst: prompts that lost most, the worst first.
+    """
+
+    title: str
+    comparison: Comparison
+    forest: Markup
+    left_out: int
+    positions: Markup
+    histogram: Markup
+    scatter: Markup
+    worst: tuple[PromptLengths, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command and the engines and GPUs that it is for."""
+
+    where: str
+    command: str
+
+
+def page(document: Document) -> str:
+    """The whole page.
+
+    Args:
+        document: that was read, or would be.
+    """
+    return render(
+        "page.html.j2",
+        document=document,
+        parts=[_part(i, title, found) for i, (title, found) in enumerate(document.comparisons)],
+        drafts=tuple(_drafts(document)),
+        launches=tuple(_launches(document)),
+        provenance=tuple(_provenance(document)),
+        signs=SIGNS,
+    )
+
+
+def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
+    """A page of ours: text that comes from files is escaped, and made visible.
+
+    Args:
+        template: its name, here or where one of the loaders finds it.
+        loaders: of other packages.
+        values: for the template, beside `words`.
+    """
+    own = PackageLoader(__package__, "")
+    environment = Environment(
+        loader=ChoiceLoader([*loaders, own]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style, _, _ = own.get_source(environment, "page.css")
+    named = {name: getattr(words, name) for name in WORDS}
+    return environment.get_template(template).render(
+        **named,
+        **values,
+        style=Markup(style_sheet() + style),
+        version=package_version("draftquant"),
+    )
+
+
+WORDS = ("change", "bounds", "confidence", "limit", "length", "share", "count", "figure", "nbytes")
+"""Of `words`, those that templates use."""
+
+
+def intervals(found: Comparison) -> tuple[Interval, ...]:
+    """The rows of the forest plot: the whole, then categories, of many those of most prompts."""
+    largest = sorted(found.categories, key=lambda own: -own.num_prompts)[:MOST_DRAWN]
+    return (
+        interval("all prompts", found.change, found.policy.max_relative_drop, whole=True),
+        *(
+            interval(own.category, own.change, own.max_relative_drop, judged=bool(own.outcome))
+            for own in found.categories
+            if own in largest
+        ),
+    )
+
+
+def _of_one_depth(found: Comparison) -> Comparison:
+    """Drafts that cannot be compared may have another K each: no step got beyond its own."""
+    most = max(len(found.baseline.survival), len(found.candidate.survival))
+
+    def deeper(figures: DraftFigures) -> DraftFigures:
+        never = (0.0,) * (most - len(figures.survival))
+        return dataclasses.replace(
+            figures, histogram=figures.histogram + never, survival=figures.survival + never
+        )
+
+    return dataclasses.replace(
+        found, baseline=deeper(found.baseline), candidate=deeper(found.candidate)
+    )
+
+
+def _part(number: int, title: str, found: Comparison) -> Part:
+    found = _of_one_depth(found)
+    prompts = tuple(map(_lengths, found.prompts))
+    most = max((prompt.steps for prompt in prompts), default=1)
+    dots = [
+        Dot(baseline=one.baseline, candidate=one.candidate, weight=one.steps / most)
+        for one in prompts
+    ]
+    lost = sorted((one for one in prompts if one.change < 0), key=lambda one: one.change)
+    drop = found.policy.max_relative_drop
+    return Part(
+        title=title,
+        comparison=found,
+        forest=_chart(_forest(f"forest{number}", found) if found.change else ""),
+        left_out=max(0, len(found.categories) - MOST_DRAWN),
+        positions=_chart(
+            positions(
+                f"positions{number}",
+                found.baseline.survival,
+                found.candidate.survival,
+                names=NAMES,
+            )
+        ),
+        histogram=_chart(
+            histogram(
+                f"histogram{number}",
+                found.baseline.histogram,
+                found.candidate.histogram,
+                names=NAMES,
+            )
+        ),
+        scatter=_chart(scatter(f"scatter{number}", dots, limit=drop, names=NAMES) if dots else ""),
+        worst=tuple(lost[:_MOST_WORST]),
+    )
+
+
+def _forest(key: str, found: Comparison) -> str:
+    assert found.change is not None  # or there is nothing to draw
+    return forest(
+        key,
+        intervals(found),
+        title="Change of the acceptance length with its bounds, by category",
+        bounds=f"one-sided {words.confidence(found.change.confidence)} bounds",
+    )
+
+
+def interval(
+    label: str,
+    found: PairedChange | None,
+    max_relative_drop: float,
+    *,
+    whole: bool = False,
+    judged: bool = True,
+) -> Interval:
+    """A change as a row of a forest plot; see `Interval`."""
+    if found is None:
+        return Interval(label=label, estimate=None, limit=-max_relative_drop, whole=whole)
+    return Interval(
+        label=label,
+        estimate=found.relative_change,
+        lower=math.expm1(found.lower),
+        upper=math.expm1(found.upper),
+        limit=-max_relative_drop,
+        whole=whole,
+        judged=judged,
+    )
+
+
+def _lengths(prompt: PromptFigures) -> PromptLengths:
+    baseline, candidate = (
+        AcceptanceCounts(histogram=counts) for counts in (prompt.baseline, prompt.candidate)
+    )
+    return PromptLengths(
+        id=prompt.id,
+        category=prompt.category,
+        baseline=baseline.mean_acceptance_length,
+        candidate=candidate.mean_acceptance_length,
+        steps=baseline.num_steps,
+    )
+
+
+def _drafts(document: Document) -> Iterator[tuple[str, object]]:
+    drafts = document.header.drafts
+    yield "BF16", drafts.baseline
+    yield "quantized", drafts.candidate
+    if drafts.tuned is not None:
+        yield "BF16 taught alike", drafts.tuned
+
+
+def _launches(document: Document) -> Iterator[Launch]:
+    """Each command once, with all GPUs that it is for."""
+    gpus: dict[tuple[str, str], list[str]] = {}
+    for one in document.header.engines:
+        if one.launch is not None:
+            what = f"{one.verdict} in {one.engine} {one.version}"
+            gpus.setdefault((what, one.launch), []).append(one.arch or "any GPU")
+    for (what, command), archs in gpus.items():
+        yield Launch(f"{what} on {', '.join(archs)}", command)
+
+
+def _provenance(document: Document) -> Iterator[tuple[str, str]]:
+    _, found = document.comparisons[0]
+    made = document.header.drafts.candidate.quantized
+    yield "What is counted", f"{found.estimand}; {found.convention}"
+    yield "Drafted tokens per step", str(found.num_draft_tokens)
+    if found.traces is not None:
+        target = found.traces.target
+        yield "Target", f"{target.name}, weights {words.digest(target.weights_sha256)}"
+        yield "Traces", found.traces.sha256
+        yield "Repeated 8-grams", words.share(found.traces.repeated_8gram_share)
+    if found.served is not None:
+        yield "Served by", f"{found.served.engine} {found.served.version}, {found.served.model}"
+    yield "Policy", f"{found.policy.name}{_looser(found.looser_than_release)}"
+    if made is not None:
+        yield "Recipe", f"{made.recipe}, sha256 {made.recipe_sha256}"
+    environment = document.header.environment
+    yield (
+        "Versions",
+        ", ".join(
+            [
+                f"draftquant {document.header.draftquant}",
+                *(f"{k} {v}" for k, v in environment.items()),
+            ]
+        ),
+    )
+    yield "Format", f"{document.header.format}, schema version {document.header.schema_version}"
+
+
+def _looser(what: Sequence[str]) -> str:
+    return f", looser than release: {'; '.join(what)}" if what else ""
+
+
+def _visible(value: object) -> object:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _chart(svg: str) -> Markup:
+    return Markup(svg)

@@ -1,0 +1,309 @@
+"""Two measurements, prompt beside prompt: may they be compared, and what each draft accepted."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..counting.acceptance_counts import AcceptanceCounts, pooled, repeated_ngram_share
+from ..counting.clusters import distinct_prompts
+from ..counting.paired_change import PairedChange
+from ..errors import GateError
+from ..judging.categories import change_of
+from ..judging.served_figures import ServedFigures
+from ..measure.measurement import Measurement, RequestRecord, differences
+from .common_rounds import PairedOutputs, num_unwritten, pair_outputs, whole_counts
+
+CountsPair = tuple[AcceptanceCounts, AcceptanceCounts]
+MOST_UNDRAFTED = 0.01
+"""Share of a run's steps without a draft up to which its verify steps stand for its text."""
+MOST_UNDRAFTED_APART = 0.001
+"""The same, between the two runs. Steps that accept nothing and are left out make the acceptance
+length longer by less than their share: a tenth of what `release` allows to be lost."""
+MOST_PARTING = 0.05
+"""Chance that two greedy outputs part at a token. One target parts from itself at near ties alone:
+at 0.2 % of the tokens where it was measured, and 1 to 2 % where it is unsure everywhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPrompt:
+    """One prompt under one draft; fields as in `PromptCounts`."""
+
+    id: str
+    category: str
+    prompt_sha256: str
+    counts: AcceptanceCounts
+    cluster: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedText:
+    """What is known of the outputs; fields as in `TextFigures`."""
+
+    mean_token_probability: float | None
+    num_near_duplicates: int
+
+    def problem(self) -> str | None:
+        """None: a measurement holds no features that could be those of other text."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedDraft:
+    """One draft as it was served; fields as in `DraftCounts`."""
+
+    name: str
+    num_draft_tokens: int
+    prompts: tuple[ServedPrompt, ...]
+    text: ServedText
+
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """Pooled over the prompts."""
+        return pooled((prompt.counts for prompt in self.prompts), self.num_draft_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPair:
+    """Two measurements side by side.
+
+    Attributes:
+        incomparable: see `Evidence`.
+        baseline, candidate: by weighted rounds, see `estimator`; by all rounds where the two cannot
+            be compared.
+        outputs: of every prompt; none where the setups, or what K there was, forbid it.
+    """
+
+    measurements: tuple[Measurement, Measurement]
+    incomparable: str
+    baseline: ServedDraft
+    candidate: ServedDraft
+    outputs: tuple[PairedOutputs, ...]
+
+    def change(self, confidence: float) -> PairedChange | None:
+        """By weighted rounds, over distinct prompts; None where there are too few."""
+        if self.incomparable:
+            return None
+        prompts = zip(self.baseline.prompts, self.candidate.prompts, strict=True)
+        return self._change(((b.counts, q.counts) for b, q in prompts), confidence)
+
+    def figures(self, confidence: float) -> ServedFigures:
+        """What is said beside the figures of the two drafts.
+
+        Args:
+            confidence: of the bounds of both other estimates.
+        """
+        baseline, candidate = self.measurements
+        server, outputs = baseline.setup.server, self.outputs
+        tokens = sum(sum(one.num_tokens) for one in outputs)
+        return ServedFigures(
+            engine=server.engine,
+            version=server.version,
+            model=server.model,
+            concurrency=(baseline.setup.asked.concurrency, candidate.setup.asked.concurrency),
+            estimator="weighted rounds" if any(o.placed for o in outputs) else "whole outputs",
+            identical_share=_share(sum(one.identical for one in outputs), len(outputs)),
+            common_share=_share(2 * sum(one.num_common for one in outputs), tokens),
+            baseline_mean_acceptance_length=_served_length(baseline, self.baseline),
+            candidate_mean_acceptance_length=_served_length(candidate, self.candidate),
+            whole_change=self._change(
+                ((one.baseline.whole, one.candidate.whole) for one in outputs), confidence
+            ),
+            common_change=self._change(
+                ((one.baseline.common, one.candidate.common) for one in outputs), confidence
+            ),
+            repeated_8gram_share=repeated_ngram_share(r.token_ids for r in baseline.records),
+            mean_token_probability=self.baseline.text.mean_token_probability,
+            num_near_duplicates=self.baseline.text.num_near_duplicates,
+        )
+
+    def _change(self, counts: Iterable[CountsPair], confidence: float) -> PairedChange | None:
+        """By these counts of the prompts, of those that have a round under both drafts."""
+        recorded = [
+            (_prompt(record, own), _prompt(record, other))
+            for record, (own, other) in zip(self.baseline.prompts, counts, strict=False)
+            if own.num_steps and other.num_steps
+        ]
+        return change_of(distinct_prompts(recorded), confidence)
+
+
+def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPair:
+    """Lay two measurements side by side.
+
+    Raises:
+        GateError: both are the very same one, neither server drafted, or one holds no round.
+    """
+    if baseline.records == candidate.records:
+        raise GateError(
+            candidate.name,
+            f"is the measurement {baseline.name} again: even all times are equal",
+            fix="give two runs, the BF16 draft's first",
+        )
+    sizes = [_num_draft_tokens(one) for one in (baseline, candidate)]
+    known = [size for size in sizes if size]
+    if not known:
+        raise GateError(
+            baseline.name,
+            f"neither it nor {candidate.name} was taken with a draft: nothing could be accepted",
+            fix="measure servers that draft",
+        )
+    for one in (baseline, candidate):
+        if not any(whole_counts(record, known[0]).num_steps for record in one.records):
+            raise GateError(one.name, "holds no round: all of its outputs are one token long",
+                            fix="ask for longer outputs (measure --max-new-tokens)")  # fmt: skip
+    incomparable = incomparability(baseline, candidate)
+    outputs: tuple[PairedOutputs, ...] = ()
+    if not incomparable:
+        outputs = _outputs(baseline, candidate, known[0])
+        incomparable = _unaccounted(baseline, candidate) or _other_target(baseline, outputs)
+    if incomparable:
+        own, other = (
+            [whole_counts(record, size or known[0]) for record in one.records]
+            for one, size in zip((baseline, candidate), sizes, strict=True)
+        )
+    else:
+        weighted = [one.weighted() for one in outputs]
+        own, other = [counts for counts, _ in weighted], [counts for _, counts in weighted]
+    return ServedPair(
+        measurements=(baseline, candidate),
+        incomparable=incomparable,
+        baseline=_served_draft(baseline, sizes[0] or known[0], own),
+        candidate=_served_draft(candidate, sizes[1] or known[0], other),
+        outputs=outputs,
+    )
+
+
+def incomparability(baseline: Measurement, candidate: Measurement) -> str:
+    """In what two measurements differ so that no draft is judged by them; empty if in nothing."""
+    for one in (baseline, candidate):
+        if one.setup.speculation is None:
+            return f"the measurement {one.name} was taken without a draft"
+        if one.setup.speculation.lossy:
+            settings = ", ".join(one.setup.speculation.lossy)
+            return (
+                f"the server of {one.name} accepts tokens that its target would not have written"
+                f" ({settings})"
+            )
+    sizes = [_num_draft_tokens(one) for one in (baseline, candidate)]
+    if sizes[0] != sizes[1]:
+        return f"the two drafts drafted {sizes[0]} and {sizes[1]} tokens per step"
+    if differing := differences(baseline.setup, candidate.setup):
+        return f"the two runs differ in what must be alike ({'; '.join(differing)})"
+    if _identities(baseline) != _identities(candidate):
+        return "the two runs hold different prompts"
+    return ""
+
+
+def _unaccounted(baseline: Measurement, candidate: Measurement) -> str:
+    """Whose verify steps are not those of its text, a sentence; empty if both are."""
+    shares = [_undrafted_share(one) for one in (baseline, candidate)]
+    for one, share in zip((baseline, candidate), shares, strict=True):
+        if share < 0:
+            return f"the verify steps of {one.name} accept more than its outputs have tokens"
+        if share > MOST_UNDRAFTED:
+            return (
+                f"{share:.1%} of the steps that wrote the outputs of {one.name} are no verify"
+                " steps: there its server drafted nothing, or does not tell it"
+                f" ({MOST_UNDRAFTED:.0%} may be missing)"
+            )
+    if abs(shares[0] - shares[1]) > MOST_UNDRAFTED_APART:
+        return (
+            f"{shares[0]:.2%} of the steps that wrote the outputs of {baseline.name} are no verify"
+            f" steps, and {shares[1]:.2%} of {candidate.name}: one server drafted less often"
+        )
+    return ""
+
+
+def _undrafted_share(measurement: Measurement) -> float:
+    """Of the steps behind first tokens, those that are no verify steps; below 0 = see above."""
+    size = _num_draft_tokens(measurement)
+    unwritten = [num_unwritten(record, size) for record in measurement.records]
+    if min(unwritten) < 0:
+        return -1.0
+    counted = sum(whole_counts(record, size).num_steps for record in measurement.records)
+    return sum(unwritten) / (sum(unwritten) + counted) if any(unwritten) else 0.0
+
+
+def _other_target(baseline: Measurement, outputs: Sequence[PairedOutputs]) -> str:
+    """That greedy outputs part far too often for one target, a sentence; empty if they do not."""
+    parted = sum(not one.identical for one in outputs)
+    chance = _share(parted, parted + sum(one.num_common for one in outputs))
+    if baseline.setup.asked.temperature or chance <= MOST_PARTING:
+        return ""
+    return (
+        f"the two targets do not say the same: greedy outputs part at {chance:.1%} of the tokens"
+        f" that they could part at, where near ties of one target explain {MOST_PARTING:.0%}"
+    )
+
+
+def _outputs(
+    baseline: Measurement, candidate: Measurement, num_draft_tokens: int
+) -> tuple[PairedOutputs, ...]:
+    greedy = not baseline.setup.asked.temperature
+    return tuple(
+        pair_outputs(own, other, num_draft_tokens, greedy=greedy)
+        for own, other in zip(baseline.records, candidate.records, strict=True)
+    )
+
+
+def _served_draft(
+    measurement: Measurement, num_draft_tokens: int, counts: Sequence[AcceptanceCounts]
+) -> ServedDraft:
+    return ServedDraft(
+        name=measurement.name,
+        num_draft_tokens=num_draft_tokens,
+        prompts=tuple(
+            _prompt(record, own) for record, own in zip(measurement.records, counts, strict=True)
+        ),
+        text=ServedText(
+            mean_token_probability=_mean_token_probability(measurement),
+            num_near_duplicates=_num_same_outputs(measurement),
+        ),
+    )
+
+
+def _prompt(prompt: RequestRecord | ServedPrompt, counts: AcceptanceCounts) -> ServedPrompt:
+    return ServedPrompt(
+        id=prompt.id,
+        category=prompt.category,
+        prompt_sha256=prompt.prompt_sha256,
+        counts=counts,
+        cluster=prompt.cluster or "",
+    )
+
+
+def _num_draft_tokens(measurement: Measurement) -> int:
+    """K; 0 = nothing is drafted."""
+    speculation = measurement.setup.speculation
+    return 0 if speculation is None else speculation.num_draft_tokens
+
+
+def _identities(measurement: Measurement) -> list[tuple[str, str]]:
+    return [(record.id, record.prompt_sha256) for record in measurement.records]
+
+
+def _served_length(measurement: Measurement, draft: ServedDraft) -> float:
+    """Of all its rounds."""
+    size = draft.num_draft_tokens
+    counts = pooled((whole_counts(record, size) for record in measurement.records), size)
+    return counts.mean_acceptance_length
+
+
+def _mean_token_probability(measurement: Measurement) -> float | None:
+    """Of drawn tokens, where the server told it."""
+    if not measurement.setup.asked.temperature:
+        return None
+    logprobs = [p for record in measurement.records for p in record.token_logprob or ()]
+    return sum(map(math.exp, logprobs)) / len(logprobs) if logprobs else None
+
+
+def _num_same_outputs(measurement: Measurement) -> int:
+    """Distinct prompts whose output is that of another one too."""
+    prompts = defaultdict(set)
+    for record in measurement.records:
+        prompts[record.token_ids].add(record.prompt_sha256)
+    return sum(len(alike) for alike in prompts.values() if len(alike) > 1)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,65 @@
+"""Prompts that are replayed already, kept beside a report until it is written.
+
+A replay over all places of many prompts in two dtypes takes long; a run that is killed goes on.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...quantize.errors import OutputError
+from ...quantize.files.staging import write_text
+from ...recipes.decode import encode
+from ...recipes.regular_file import read_text
+from ...recipes.strict_json import JsonProblem, decode, parse_object
+from .every_position import Places
+
+RECONCILING = "reconciling"
+"""What the folder is for, and its ending behind the report's name."""
+_ENDING = ".places.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BothPlaces:
+    """Replay of one prompt by the draft in bfloat16, as engines compute, and in float32."""
+
+    as_served: Places
+    exact: Places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPlaces:
+    """A folder that `resumable_folder` has opened."""
+
+    folder: Path
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is kept that a run could go on with."""
+        return not any(self.folder.glob(f"*{_ENDING}"))
+
+    def find(self, position: int) -> BothPlaces | None:
+        """Of the prompt at this position of the traces; None = not replayed yet.
+
+        Raises:
+            OutputError: what lies there is not what was kept.
+        """
+        path = self._path(position)
+        if not path.exists():
+            return None
+        try:
+            found: BothPlaces = decode(BothPlaces, parse_object(read_text(path)))
+        except (OSError, JsonProblem) as exc:
+            raise OutputError(path, f"is not what was kept: {exc}",
+                              fix=f"rm {path}, and run again") from exc  # fmt: skip
+        return found
+
+    def keep(self, position: int, both: BothPlaces) -> None:
+        """Keep a prompt; it has its name when it is whole."""
+        path = self._path(position)
+        unfinished = path.with_suffix(".unfinished")
+        write_text(unfinished, json.dumps(encode(both)))
+        unfinished.rename(path)
+
+    def _path(self, position: int) -> Path:
+        return self.folder / f"{position:06d}{_ENDING}"

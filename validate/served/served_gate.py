@@ -1,0 +1,204 @@
+"""Two measurements under the gate: the same ladder of rules as for two replays."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from ..counting.draft_counts import Wording
+from ..errors import GateError
+from ..judging.anomalies import NO_BACKGROUND, Background
+from ..judging.interim_analysis import Look
+from ..judging.judgement import GateReport, judge_counts
+from ..judging.policy import Policy
+from ..measure.measurement import Measurement, differing_arguments
+from .measurement_pair import ServedPair, pair_measurements
+
+SERVED = Wording(
+    both_again="Measure both drafts on the same prompts, with one engine, template and K.",
+    take="Measure",
+    longer="ask for longer outputs (measure --max-new-tokens), or serve a smaller K",
+)
+UNCHANGED = dataclasses.replace(
+    SERVED,
+    both_again="See which draft the candidate's server runs (draftquant measure --show), start it"
+    " with the quantized one, and measure again.",
+)
+"""Where a candidate does what its baseline did."""
+SAID_FROM = 0.02
+"""Share of rounds with fewer than K proposals from which on it is said."""
+
+
+def judge_measured(
+    baseline: Measurement,
+    candidate: Measurement,
+    policy: Policy,
+    *,
+    look: Look | None = None,
+    background: Background = NO_BACKGROUND,
+) -> GateReport:
+    """Compare two measurements of the same prompts.
+
+    Args:
+        baseline: of the draft as released (BF16).
+        candidate: of the quantized draft.
+        policy: the limits.
+        look: see `judge`.
+        background: see `judge`; who the drafts are is taken from the measurements where it is not
+            said.
+
+    Raises:
+        GateError: both are one measurement, or of one draft; neither server drafted, or another
+            draft than `background` names; the outputs are too short; or what is expected of the
+            baseline is no acceptance length.
+    """
+    pair = pair_measurements(baseline, candidate)
+    digests = [draft_sha256(one) for one in (baseline, candidate)]
+    if None in digests and said_the_same(baseline, candidate):
+        raise GateError(
+            candidate.name,
+            f"holds the very outputs and verify steps of {baseline.name}, and nothing says that its"
+            " server ran another draft: it is the same measurement, or the same draft, again",
+            fix="measure each server with --draft, which says what it runs",
+        )
+    if digests[0] is not None and digests[0] == digests[1] and not background.unrelated:
+        raise GateError(
+            candidate.name,
+            f"is of the very draft that {baseline.name} is of (tensors {digests[0][:12]})",
+            fix="give the quantized draft's run; --baseline-again shows the noise of one draft's",
+        )
+    _check_folders(pair, digests, background)
+    known = dataclasses.replace(
+        background,
+        baseline_sha256=background.baseline_sha256 or digests[0],
+        candidate_sha256=background.candidate_sha256 or digests[1],
+        warnings=(*background.warnings, *warnings_of(pair)),
+    )
+    unchanged = "" if background.unrelated else _unchanged(baseline, candidate)
+    report = judge_counts(
+        pair.baseline,
+        pair.candidate,
+        policy,
+        incomparable=pair.incomparable or unchanged,
+        estimand=_estimand(baseline),
+        wording=SERVED if pair.incomparable else UNCHANGED,
+        look=look,
+        background=known,
+    )
+    confidence = look.adjusted_confidence(policy.confidence) if look else policy.confidence
+    return dataclasses.replace(report, served=pair.figures(confidence))
+
+
+def draft_sha256(measurement: Measurement) -> str | None:
+    """Identity of the draft that was served; None = not known."""
+    speculation = measurement.setup.speculation
+    return None if speculation is None else speculation.draft_sha256
+
+
+def said_the_same(one: Measurement, other: Measurement) -> bool:
+    """Whether two runs got the same outputs by the same verify steps; times may differ."""
+    records = [
+        [
+            dataclasses.replace(
+                record, began=0.0, time_to_first_token=None, latency=0.0, num_attempts=1
+            )
+            for record in run.records
+        ]
+        for run in (one, other)
+    ]
+    return records[0] == records[1]
+
+
+def _unchanged(baseline: Measurement, candidate: Measurement) -> str:
+    """That a format which rounds changed no verify step, a sentence; empty if it did.
+
+    Rounding changes some step of every hundred or so: where none differs, the server has not read
+    the quantized weights.
+    """
+    plain, quantized = (
+        run.setup.speculation and run.setup.speculation.draft_quantization
+        for run in (baseline, candidate)
+    )
+    if plain != "none" or quantized in (None, "none"):
+        return ""
+    steps = [[(r.histogram, r.accepted) for r in run.records] for run in (baseline, candidate)]
+    if steps[0] != steps[1]:
+        return ""
+    return (
+        f"the draft of {candidate.name} is said to be quantized ({quantized}), and each of its"
+        f" verify steps accepted what those of {baseline.name} did, which rounding does not do"
+    )
+
+
+def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: Background) -> None:
+    """Each served draft is the one whose folder is judged beside it."""
+    given = (background.baseline_sha256, background.candidate_sha256)
+    for measurement, served, folder in zip(pair.measurements, digests, given, strict=True):
+        if served is not None and folder is not None and served != folder:
+            raise GateError(
+                measurement.name,
+                f"was served with another draft: expected tensors {folder[:12]}, got {served[:12]}",
+                fix="give the BF16 draft and its measurement first, the quantized ones second",
+            )
+
+
+def warnings_of(pair: ServedPair) -> Iterator[str]:
+    """What a reader has to know of two runs, sentences without a full stop."""
+    unnamed = [one.name for one in pair.measurements if draft_sha256(one) is None]
+    if unnamed:
+        yield (
+            f"nothing says which draft was served for {' and '.join(unnamed)} (measure --draft):"
+            " that the candidate is the baseline quantized is not known"
+        )
+    for measurement in pair.measurements:
+        speculation = measurement.setup.speculation
+        if speculation is not None and not speculation.acceptance_told:
+            yield (
+                f"the server of {measurement.name} does not tell how it accepts: settings that"
+                " change what the target writes would not be seen (see `draftquant parity`)"
+            )
+    servers = [measurement.setup.server for measurement in pair.measurements]
+    if differing := differing_arguments(*servers):
+        yield f"the two servers were started differently ({'; '.join(differing)})"
+    for measurement in pair.measurements:
+        speculation = measurement.setup.speculation
+        if speculation is not None and speculation.told_by == "user":
+            yield (
+                f"the server of {measurement.name} calls its draft {speculation.served_draft}: that"
+                f" it is {speculation.draft} is what --served-as says"
+            )
+    one, other = (measurement.setup.asked.concurrency for measurement in pair.measurements)
+    if one != other:
+        yield f"the two runs had {one} and {other} requests in flight: outputs part more often"
+    for measurement in pair.measurements:
+        share = _short_share(measurement)
+        if share > SAID_FROM:
+            yield (
+                f"in {share:.1%} of the rounds of {measurement.name} fewer than K tokens were"
+                " proposed: they accept less, whatever the draft"
+            )
+    if not pair.incomparable and not any(output.placed for output in pair.outputs):
+        yield (
+            "the runs do not tell which rounds lie in text that both servers wrote: whole outputs"
+            " are compared, whose bounds are wider"
+        )
+
+
+def _short_share(measurement: Measurement) -> float:
+    """Of its rounds, those with fewer than K proposals, as far as the engine tells."""
+    speculation = measurement.setup.speculation
+    drafted = [k for record in measurement.records for k in record.drafted or ()]
+    if speculation is None or not drafted:
+        return 0.0
+    return sum(k < speculation.num_draft_tokens for k in drafted) / len(drafted)
+
+
+def _estimand(baseline: Measurement) -> str:
+    asked, server = baseline.setup.asked, baseline.setup.server
+    where = f"speculative decoding by {server.engine} {server.version}"
+    if not asked.temperature:
+        return f"greedy {where}"
+    drawn = f"temperature {asked.temperature:g}"
+    if asked.top_p < 1:
+        drawn += f", top-p {asked.top_p:g}"
+    if asked.top_k:
+        drawn += f", top-k {asked.top_k}"
+    return f"sampled ({drawn}) {where}"

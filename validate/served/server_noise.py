@@ -1,0 +1,107 @@
+"""How much a server differs from itself: the baseline's measurement, and the same run again."""
+
+import math
+from dataclasses import dataclass
+
+from ..counting.paired_change import PairedChange
+from ..errors import GateError
+from ..judging.decision import Verdict
+from ..judging.policy import Policy
+from ..judging.served_figures import ServedFigures
+from ..measure.measurement import Measurement
+from .measurement_pair import pair_measurements
+from .served_gate import draft_sha256
+
+DRIFT_CONFIDENCE = 0.995
+"""Of each bound of a change that is no noise: one sound server in a hundred is called unsteady."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerNoise:
+    """The baseline against itself.
+
+    Attributes:
+        verdict: PASS if the noise is smaller than the limit; INCONCLUSIVE if it is as large;
+            ANOMALOUS if it is none, but a change.
+        change: from the first run to the second at the policy's confidence; None where the two
+            cannot be compared, or have too few prompts.
+        drift: the same at `DRIFT_CONFIDENCE`.
+    """
+
+    name: str
+    verdict: Verdict
+    reason: str
+    action: str | None
+    change: PairedChange | None
+    drift: PairedChange | None
+    served: ServedFigures
+
+
+def server_noise(baseline: Measurement, again: Measurement, policy: Policy) -> ServerNoise:
+    """Compare a run with its repetition.
+
+    Args:
+        baseline: of the draft as released.
+        again: of the same draft on the same server, measured once more.
+        policy: whose limit the noise is held against.
+
+    Raises:
+        GateError: both are one measurement, or of two drafts.
+    """
+    pair = pair_measurements(baseline, again)
+    digests = {draft_sha256(one) for one in (baseline, again)} - {None}
+    if len(digests) > 1:
+        raise GateError(
+            again.name,
+            f"is of another draft than {baseline.name}, whose noise it is to show",
+            fix="--baseline-again takes a second run of the BF16 draft",
+        )
+    change, drift = pair.change(policy.confidence), pair.change(DRIFT_CONFIDENCE)
+    verdict, reason, action = judged_noise(pair.incomparable, change, drift, policy)
+    return ServerNoise(
+        name=again.name,
+        verdict=verdict,
+        reason=reason,
+        action=action,
+        change=change,
+        drift=drift,
+        served=pair.figures(policy.confidence),
+    )
+
+
+def judged_noise(
+    incomparable: str, change: PairedChange | None, drift: PairedChange | None, policy: Policy
+) -> tuple[Verdict, str, str | None]:
+    """Verdict, reason and action.
+
+    Args:
+        incomparable: see `Evidence`.
+        change: see `ServerNoise`.
+        drift: likewise.
+        policy: whose limit the noise is held against.
+    """
+    if incomparable:
+        what = f"{incomparable[0].upper()}{incomparable[1:]}: it is no repetition of the first run."
+        return "ANOMALOUS", what, "Measure the BF16 draft again, on the same server as before."
+    if change is None or drift is None:
+        return "INCONCLUSIVE", "Too few prompts to tell noise.", "Measure more prompts."
+    found = (
+        f"The baseline measured again differs from itself by {change.relative_change:+.2%},"
+        f" bounds {math.expm1(change.lower):+.2%} and {math.expm1(change.upper):+.2%}"
+    )
+    if not drift.lower <= 0 <= drift.upper:
+        return (
+            "ANOMALOUS",
+            f"{found}: chance does that in less than one of a hundred runs, so the server changed"
+            " between them.",
+            "Look for another load, version or setting of the server, then measure all runs again,"
+            " interleaved (measure --launch).",
+        )
+    noise = (change.upper - change.lower) / 2
+    if noise >= -math.log1p(-policy.max_relative_drop):
+        return (
+            "INCONCLUSIVE",
+            f"{found}: the noise is as large as the limit, {-policy.max_relative_drop:+.2%}.",
+            "Measure more prompts, or longer outputs, or with fewer requests in flight.",
+        )
+    return "PASS", f"{found}: less than the limit, {-policy.max_relative_drop:+.2%}.", None

@@ -1,0 +1,154 @@
+"""Mixtures measured: each once, made in full, replayed, and compared with the unquantized draft."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...calibration.rounding.proposal_divergence import Agreement, agreement
+from ...calibration.rounding.sequences import read_sequence, validation_rows
+from ...calibration.traces.trace_folder import TraceFolder
+from ...quantize.stored.loading import LoadedDraft
+from ..counting.clusters import distinct_prompts, recorded_pairs
+from ..counting.draft_replay import DraftReplay
+from ..counting.paired_change import PairedChange
+from ..counting.trace_replay import replay_drafts
+from ..errors import TuneError
+from ..judging.categories import change_of
+from .candidates import Candidates
+from .draft_mixture import Mixture, described, is_kept_whole
+
+CONFIDENCE = 0.95
+"""Of each bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """An option of a unit, or a whole mixture, that is out of the question."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A mixture, measured.
+
+    Attributes:
+        nbytes: of all tensors of the draft that it makes.
+        overlap: with the proposals of the unquantized draft, mean over rows and depths, in [0, 1].
+        acceptance_length: mean, over the prompts that mixtures are judged by.
+        change: against the unquantized draft there, with one-sided bounds at 95 %.
+        best: no other measured mixture has both fewer bytes and more overlap.
+    """
+
+    mixture: Mixture
+    nbytes: int
+    overlap: float
+    acceptance_length: float
+    change: PairedChange
+    best: bool = True
+
+    @property
+    def largest_drop(self) -> float:
+        """The share of the acceptance length that may be lost, as far as the prompts can tell."""
+        return -math.expm1(self.change.lower)
+
+
+class Measured:
+    """The mixtures that were measured so far, and those that are out of the question.
+
+    Args:
+        candidates: what makes their drafts.
+        baseline: the unquantized draft's replay of `traces`.
+        traces: to judge by.
+        on_progress: called with what is measured next.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        baseline: DraftReplay,
+        traces: TraceFolder,
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self._candidates, self._baseline, self._traces = candidates, baseline, traces
+        self._on_progress = on_progress
+        self._points: dict[str, Point] = {}
+        self._refused: dict[str, Refused] = {}
+
+    @property
+    def points(self) -> list[Point]:
+        """Fewest bytes first; those that another one beats in both bytes and overlap are marked."""
+        return marked(list(self._points.values()))
+
+    @property
+    def refused(self) -> tuple[Refused, ...]:
+        """Whole mixtures that cannot be, and why."""
+        return tuple(self._refused.values())
+
+    def allowed(self, mixture: Mixture) -> bool:
+        """Whether a mixture quantizes something, the layout holds it and the engine loads it."""
+        if is_kept_whole(mixture):
+            return False  # the draft as it is
+        why = self._candidates.problem(mixture)
+        if why is not None:
+            name = described(mixture)
+            self._refused[name] = Refused(what=name, why=why)
+        return why is None
+
+    def add(self, mixture: Mixture) -> None:
+        """Measure an allowed mixture, unless that was done."""
+        name = described(mixture)
+        if name not in self._points:
+            self._on_progress(name)
+            self._points[name] = self._point(mixture)
+
+    def _point(self, mixture: Mixture) -> Point:
+        candidates, k = self._candidates, self._candidates.num_draft_tokens
+        with candidates.loaded(mixture) as draft:
+            (replay,) = replay_drafts([draft], self._traces, num_draft_tokens=k)
+            overlap = overlap_of(draft, candidates.reference, self._traces, k)
+        pairs = distinct_prompts(recorded_pairs(self._baseline, replay))
+        change = change_of(pairs, CONFIDENCE)
+        if change is None:
+            raise TuneError(
+                self._traces.folder,
+                "fewer than two distinct prompts: nothing can be compared",
+                fix="record more prompts",
+            )
+        return Point(
+            mixture=mixture,
+            nbytes=candidates.plan(mixture).bytes_after,
+            overlap=overlap,
+            acceptance_length=replay.counts.mean_acceptance_length,
+            change=change,
+        )
+
+
+def marked(points: Sequence[Point]) -> list[Point]:
+    """Fewest bytes first, of equal bytes the better one; `best` is said of each."""
+    by_size = sorted(points, key=lambda point: (point.nbytes, -point.overlap))
+    found, most = [], -math.inf
+    for point in by_size:
+        found.append(dataclasses.replace(point, best=point.overlap > most))
+        most = max(most, point.overlap)
+    return found
+
+
+def overlap_of(
+    draft: LoadedDraft, reference: LoadedDraft, traces: TraceFolder, num_draft_tokens: int
+) -> float:
+    """Mean over rows and depths of the sum of the smaller probabilities."""
+    per_row = 1 if reference.geometry.block_size is None else 1 + num_draft_tokens
+    total = Agreement(rows=0, accepted=0, accepted_reference=0, overlap=0.0)
+    for entry in traces.manifest.prompts:
+        rows = validation_rows(entry, num_draft_tokens, per_row)
+        if rows:
+            total += agreement(
+                draft.forward,
+                reference.forward,
+                read_sequence(reference, traces, entry, rows),
+                num_draft_tokens=num_draft_tokens,
+            )
+    return total.overlap / (total.rows * num_draft_tokens)

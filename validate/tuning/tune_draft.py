@@ -1,0 +1,222 @@
+"""`tune_draft`: costs unit by unit, the mixtures that they lead to, one of them chosen."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...calibration.passes.draft_inputs import check_trace_fits
+from ...calibration.traces.trace_folder import TraceFolder
+from ..counting.draft_replay import DraftReplay
+from ..counting.trace_replay import replay_drafts
+from ..errors import TuneError
+from ..judging.anomalies import min_baseline_length
+from ..judging.policy import POLICIES
+from .candidates import Candidates, bytes_of, kept_bytes_of
+from .draft_mixture import KEPT, Mixture, Option, Unit
+from .measured_mixtures import Measured, Point, Refused, overlap_of
+from .search import Costs, UnitCost, greedy_path, narrowed_mixtures, uniform_mixtures
+
+MIN_PROMPTS = 8
+"""To judge mixtures by; the gate wants 30."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which mixture is chosen: one of the two limits.
+
+    Attributes:
+        budget: the draft's tensors take so many bytes at most; then the one with most overlap.
+        max_drop: a larger relative loss of acceptance length is ruled out at 95 %; then the one
+            with fewest bytes.
+    """
+
+    budget: int | None = None
+    max_drop: float | None = None
+
+    def choice(self, points: Sequence[Point]) -> Point | None:
+        """The point to take, None where none is as wanted."""
+        if self.budget is not None:
+            fitting = [point for point in points if point.nbytes <= self.budget]
+            return max(fitting, key=lambda point: (point.overlap, -point.nbytes), default=None)
+        allowed = [point for point in points if point.largest_drop <= (self.max_drop or 0.0)]
+        return min(allowed, key=lambda point: (point.nbytes, -point.overlap), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneReport:
+    """What was found.
+
+    Attributes:
+        unquantized_bytes: of the draft as it is. unquantized_length: its acceptance length.
+        costs: of every unit in every option that is possible.
+        refused: what is not, and why.
+        points: all that was measured whole, fewest bytes first.
+        chosen: None where no point is as wanted.
+        num_prompts: by which mixtures were judged.
+        num_calibration_prompts: others, which scales and codes were found by; 0 if none were.
+        doubt: why the traces may not be of the draft's own target, or None.
+    """
+
+    unquantized_bytes: int
+    unquantized_length: float
+    costs: Costs
+    refused: tuple[Refused, ...]
+    points: tuple[Point, ...]
+    chosen: Point | None
+    num_prompts: int
+    num_calibration_prompts: int
+    doubt: str | None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "unquantized_bytes": self.unquantized_bytes,
+            "unquantized_acceptance_length": self.unquantized_length,
+            "num_prompts": self.num_prompts,
+            "num_calibration_prompts": self.num_calibration_prompts,
+            "doubt": self.doubt,
+            "costs": {
+                str(unit): {str(option): dataclasses.asdict(cost) for option, cost in each.items()}
+                for unit, each in self.costs.items()
+            },
+            "refused": [dataclasses.asdict(one) for one in self.refused],
+            "points": [_mapping(point, chosen=point is self.chosen) for point in self.points],
+        }
+
+
+def tune_draft(
+    candidates: Candidates,
+    units: Sequence[Unit],
+    options: Sequence[Option],
+    traces: TraceFolder,
+    wanted: Wanted,
+    *,
+    on_progress: Callable[[str], None] = lambda _what: None,
+) -> TuneReport:
+    """Find out how narrow each unit of a draft may be.
+
+    Args:
+        candidates: makes the drafts.
+        units: that may be narrow; see `units_of`.
+        options: what they may become; see `options_of`.
+        traces: to judge by; others than those of `candidates` and than the gate's.
+        wanted: which mixture to choose.
+        on_progress: called with what is measured next.
+
+    Raises:
+        TuneError: too few prompts, or no unit can be quantized at all.
+        TraceError, CalibrationError, ReplayError: the traces do not fit the draft.
+        DraftQuantError: a candidate cannot be made.
+    """
+    reference, k = candidates.reference, candidates.num_draft_tokens
+    check_trace_fits(reference, traces)
+    if len(traces) < MIN_PROMPTS:
+        raise TuneError(
+            traces.folder,
+            f"expected at least {MIN_PROMPTS} prompts to judge mixtures by, got {len(traces)}",
+            fix="record more prompts: 96 or more are of use",
+        )
+    on_progress("the unquantized draft")
+    (baseline,) = replay_drafts([reference], traces, num_draft_tokens=k)
+    costs, refused = _costs(candidates, units, options, traces, on_progress)
+    measured = Measured(candidates, baseline, traces, on_progress)
+    for mixture in uniform_mixtures(costs):
+        if measured.allowed(mixture):
+            measured.add(mixture)
+    for mixture in greedy_path(costs, measured.allowed):
+        measured.add(mixture)
+    if not measured.points:
+        raise TuneError(
+            candidates.draft.checkpoint.folder,
+            f"no mixture of these formats loads ({candidates.serving})",
+            details=list(dict.fromkeys(one.why for one in (*refused, *measured.refused))),
+            fix="give other recipes (--recipe) or another engine or GPU; where config.json itself"
+            " is refused, correct it (draftquant check --fix), or pass --fix-config",
+        )
+    points, chosen = _narrowed(measured, costs, wanted)
+    return TuneReport(
+        unquantized_bytes=sum(row.tensor.nbytes for row in candidates.draft.rows),
+        unquantized_length=baseline.counts.mean_acceptance_length,
+        costs=costs,
+        refused=(*refused, *measured.refused),
+        points=tuple(points),
+        chosen=chosen,
+        num_prompts=len(traces),
+        num_calibration_prompts=len(candidates.calibration or ()),
+        doubt=_doubt(baseline),
+    )
+
+
+def _narrowed(measured: Measured, costs: Costs, wanted: Wanted) -> tuple[list[Point], Point | None]:
+    """Narrow each unit of the chosen mixture by itself, until nothing smaller is as wanted.
+
+    The greedy path only widens: what it widened early may be worth nothing at its end.
+    """
+    while True:
+        points = measured.points
+        chosen = wanted.choice(points)
+        if chosen is None or wanted.budget is not None:
+            return points, chosen
+        for mixture in narrowed_mixtures(costs, chosen.mixture, measured.allowed):
+            measured.add(mixture)
+        if len(measured.points) == len(points):
+            return points, chosen
+
+
+def _doubt(baseline: DraftReplay) -> str | None:
+    length = baseline.counts.mean_acceptance_length
+    least = min_baseline_length(baseline, POLICIES["release"])
+    if length >= least:
+        return None
+    return (
+        f"the unquantized draft accepts {length:.2f} tokens per step, a working one {least:.2f} and"
+        " more: are these traces of its own target?"
+    )
+
+
+def _costs(
+    candidates: Candidates,
+    units: Sequence[Unit],
+    options: Sequence[Option],
+    traces: TraceFolder,
+    on_progress: Callable[[str], None],
+) -> tuple[Costs, list[Refused]]:
+    """Every unit in every option, all other units kept."""
+    k = candidates.num_draft_tokens
+    kept = next(option for option in options if option.name == KEPT)
+    costs: dict[Unit, Mapping[Option, UnitCost]] = {}
+    refused = []
+    for unit in units:
+        own = {}
+        for option in options:
+            alone: Mixture = {each: option if each is unit else kept for each in units}
+            if option is kept:
+                own[option] = UnitCost(nbytes=kept_bytes_of(candidates.draft, unit), divergence=0.0)
+                continue
+            why = candidates.problem(alone)
+            if why is not None:
+                refused.append(Refused(what=f"{unit} as {option}", why=why))
+                continue
+            on_progress(f"{unit} as {option}")
+            with candidates.loaded(alone) as draft:
+                overlap = overlap_of(draft, candidates.reference, traces, k)
+            nbytes = bytes_of(candidates.plan(alone), unit)
+            own[option] = UnitCost(nbytes=nbytes, divergence=1 - overlap)
+        costs[unit] = own
+    return costs, refused
+
+
+def _mapping(point: Point, *, chosen: bool) -> dict[str, Any]:
+    return {
+        "formats": {str(unit): str(option) for unit, option in point.mixture.items()},
+        "bytes": point.nbytes,
+        "overlap": point.overlap,
+        "acceptance_length": point.acceptance_length,
+        "relative_change": point.change.relative_change,
+        "lower": math.expm1(point.change.lower),
+        "upper": math.expm1(point.change.upper),
+        "best": point.best,
+        "chosen": chosen,
+    }
