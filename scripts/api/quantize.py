@@ -150,7 +150,7 @@ class _Warnings:
 
 def looks_like_a_target(draft: Draft) -> str | None:
     """Said of a whole language model: it may be a draft of its own kind, or the target."""
-    if draft.family.name != "language-model":
+    if not draft.family.is_whole_model:
         return None
     size = sum(row.tensor.nbytes for row in draft.rows) / 1e9
     return (
