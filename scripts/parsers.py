@@ -7,6 +7,7 @@ import argparse
 import collections.abc
 import dataclasses
 import difflib
+import os
 import re
 import shutil
 import textwrap
@@ -257,7 +258,7 @@ def _add(
     else:
         names = [spelling(name, option), *([option.short] if option.short else [])]
         action = parser.add_argument(*names, dest=name, required=needed, **given)
-    action.is_path = Path in kinds  # type: ignore[attr-defined]
+    action.is_path = bool({Path, os.PathLike[str]} & set(kinds))  # type: ignore[attr-defined]
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
