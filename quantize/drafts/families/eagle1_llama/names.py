@@ -22,7 +22,8 @@ from .engine_traits import ENGINE_TRAITS
 if TYPE_CHECKING:
     import torch
 
-    from ...forward import ChainForward, OnInput
+    from ...forward import OnInput
+    from ...kinds.chain import ChainForward
 
 
 class Eagle1Llama(Family):

@@ -21,7 +21,8 @@ from .engine_traits import ENGINE_TRAITS, MASK_KEYS
 if TYPE_CHECKING:
     import torch
 
-    from ...forward import ChainForward, OnInput
+    from ...forward import OnInput
+    from ...kinds.chain import ChainForward
     from ...shared.eagle3.forward import LlamaAttention
 
 
