@@ -25,7 +25,6 @@ _NOT_EXECUTED = frozenset(
         "DFlashMuseGlimmerAssistantModel",
         "Qwen3XPressModel",
         "DFlashQwen3XPressModel",
-        "Qwen3OmniDSparkModel",
         "DSparkV41DraftModel",
         "K3DSparkModel",
         "MuseSparkDSparkModel",

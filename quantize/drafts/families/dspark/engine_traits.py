@@ -152,6 +152,7 @@ ENGINE_TRAITS = replace(
             "Qwen3DSparkModel", "draft_model", "dflash_module", "model", "logit_head"
         ),
         head_declared="never",  # `qwen3_dspark.py:248`
+        not_executed=frozenset({"Qwen3OmniDSparkModel"}),
         not_in_v1=_ARCHITECTURES,
         speculators={"dspark": Speculators(_of_speculators, qwen3=True)},
     ),
