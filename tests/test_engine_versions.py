@@ -33,9 +33,18 @@ ENGINE = replace(
     BEFORE,
     version="VERSION",
     evidence="made up for a test",
-    schemes={{**BEFORE.schemes, "quark int4 channel none": {{"*": Scheme("QuarkW4A16Int4")}}}},
-    architectures=BEFORE.architectures | {{"{TENSORRT_LLM_NAME}"}},
-    architecture_problem=lambda _name: None,
+    config=replace(
+        BEFORE.config,
+        architectures=frozenset({{"{TENSORRT_LLM_NAME}"}}),
+        architecture_problem=lambda _name: None,
+    ),
+    declaration=replace(
+        BEFORE.declaration,
+        schemes={{
+            **BEFORE.declaration.schemes,
+            "quark int4 channel none": {{"*": Scheme("QuarkW4A16Int4")}},
+        }},
+    ),
 )
 '''
 

@@ -30,6 +30,7 @@ class ConfigRules:
     """What an engine reads of config.json before anything else.
 
     Attributes:
+        architectures: names for which the loading was executed, beside those that families tell.
         architecture_problem: its error for a name that it does not have; None for those that it
             has, and for those of which nothing is known.
         plain: a config.json of any layout as the ordinary one that it takes it for, or why it
@@ -40,6 +41,7 @@ class ConfigRules:
         null_base: its error for a rope_theta that is null. "" = not executed, as of all errors.
     """
 
+    architectures: frozenset[str] = frozenset()
     architecture_problem: Callable[[str], Finding | None] = lambda _name: None
     plain: Callable[[Mapping[str, Any]], Mapping[str, Any] | Finding] = lambda config: config
     problem: Callable[[Question], Finding | None]
@@ -184,4 +186,5 @@ class Engine:
     @property
     def architectures(self) -> frozenset[str]:
         """The names in config.json for which the loading was executed."""
-        return frozenset().union(*(self.own(traits).architectures for traits in TRAITS))
+        of_families = (self.own(traits).architectures for traits in TRAITS)
+        return self.config.architectures.union(*of_families)

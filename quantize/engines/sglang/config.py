@@ -15,13 +15,13 @@ from ..contract import Question
 from ..engine import TRAITS
 from ..folder_findings import CACHE_SCALE
 
-_ORDINARY = frozenset(
+ORDINARY = frozenset(
     {"LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}
 )
 """Names of whole models, as which it loads a draft that has them; vLLM reads them as drafts."""
 _CONFIGS = {"kimi_k2": "_KimiK2ConfigAlias", "deepseek_v3": "DeepseekV3Config"}
 """model_type -> the class of its config."""
-ARCHITECTURES = frozenset().union(*(traits.sglang.architectures for traits in TRAITS)) | _ORDINARY
+ARCHITECTURES = ORDINARY.union(*(traits.sglang.architectures for traits in TRAITS))
 _OF_MTP = frozenset().union(
     *(traits.sglang.architectures for traits in TRAITS if traits.sglang.mtp is not None)
 )
@@ -89,7 +89,7 @@ def is_ordinary(question: Question) -> bool:
     name = declared_architecture(question.config)
     if name in _OF_MTP and question.config.get("num_nextn_predict_layers"):
         return False
-    return name in _ORDINARY or name in question.traits.sglang.whole_models
+    return name in ORDINARY or name in question.traits.sglang.whole_models
 
 
 def ordinary_model_problem(question: Question) -> Finding | None:

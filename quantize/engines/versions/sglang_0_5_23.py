@@ -13,6 +13,7 @@ ENGINE = Engine(
     other_archs=("gfx950",),
     own=lambda traits: traits.sglang,
     config=ConfigRules(
+        architectures=config.ORDINARY,
         architecture_problem=config.architecture_problem,
         plain=config.plain_config,
         problem=modules.config_problem,
