@@ -55,6 +55,21 @@ class NumberFormat:
         return set(self.sizes) == {"group"}
 
     @property
+    def is_integer(self) -> bool:
+        """True if a code is a whole number."""
+        return self.kind == "int"
+
+    @property
+    def is_fp8(self) -> bool:
+        """True of floating-point numbers of 8 bits."""
+        return self.kind == "float" and self.bits == 8
+
+    @property
+    def powers_of_two(self) -> bool:
+        """True if its scales are powers of two, stored as exponents."""
+        return self.scale_dtype == "U8"
+
+    @property
     def is_fp4(self) -> bool:
         """True of floating-point numbers of 4 bits."""
         return self.kind == "float" and self.bits == 4

@@ -25,7 +25,7 @@ from draftquant.quantize.transcoding.transcode import plan_transcoding, transcod
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.dropped import prove_dropped
 from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
-from draftquant.recipes.schema import Role
+from draftquant.recipes.roles import Role
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors

@@ -84,11 +84,11 @@ class LatentWeight:
         latents = weight.to(device, torch.float32).view(*self._start.shape, -1)
         served = self._served(self._start)[..., None]
         # INT4 codes are of the product with the reciprocal: see `int4_codes`.
-        latents = latents * (1.0 / served) if weights.dtype == "int4" else latents / served
+        latents = latents * (1.0 / served) if weights.number.is_integer else latents / served
         latents = latents.view(weight.shape).clamp_(*_LIMITS[weights.dtype])
         self.codes = latents.requires_grad_()
         self.log_scales = (
-            None if weights.dtype == "mxfp4" else torch.zeros_like(self._start).requires_grad_()
+            None if weights.number.powers_of_two else torch.zeros_like(self._start).requires_grad_()
         )
 
     @torch.no_grad()

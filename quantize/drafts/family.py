@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...recipes.schema import SHARED_ROLES, Role
+from ...recipes.roles import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .engine_traits import EngineTraits

@@ -115,7 +115,7 @@ class _Codes:
         self._group = scheme.group_size or shape[1]
         self._values = _VALUES[scheme.weight_dtype]
         # The twofold values of INT4 and FP4 are whole numbers in [-16, 14].
-        fp8 = scheme.weight_dtype == "fp8_e4m3"
+        fp8 = scheme.number.is_fp8
         self._bins = E4M3 if fp8 else (np.arange(_BINS, dtype=np.float32) - 16) / 2
         self._counts: Counts = np.zeros(len(self._bins), np.int64)
         self._zeros: Counts = np.zeros(2, np.int64)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ...quantize.plan import Plan, Step
 from ...recipes.expectations import Expectation
-from ...recipes.schema import LAYER_ROLES, Format, Recipe, Rule
+from ...recipes.roles import LAYER_ROLES
+from ...recipes.schema import Format, Recipe, Rule
 from ..errors import TuneError
 
 KEPT = "kept"

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from ....recipes.formats import NUMBER_FORMATS, Granularity, WeightDtype
+from ....recipes.formats import NUMBER_FORMATS, Granularity, NumberFormat, WeightDtype
 from ....recipes.schema import LayoutName, Recipe
 from ...errors import VerifyError
 from ..patterns import PatternProblem, matches, understood
@@ -83,6 +83,11 @@ class DeclaredScheme:
             if any(self.layout.excludes_module(target, module) for target in group.targets):
                 return group
         return next((group for group in groups if set(EVERY_LINEAR) & set(group.targets)), None)
+
+    @property
+    def number(self) -> NumberFormat:
+        """The facts of the number format of the weights."""
+        return NUMBER_FORMATS[self.weight_dtype]
 
     @property
     def transposed(self) -> bool:
@@ -250,7 +255,7 @@ class StoredLayout(ABC):
 
 def stored_codes(scheme: DeclaredScheme, rows: int, columns: int) -> Part:
     """Codes [rows, columns], packed along the columns."""
-    number = NUMBER_FORMATS[scheme.weight_dtype]
+    number = scheme.number
     return Part((number.stored_dtype,), (rows, -(-columns // number.codes_per_element)))
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .....recipes.schema import Role
+from .....recipes.roles import Role
 from ...family import Dim
 
 Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
