@@ -109,9 +109,14 @@ class ActivationFormat:
     granularity: Literal["token", "tensor", "group"]
     dynamic: bool
 
+    @property
+    def number(self) -> NumberFormat:
+        """The facts of its number format."""
+        return NUMBER_FORMATS[self.dtype]
+
     def problem(self) -> str | None:
         """What makes this combination impossible, or None."""
-        if NUMBER_FORMATS[self.dtype].only_groups and self.granularity != "group":
+        if self.number.only_groups and self.granularity != "group":
             return f"granularity: {self.dtype} activations need 'group'"
         if self.granularity == "tensor" and self.dynamic:
             return "dynamic: per-tensor activation scales are static here: expected false"
@@ -121,7 +126,7 @@ class ActivationFormat:
 
     def __str__(self) -> str:
         kind = "dynamic" if self.dynamic else "static"
-        over = " under one static scale" if NUMBER_FORMATS[self.dtype].global_scale else ""
+        over = " under one static scale" if self.number.global_scale else ""
         return f"{self.dtype} per {self.granularity}, {kind}{over}"
 
 
@@ -192,7 +197,7 @@ class Format:
     def needs_input_scale(self) -> bool:
         """True if a linear stores a scale of its input, or one over the groups of it."""
         a = self.activations
-        return a is not None and (not a.dynamic or NUMBER_FORMATS[a.dtype].global_scale)
+        return a is not None and (not a.dynamic or a.number.global_scale)
 
     def __str__(self) -> str:
         return f"weights {self.weights}, activations {self.activations or 'none'}"

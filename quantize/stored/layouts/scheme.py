@@ -22,6 +22,14 @@ PACK_METHODS: tuple[PackMethod, ...] = ("order", "reorder")
 Activations = Literal[
     "none", "token-dynamic", "tensor-static", "tensor-dynamic", "group-dynamic", "nvfp4", "mxfp4"
 ]
+GROUPS: Mapping[str, int] = {
+    dtype: number.sizes["group"][0]
+    for dtype, number in NUMBER_FORMATS.items()
+    if number.only_groups
+}
+"""Activations that are named as their number format -> inputs that share a scale."""
+INVERTED: tuple[Activations, ...] = ("nvfp4",)
+"""Activations with a static scale over those of groups, which kernels multiply by its inverse."""
 EVERY_LINEAR = ("Linear",)
 """The class that stands for all linears that no other target names."""
 SPEC_NO_MEANING = frozenset(
