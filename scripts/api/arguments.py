@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
 from ...recipes.schema import ALGORITHMS, BackendName
-from ...validate.estimand import DraftSampling
+from ...validate.counting.estimand import DraftSampling
 from .opening import Reference
 from .option import Argument, Option
 
