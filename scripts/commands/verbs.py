@@ -20,6 +20,7 @@ def add_verbs(parser: argparse.ArgumentParser, verbs: Verbs) -> None:
         sub = parsers.add_parser(
             verb, help=summary, description=sentence(summary), examples=examples
         )
+        assert isinstance(sub, CommandParser)  # argparse makes it of its parent's class
         add_arguments(sub, _module(module))
 
 
