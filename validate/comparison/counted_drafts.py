@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..counting.clusters import cluster_of
 from ..counting.draft_counts import PromptCounts
+from ..counting.jackknife import Floats
 from ..errors import CompareError
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
