@@ -222,8 +222,8 @@ class _Inputs:
                 on_progress=bar.set,
                 on_stage_progress=measuring,
             )
-        if problem := feature_evidence(traces).problem():
-            said.add(f"{self.traces}: {problem}")
+        if fault := feature_evidence(traces).fault():
+            said.add(f"{self.traces}: {fault}")
         if need_of(plan) != "codes" or plan.recipe.needs_input_scales:
             what = "input scales" if found.statistics is None else "inputs"
             watch.note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")

@@ -34,13 +34,16 @@ def sums_without(values: Floats) -> Floats:
 def pseudo_values(whole: Floats, without: Floats) -> Floats:
     """The psi of [..., 1] theta and [..., N] theta_-i: their mean is the estimate less its bias."""
     count = without.shape[-1]
-    return count * whole - (count - 1) * without
+    values: Floats = count * whole - (count - 1) * without
+    return values
 
 
 def contributions(without: Floats) -> Floats:
     """The c of [..., N] theta_-i."""
     count = without.shape[-1]
-    return math.sqrt((count - 1) / count) * (without - without.mean(axis=-1, keepdims=True))
+    centred = without - without.mean(axis=-1, keepdims=True)
+    own: Floats = math.sqrt((count - 1) / count) * centred
+    return own
 
 
 def variance(without: Floats) -> float:

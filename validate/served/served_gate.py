@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from ..counting.draft_counts import Wording
 from ..errors import GateError
 from ..judging.anomalies import NO_BACKGROUND, Background
+from ..judging.decision import Wording
 from ..judging.interim_analysis import Look
 from ..judging.judgement import GateReport, judge_counts
 from ..judging.policy import Policy
