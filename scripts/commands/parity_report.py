@@ -51,7 +51,7 @@ def check_report(options: argparse.Namespace) -> None:
 
 def report_findings(findings: "Sequence[Finding]", options: argparse.Namespace) -> int:
     """Print findings, write them where asked, and give the exit code of the worst verdict."""
-    from ...validate.judging.decision import EXIT_CODES, worst
+    from ...validate.judging.verdict import EXIT_CODES, worst
     from ...validate.parity.finding import to_mapping, write_findings
 
     if options.report:

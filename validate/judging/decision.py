@@ -8,9 +8,8 @@ ANOMALOUS     the figures are not those of a working pair of drafts on the same 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from ..counting.draft_counts import DraftCounts, PromptPair
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts
@@ -18,36 +17,10 @@ from .anomalies import Background, find_doubt
 from .categories import CategoryFigures, outcome
 from .interim_analysis import Look
 from .policy import Policy
-
-Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "ANOMALOUS"]
-
-EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3, "ANOMALOUS": 3}
-_WORST_FIRST: tuple[Verdict, ...] = ("ANOMALOUS", "FAIL", "INCONCLUSIVE", "PASS")
+from .verdict import Verdict, Wording
 
 MOST_PROMPTS = 10_000
 """Nobody records more, so that no larger number is advised."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wording:
-    """What a verdict calls the way in which drafts were counted.
-
-    Attributes:
-        both_again: how both drafts are counted so that they can be compared, a sentence.
-        take: what is done with a fresh set of prompts, capital letter.
-        longer: how a prompt gets more rounds.
-    """
-
-    both_again: str
-    take: str
-    longer: str
-
-
-REPLAYED = Wording(
-    both_again="Replay both drafts in one run, with one K.",
-    take="Record",
-    longer="record longer continuations (record --max-new-tokens), or judge a smaller K",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +55,6 @@ class Decision:
     reason: str
     action: str | None = None
     required_num_prompts: RequiredPrompts | None = None
-
-
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """ANOMALOUS before FAIL before INCONCLUSIVE before PASS; at least one is given."""
-    return min(verdicts, key=_WORST_FIRST.index)
 
 
 def decide(evidence: Evidence) -> Decision:

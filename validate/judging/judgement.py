@@ -15,11 +15,12 @@ from ..errors import GateError
 from .anomalies import NO_BACKGROUND, Background, check_expected_baseline
 from .categories import CategoryFigures, change_of, judge_categories
 from .contradictions import comparison_problem, exit_code_problem
-from .decision import EXIT_CODES, REPLAYED, Evidence, Verdict, Wording, decide
+from .decision import Evidence, decide
 from .figures import DraftFigures, PromptFigures, ServedFigures, counted_figures, draft_figures
 from .gate_warnings import caveats
 from .interim_analysis import Look
 from .policy import Policy, looser_than_release
+from .verdict import EXIT_CODES, REPLAYED, Verdict, Wording
 
 MIN_ROUNDS_PER_PROMPT = 10
 

@@ -19,10 +19,10 @@ from .anomalies import Background
 from .candidate_origin import DraftFolder
 from .categories import change_of
 from .contradictions import exit_code_problem
-from .decision import EXIT_CODES, Verdict, worst
 from .interim_analysis import Look
 from .judgement import GateReport, judge
 from .policy import Policy
+from .verdict import EXIT_CODES, Verdict, worst
 
 MARK = "RETUNED"
 RULE = (

@@ -16,7 +16,7 @@ from ...quantize.files.report_files import write_reports
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..errors import ParityError
-from ..judging.decision import Verdict
+from ..judging.verdict import Verdict
 
 CheckName = Literal["divergence", "task", "sampled", "draft"]
 

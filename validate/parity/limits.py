@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..counting.jackknife import Bounded
 from ..errors import ParityError
-from ..judging.decision import Verdict
+from ..judging.verdict import Verdict
 from .finding import CheckName, Finding
 
 MIN_PROMPTS = 30

@@ -22,10 +22,10 @@ from ..counting.draft_counts import (
 from ..counting.estimand import estimand
 from ..errors import GateError
 from ..judging.categories import change_of
-from ..judging.decision import REPLAYED
 from ..judging.figures import DraftFigures
 from ..judging.judgement import GateReport, judge_counts
 from ..judging.retuned_gate import MARK, RULE, RetunedRecord, RetunedReport, retuned_report
+from ..judging.verdict import REPLAYED
 from ..served.joint_report import JointReport, joint_report
 from ..served.served_gate import SERVED
 from ..served.server_noise import DRIFT_CONFIDENCE, ServerNoise, judged_noise

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from ..counting.paired_change import PairedChange
 from ..judging.contradictions import comparison_problem, exit_code_problem
-from ..judging.decision import EXIT_CODES, Verdict, worst
 from ..judging.judgement import GateReport
 from ..judging.retuned_gate import RetunedRecord
+from ..judging.verdict import EXIT_CODES, Verdict, worst
 from ..parity.finding import Finding
 from .server_noise import ServerNoise
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import GateError
 from ..judging.anomalies import NO_BACKGROUND, Background
-from ..judging.decision import Wording
 from ..judging.interim_analysis import Look
 from ..judging.judgement import GateReport, judge_counts
 from ..judging.policy import Policy
+from ..judging.verdict import Wording
 from ..measure.measurement import Measurement, differing_arguments
 from .measurement_pair import ServedPair, pair_measurements
 
