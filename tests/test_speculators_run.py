@@ -15,7 +15,7 @@ import torch
 from data_free import DATA_FREE
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.eagle3_llama.names import Eagle3Llama
-from draftquant.quantize.drafts.forward import softmax_attention
+from draftquant.quantize.drafts.maths import softmax_attention
 from draftquant.quantize.drafts.shared.eagle3.geometry import Eagle3LlamaGeometry
 from draftquant.quantize.drafts.speculators import plain_config
 from draftquant.quantize.files.checkpoint import Checkpoint

@@ -98,7 +98,8 @@ def retune_draft(
         BackendError: the recipe's format cannot be learned, or it does not say `retuned`.
         OutputError: `out` exists, or `baseline` does and is not what this run would make.
         TraceError: the traces do not fit the draft.
-        CalibrationError: there are too few prompts, or the draft computes NaN or infinity.
+        CalibrationError: there are too few prompts.
+        ForwardError: the draft computes NaN or infinity.
         DraftQuantError: of the stage that failed.
     """
     teaching = settings.teaching

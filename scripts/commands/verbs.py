@@ -4,6 +4,7 @@ import argparse
 import importlib
 from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
 from ..examples import EXAMPLES
 from ..parsers import CommandParser, sentence
@@ -14,7 +15,7 @@ Verbs = Mapping[str, tuple[str, str]]
 
 def add_verbs(parser: CommandParser, verbs: Verbs) -> None:
     """A parser for each verb, with the arguments of its module."""
-    parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    parsers: Any = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, (module, summary) in verbs.items():
         examples = EXAMPLES.get(f"{parser.prog.partition(' ')[2]} {verb}", ())
         sub = parsers.add_parser(
@@ -25,9 +26,13 @@ def add_verbs(parser: CommandParser, verbs: Verbs) -> None:
 
 
 def add_arguments(parser: CommandParser, module: ModuleType) -> None:
-    """What a command takes: the settings of its verb, or the verbs that stand below it."""
+    """What a command takes: the settings of its verb, or the verbs that stand below it.
+
+    `EPILOG` of its module stands below the help, where exit codes of its own are told.
+    """
     if hasattr(module, "VERB"):
         parser.takes(module.VERB.settings)
+        parser.epilog = getattr(module, "EPILOG", None)
     else:
         module.add_arguments(parser)
 
