@@ -97,6 +97,7 @@ class Variants:
 
     def _with_other_grids(self, seed: int) -> "DraftReplay":
         from ...calibration.linear_inputs.static_scales import calibrated_scales
+        from ...quantize.execute import Measured
         from ...quantize.files.hub import resolve_draft
         from ...quantize.quantize import quantize_draft
         from ...quantize.stored.loading import load_draft
@@ -113,8 +114,9 @@ class Variants:
                 plan,
                 folder / "out",
                 source=resolve_draft(str(self._draft)),
-                input_scales=scales,
-                input_scale_origin=f"measured, times 2^u, seed {seed}",
+                measured=Measured(
+                    input_scales=scales, input_scale_origin=f"measured, times 2^u, seed {seed}"
+                ),
             )
             return self._replayed(folder / "out")
 
