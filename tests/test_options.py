@@ -22,7 +22,7 @@ MEASURED = "validate.measure.measurement_file.read_measurement"
 PROMPTS = "calibration.prompts.prompt_file.read_prompts"
 DEVICE = "calibration.passes.devices.resolve_device"
 PAGES = "scripts.api.pages.write_reports"
-FINDINGS = "validate.parity.finding_file.write_findings"
+FINDINGS = "validate.parity.finding.write_findings"
 DRAFTS = "scripts.api.replay.load_for_replay"
 COMPARED = "scripts.commands.compare"
 
@@ -422,7 +422,7 @@ COMMANDS = (
         Row("--expect-baseline", "2.5", "background.expected_baseline", 2.5, **SERVED),
         Row("--baseline-again", "C", "again.given", Path("C"),
             **SERVED | {"spy": "validate.served.server_noise.server_noise"}),
-        Row("--parity", "F", "path", Path("F"), "validate.parity.finding_file.read_findings"),
+        Row("--parity", "F", "path", Path("F"), "validate.parity.finding.read_findings"),
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
         *pages(),
     ), {
