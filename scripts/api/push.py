@@ -14,7 +14,7 @@ from ...quantize.files.hub_upload import Upload, upload, upload_files
 from ...quantize.files.signature import differences, read_signature
 from ...quantize.verify.owned import unknown_files
 from .arguments import AnyPath, QuantizedFolder
-from .opening import Reference
+from .opening import Reference, optional_path
 from .option import Argument, Option
 from .settings import Settings
 from .verb import verb
@@ -182,7 +182,7 @@ def _check_verifies(folder: Path, settings: PushSettings) -> None:
     if settings.unverified:
         raise VerifyError("--unverified", "a source is given, which says whether it verifies",
                           fix="leave one of the two out")  # fmt: skip
-    report = verify(folder, against, target=settings.target)
+    report = verify(folder, against, target=optional_path(settings.target))
     if not report.ok:
         raise VerifyError(
             folder,
