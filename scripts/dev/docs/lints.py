@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ....quantize import lints
+from ....quantize import drafts, lints
 from ....recipes.regular_file import read_text
 from .markdown import code, page, table, text
 
@@ -48,8 +48,9 @@ def lints_page() -> str:
 
 
 def messages() -> Iterator[Message]:
-    """Each call of `Lint` in `quantize/lints`."""
-    for path in sorted(Path(lints.__file__).parent.glob("*.py")):
+    """Each call of `Lint`: in `quantize/lints`, and in the families."""
+    general = sorted(Path(lints.__file__).parent.glob("*.py"))
+    for path in (*general, *sorted(Path(drafts.__file__).parent.rglob("*.py"))):
         tree = ast.parse(read_text(path))
         constants = _constants(tree)
         for node in ast.walk(tree):

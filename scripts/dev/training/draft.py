@@ -19,11 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ....calibration.passes.draft_pass import DraftPass, whole_rows
-from ....calibration.passes.predictions import draft_passes, draft_predictions
+from ....calibration.passes.predictions import draft_predictions
 from ....quantize.drafts import Family
-from ....quantize.drafts.family import Geometry
-from ....quantize.drafts.forward import DraftForward
+from ....quantize.drafts.forward import DraftForward, DraftPass, whole_rows
+from ....quantize.drafts.geometry import Geometry
 from .optimisation import Schedule, minimise
 from .target import (
     INITIALIZER_RANGE,
@@ -87,11 +86,11 @@ class Draft:
         return self.kind.family.forward(self.geometry, self.weights, lambda _name, x: x)
 
     def passes(self, traces: Traces, rows: range, num_draft_tokens: int) -> Iterator[DraftPass]:
-        """See `draft_passes`, with the recorded tokens as the inputs of the chains."""
+        """`DraftForward.passes`, with the recorded tokens as the inputs of the chains."""
         forward = self.forward
         hidden = forward.fuse(traces.features[:, : rows.stop])
-        return draft_passes(
-            forward, hidden, traces.token_ids, rows=rows, num_draft_tokens=num_draft_tokens
+        return forward.passes(
+            hidden, traces.token_ids, rows=rows, num_draft_tokens=num_draft_tokens
         )
 
     @torch.no_grad()

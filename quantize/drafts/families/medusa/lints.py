@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from ..drafts import Draft
-from .lint import Lint
-from .marks import is_medusa
+from ...family import Draft
+from ...lint import Lint
 
 
 def biases(draft: Draft) -> Iterator[Lint]:
@@ -13,7 +12,7 @@ def biases(draft: Draft) -> Iterator[Lint]:
     Source: `medusa_model.py` of FasterDecoding/Medusa; vLLM 0.32 `models/medusa.py:28,173`.
     """
     stored = [row for row in draft.rows if row.canonical.endswith(".bias")]
-    if is_medusa(draft) and stored and not draft.checkpoint.config.get("medusa_fc_bias"):
+    if stored and not draft.checkpoint.config.get("medusa_fc_bias"):
         yield Lint(
             name="medusa-biases",
             level="warning",
@@ -27,7 +26,7 @@ def biases(draft: Draft) -> Iterator[Lint]:
 def names(draft: Draft) -> Iterator[Lint]:
     """Source: `load_weights` of vLLM 0.32 `models/medusa.py:129-178`."""
     unread = [row.tensor.name for row in draft.rows if _unread(row.tensor.name)]
-    if is_medusa(draft) and unread:
+    if unread:
         yield Lint(
             name="medusa-names",
             level="warning",
@@ -40,3 +39,6 @@ def names(draft: Draft) -> Iterator[Lint]:
 def _unread(name: str) -> bool:
     """It strips medusa_heads. and knows two numbers in a row."""
     return name.startswith("medusa_head.") or "medusa_layers" in name or ".lm_head." in name
+
+
+LINTS = (biases, names)

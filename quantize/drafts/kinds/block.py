@@ -1,4 +1,4 @@
-"""Teacher-forced blocks: one block per position of a trace, a few at a time.
+"""Drafts that propose a whole block at once, from its anchor and the features before it.
 
 Row t is the block whose anchor is token t + 1, at position t + 1, after the context of the features
 of positions 0 .. t. Slot j of it (1-based; slot 0 is the anchor) predicts token t + 1 + j, at depth
@@ -6,61 +6,94 @@ j - 1. A live round reads the same anchor and the same context, so every block i
 would draft if a round began there.
 
 The keys and values of the context do not depend on the block: they are computed once. Blocks are
-evaluated a few at a time, so attention scores stay bounded however long the trace is. Nothing is
-written in place that a gradient needs: the passes may be differentiated as they are.
+evaluated a few at a time, so attention scores stay bounded however long the trace is.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from ...quantize.drafts.forward import BlockForward
-from .draft_pass import BLOCK_ROWS, MAX_SCORES, DraftPass, finite, positions
+from ..forward import BLOCK_ROWS, MAX_SCORES, Attend, DraftForward, DraftPass, finite, positions
 
 
-def block_passes(
-    forward: BlockForward,
-    hidden: Tensor,
-    token_ids: Tensor,
-    *,
-    rows: range,
-    num_draft_tokens: int,
-    block_rows: int = BLOCK_ROWS,
-) -> Iterator[DraftPass]:
-    """Run the blocks of some rows, a few at a time.
+class BlockForward(DraftForward):
+    """A draft that proposes a whole block at once."""
 
-    Args:
-        forward: the draft.
-        hidden: [B, N - 1, W], fused features, from position 0 on.
-        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
-        rows: whose blocks are drafted; other rows are context only.
-        num_draft_tokens: mask tokens K behind every anchor, at least 1.
-        block_rows: slots evaluated together, whole blocks; changes the result by rounding only.
+    @abstractmethod
+    def context(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values that a layer keeps of verified positions.
 
-    Yields:
-        All depths of some rows.
+        Args:
+            layer: which decoder layer of the draft.
+            rows: [B, T, W] from `fuse`.
+            positions: [T] int64.
 
-    Raises:
-        CalibrationError: a hidden state is NaN or infinite.
-    """
-    num_context = rows[-1] + 1 if rows else 0
-    attention = BlockAttention(forward, hidden[:, :num_context])
-    num_blocks = max(1, block_rows // (1 + num_draft_tokens))
-    for i in range(0, len(rows), num_blocks):
-        chosen = rows[i : i + num_blocks]
-        anchors = range(chosen.start + 1, chosen.stop + 1, chosen.step)
-        attention.begin(anchors)
-        behind = token_ids.unfold(1, 1 + num_draft_tokens, 1)  # of every anchor: it, and K more
-        ids = behind[:, anchors.start : anchors.stop : anchors.step]
-        repeated = positions(anchors, hidden.device).repeat(len(ids))
-        x = forward.block(ids.flatten(0, 1), repeated, attention)
-        where = f"draft blocks at positions {anchors[0]} to {anchors[-1]}"
-        yield DraftPass(
-            rows=chosen,
-            depths=range(num_draft_tokens),
-            hidden=finite(x, where, "hidden states").view(*ids.shape[:2], *x.shape[1:]),
-        )
+        Returns:
+            Rotated keys [B, KV, T, D] and values [B, KV, T, D].
+        """
+
+    @abstractmethod
+    def block(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Draft the tokens behind A anchors, each in a block of its own.
+
+        Args:
+            token_ids: [A, 1 + K] int64, target vocabulary: the last committed token of each block,
+                its anchor, and the K tokens recorded behind it. A draft that chooses its tokens one
+                after the other reads, for slot j, those before it: they are what it chose itself
+                wherever slot j counts. Others read the anchor alone.
+            positions: [A] int64, where the anchors stand.
+            attend: gets the queries and keys of the blocks, [A, H, S, D] and [A, KV, S, D], for S
+                slots: 1 + K, or K where the anchor's proposes the first token;
+                adds the context before each anchor, under the mask of `visible`.
+
+        Returns:
+            [A, K, W'], for `logits`: entry j - 1 predicts the token at position anchor + j, from
+            the hidden state of its slot and what else its proposal follows from.
+        """
+
+    @abstractmethod
+    def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
+        """Which keys of the context before an anchor, and of its block, a slot of it looks at.
+
+        Args:
+            layer: which decoder layer of the draft.
+            queries: positions of slots, int64.
+            keys: positions of keys, int64, of a shape that broadcasts with that of `queries`.
+
+        Returns:
+            bool of the broadcast shape, True where the query looks at the key.
+        """
+
+    @override
+    def passes(
+        self,
+        hidden: Tensor,
+        token_ids: Tensor,
+        *,
+        rows: range,
+        num_draft_tokens: int,
+        block_rows: int = BLOCK_ROWS,
+    ) -> Iterator[DraftPass]:
+        num_context = rows[-1] + 1 if rows else 0
+        attention = BlockAttention(self, hidden[:, :num_context])
+        num_blocks = max(1, block_rows // (1 + num_draft_tokens))
+        for i in range(0, len(rows), num_blocks):
+            chosen = rows[i : i + num_blocks]
+            anchors = range(chosen.start + 1, chosen.stop + 1, chosen.step)
+            attention.begin(anchors)
+            behind = token_ids.unfold(1, 1 + num_draft_tokens, 1)  # of every anchor: it, and K more
+            ids = behind[:, anchors.start : anchors.stop : anchors.step]
+            repeated = positions(anchors, hidden.device).repeat(len(ids))
+            x = self.block(ids.flatten(0, 1), repeated, attention)
+            where = f"draft blocks at positions {anchors[0]} to {anchors[-1]}"
+            yield DraftPass(
+                rows=chosen,
+                depths=range(num_draft_tokens),
+                hidden=finite(x, where).view(*ids.shape[:2], *x.shape[1:]),
+            )
 
 
 class BlockAttention:

@@ -1,10 +1,16 @@
-"""Norms of EAGLE-3 around the first layer and at its end."""
+"""EAGLE-3: norms around the first layer and at its end."""
 
 from collections.abc import Iterator
 
-from ..drafts import Draft
-from .lint import Lint
-from .marks import eagle3, in_speculators_layout, is_mla, is_modelopt, is_torchspec
+from ...exporters import in_speculators_layout, is_mla, is_modelopt, is_torchspec
+from ...family import Draft
+from ...lint import Lint
+from .geometry import Eagle3Geometry
+
+
+def eagle3(draft: Draft) -> Eagle3Geometry | None:
+    """The geometry of an EAGLE-3 draft, None for drafts of other kinds."""
+    return draft.geometry if isinstance(draft.geometry, Eagle3Geometry) else None
 
 
 def norm_before_residual(draft: Draft) -> Iterator[Lint]:
@@ -76,3 +82,6 @@ def double_norm(draft: Draft) -> Iterator[Lint]:
             remedy="quantize and gate against the served maths, as here; do not take ModelOpt's"
             " pseudo_speculative_generate for the BF16 baseline",
         )
+
+
+LINTS = (norm_before_residual, norm_before_fc, norm_output, double_norm)

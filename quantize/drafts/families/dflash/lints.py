@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator
 
-from ..drafts import Draft
-from ..drafts.families.dflash2.geometry import DFlash2Geometry
-from ..drafts.families.domino.geometry import DominoGeometry
-from .lint import Lint
-from .marks import in_speculators_layout, layer_config
+from ...exporters import in_speculators_layout, layer_config
+from ...family import Draft
+from ...lint import Lint
 
 
 def block_size(draft: Draft) -> Iterator[Lint]:
     """Source: `DEFAULT_BLOCK_SIZE`."""
     config = draft.checkpoint.config
     nested = config.get("dflash_config") or {}
-    is_block = draft.geometry.block_size is not None
-    if is_block and config.get("block_size") is None and nested.get("block_size") is None:
+    if config.get("block_size") is None and nested.get("block_size") is None:
         yield Lint(
             name="dflash-block-size-missing",
             level="warning",
@@ -30,8 +27,6 @@ def causality(draft: Draft) -> Iterator[Lint]:
     Source: vLLM 0.33 `_dflash_layer_causal`, `speculators/algos.py` `update_dflash`; SGLang 0.5.23
     `dflash.py` `_get_dflash_layer_attention_params`; z-lab/dflash @44947fb (never causal).
     """
-    if draft.geometry.block_size is None:
-        return
     if in_speculators_layout(draft):
         yield from _speculators_causality(draft)
         return
@@ -59,46 +54,6 @@ def causality(draft: Draft) -> Iterator[Lint]:
         )
 
 
-def candidate_pool(draft: Draft) -> Iterator[Lint]:
-    """Source: SGLang 0.5.23 `arg_groups/fields/spec.py:74`, `domino_greedy_rollout`."""
-    if isinstance(draft.geometry, DominoGeometry):
-        yield Lint(
-            name="domino-candidate-pool",
-            level="note",
-            cause="SGLang 0.5.23 chooses all but the first token of a block among the 2,048 that"
-            " the head alone finds most likely somewhere in it; replay, as training, among all",
-            remedy="serve with --speculative-domino-candidate-pool-size 0 to have what is replayed",
-        )
-
-
-def float16(draft: Draft) -> Iterator[Lint]:
-    """Source: vLLM issue 55250 (0 of 1,100 tokens accepted), dflash-mlx issue 60."""
-    config = layer_config(draft)
-    declared = "float16" in (config.get("dtype"), config.get("torch_dtype"))
-    stored = any(row.tensor.dtype == "F16" for row in draft.rows)
-    if isinstance(draft.geometry, DFlash2Geometry) and (declared or stored):
-        yield Lint(
-            name="dflash2-float16",
-            level="warning",
-            cause="DFlash2 overflows in float16: vLLM accepted none of 1,100 tokens so; replay"
-            " computes in float32 and does not show it",
-            remedy="store and serve the draft in bfloat16, or measure what is served",
-        )
-
-
-def embedding_scale(draft: Draft) -> Iterator[Lint]:
-    """Source: vLLM 0.33 `qwen3_dflash2.py:377`; SGLang 0.5.23 asks the target instead."""
-    geometry = draft.geometry
-    if isinstance(geometry, DFlash2Geometry) and geometry.input_embedding_scale != 1:
-        yield Lint(
-            name="dflash2-embedding-scale",
-            level="warning",
-            cause=f"input_embedding_scale is {geometry.input_embedding_scale:g}: vLLM 0.33 and"
-            " replay multiply the embeddings by it, SGLang 0.5.23 does not read it",
-            remedy="serve it with vLLM, or measure what SGLang accepts",
-        )
-
-
 def _speculators_causality(draft: Draft) -> Iterator[Lint]:
     if draft.checkpoint.config.get("sliding_window_non_causal", True):
         return
@@ -120,3 +75,6 @@ def _layer_types(draft: Draft) -> list[str]:
 
 def _sliding(draft: Draft) -> list[bool]:
     return [kind == "sliding_attention" for kind in _layer_types(draft)]
+
+
+LINTS = (block_size, causality)

@@ -1,74 +1,87 @@
-"""The teacher-forced draft chain: every draft step of every position of a trace, a block at a time.
+"""Drafts that propose a chain: a step reads a token and the hidden state of the last step.
 
 Row t pairs the hidden state of position t with token t + 1. At depth j (0-based) it reads token
 t + 1 + j at position t + j, attends to the depth-0 rows up to t and to its own rows of depth
 1 .. j, and predicts token t + 2 + j. A live chain feeds back its own tokens; those equal the
 recorded ones for as long as every earlier depth was right, and only then does a later depth count.
 
-Rows are evaluated in blocks, so attention scores stay bounded however long the trace is. Nothing is
-written in place that a gradient needs: the passes may be differentiated as they are.
+Rows are evaluated in blocks, so attention scores stay bounded however long the trace is.
 """
 
+from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from ...quantize.drafts.forward import ChainForward
-from .draft_pass import BLOCK_ROWS, MAX_SCORES, DraftPass, finite, positions
+from ..forward import BLOCK_ROWS, MAX_SCORES, Attend, DraftForward, DraftPass, finite, positions
 
 Keys = tuple[Tensor, Tensor]
 """Keys [B, KV, S, D] and values [B, KV, S, D'] of S rows."""
 
 
-def chain_passes(
-    forward: ChainForward,
-    hidden: Tensor,
-    token_ids: Tensor,
-    *,
-    rows: range,
-    num_draft_tokens: int,
-    block_rows: int = BLOCK_ROWS,
-) -> Iterator[DraftPass]:
-    """Run the chains that start at some rows, in blocks of rows, each depth after depth.
+class ChainForward(DraftForward):
+    """A draft that proposes a chain."""
 
-    Args:
-        forward: the draft.
-        hidden: [B, N - 1, W], first hidden states, from position 0 on.
-        token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded behind.
-        rows: where chains start; the rows before and between are context only: their depth 0 is
-            evaluated, and not given out.
-        num_draft_tokens: depths K, at least 1.
-        block_rows: rows evaluated together; changes the result by rounding only.
+    @abstractmethod
+    def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """One draft step.
 
-    Yields:
-        One depth of one block's chains; the next step starts when the next pass is asked for.
+        Args:
+            token_ids: [B, T] int64, target vocabulary.
+            hidden: [B, T, W], from `fuse` at depth 1, from the step before after that.
+            positions: [T] int64.
+            attend: attention over the caller's keys.
 
-    Raises:
-        CalibrationError: a hidden state is NaN or infinite.
-    """
-    num_rows = rows[-1] + 1 if rows else 0
-    attention = ChainAttention(num_rows)
+        Returns:
+            Hidden states [B, T, W], for `logits` and for the next step.
+        """
 
-    def step(at: range, depth: int, x: Tensor) -> Tensor:
-        attention.begin(at, depth)
-        read = range(at.start + depth, at.stop + depth, at.step)
-        tokens = token_ids[:, read.start + 1 : read.stop + 1 : read.step]
-        if depth > 0:
-            tokens, x = forward.later_input(tokens, x)
-        x = forward.step(tokens, x, positions(read, x.device), attention)
-        return finite(x, f"draft step {depth + 1}", "hidden states")
+    def later_input(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What a step after the first reads, of the tokens and the hidden states before it.
 
-    for start in range(0, num_rows, block_rows):
-        block = range(start, min(start + block_rows, num_rows))
-        chains = rows[bisect_left(rows, block.start) : bisect_left(rows, block.stop)]
-        x = step(block, 0, hidden[:, block.start : block.stop])
-        x = x[:, chains.start - start : chains.stop - start : chains.step]
-        for depth in range(num_draft_tokens if chains else 0):
+        Args:
+            token_ids: [B, T] int64, what the steps before proposed.
+            hidden: [B, T, W] of the step before.
+
+        Returns:
+            Arguments of `step`, of the same shapes.
+        """
+        return token_ids, hidden
+
+    @override
+    def passes(
+        self,
+        hidden: Tensor,
+        token_ids: Tensor,
+        *,
+        rows: range,
+        num_draft_tokens: int,
+        block_rows: int = BLOCK_ROWS,
+    ) -> Iterator[DraftPass]:
+        num_rows = rows[-1] + 1 if rows else 0
+        attention = ChainAttention(num_rows)
+
+        def step(at: range, depth: int, x: Tensor) -> Tensor:
+            attention.begin(at, depth)
+            read = range(at.start + depth, at.stop + depth, at.step)
+            tokens = token_ids[:, read.start + 1 : read.stop + 1 : read.step]
             if depth > 0:
-                x = step(chains, depth, x)
-            yield DraftPass(rows=chains, depths=range(depth, depth + 1), hidden=x[:, :, None])
+                tokens, x = self.later_input(tokens, x)
+            x = self.step(tokens, x, positions(read, x.device), attention)
+            return finite(x, f"draft step {depth + 1}")
+
+        for start in range(0, num_rows, block_rows):
+            block = range(start, min(start + block_rows, num_rows))
+            chains = rows[bisect_left(rows, block.start) : bisect_left(rows, block.stop)]
+            x = step(block, 0, hidden[:, block.start : block.stop])
+            x = x[:, chains.start - start : chains.stop - start : chains.step]
+            for depth in range(num_draft_tokens if chains else 0):
+                if depth > 0:
+                    x = step(chains, depth, x)
+                yield DraftPass(rows=chains, depths=range(depth, depth + 1), hidden=x[:, :, None])
 
 
 class ChainAttention:

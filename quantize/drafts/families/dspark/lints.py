@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from ..drafts import Draft
-from .lint import Lint
+from ...family import Draft
+from ...lint import Lint
+from ..dflash import lints as dflash
 
 _KEYS = (
     "markov_rank",
@@ -22,7 +23,7 @@ def nested_keys(draft: Draft) -> Iterator[Lint]:
     config = draft.checkpoint.config
     nested = config.get("dflash_config") or {}
     moved = {key: nested[key] for key in _KEYS if key in nested and config.get(key) is None}
-    if draft.family.name == "dspark" and moved:
+    if moved:
         yield Lint(
             name="dspark-keys-nested",
             level="warning",
@@ -31,3 +32,6 @@ def nested_keys(draft: Draft) -> Iterator[Lint]:
             remedy="write them at the top level as well",
             fix=moved,
         )
+
+
+LINTS = (*dflash.LINTS, nested_keys)

@@ -1,42 +1,18 @@
-"""What tells where a draft comes from and which maths engines will run for it."""
+"""Which trainer's exporter wrote a config.json, and where it put the keys of the layers."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from ..drafts import Draft
-from ..drafts.config_reader import with_text_config
-from ..drafts.families.medusa.geometry import MedusaGeometry
-from ..drafts.shared.eagle3.geometry import Eagle3Geometry
-from ..drafts.shared.llama.geometry import LlamaGeometry
-from ..drafts.shared.mtp.geometry import MtpGeometry
-from ..drafts.speculators import LAYER_CONFIG, is_speculators
+from .config_reader import with_text_config
+from .family import Draft
+from .speculators import LAYER_CONFIG, is_speculators
 
 _MODELOPT_KEYS = ("next_layer_regular", "parallel_draft_step", "parallel_draft_heads_num_layers")
-
-
-def eagle3(draft: Draft) -> Eagle3Geometry | None:
-    """The geometry of an EAGLE-3 draft, None for drafts of other kinds."""
-    return draft.geometry if isinstance(draft.geometry, Eagle3Geometry) else None
-
-
-def is_mtp(draft: Draft) -> bool:
-    """True for a target's MTP layer, whose names and config are its target's."""
-    return isinstance(draft.geometry, MtpGeometry)
-
-
-def is_medusa(draft: Draft) -> bool:
-    """True for Medusa heads."""
-    return isinstance(draft.geometry, MedusaGeometry)
 
 
 def is_mla(draft: Draft) -> bool:
     """True for latent attention."""
     return draft.checkpoint.config.get("kv_lora_rank") is not None
-
-
-def is_whole(draft: Draft) -> bool:
-    """True for a language model, which shares nothing with the target."""
-    return isinstance(draft.geometry, LlamaGeometry) and not draft.geometry.reads_features
 
 
 def in_speculators_layout(draft: Draft) -> bool:
