@@ -107,7 +107,7 @@ def test_the_wheel_imports_nothing_that_only_a_checkout_has() -> None:
 
 
 def test_the_package_is_links_to_the_folders_of_the_root() -> None:
-    """What an editable install puts on the path: all of it, by relative links, and no file of it."""
+    """What an editable install puts on the path: relative links to all of it, and nothing else."""
     links = {path.name: path for path in PACKAGE.iterdir()}
     files = {path.name for path in (ROOT / FACADE).iterdir() if path.is_file()}
     assert set(links) == files | set(LAYERS)
