@@ -12,8 +12,7 @@ from pathlib import Path
 
 from ...calibration.traces.trace_folder import TraceFolder, file_sha256
 from ...quantize.errors import OutputError
-from ...quantize.files.resumable import resumable_folder
-from ...quantize.files.staging import write_text
+from ...quantize.files.resumable import resumable_folder, write_whole
 from ...recipes.decode import encode
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
@@ -61,10 +60,7 @@ class KeptPlaces:
 
     def keep(self, position: int, both: BothPlaces) -> None:
         """Keep a prompt; it has its name when it is whole."""
-        path = self._path(position)
-        unfinished = path.with_suffix(".unfinished")
-        write_text(unfinished, json.dumps(encode(both)))
-        unfinished.rename(path)
+        write_whole(self._path(position), json.dumps(encode(both)))
 
     def remove(self) -> None:
         """There is a report."""
