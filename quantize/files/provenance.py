@@ -25,7 +25,6 @@ from .checkpoint import PROVENANCE_FILE
 from .entries import check_own
 from .retuning import Retuning
 from .safetensors_header import FloatDtype
-from .staging import write_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,12 +314,6 @@ def read_provenance(folder: Path) -> Provenance | None:
     return found
 
 
-def write_provenance(folder: Path, provenance: Provenance) -> None:
-    """Write draftquant.json, sealed, to the disk: equal provenance gives equal bytes."""
-    text = json.dumps(encode(sealed(provenance)), indent=2) + "\n"
-    write_text(folder / PROVENANCE_FILE, text)
-
-
 def sealed(provenance: Provenance) -> Provenance:
     """The same with its seal: the sha256 of all other keys as canonical JSON."""
     content = encode(dataclasses.replace(provenance, sha256=""))
@@ -339,6 +332,22 @@ def check_seal(folder: Path, provenance: Provenance | None) -> None:
             folder / PROVENANCE_FILE,
             f"sha256: not that of the other keys: {provenance.sha256!r}",
             fix="the record was edited: copy or quantize the draft again",
+        )
+
+
+def check_recorded(folder: Path, recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """The tensors of a folder still have the hashes that its draftquant.json records.
+
+    Raises:
+        CheckpointError: one has not.
+    """
+    changed = [name for name in sorted(found) if recorded.get(name) != found[name]]
+    if changed:
+        raise CheckpointError(
+            folder,
+            f"{changed[0]}: not the bytes whose sha256 was recorded when it was quantized"
+            f" ({len(changed)} tensor(s) in all)",
+            fix="the folder changed since: copy or quantize it again",
         )
 
 
