@@ -203,8 +203,8 @@ class _Inputs:
                 on_progress=bar.set,
                 on_stage_progress=measuring,
             )
-        if problem := feature_evidence(traces).problem():
-            self.said.add(f"{settings.traces}: {problem}")
+        if fault := feature_evidence(traces).fault():
+            self.said.add(f"{settings.traces}: {fault}")
         if need_of(plan) != "codes" or plan.recipe.needs_input_scales:
             what = "input scales" if found.statistics is None else "inputs"
             watch.note(f"{what} from {len(traces)} traces, steps 1..{num_draft_tokens}")

@@ -80,7 +80,7 @@ class Variants:
         return self._judged(INT4, map(self._clipped, range(count)))
 
     def _judged(self, recipe: str, replays: "Iterator[DraftReplay]") -> Rerolled:
-        from ...validate.counting.clusters import distinct_prompts, recorded_pairs
+        from ...validate.counting.draft_counts import distinct_prompts, recorded_pairs
         from ...validate.judging.categories import change_of
 
         changes, widths = [], []
