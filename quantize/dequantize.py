@@ -25,11 +25,9 @@ from .files.provenance import (
     Rounding,
     TensorBytes,
     TunedProvenance,
-    check_recorded,
-    check_seal,
     package_version,
-    read_provenance,
 )
+from .files.provenance_file import check_recorded, check_seal, read_provenance
 from .files.publish import Rewrite, check_faults, publish
 from .files.safetensors_file import SafetensorsFile
 from .files.safetensors_header import FloatDtype, StoredTensor

@@ -13,7 +13,8 @@ from typing import Generic, NamedTuple, TypeVar
 from ...recipes.decode import encode
 from ..errors import OutputError, VerifyError
 from .checkpoint import CONFIG_FILE, PROVENANCE_FILE, UNVERIFIED
-from .provenance import Provenance, sealed
+from .provenance import Provenance
+from .provenance_file import sealed
 from .side_files import copy_side_files
 from .staging import check_output, staged_output, write_text
 

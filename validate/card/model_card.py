@@ -25,12 +25,8 @@ from ...quantize.files.card import (
 )
 from ...quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ...quantize.files.hub import is_hub_id
-from ...quantize.files.provenance import (
-    QuantizedProvenance,
-    check_seal,
-    package_version,
-    read_provenance,
-)
+from ...quantize.files.provenance import QuantizedProvenance, package_version
+from ...quantize.files.provenance_file import check_seal, read_provenance
 from ...quantize.files.retuning import tensors_sha256
 from ...quantize.gpus import gpus_of
 from ...quantize.stored.declarations import HF_QUANT_CONFIG

@@ -21,9 +21,8 @@ from ...quantize.files.provenance import (
     Provenance,
     QuantizedProvenance,
     TunedProvenance,
-    check_seal,
-    read_provenance,
 )
+from ...quantize.files.provenance_file import check_seal, read_provenance
 from ...quantize.files.retuning import tensors_sha256
 from ...quantize.stored.declarations import declared_scheme
 from ...quantize.stored.decode import tensor_sha256

@@ -190,9 +190,8 @@ def _check_same_draft(source: Checkpoint, stored: StoredDraft, draft: Draft) -> 
             raise CheckpointError(where, f"is another draft than {source.folder}: {got}", fix=fix)
         if name.removesuffix(".weight") in stored.modules:
             continue
-        same = ours.dtype == row.tensor.dtype and tensor_sha256(source, ours) == tensor_sha256(
-            draft.checkpoint, row.tensor
-        )
+        hashes = tensor_sha256(source, ours), tensor_sha256(draft.checkpoint, row.tensor)
+        same = ours.dtype == row.tensor.dtype and hashes[0] == hashes[1]
         if not same:
             got = f"{name} has other values"
             raise CheckpointError(where, f"is another draft than {source.folder}: {got}", fix=fix)

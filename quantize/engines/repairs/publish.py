@@ -29,10 +29,9 @@ from ...files.provenance import (
     RepairedProvenance,
     RepairRecord,
     SourceFolder,
-    check_seal,
     package_version,
-    read_provenance,
 )
+from ...files.provenance_file import check_seal, read_provenance
 from ...files.publish import Rewrite, publish
 from ...files.side_files import check_no_other_weights
 from ...files.staging import sync
