@@ -18,7 +18,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "the target": (
         "target", "target_bytes", "target_step_ms", "tokenizer", "model", "tables", "table_ids",
-        "aux_layers", "fused",
+        "aux_layer_ids", "fused",
     ),
     "the server": (
         "attempts", "concurrency", "engine", "engine_arg", "max_requests_per_second",

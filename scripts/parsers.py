@@ -88,8 +88,8 @@ class CommandParser(argparse.ArgumentParser):
         self.settings = settings
         alone = {
             name: group
-            for names in settings.exclusive
-            for group in (self.add_mutually_exclusive_group(),)
+            for names in (*settings.exclusive, *settings.one_of)
+            for group in (self.add_mutually_exclusive_group(required=names in settings.one_of),)
             for name in names
         }
         hints = typing.get_type_hints(settings)
@@ -258,6 +258,8 @@ def _add(
     else:
         names = [spelling(name, option), *([option.short] if option.short else [])]
         action = parser.add_argument(*names, dest=name, required=needed, **given)
+    if origin in (tuple, collections.abc.Sequence):
+        kinds = [*_kinds(typing.get_args(kinds[0])[0])]
     action.is_path = bool({Path, os.PathLike[str]} & set(kinds))  # type: ignore[attr-defined]
 
 

@@ -306,7 +306,7 @@ COMMANDS = (
         Row("--from", "vllm", "written_by", "vllm"),
         Row("--target", "other", "target", Path("other")),
         Row("--out", "other", "out", Path("other")),
-        Row("--draft", "a/b", "reference", "a/b", "scripts.commands.traces_import.resolve_draft"),
+        Row("--draft", "a/b", "reference", "a/b", "scripts.api.traces.resolve_draft"),
         Row("--aux-layers", "2,30", "declared.layer_ids", (2, 30)),
         Row("--prompts", "P", "prompts.given", Path("P")),
         Row("--greedy", "", "declared.greedy"),
@@ -321,7 +321,7 @@ COMMANDS = (
         Row("--out", "P Q", "second", Path("Q")),
         Row("--count", "5", "count", 5),
         Row("--fraction", "25%", "count", 0, without=("--count",)),  # of no traces
-        Row("--category", "code chat", "categories", ["code", "chat"], without=("--count",)),
+        Row("--category", "code chat", "categories", ("code", "chat"), without=("--count",)),
         Row("--seed", "5", "seed", 5),
     ), stubs(OPEN)),
     Command("traces merge TRACES --out OUT", "calibration.traces.sets.merge_traces", (

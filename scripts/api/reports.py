@@ -4,6 +4,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ...calibration.dumps.findings import ImportReport as ImportReport
+    from ...calibration.traces.info import TraceInfo as TraceInfo
+    from ...calibration.traces.sets import MergeReport as MergeReport
+    from ...calibration.traces.sets import SplitReport as SplitReport
     from ...quantize.dequantize import DequantizeReport as DequantizeReport
     from ...quantize.files.stale import CleanReport as CleanReport
     from ...quantize.files.unpickle import Unpickled as Unpickled
@@ -15,7 +19,11 @@ _HOMES = {
     "CleanReport": "quantize.files.stale",
     "DequantizeReport": "quantize.dequantize",
     "Document": "validate.report.document",
+    "ImportReport": "calibration.dumps.findings",
+    "MergeReport": "calibration.traces.sets",
     "QuantizeReport": "quantize.quantize",
+    "SplitReport": "calibration.traces.sets",
+    "TraceInfo": "calibration.traces.info",
     "TranscodeReport": "quantize.transcoding.transcode",
     "Unpickled": "quantize.files.unpickle",
 }
