@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...calibration.dumps.findings import ImportReport as ImportReport
+    from ...calibration.rounding.retune_draft import RetuneReport as RetuneReport
     from ...calibration.traces.info import TraceInfo as TraceInfo
     from ...calibration.traces.sets import MergeReport as MergeReport
     from ...calibration.traces.sets import SplitReport as SplitReport
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ...quantize.quantize import QuantizeReport as QuantizeReport
     from ...quantize.transcoding.transcode import TranscodeReport as TranscodeReport
     from ...validate.report.document import Document as Document
+    from ...validate.tuning.tune_draft import TuneReport as TuneReport
 
 _HOMES = {
     "CleanReport": "quantize.files.stale",
@@ -22,9 +24,11 @@ _HOMES = {
     "ImportReport": "calibration.dumps.findings",
     "MergeReport": "calibration.traces.sets",
     "QuantizeReport": "quantize.quantize",
+    "RetuneReport": "calibration.rounding.retune_draft",
     "SplitReport": "calibration.traces.sets",
     "TraceInfo": "calibration.traces.info",
     "TranscodeReport": "quantize.transcoding.transcode",
+    "TuneReport": "validate.tuning.tune_draft",
     "Unpickled": "quantize.files.unpickle",
 }
 """Name -> the module that has it, below draftquant."""

@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
 
     parser = every_parser()
     for action in _arguments_of(parser):
-        if action.dest == "recipe":
+        if action.dest in ("recipe", "recipes"):
             action.complete = _recipes()  # type: ignore[attr-defined]
         elif getattr(action, "is_path", action.type is Path):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
