@@ -4,7 +4,6 @@ import argparse
 import importlib
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
 
 from ..examples import EXAMPLES
 from ..parsers import CommandParser, sentence
@@ -15,7 +14,7 @@ Verbs = Mapping[str, tuple[str, str]]
 
 def add_verbs(parser: CommandParser, verbs: Verbs) -> None:
     """A parser for each verb, with the arguments of its module."""
-    parsers: Any = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    parsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, (module, summary) in verbs.items():
         examples = EXAMPLES.get(f"{parser.prog.partition(' ')[2]} {verb}", ())
         sub = parsers.add_parser(
