@@ -21,6 +21,7 @@ from ...rope import read_rope
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes, weight_names
 from ...shared.mixture.names import mlp_shapes
 from .geometry import DFlashGeometry
+from .speculators import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,7 @@ class DFlash(Family):
     """The DFlash family with all its name variants."""
 
     name = "dflash"
+    speculators = FORMS
     architectures: tuple[str, ...] = ("DFlashDraftModel",)
     prefixes: tuple[tuple[str, str], ...] = (
         ("draft_model.", ""),

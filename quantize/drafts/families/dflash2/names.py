@@ -15,6 +15,7 @@ from ...family import Dim, Draft, TensorSpec
 from ...lint import Lint
 from ..dflash.names import DFlash
 from .geometry import DFlash2Geometry
+from .speculators import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,7 @@ class DFlash2(DFlash):
     """The DFlash2 family."""
 
     name = "dflash2"
+    speculators = FORMS
     architectures = ("DFlash2DraftModel",)
     served: Served = {  # noqa: RUF012 - a constant of the class
         key: value

@@ -15,6 +15,7 @@ from ...architectures import DOMINO
 from ...config_reader import ConfigReader, Served
 from ...family import Dim, Draft, TensorSpec
 from ...lint import Lint
+from ...speculators_form import SpeculatorsForm
 from ..dflash.names import DFlash
 from .geometry import DominoGeometry
 
@@ -30,6 +31,8 @@ class Domino(DFlash):
 
     name = "domino"
     architectures = (DOMINO,)
+    projectors: Mapping[str, str] = {"domino": DOMINO}
+    speculators: Mapping[str, SpeculatorsForm] = {}
     misnamed: Mapping[str, Lint] = {
         **DFlash.misnamed,
         DOMINO: Lint(

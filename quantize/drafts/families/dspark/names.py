@@ -19,6 +19,7 @@ from ...family import Dim, Draft, TensorSpec
 from ...lint import Lint
 from ..dflash.names import DFlash
 from .geometry import MARKOV_HEADS, DSparkGeometry
+from .speculators import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,8 @@ class DSpark(DFlash):
     """The DSpark family with all its name variants."""
 
     name = "dspark"
+    speculators = FORMS
+    projectors: Mapping[str, str] = {"dspark": "DSparkDraftModel"}
     architectures = ("Qwen3DSparkModel", "DSparkDraftModel", "Qwen3OmniDSparkModel")
     prefixes = (
         *DFlash.prefixes,

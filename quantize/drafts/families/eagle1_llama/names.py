@@ -17,6 +17,7 @@ from ...config_reader import ConfigReader
 from ...family import Dim, Family, TensorSpec
 from ...shared.llama.geometry import LlamaGeometry
 from ...shared.llama.names import layer_specs, read_llama
+from .speculators import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +30,7 @@ class Eagle1Llama(Family):
     """The EAGLE-1 family with all its name variants."""
 
     name = "eagle1-llama"
+    speculators = FORMS
     one_layer = True
     architectures = ("EagleLlamaForCausalLM", "Qwen2ForCausalLMEagle")
     prefixes = (

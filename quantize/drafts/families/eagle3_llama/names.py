@@ -16,6 +16,7 @@ from ...family import Dim, TensorSpec
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes
 from ...shared.eagle3.geometry import Eagle3LlamaGeometry
 from ...shared.eagle3.names import Eagle3, read_common
+from .speculators import FORMS
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,7 @@ class Eagle3Llama(Eagle3):
     """The EAGLE-3 Llama family with all its name variants."""
 
     name = "eagle3-llama"
+    speculators = FORMS
     architectures = ("LlamaForCausalLMEagle3", "Eagle3Qwen3ForCausalLM", *_PARALLEL)
     relatives: Mapping[str, str] = {
         mark: kind for mark, kind in Eagle3.relatives.items() if mark != "mask_hidden"

@@ -19,6 +19,7 @@ from ...shared.attention.names import Shapes
 from ...shared.mixture.names import read_qwen_mixture
 from ...shared.mtp.geometry import MtpGroupedGeometry
 from ...shared.mtp.names import Mtp, grouped_attention_shapes, read_mtp, rotated_part
+from .speculators import FORMS
 
 if TYPE_CHECKING:
     from ...shared.eagle3.forward import LlamaAttention
@@ -39,6 +40,7 @@ class Qwen3NextMtp(Mtp):
     """Qwen's layer; embedding and head are the target's."""
 
     name = "qwen3-next-mtp"
+    speculators = FORMS
     architectures = (
         "Qwen3NextForCausalLM",
         "Qwen3_5ForConditionalGeneration",
