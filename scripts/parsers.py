@@ -7,6 +7,7 @@ import argparse
 import collections.abc
 import dataclasses
 import difflib
+import os
 import re
 import shutil
 import textwrap
@@ -91,12 +92,11 @@ class CommandParser(argparse.ArgumentParser):
             for group in (self.add_mutually_exclusive_group(),)
             for name in names
         }
-        hints, options = typing.get_type_hints(settings), options_of(settings)
-        for each in dataclasses.fields(settings):
-            if each.name in options:
-                needed = each.default is each.default_factory is dataclasses.MISSING
-                parser = alone.get(each.name, self)
-                _add(parser, each.name, options[each.name], hints[each.name], needed=needed)
+        hints = typing.get_type_hints(settings)
+        fields = {each.name: each for each in dataclasses.fields(settings)}
+        for name, option in options_of(settings).items():
+            needed = fields[name].default is fields[name].default_factory is dataclasses.MISSING
+            _add(alone.get(name, self), name, option, hints[name], needed=needed)
 
     def format_help(self) -> str:
         """As argparse's, with the examples before the epilog."""
@@ -258,7 +258,7 @@ def _add(
     else:
         names = [spelling(name, option), *([option.short] if option.short else [])]
         action = parser.add_argument(*names, dest=name, required=needed, **given)
-    action.is_path = Path in kinds  # type: ignore[attr-defined]
+    action.is_path = bool({Path, os.PathLike[str]} & set(kinds))  # type: ignore[attr-defined]
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

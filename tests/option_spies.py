@@ -119,7 +119,7 @@ def _home(name: str) -> tuple[Any, str]:
     if where.partition(".")[0] in PACKAGES:
         where = f"draftquant.{where}"
     module, _, owner = where.rpartition(".")
-    if owner[:1].isupper():
+    if owner[:1].isupper() or attribute == "run":  # of a class, or of a verb
         return getattr(importlib.import_module(module), owner), attribute
     return importlib.import_module(where), attribute
 

@@ -14,6 +14,7 @@ from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.forward import whole_rows
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -103,8 +104,7 @@ def test_a_static_recipe_stores_the_scales_of_both(folder: Path, tmp_path: Path)
         plan,
         out,
         source=DraftSource(folder=folder / "draft"),
-        input_scales=static.scales,
-        input_scale_origin=static.origin,
+        measured=Measured(input_scales=static.scales, input_scale_origin=static.origin),
     )
     tensors = load_file(out / "model.safetensors")
     for module in ("fc", "lm_head"):

@@ -36,6 +36,7 @@ from draftquant.quantize.drafts.families.dflash.names import DFlash
 from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.drafts.kinds import block
 from draftquant.quantize.errors import ForwardError
+from draftquant.quantize.execute import Measured
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.plan import make_plan
@@ -164,7 +165,10 @@ def test_a_quantized_folder_replays_as_the_engine_decodes(
         measured = measure_input_scales(original, traces, num_draft_tokens=K)
         scales = {name: found.scale for name, found in measured.items()}
     quantize_draft(
-        plan, tmp_path / "out", source=DraftSource(folder=folder / "draft"), input_scales=scales
+        plan,
+        tmp_path / "out",
+        source=DraftSource(folder=folder / "draft"),
+        measured=Measured(input_scales=scales),
     )
 
     def statically(name: str, x: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ ON_TRACES = "scripts.api.opening.draft_on_traces"
 MEASURED = "validate.measure.measurement_file.read_measurement"
 PROMPTS = "calibration.prompts.prompt_file.read_prompts"
 DEVICE = "calibration.passes.devices.resolve_device"
-PAGES = "scripts.commands.report_outputs.write_reports"
-FINDINGS = "validate.parity.finding_file.write_findings"
+PAGES = "scripts.api.pages.write_reports"
+FINDINGS = "validate.parity.finding.write_findings"
 DRAFTS = "scripts.api.replay.load_for_replay"
 COMPARED = "scripts.commands.compare"
 
@@ -50,7 +50,7 @@ def replayed(at: str, spy: str = "") -> tuple[Row, ...]:
 
 
 def pages() -> tuple[Row, ...]:
-    """Of `add_page_arguments`."""
+    """Of `Pages`."""
     return (
         Row("--html", "r.html", "documents.*", (Path("r.html"),), PAGES),
         Row("--markdown", "r.md", "documents.*", (Path("r.md"),), PAGES),
@@ -63,7 +63,7 @@ def pages() -> tuple[Row, ...]:
             "validate.report.junit_report.junit",
             "--junit r.xml",
         ),
-        Row("--github", "", "path", Path("summary"), "scripts.commands.report_outputs.append_text"),
+        Row("--github", "", "path", Path("summary"), "scripts.api.pages.append_text"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
     )
 
@@ -177,21 +177,21 @@ COMMANDS = (
                 "scripts.commands.tune.print_report", "scripts.commands.tune.print_choice"),
     }),
     Command("quantize DRAFT --recipe int4-channel --out OUT",
-            "scripts.commands.quantize.quantize", (
-        Row("DRAFT", "a/b", "draft", "a/b"),
-        Row("--subtree", "mtp", "subtree", "mtp"),
-        Row("--recipe", "fp8-ptpc", "recipe.name", "fp8-ptpc"),
-        Row("--backend", "quark", "backend", "quark"),
-        Row("--algorithm", "gptq", "algorithm", "gptq"),
-        Row("--target-layers", "61", "target_layers", 61),
-        Row("--out", "other", "out", Path("other")),
-        Row("--traces", "T", "traces", Path("T")),
-        Row("--input-scale", "0.5", "input_scale", 0.5),
-        Row("--num-draft-tokens", "5", "num_draft_tokens", 5),
-        Row("--device", "cuda:1", "device", "cuda:1"),
-        Row("--target", "M", "target", Path("M")),
-        Row("--allow-zero-rows", "", "allow_zero_rows"),
-        Row("--fix-config", "", "fix_config"),
+            "scripts.commands.quantize.quantize.run", (
+        Row("DRAFT", "a/b", "settings.draft", "a/b"),
+        Row("--subtree", "mtp", "settings.subtree", "mtp"),
+        Row("--recipe", "fp8-ptpc", "settings.recipe", "fp8-ptpc"),
+        Row("--backend", "quark", "settings.backend", "quark"),
+        Row("--algorithm", "gptq", "settings.algorithm", "gptq"),
+        Row("--target-layers", "61", "settings.target_layers", 61),
+        Row("--out", "other", "settings.out", Path("other")),
+        Row("--traces", "T", "settings.traces", Path("T")),
+        Row("--input-scale", "0.5", "settings.input_scale", 0.5),
+        Row("--num-draft-tokens", "5", "settings.num_draft_tokens", 5),
+        Row("--device", "cuda:1", "settings.device", "cuda:1"),
+        Row("--target", "M", "settings.target", Path("M")),
+        Row("--allow-zero-rows", "", "settings.allow_zero_rows"),
+        Row("--fix-config", "", "settings.fix_config"),
     )),
     Command("retune DRAFT --recipe int4-channel --traces TRACES --out OUT --baseline BASE",
             "calibration.rounding.retune_draft.retune_draft", (
@@ -230,9 +230,9 @@ COMMANDS = (
         **stubs("scripts.api.dequantize.resolve_draft"),
     }),
     Command("unpickle DRAFT --out OUT", "quantize.files.unpickle.unpickle_draft", (
-        Row("DRAFT", "a/b", "reference", "a/b", "scripts.commands.unpickle.resolve_draft"),
+        Row("DRAFT", "a/b", "reference", "a/b", "scripts.api.unpickle.resolve_draft"),
         Row("--out", "other", "out", Path("other")),
-    ), stubs("scripts.commands.unpickle.resolve_draft")),
+    ), stubs("scripts.api.unpickle.resolve_draft")),
     Command("transcode QUANT --out OUT", "quantize.transcoding.transcode.plan_transcoding", (
         Row("QUANT", "a/b", "source.given", "a/b"),
         Row("--layout", "quark", "layout", "quark"),
@@ -264,10 +264,10 @@ COMMANDS = (
         **stubs("scripts.commands.check.resolve_draft", f"{FIX}.plan_repairs",
                 "scripts.commands.check.print_fix", "scripts.commands.check._print"),
     }),
-    Command("clean FOLDER", "scripts.commands.clean._why_left", (
-        Row("FOLDER", ".", "parent", Path(), "scripts.commands.clean.find_staging"),
+    Command("clean FOLDER", "quantize.files.stale.clean_folder", (
+        Row("FOLDER", ".", "parent", Path()),
         Row("--older-than", "5", "older_than", 5),
-    ), {"scripts.commands.clean.find_staging": [ANY]}),
+    )),
     Command("record --target M --prompts P --out OUT", "scripts.commands.record.record_as", (
         Row("--target", "other", "target", Path("other")),
         Row("--prompts", "other", "prompts", Path("other")),
@@ -422,7 +422,7 @@ COMMANDS = (
         Row("--expect-baseline", "2.5", "background.expected_baseline", 2.5, **SERVED),
         Row("--baseline-again", "C", "again.given", Path("C"),
             **SERVED | {"spy": "validate.served.server_noise.server_noise"}),
-        Row("--parity", "F", "path", Path("F"), "validate.parity.finding_file.read_findings"),
+        Row("--parity", "F", "path", Path("F"), "validate.parity.finding.read_findings"),
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
         *pages(),
     ), {

@@ -1,8 +1,9 @@
 """Arguments that several verbs take, each said once."""
 
-from pathlib import Path
+import os
 from typing import Annotated, Literal
 
+from ...recipes import Recipe
 from ...recipes.decode import MisfitError
 from ...recipes.errors import short
 from ...recipes.schema import ALGORITHMS, BackendName
@@ -10,6 +11,8 @@ from ...validate.counting.estimand import DraftSampling
 from .opening import Reference
 from .option import Argument, Option
 
+AnyPath = str | os.PathLike[str]
+"""A file or folder; `Settings` hold it as a `Path`."""
 ComputeDtype = Literal["float32", "bfloat16"]
 
 
@@ -37,7 +40,11 @@ Subtree = Annotated[
         "PREFIX[,PREFIX...]",
     ),
 ]
-OutFolder = Annotated[str | Path, Option("folder to create", "FOLDER", flag="--out")]
+OutFolder = Annotated[AnyPath, Option("folder to create", "FOLDER")]
+RecipeName = Annotated[
+    Recipe | Reference,
+    Option("built-in name or .yaml path", "RECIPE"),
+]
 Backend = Annotated[
     BackendName | None, Option("who computes the codes, instead of the recipe's choice")
 ]
@@ -86,11 +93,15 @@ BatchSize = Annotated[
     ),
 ]
 Target = Annotated[
-    str | Path | None,
+    AnyPath | None,
     Option(
         "target folder, for drafts without embedding or head where the traces carry neither,"
         " and for recipes that drop what equals the target's",
         "TARGET",
     ),
 ]
+FixConfig = Annotated[
+    bool, Option("change the output's config.json as the lints of 'inspect' ask for")
+]
 AllowZeroRows = Annotated[bool, Option("store all-zero rows instead of refusing them")]
+Overwrite = Annotated[bool, Option("replace report files that exist already")]

@@ -81,9 +81,8 @@ class _PythonValue:
         if object in kinds or any(_fits(self.value, one) for one in kinds):
             if self.option is not None and isinstance(self.value, int | float):
                 self.option.check(self.value)
-            made_path = kinds == (Path,)
-            return Path(self.value) if made_path else self.value
-        expected = " or ".join(dict.fromkeys(_KINDS.get(one, one.__name__) for one in kinds))
+            return Path(self.value) if _are_paths(kinds) else self.value
+        expected = " or ".join(dict.fromkeys(_KINDS.get(one) or one.__name__ for one in kinds))
         raise MisfitError(f"expected {expected}, got {_shown(self.value)}")
 
     def choice(self, choices: tuple[object, ...]) -> object:
@@ -104,12 +103,18 @@ _KINDS: Mapping[Any, str] = {
     float: "a finite number",
     str: "text",
     Path: "a path",
+    os.PathLike[str]: "a path",
 }
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
     union = typing.get_origin(kind) in (Union, types.UnionType)
     return typing.get_args(kind) if union else (kind,)
+
+
+def _are_paths(kinds: Sequence[Any]) -> bool:
+    """A field that is a path and nothing else; the id of a draft on the Hub is none."""
+    return kinds == (Path,) or any(typing.get_origin(one) is os.PathLike for one in kinds)
 
 
 def _fits(value: object, kind: Any) -> bool:
@@ -172,7 +177,7 @@ class _Words:
         kinds = _members(kind)
         if self.option.reads is not None:
             return self._read(self._word).scalar(kind)
-        if kinds == (Path,):
+        if _are_paths(kinds):
             return Path(self._word)
         if kinds == (int,) or kinds == (float,):
             return self._number(kinds[0])

@@ -1,16 +1,18 @@
 """Opening what several verbs ask for: a draft, a recipe, a draft that runs along traces."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...quantize.drafts import Draft, read_draft
 from ...quantize.files.hub import DraftSource, resolve_draft
 from ...quantize.lints import check_vocabulary_map
-from ...recipes import Recipe, load_recipe
+from ...recipes import Recipe, aliases, load_recipe
 from ...recipes.errors import RecipeError
 from ...recipes.refused import named_algorithm, refusal
 from ...recipes.schema import BackendName
+from .watch import SILENT, Watch
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +43,7 @@ def chosen_recipe(
     *,
     backend: BackendName | None = None,
     algorithm: str | None = None,
+    watch: Watch = SILENT,
 ) -> Recipe:
     """A recipe with another backend or algorithm than its own, where one is named.
 
@@ -48,11 +51,12 @@ def chosen_recipe(
         recipe: a built-in name, a file, or a resolved recipe.
         backend: who computes the codes.
         algorithm: one of `ALGORITHMS`, computed by torch unless `backend` says otherwise.
+        watch: is told which recipe an alias is.
 
     Raises:
         RecipeError: the recipe is wrong, or its backend does not run the algorithm.
     """
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
+    chosen = recipe if isinstance(recipe, Recipe) else named_recipe(recipe, watch)
     if algorithm:
         chosen = with_algorithm(chosen, algorithm, backend or "torch")
     elif backend:
@@ -62,6 +66,18 @@ def chosen_recipe(
         where = f"recipe {chosen.name}: backend {chosen.backend}, {chosen.algorithm}"
         raise RecipeError(where, refused.reason, fix=refused.fix)
     return chosen
+
+
+def named_recipe(reference: Reference, watch: Watch = SILENT) -> Recipe:
+    """A recipe by name, alias or file; of an alias it is said which one that is.
+
+    Raises:
+        RecipeError: see `load_recipe`.
+    """
+    recipe = load_recipe(str(reference))
+    if str(reference).lower() in aliases():
+        watch.note(f"recipe {reference} is {recipe.name}: {recipe.summary}")
+    return recipe
 
 
 def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") -> Recipe:
@@ -122,6 +138,6 @@ def draft_on_traces(
     return DraftOnTraces(draft, shared, chosen_num_draft_tokens(num_draft_tokens, [draft]))
 
 
-def optional_path(path: Reference | None) -> Path | None:
+def optional_path(path: str | os.PathLike[str] | None) -> Path | None:
     """A path, where one is given."""
     return None if path is None else Path(path)

@@ -136,7 +136,7 @@ def read_measured(options: argparse.Namespace) -> Measured:
         ParityError: a file is no report of parity.
     """
     from ...validate.measure.measurement_file import read_measurement
-    from ...validate.parity.finding_file import read_findings
+    from ...validate.parity.finding import read_findings
 
     runs = None
     if options.measured:
@@ -163,7 +163,7 @@ def judge_joint(
         GateError: see `judge_measured` and `server_noise`.
     """
     from ...validate.judging.anomalies import Background
-    from ...validate.served.joint_report import JointReport
+    from ...validate.served.joint_report import joint_report
     from ...validate.served.served_gate import judge_measured
     from ...validate.served.server_noise import server_noise
 
@@ -179,11 +179,11 @@ def judge_joint(
             noise = server_noise(measured.runs[0], measured.again, policy)
         elif replayed is None and not measured.findings:
             return served
-    return JointReport(
+    return joint_report(
         served=served,
         replayed=None if replayed is None else replayed.report,
         noise=noise,
-        findings=measured.findings,
+        parity=measured.findings,
     )
 
 

@@ -1,86 +1,31 @@
 """`draftquant quantize`: plan, write, verify, publish."""
 
 import argparse
+import dataclasses
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from ...quantize.files.card import CARD_FILE, is_ours, read_card
 from ..api.loading import to_mapping, verdict_lines
 from ..api.quantize import quantize
 from ..console import OnTerminal, megabytes, print_json, stderr, stdout
-from .common import (
-    add_allow_zero_rows,
-    add_device,
-    add_num_draft_tokens,
-    add_recipe_arguments,
-    add_subtree,
-    add_target,
-    named_recipe,
-)
 
 if TYPE_CHECKING:
-    from ...quantize.quantize import QuantizeReport
+    from ..api.reports import QuantizeReport
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`quantize DRAFT --recipe R --out O [--traces T] [--fix-config]`."""
-    parser.add_argument("draft", metavar="DRAFT", help="draft folder or Hub id (owner/name)")
-    add_subtree(parser)
-    add_recipe_arguments(parser)
-    parser.add_argument(
-        "--out", required=True, type=Path, metavar="FOLDER", help="folder to create"
-    )
-    parser.add_argument(
-        "--traces",
-        type=Path,
-        metavar="TRACES",
-        help="calibration traces for static activation scales and for algorithms that look at"
-        " inputs",
-    )
-    parser.add_argument(
-        "--input-scale",
-        type=float,
-        metavar="SCALE",
-        help="one static activation scale for all linears",
-    )
-    add_num_draft_tokens(parser)
-    add_device(parser)
-    add_target(parser)
-    add_allow_zero_rows(parser)
-    parser.add_argument(
-        "--fix-config",
-        action="store_true",
-        help="change the output's config.json as the lints of 'inspect' ask for",
-    )
+VERB = quantize
 
 
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
+    """Quantize, and print what was written and where it loads."""
     seconds = _Stopwatch()
-    report = quantize(
-        options.draft,
-        named_recipe(options.recipe),
-        options.out,
-        subtree=options.subtree,
-        backend=options.backend,
-        algorithm=options.algorithm,
-        target_layers=options.target_layers,
-        traces=options.traces,
-        input_scale=options.input_scale,
-        num_draft_tokens=options.num_draft_tokens,
-        device=options.device,
-        target=options.target,
-        allow_zero_rows=options.allow_zero_rows,
-        fix_config=options.fix_config,
-        argv=options.argv,
-        on_stage=seconds.start,
-        watch=OnTerminal(),
-    )
-    seconds.start("")
-    for lint in report.lints if options.fix_config else ():
+    report = quantize.run(dataclasses.replace(options.settings, watch=seconds))
+    seconds.stage("")
+    for lint in report.lints if options.settings.fix_config else ():
         for key, value in lint.fix.items():
             stderr().line(f"config.json: {key} = {json.dumps(value)} ({lint.name})")
     if not is_ours(read_card(report.out)):
@@ -133,7 +78,7 @@ def few_inputs_line(few: Mapping[str, int]) -> str:
     )
 
 
-class _Stopwatch:
+class _Stopwatch(OnTerminal):
     """Wall seconds per stage; a stage ends when the next one starts."""
 
     def __init__(self) -> None:
@@ -141,13 +86,13 @@ class _Stopwatch:
         self._stage = ""
         self._since = time.perf_counter()
 
-    def start(self, stage: str) -> None:
-        """End the running stage and begin the next ("" for none)."""
+    @override
+    def stage(self, name: str) -> None:
         now = time.perf_counter()
         if self._stage:
             spent = self.spent.get(self._stage, 0)
             self.spent[self._stage] = spent + now - self._since
-        self._stage, self._since = stage, now
+        self._stage, self._since = name, now
 
 
 def _mapping(report: "QuantizeReport", seconds: dict[str, float]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Variants:
         return self._judged(INT4, map(self._clipped, range(count)))
 
     def _judged(self, recipe: str, replays: "Iterator[DraftReplay]") -> Rerolled:
-        from ...validate.counting.clusters import distinct_prompts, recorded_pairs
+        from ...validate.counting.draft_counts import distinct_prompts, recorded_pairs
         from ...validate.judging.categories import change_of
 
         changes, widths = [], []
@@ -97,6 +97,7 @@ class Variants:
 
     def _with_other_grids(self, seed: int) -> "DraftReplay":
         from ...calibration.linear_inputs.static_scales import calibrated_scales
+        from ...quantize.execute import Measured
         from ...quantize.files.hub import resolve_draft
         from ...quantize.quantize import quantize_draft
         from ...quantize.stored.loading import load_draft
@@ -113,8 +114,9 @@ class Variants:
                 plan,
                 folder / "out",
                 source=resolve_draft(str(self._draft)),
-                input_scales=scales,
-                input_scale_origin=f"measured, times 2^u, seed {seed}",
+                measured=Measured(
+                    input_scales=scales, input_scale_origin=f"measured, times 2^u, seed {seed}"
+                ),
             )
             return self._replayed(folder / "out")
 

@@ -16,7 +16,7 @@ from ...quantize.backends import get_backend
 from ...quantize.errors import BackendError
 from ...recipes import load_recipe
 from ...validate.report.document import read_report
-from ...validate.report.judgements import Judgement
+from ...validate.report.judged_again import Judgement
 from ..cli import main as draftquant
 from ..console import stdout
 from . import PAIRS

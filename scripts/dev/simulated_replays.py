@@ -55,6 +55,9 @@ _TRACES = TraceFigures(
     target=TargetIdentity(
         name="simulated", config_sha256="", weights_sha256="", num_layers=1, vocab_size=1
     ),
+    temperature=0,
+    sampling=None,
+    mean_token_probability=None,
     repeated_8gram_share=0.0,
     num_near_duplicates=0,
     features=FeatureEvidence(repeats=0, constant=False, share={}),

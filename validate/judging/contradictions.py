@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from ..counting.paired_change import PairedChange
-from ..judging.decision import Verdict
-from ..judging.judgement import EXIT_CODES, DraftFigures, PromptFigures
+from .figures import DraftFigures, PromptFigures
+from .verdict import EXIT_CODES, Verdict
 
 MOST_DRAFT_TOKENS = 1000
 _LARGEST_LOG = 20.0  # of a ratio: acceptance lengths lie in [1, K + 1]
