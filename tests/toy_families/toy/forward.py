@@ -1,12 +1,12 @@
 """Forward maths of a recurrent drafter, whose passes are of a kind of their own."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 from typing_extensions import override
 
-from ...forward import BLOCK_ROWS, DraftForward, DraftPass, OnInput, finite
+from ...forward import BLOCK_ROWS, DraftForward, DraftPass, finite
 from ...maths import embedding, linear, rms_norm
 from .geometry import ToyGeometry
 
@@ -17,17 +17,7 @@ class ToyForward(DraftForward):
     No row looks at another one, so that chains may be run in any order.
     """
 
-    def __init__(
-        self, geometry: ToyGeometry, weights: Mapping[str, Tensor], on_input: OnInput
-    ) -> None:
-        self.geometry = geometry
-        self.weights = weights
-        self.on_input = on_input
-
-    @property
-    @override
-    def num_logits(self) -> int:
-        return self.geometry.vocab_size
+    geometry: ToyGeometry
 
     @override
     def fuse(self, features: Tensor) -> Tensor:
@@ -62,10 +52,6 @@ class ToyForward(DraftForward):
     def head_input(self, hidden: Tensor) -> Tensor:
         normed = rms_norm(hidden, self.weights["norm.weight"], self.geometry.rms_norm_eps)
         return self.on_input("lm_head", normed)
-
-    @override
-    def to_target(self, draft_ids: Tensor) -> Tensor:
-        return draft_ids
 
     def _step(self, token_ids: Tensor, state: Tensor) -> Tensor:
         e = embedding(token_ids, self.weights["embed_tokens.weight"], state.dtype)
