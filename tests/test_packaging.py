@@ -21,7 +21,8 @@ VENDORS = {
 }
 MAX_LINES = 350
 FACADE = Path("scripts/draftquant")
-"""Installed as `draftquant` itself: the other packages lie in it by name alone."""
+"""Installed as `draftquant` itself: the other packages are linked beside it."""
+PACKAGE = ROOT / ".package" / "draftquant"
 CHECKOUT_ONLY = ("draftquant", "scripts", "dev")
 """The package that the wheel leaves out: users need nothing of it."""
 MODULES = [
@@ -103,6 +104,16 @@ def test_the_wheel_imports_nothing_that_only_a_checkout_has() -> None:
         if any((*name, alias.name)[:3] == CHECKOUT_ONLY for alias in node.names)
     }
     assert found == set()
+
+
+def test_the_package_is_links_to_the_folders_of_the_root() -> None:
+    """What an editable install puts on the path: relative links to all of it, and nothing else."""
+    links = {path.name: path for path in PACKAGE.iterdir()}
+    files = {path.name for path in (ROOT / FACADE).iterdir() if path.is_file()}
+    assert set(links) == files | set(LAYERS)
+    for name, link in links.items():
+        home = Path(name) if name in LAYERS else FACADE / name
+        assert link.readlink() == Path("../..") / home
 
 
 @pytest.mark.parametrize("layer", LAYERS)
