@@ -13,11 +13,12 @@ from ...quantize.files.provenance import package_version
 from ...recipes.errors import visible
 from ..charts.acceptance_charts import Dot, histogram, positions, scatter
 from ..charts.forest import Interval, forest
-from ..charts.look import style_sheet
+from ..charts.svg import style_sheet
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.paired_change import PairedChange
 from ..judging.figures import DraftFigures, PromptFigures
 from ..judging.judgement import GateReport
+from ..judging.verdict import in_percent
 from . import words
 from .document import Document
 
@@ -189,7 +190,7 @@ def _forest(key: str, found: GateReport) -> str:
         key,
         intervals(found),
         title="Change of the acceptance length with its bounds, by category",
-        bounds=f"one-sided {words.confidence(found.change.confidence)} bounds",
+        bounds=f"one-sided {in_percent(found.change.confidence)} bounds",
     )
 
 
