@@ -107,7 +107,7 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
         lstrip_blocks=True,
     )
     style, _, _ = own.get_source(environment, "page.css")
-    named = {name: getattr(words, name) for name in WORDS}
+    named = {name: getattr(words, name) for name in WORDS} | {"confidence": in_percent}
     return environment.get_template(template).render(
         **named,
         **values,
@@ -116,7 +116,7 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
     )
 
 
-WORDS = ("change", "bounds", "confidence", "limit", "length", "share", "count", "figure", "nbytes")
+WORDS = ("change", "bounds", "limit", "length", "share", "count", "figure", "nbytes")
 """Of `words`, those that templates use."""
 
 
