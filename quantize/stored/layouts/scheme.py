@@ -25,10 +25,14 @@ FP8_DTYPE = "F8_E4M3"
 NIBBLES_PER_WORD = 8
 PackMethod = Literal["order", "reorder"]
 PACK_METHODS: tuple[PackMethod, ...] = ("order", "reorder")
-Activations = (
-    Literal["none", "token-dynamic", "tensor-static", "tensor-dynamic", "group-dynamic"]
-    | GroupedActivations
-)
+Activations = Literal[
+    "none",
+    "token-dynamic",
+    "tensor-static",
+    "tensor-dynamic",
+    "group-dynamic",
+    GroupedActivations,
+]
 GROUPS: Mapping[str, int] = {
     dtype: number.sizes["group"][0]
     for dtype, number in NUMBER_FORMATS.items()
