@@ -9,8 +9,8 @@ import pytest
 import torch
 from draftquant.calibration.errors import CalibrationError, TraceError
 from draftquant.calibration.linear_inputs.input_scales import InputScale, measure_input_scales
-from draftquant.calibration.linear_inputs.observation import run_over_traces
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
+from draftquant.calibration.linear_inputs.trace_runs import run_over_traces
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.recording.record_traces import record_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize import drafts
-from draftquant.quantize.drafts import families, read_draft, reading, registry
+from draftquant.quantize.drafts import families, read_draft, recognition
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
@@ -32,8 +32,8 @@ def toy() -> Iterator[None]:
     """The registry as it is where the folder lies beside those of the other families."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(families, "__path__", [*families.__path__, str(TOYS)])
-        for module in (drafts, reading, registry):
-            patch.setattr(module, "FAMILIES", registry.discover(families))
+        for module in (drafts, recognition, families):
+            patch.setattr(module, "FAMILIES", families.discover())
         yield
     for name in [name for name in sys.modules if name.startswith(f"{families.__name__}.toy")]:
         del sys.modules[name]
@@ -144,7 +144,7 @@ def test_engines_say_that_they_do_not_know_it(
 
 def literals() -> dict[str, list[str]]:
     """Module -> the names of families that stand in it as texts of their own."""
-    names = {family.name for family in registry.FAMILIES}
+    names = {family.name for family in families.FAMILIES}
     found: dict[str, list[str]] = {}
     for module in MODULES:
         if module.as_posix().startswith(("quantize/drafts/families/", "scripts/dev/")):
@@ -164,7 +164,7 @@ def test_nothing_outside_its_folder_names_a_family() -> None:
 
 def test_the_reader_of_literals_sees_them() -> None:
     """Each family's own module has its name."""
-    for family in registry.FAMILIES:
+    for family in families.FAMILIES:
         names = Path(sys.modules[type(family).__module__].__file__ or "").relative_to(ROOT)
         texts = [n.value for n in ast.walk(parsed(names)) if isinstance(n, ast.Constant)]
         assert family.name in texts

@@ -8,7 +8,7 @@ Unlike the configs of ordinary drafts, this one has no defaults.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..drafts.speculators import LAYER_CONFIG
+from ..drafts.speculators_layout import LAYER_CONFIG
 from .contract import Finding
 from .misnamed import transformers_problem
 from .vllm_config import INVALID

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ...recipes.schema import QUANTIZABLE
 from ..drafts import Draft, Row
-from ..drafts.speculators import is_speculators
+from ..drafts.speculators_layout import is_speculators
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance import QuantizedProvenance, RepairedProvenance, read_provenance
 from ..files.safetensors_header import TensorInfo

@@ -21,7 +21,7 @@ from ...rope import read_rope
 from ...shared.attention.names import Shapes, grouped_shapes, head_norm_shapes, weight_names
 from ...shared.mixture.names import mlp_shapes
 from .geometry import DFlashGeometry
-from .speculators import FORMS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from ...family import Dim, Draft, TensorSpec
 from ...lint import Lint
 from ..dflash.names import DFlash
 from .geometry import MARKOV_HEADS, DSparkGeometry
-from .speculators import FORMS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from ...config_reader import ConfigReader
 from ...family import Dim, Family, TensorSpec
 from ...shared.llama.geometry import LlamaGeometry
 from ...shared.llama.names import layer_specs, read_llama
-from .speculators import FORMS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from ...config_reader import ConfigReader, Served
 from ...shared.mixture.names import read_qwen_mixture
 from ...shared.mtp.geometry import MtpGroupedGeometry
 from ...shared.mtp.names import GroupedMtp, read_mtp, rotated_part
-from .speculators import FORMS
+from .speculators_form import FORMS
 
 if TYPE_CHECKING:
     pass
