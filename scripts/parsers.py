@@ -92,12 +92,11 @@ class CommandParser(argparse.ArgumentParser):
             for group in (self.add_mutually_exclusive_group(),)
             for name in names
         }
-        hints, options = typing.get_type_hints(settings), options_of(settings)
-        for each in dataclasses.fields(settings):
-            if each.name in options:
-                needed = each.default is each.default_factory is dataclasses.MISSING
-                parser = alone.get(each.name, self)
-                _add(parser, each.name, options[each.name], hints[each.name], needed=needed)
+        hints = typing.get_type_hints(settings)
+        fields = {each.name: each for each in dataclasses.fields(settings)}
+        for name, option in options_of(settings).items():
+            needed = fields[name].default is fields[name].default_factory is dataclasses.MISSING
+            _add(alone.get(name, self), name, option, hints[name], needed=needed)
 
     def format_help(self) -> str:
         """As argparse's, with the examples before the epilog."""

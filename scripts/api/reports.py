@@ -5,13 +5,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...quantize.dequantize import DequantizeReport as DequantizeReport
+    from ...quantize.engines.contract import EngineCheck as EngineCheck
     from ...quantize.quantize import QuantizeReport as QuantizeReport
     from ...quantize.transcoding.transcode import TranscodeReport as TranscodeReport
+    from ...quantize.verify.folder import VerifyReport as VerifyReport
+    from ...validate.counting.draft_replay import DraftReplay as DraftReplay
+    from ...validate.judging.judgement import GateReport as GateReport
+    from ...validate.judging.retuned_gate import RetunedReport as RetunedReport
+    from ...validate.served.joint_report import JointReport as JointReport
+    from .check import CheckReport as CheckReport
+    from .plan import PlanReport as PlanReport
+    from .verify import Verification as Verification
 
 _HOMES = {
     "DequantizeReport": "quantize.dequantize",
+    "EngineCheck": "quantize.engines.contract",
     "QuantizeReport": "quantize.quantize",
     "TranscodeReport": "quantize.transcoding.transcode",
+    "VerifyReport": "quantize.verify.folder",
+    "DraftReplay": "validate.counting.draft_replay",
+    "GateReport": "validate.judging.judgement",
+    "RetunedReport": "validate.judging.retuned_gate",
+    "JointReport": "validate.served.joint_report",
+    "CheckReport": "scripts.api.check",
+    "PlanReport": "scripts.api.plan",
+    "Verification": "scripts.api.verify",
 }
 """Name -> the module that has it, below draftquant."""
 __all__ = [*_HOMES]

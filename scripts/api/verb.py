@@ -1,6 +1,5 @@
 """`verb`: the Python function of a verb, made from its settings and from what it does."""
 
-import dataclasses
 import inspect
 import textwrap
 import typing
@@ -72,16 +71,12 @@ def verb(settings: Callable[P, S]) -> Callable[[Callable[[S], R]], Verb[P, S, R]
 def documented(run: Callable[..., object], settings: type[Settings]) -> str:
     """The documentation of `run` with that of its arguments, before what it returns."""
     own = inspect.getdoc(run) or ""
-    options = options_of(settings)
     lines = []
-    for each in dataclasses.fields(settings):
-        if each.name in options:
-            option = options[each.name]
-            bounds = f" ({option.bounds()})" if option.bounds() else ""
-            meaning = f"{each.name}: {option.help.replace('%%', '%')}{bounds}."
-            lines.append(
-                textwrap.indent(textwrap.fill(meaning, 92, subsequent_indent="    "), "    ")
-            )
+    for name, option in options_of(settings).items():
+        bounds = f" ({option.bounds()})" if option.bounds() else ""
+        meaning = f"{name}: {option.help.replace('%%', '%')}{bounds}."
+        filled = textwrap.fill(meaning, 92, subsequent_indent="    ")
+        lines.append(textwrap.indent(filled, "    "))
     arguments = "\n".join(("Args:", *lines, "    watch: sees how far the run is."))
     head, mark, tail = own.partition("\nReturns:")
     return f"{head.rstrip()}\n\n{arguments}\n{mark and mark + tail}".rstrip() + "\n"

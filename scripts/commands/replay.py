@@ -5,51 +5,28 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..api import replay as api
-from ..console import OnTerminal, print_json, print_table, stdout, table
-from .replaying import add_replay_arguments
+from ..api.replay import replay
+from ..console import print_json, print_table, stdout, table
 
 if TYPE_CHECKING:
     from ...validate.counting.draft_replay import DraftReplay
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`replay DRAFT... --traces T`."""
-    parser.add_argument("drafts", nargs="+", metavar="DRAFT", help="the reference (BF16) first")
-    add_replay_arguments(parser)
-    parser.add_argument(
-        "--rope-theta",
-        type=float,
-        metavar="BASE",
-        help="rotary base for all drafts instead of their config's: with the base that a draft was"
-        " trained with it accepts most",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, with counts per prompt")
+VERB = replay
 
 
 def run(options: argparse.Namespace) -> int:
-    """See `add_arguments`."""
-    replays = api.replay(
-        options.drafts,
-        options.traces,
-        num_draft_tokens=options.num_draft_tokens,
-        draft_sampling=options.draft_sampling,
-        target=options.target,
-        device=options.device,
-        dtype=options.dtype,
-        batch_size=options.batch_size,
-        rope_theta=options.rope_theta,
-        watch=OnTerminal(),
-    )
+    """Replay, and print one row per draft."""
+    settings = options.settings
+    replays = replay.run(settings)
     if options.json:
-        how = {"rope_theta": options.rope_theta, "dtype": options.dtype}
-        print_json([_mapping(replay) | how for replay in replays])
+        how = {"rope_theta": settings.rope_theta, "dtype": settings.dtype}
+        print_json([_mapping(one) | how for one in replays])
     else:
         print_replays(replays)
         if problem := replays[0].traces.features.problem():
             stdout().line(f"warning: {problem}")
-        if options.rope_theta is not None:
-            stdout().line(f"with rotary base {options.rope_theta:g}, not that of config.json")
+        if settings.rope_theta is not None:
+            stdout().line(f"with rotary base {settings.rope_theta:g}, not that of config.json")
     return 0
 
 
@@ -71,17 +48,17 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
         right=numbers,
         spare=("accepted", "steps"),
     )
-    for replay in replays:
-        figures = draft_figures(replay)
+    for one in replays:
+        figures = draft_figures(one)
         change = figures.mean_acceptance_length / first.mean_acceptance_length - 1
         found.row(
-            replay.name,
+            one.name,
             f"{figures.mean_acceptance_length:.4f}",
-            "" if replay is replays[0] else f"{change:+.2%}",
+            "" if one is replays[0] else f"{change:+.2%}",
             _number(figures.num_steps),
-            _number(replay.counts.num_accepted_draft_tokens),
+            _number(one.counts.num_accepted_draft_tokens),
             *(f"{share:.3f}" for share in figures.survival),
-            f"{replay.first_step.share:.2%}",
+            f"{one.first_step.share:.2%}",
         )
     print_table(found)
 

@@ -27,6 +27,7 @@ def add_arguments(parser: CommandParser, module: ModuleType) -> None:
     """What a command takes: the settings of its verb, or the verbs that stand below it."""
     if hasattr(module, "VERB"):
         parser.takes(module.VERB.settings)
+        parser.epilog = getattr(module, "EPILOG", None)
     else:
         module.add_arguments(parser)
 
