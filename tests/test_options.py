@@ -21,7 +21,7 @@ ON_TRACES = "scripts.api.opening.draft_on_traces"
 MEASURED = "validate.measure.measurement_file.read_measurement"
 PROMPTS = "calibration.prompts.prompt_file.read_prompts"
 DEVICE = "calibration.passes.devices.resolve_device"
-PAGES = "scripts.commands.report_outputs.write_reports"
+PAGES = "scripts.api.pages.write_reports"
 FINDINGS = "validate.parity.finding_file.write_findings"
 DRAFTS = "scripts.api.replay.load_for_replay"
 COMPARED = "scripts.commands.compare"
@@ -50,7 +50,7 @@ def replayed(at: str, spy: str = "") -> tuple[Row, ...]:
 
 
 def pages() -> tuple[Row, ...]:
-    """Of `add_page_arguments`."""
+    """Of `Pages`."""
     return (
         Row("--html", "r.html", "documents.*", (Path("r.html"),), PAGES),
         Row("--markdown", "r.md", "documents.*", (Path("r.md"),), PAGES),
@@ -63,7 +63,7 @@ def pages() -> tuple[Row, ...]:
             "validate.report.junit_report.junit",
             "--junit r.xml",
         ),
-        Row("--github", "", "path", Path("summary"), "scripts.commands.report_outputs.append_text"),
+        Row("--github", "", "path", Path("summary"), "scripts.api.pages.append_text"),
         Row("--overwrite", "", "overwrite", True, PAGES, "--html r.html"),
     )
 

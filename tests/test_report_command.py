@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 from draftquant.quantize.files.command_line import recorded_argv
+from draftquant.scripts.api.pages import annotation
 from draftquant.scripts.cli import main
-from draftquant.scripts.commands.report_outputs import annotation
 from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.report.document import Comparison, read_report

@@ -104,3 +104,4 @@ FixConfig = Annotated[
     bool, Option("change the output's config.json as the lints of 'inspect' ask for")
 ]
 AllowZeroRows = Annotated[bool, Option("store all-zero rows instead of refusing them")]
+Overwrite = Annotated[bool, Option("replace report files that exist already")]

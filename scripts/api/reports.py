@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .check import CheckReport as CheckReport
     from .plan import PlanReport as PlanReport
     from .verify import Verification as Verification
+    from ...validate.report.document import Document as Document
 
 _HOMES = {
     "DequantizeReport": "quantize.dequantize",
@@ -30,6 +31,7 @@ _HOMES = {
     "CheckReport": "scripts.api.check",
     "PlanReport": "scripts.api.plan",
     "Verification": "scripts.api.verify",
+    "Document": "validate.report.document",
 }
 """Name -> the module that has it, below draftquant."""
 __all__ = [*_HOMES]

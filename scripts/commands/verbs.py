@@ -24,7 +24,10 @@ def add_verbs(parser: argparse.ArgumentParser, verbs: Verbs) -> None:
 
 
 def add_arguments(parser: CommandParser, module: ModuleType) -> None:
-    """What a command takes: the settings of its verb, or the verbs that stand below it."""
+    """What a command takes: the settings of its verb, or the verbs that stand below it.
+
+    `EPILOG` of its module stands below the help, where exit codes of its own are told.
+    """
     if hasattr(module, "VERB"):
         parser.takes(module.VERB.settings)
         parser.epilog = getattr(module, "EPILOG", None)

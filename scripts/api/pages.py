@@ -1,0 +1,116 @@
+"""`Pages`: the report files of `gate` and `report`, checked before any work and written last."""
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from ...quantize.errors import OutputError
+from ...quantize.files.command_line import recorded_argv
+from ...quantize.files.report_files import ReportFormat, append_text, check_reports, write_reports
+from ...recipes.errors import visible
+from .arguments import Overwrite
+from .option import Option
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from ...validate.report.document import Document
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Where GitHub Actions says which file shows Markdown on the page of a run."""
+NOTHING: Mapping[Path, str] = MappingProxyType({})
+_SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v", "--verbose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages(Settings):
+    """Which report files a verb writes for people and for CI, beside its result."""
+
+    html: Annotated[
+        str | Path | None, Option("write the report as one self-contained page", "F.html")
+    ] = None
+    markdown: Annotated[str | Path | None, Option("write it for a pull request", "F.md")] = None
+    junit: Annotated[str | Path | None, Option("write it as test cases for CI", "F.xml")] = None
+    junit_inconclusive: Annotated[
+        Literal["error", "skipped"],
+        Option("what an INCONCLUSIVE verdict is in --junit: skipped where it fails no job"),
+    ] = "error"
+    github: Annotated[
+        bool,
+        Option(
+            "in a step of GitHub Actions: the Markdown in its summary, the verdict as annotation"
+        ),
+    ] = False
+    overwrite: Overwrite = False
+
+    @property
+    def wants_pages(self) -> bool:
+        """Whether there is anything to write but JSON."""
+        return self.github or bool(self._pages())
+
+    def check_pages(self, report: str | Path | None = None) -> None:
+        """Check all report files that are asked for.
+
+        Args:
+            report: a file for the JSON, that is written with them.
+
+        Raises:
+            OutputError: one of them cannot be written, or no step of GitHub Actions runs.
+        """
+        check_reports({**given({"report": report}), **self._pages()}, overwrite=self.overwrite)
+        if self.github and not os.environ.get(SUMMARY):
+            raise OutputError(
+                "--github",
+                f"expected a step of GitHub Actions, got no ${SUMMARY}",
+                fix="leave it out, or give --markdown F.md",
+            )
+
+    def write_pages(
+        self, document: "Document", *, beside: Mapping[Path, str] = NOTHING
+    ) -> tuple[Path, ...]:
+        """Write every report file that is asked for, all or none; then tell GitHub.
+
+        Args:
+            document: of which they are made.
+            beside: text of more files, that are written with them.
+
+        Returns:
+            What was written.
+        """
+        from ...validate.report.html_report import page
+        from ...validate.report.junit_report import junit
+        from ...validate.report.markdown_report import markdown
+
+        writers: Mapping[str, Callable[[Document], str]]
+        tests = functools.partial(junit, inconclusive=self.junit_inconclusive)
+        writers = {"html": page, "markdown": markdown, "junit": tests}
+        pages = {path: writers[kind](document) for kind, path in self._pages().items()}
+        files = {**beside, **pages}
+        write_reports(files, overwrite=self.overwrite)
+        if self.github:
+            append_text(Path(os.environ[SUMMARY]), markdown(document) + "\n")
+            self.watch.line(annotation(document.judgement.verdict, document.judgement.reason))
+        return tuple(files)
+
+    def _pages(self) -> dict[ReportFormat, Path]:
+        return given({"html": self.html, "markdown": self.markdown, "junit": self.junit})
+
+
+def given(files: Mapping[ReportFormat, str | Path | None]) -> dict[ReportFormat, Path]:
+    """The report files that are asked for."""
+    return {kind: Path(path) for kind, path in files.items() if path is not None}
+
+
+def asked_for(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command line as a report keeps it: without places, and without how results are shown."""
+    return tuple(one for one in recorded_argv(argv) if one not in _SHOWN)
+
+
+def annotation(verdict: str, reason: str) -> str:
+    """What GitHub Actions shows beside a run, on whichever stream it is printed."""
+    level = "notice" if verdict == "PASS" else "error"
+    said = visible(reason).replace("%", "%25")
+    return f"::{level} title=draftquant gate%3A {verdict}::{said}"
