@@ -81,7 +81,7 @@ WRITERS = stubs(
     "validate.report.markdown_report.markdown",
     "validate.report.junit_report.junit",
 )
-SERVED = {"spy": "validate.served.served_gate.judge_measured", "beside": "--measured A B",
+SERVED = {"spy": "validate.served.joint_report.judge_measured", "beside": "--measured A B",
           "without": ("BF16", "QUANT", "--traces")}  # fmt: skip
 FIX = "quantize.engines.repairs"
 RECORDED_BY = "--engine vllm --shared FOLDER"
@@ -399,11 +399,11 @@ COMMANDS = (
                 "scripts.commands.reconcile._in_both_dtypes",
                 "scripts.commands.reconcile.print_reconciliation"),
     }),
-    Command("gate BF16 QUANT --traces TRACES", "scripts.commands.gate.judge_on_traces", (
-        Row("BF16", "a/b", "judged.baseline", "a/b"),
-        Row("QUANT", "a/b", "judged.candidate", "a/b"),
-        Row("--tuned-baseline", "a/b", "judged.tuned_baseline", "a/b"),
-        Row("--traces", "other", "judged.traces", Path("other")),
+    Command("gate BF16 QUANT --traces TRACES", "scripts.api.gate.judge_on_traces", (
+        Row("BF16", "a/b", "settings.baseline", "a/b"),
+        Row("QUANT", "a/b", "settings.candidate", "a/b"),
+        Row("--tuned-baseline", "a/b", "settings.tuned_baseline", "a/b"),
+        Row("--traces", "other", "settings.traces", Path("other")),
         *replayed("settings."),
         Row("--policy", "screening", "policy.name", "screening"),
         Row("--max-relative-drop", "2%", "policy.max_relative_drop", 0.02),
@@ -414,9 +414,9 @@ COMMANDS = (
         Row("--look", "2/3", "look.number", 2),
         Row("--look", "2/3", "look.total", 3),
         Row("--spending", "pocock", "look.spending", "pocock", beside="--look 2/3"),
-        Row("--unrelated", "", "judged.unrelated"),
+        Row("--unrelated", "", "settings.unrelated"),
         Row("--unrecorded", "", "policy.record_required", False),
-        Row("--expect-baseline", "2.5", "judged.expect_baseline", 2.5),
+        Row("--expect-baseline", "2.5", "settings.expect_baseline", 2.5),
         Row("--measured", "P Q", "baseline.given", Path("P"), **SERVED | {"beside": ""}),
         Row("--measured", "P Q", "candidate.given", Path("Q"), **SERVED | {"beside": ""}),
         Row("--policy", "screening", "policy.name", "screening", **SERVED),
@@ -424,15 +424,15 @@ COMMANDS = (
         Row("--unrelated", "", "background.unrelated", **SERVED),
         Row("--expect-baseline", "2.5", "background.expected_baseline", 2.5, **SERVED),
         Row("--baseline-again", "C", "again.given", Path("C"),
-            **SERVED | {"spy": "validate.served.server_noise.server_noise"}),
+            **SERVED | {"spy": "validate.served.joint_report.server_noise"}),
         Row("--parity", "F", "path", Path("F"), "validate.parity.finding_file.read_findings"),
         Row("--report", "r.json", "documents.*", (Path("r.json"),), PAGES),
         *pages(),
     ), {
-        "scripts.commands.gate.judged_drafts": TWO,
+        "scripts.api.gate._judged_drafts": TWO,
         **WRITERS,
-        **stubs(MEASURED, "scripts.commands.gate.judge_on_traces",
-                "validate.served.served_gate.judge_measured",
+        **stubs(MEASURED, "scripts.api.gate.judge_on_traces",
+                "validate.served.joint_report.judge_measured",
                 "validate.report.document.document_of",
                 "validate.report.document.document_text", "validate.report.document.parse_report",
                 "scripts.commands.gate.print_replays", "scripts.commands.gate.print_judged"),

@@ -16,7 +16,7 @@ def card(
     """The model card of a folder that `quantize` wrote; nothing is written.
 
     Example:
-        >>> text = draftquant.card("OUT", base_model="someone/draft", license="mit")
+        >>> text = dq.card("OUT", base_model="someone/draft", license="mit")
         >>> "base_model_relation: quantized" in text
         True
 

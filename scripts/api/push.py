@@ -65,9 +65,9 @@ def push(
 
     Example:
         >>> import pathlib
-        >>> card = draftquant.card("OUT", base_model="someone/draft", license="mit")
+        >>> card = dq.card("OUT", base_model="someone/draft", license="mit")
         >>> _ = pathlib.Path("OUT/README.md").write_text(card, encoding="utf-8")
-        >>> draftquant.push("OUT", "me/draft-int4", against="DRAFT", dry_run=True).verified
+        >>> dq.push("OUT", "me/draft-int4", against="DRAFT", dry_run=True).verified
         True
 
     Args:

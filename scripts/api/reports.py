@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ...validate.counting.draft_replay import DraftReplay as DraftReplay
     from ...validate.judging.judgement import GateReport as GateReport
     from ...validate.judging.retuned_gate import RetunedReport as RetunedReport
+    from ...validate.report.document import Document as Document
     from ...validate.served.joint_report import JointReport as JointReport
     from .check import CheckReport as CheckReport
     from .plan import PlanReport as PlanReport
     from .verify import Verification as Verification
-    from ...validate.report.document import Document as Document
 
 _HOMES = {
     "DequantizeReport": "quantize.dequantize",
